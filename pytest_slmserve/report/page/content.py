@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TypeVar
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
@@ -12,7 +13,13 @@ from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Slo, parse_slo
-from pytest_slmserve.analysis.metrics.latency import RequestLatency, judged_failures, judged_rows, request_latency
+from pytest_slmserve.analysis.metrics.latency import (
+    RequestLatency,
+    gaps_of,
+    judged_failures,
+    judged_rows,
+    request_latency,
+)
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
@@ -297,6 +304,7 @@ WORDS = (
     ("batch", "Sequences that one step of the engine computes together."),
     ("TTFT", "Time to first token: from sending a request to its first output token."),
     ("TPOT", "Time per output token: from the first to the last, over the tokens after the first."),
+    ("ITL", "Inter-token latency: each gap between two output tokens, where a client saw them arrive."),
     ("E2E", "End-to-end latency: from sending a request to its last output token."),
     ("goodput", "Requests per second that kept every bound of the service-level objective (SLO)."),
     ("plateau", "The loads past which a doubling gains less throughput than the bound of the claim."),
@@ -326,13 +334,18 @@ def _quantiles(curve: Curve) -> Iterator[Chart]:
         values = []
         for point, seen in requests:
             known = sorted(value for one in seen if (value := latency(one)) is not None)
-            values += [
-                {"x": 1e3 * ms, "y": 100 * share, "load": point.concurrency}
-                for share in SHARES
-                if (ms := percentile(known, share)) is not None and ms > 0
-            ]
+            values += _shares(point, partial(percentile, known))
         if values:
             yield Chart(name, charts.quantiles(name, values))
+    gaps = [(point, gaps_of(m.run for group in point.used for m in group)) for point in curve.valid]
+    if values := [row for point, seen in gaps if seen for row in _shares(point, seen.percentile)]:
+        yield Chart("ITL", charts.quantiles("ITL", values))
+
+
+def _shares(point: Point, latency_s: Callable[[float], float | None]) -> list[dict[str, float]]:
+    """Latency in ms that each share of the requests, or of the gaps, keeps."""
+    known = [(share, seconds) for share in SHARES if (seconds := latency_s(share)) is not None and seconds > 0]
+    return [{"x": 1e3 * seconds, "y": 100 * share, "load": point.concurrency} for share, seconds in known]
 
 
 def _judged(point: Point) -> Iterator[tuple[Measurement, int]]:

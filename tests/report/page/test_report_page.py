@@ -28,6 +28,7 @@ from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered,
 from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.records import Stream
 
 ARCHIVES = ("h200-vllm-0.26.0-core-opt-2.7b", "cpu-vllm-0.32.0", "h200-vllm-0.26.0-gate-eager-at-512")
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\u202e&lt;"
@@ -260,6 +261,16 @@ def test_the_course_of_a_window_has_the_steps_and_the_sensors_in_it():
     assert all(0 < row["x"] < closes - opens for row in rows)
     wanted = [300 + opens + row["x"] for row in rows]
     assert [row["y"] for row in rows] == pytest.approx(wanted, abs=(closes - opens) / 30 + 0.1)
+
+
+def test_gaps_between_tokens_are_drawn_where_a_client_saw_them():
+    gaps = {"growth": 1.01, "least_s": 1e-4, "counts": {463: 90, 694: 10}, "sum_s": 1.9}
+    seen = Stream(0.01, 0.0, (), gaps)
+    made = [replace(m, run=replace(m.run, stream=seen)) for m in sweep().measurements]
+    drawn = {chart.title: chart.spec for chart in content._quantiles(curve_of("opt-1.3b", made))}
+    median = next(row["x"] for row in values_of(drawn["ITL"]) if row["y"] == 50 and row["load"] == 8)
+    assert median == pytest.approx(1e3 * 1e-4 * 1.01**463, rel=0.01)
+    assert "ITL" not in {chart.title for chart in content._quantiles(sweep())}
 
 
 def test_replicas_are_held_against_one_engine(report):
