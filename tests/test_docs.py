@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import benchmark_script, loaded
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.options.table import OPTS, Opt
@@ -168,11 +169,18 @@ def test_the_options_page_is_the_table_of_the_code() -> None:
 
 
 def test_the_page_of_claims_has_each_claim_once() -> None:
-    rows = re.findall(r"^\| (.+) \|$", (DOCS / "claims.md").read_text("utf-8"), re.MULTILINE)
+    page, _, _ = (DOCS / "claims.md").read_text("utf-8").partition("## Today")
+    rows = re.findall(r"^\| (.+) \|$", page, re.MULTILINE)
     cells = [row.split(" | ") for row in rows]
     named = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell[2])]
     assert sorted(named) == sorted(claim.name for claim in CLAIMS)
     assert not [cell for cell in cells if len(cell) != 4 or not all(cell)]
+
+
+def test_the_verdicts_of_today_are_those_of_the_archives() -> None:
+    with loaded(benchmark_script("claims_today")) as script:
+        written = script.page()
+    assert written in (DOCS / "claims.md").read_text("utf-8"), "python benchmarks/claims_today.py writes it"
 
 
 def test_the_readme_and_the_guide_begin_with_the_same_example_of_five_lines() -> None:

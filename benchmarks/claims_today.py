@@ -1,0 +1,72 @@
+"""Write the verdicts of the committed archives into docs/claims.md.
+
+    python benchmarks/claims_today.py
+
+Each claim of each model has the verdict of the first archive of `ARCHIVES` that decides it, else of the first that has
+it. The value, with its 95 % interval, is what the claim holds against its bound.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.commands.report import judged_again
+from pytest_slmserve.report.numbers import between, figure
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "claims.md"
+BEGINS = "## Today, on an H200"
+ARCHIVES = (
+    "spread",
+    "sensors",
+    "decode",
+    "replicas",
+    "replicas-opt-125m",
+    "replicas-opt-2.7b",
+    "jobs",
+    "batching",
+    "core-opt-2.7b",
+)
+
+
+def verdicts() -> dict[str, dict[str, tuple[Verdict, str]]]:
+    """Verdict and archive by claim and model."""
+    found: dict[str, dict[str, tuple[Verdict, str]]] = {}
+    for name in ARCHIVES:
+        for verdict, _ in judged_again(read(HERE / "baselines" / f"h200-vllm-0.26.0-{name}.jsonl.xz")).judged:
+            models = found.setdefault(verdict.claim, {})
+            model = verdict.subject.split(",")[0]
+            known = models.get(model)
+            if known is None or (known[0].state is State.UNDECIDED and verdict.state is not State.UNDECIDED):
+                models[model] = verdict, name
+    return found
+
+
+def cell(verdict: Verdict, archive: str) -> str:
+    value = "" if verdict.value is None else f" {figure(verdict.value)}"
+    seen = Interval(verdict.value or 0.0, verdict.low, verdict.high)
+    interval = between(seen) if verdict.low is not None else ""
+    source = f", `{archive}`" if verdict.records else ""
+    return f"{verdict.subject.split(',')[0]}: {verdict.state.value}{value}{interval}{source}"
+
+
+def page() -> str:
+    """The table, a row for each claim that an archive judges."""
+    found = verdicts()
+    rows = [
+        f"| `{claim.name}` | {figure(bound) if (bound := told[0][0].bound) is not None else '-'} | "
+        f"{'; '.join(cell(*each) for each in told)} |"
+        for claim in CLAIMS
+        if (told := list(found.get(claim.name, {}).values()))
+    ]
+    return "\n".join(["| claim | bound | verdicts, with what was held against the bound |", "|---|---:|---|", *rows])
+
+
+if __name__ == "__main__":
+    before, _, _ = PAGE.read_text("utf-8").partition(BEGINS)
+    words = "vLLM 0.26.0. `python benchmarks/claims_today.py` writes this table from the archives that it names."
+    PAGE.write_text(f"{before.rstrip()}\n\n{BEGINS}\n\n{words}\n\n{page()}\n", "utf-8")
