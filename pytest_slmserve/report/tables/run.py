@@ -258,12 +258,14 @@ def _verdict_line(verdict: Verdict, row: ClaimRow | None, width: int, strict: bo
 
 
 def outcome_words(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:
-    """ "holds", "fails, as expected", "FAILS", "HOLDS, UNEXPECTED" or "undecided" """
+    """ "holds", "fails, as expected", "fails" where it may, "FAILS", "HOLDS, UNEXPECTED" or "undecided" """
     match outcome(verdict, row, strict=strict):
         case "undecided":
             return "undecided"
+        case "as expected" if verdict.state is State.FAILS and row and row.expected == "fails":
+            return "fails, as expected"
         case "as expected":
-            return "holds" if verdict.state is State.HOLDS else "fails, as expected"
+            return verdict.state.value
         case "unexpected":
             return "FAILS" if verdict.state is State.FAILS else "HOLDS, UNEXPECTED"
 

@@ -218,6 +218,11 @@ def test_verdicts_are_grouped_by_claim_and_counted():
     assert lines[5:] == ["a-claim-of-mine", "holds opt-2.7b because", "4 verdicts: 3 as expected, 1 undecided"]
 
 
+def test_what_may_go_either_way_fails_without_a_shout():
+    text = words(verdict_text([(verdict(State.FAILS, "marginal-after-128"), NOT_EXPECTED)]))
+    assert "fails opt-1.3b because" in text and "1 as expected" in text
+
+
 def test_a_surprise_shouts_with_what_was_expected_and_why():
     held = words(verdict_text([(verdict(State.HOLDS, "table-1-batch-fits"), EXPECTED_TO_FAIL)]))
     assert "HOLDS, UNEXPECTED opt-1.3b because; the claims table expects that it fails: 238 fit" in held
