@@ -59,6 +59,12 @@ def test_longer_outputs_are_served_more_slowly(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm(claim="longer-outputs-shrink-the-batch", jobs=JOBS)
+def test_longer_outputs_shrink_the_batch(slm_claim):
+    """Where all come at once, fewer are in the engine's batch in the mean."""
+    assert slm_claim()
+
+
 @pytest.mark.slm(claim="all-at-once-waits-longer", jobs=JOBS)
 def test_all_at_once_wait_longer(slm_claim):
     """At every length, requests that come all at once last longer than those of the lowest rate."""

@@ -27,6 +27,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict, above, all_of, belo
 from pytest_slmserve.schema.catalog import short_name
 
 FOLLOWS, LONGER, WAITS = "throughput-follows-arrivals", "longer-outputs-fewer-requests", "all-at-once-waits-longer"
+SHRINKS = "longer-outputs-shrink-the-batch"
 ALIKE = "alike-at-one-size"
 KV = "throughput-grows-with-kv-blocks"
 CONTINUOUS_MOST, DYNAMIC_SOONER = "continuous-batching-serves-most", "dynamic-batching-answers-sooner"
@@ -74,6 +75,23 @@ def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
         f"{short.output_tokens:.0f} (bound {bound:g})"
     )
     return Verdict.from_interval(LONGER, curve.subject, below(seen, bound), why, seen, bound, *at_once)
+
+
+def longer_outputs_shrink_the_batch(curve: Curve, bound: float) -> Verdict:
+    """Is the mean batch of the longest outputs, all requests at once, below `bound` times that of the shortest? value:
+    that ratio. arXiv:2404.03353: longer outputs reduce the batch, which is why throughput falls."""
+    at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
+    if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
+        return Verdict.undecided(SHRINKS, curve.subject, reason, bound)
+    short, long, batch = at_once[0], at_once[-1], figure("batch")
+    if not all(map(batch, at_once)):
+        return Verdict.undecided(SHRINKS, curve.subject, "no engine reported its batch", bound)
+    seen = ratio(long, short, at_once, batch)
+    why = (
+        f"all at once, the mean batch of {long.output_tokens:.0f} output tokens is {times(seen)} that of "
+        f"{short.output_tokens:.0f} (bound {bound:g})"
+    )
+    return Verdict.from_interval(SHRINKS, curve.subject, below(seen, bound), why, seen, bound, *at_once)
 
 
 def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:

@@ -383,6 +383,17 @@ CLAIMS: tuple[Claim, ...] = (
         evidence="each output token is a step more: at 8 times the length only the prompt is as cheap as before",
     ),
     Claim(
+        job_claims.SHRINKS,
+        "With all requests at once, the engine's mean batch is smaller the longer the outputs are.",
+        f"{TOWARDS_PARETO}, figure 2, right",
+        _by(job_claims.longer_outputs_shrink_the_batch, "bound"),
+        job_claims.has_grid,
+        of="jobs",
+        parameters={"bound": 1.0},
+        expected="either",
+        evidence="longer requests hold more of the KV cache, where that bounds the batch",
+    ),
+    Claim(
         job_claims.WAITS,
         "A request that comes with all others at once lasts longer than one that comes at a low rate.",
         f"{TOWARDS_PARETO}, figure 2, right",

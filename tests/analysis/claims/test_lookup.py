@@ -37,6 +37,7 @@ def test_the_claims():
     of_jobs = [
         "throughput-follows-arrivals",
         "longer-outputs-fewer-requests",
+        "longer-outputs-shrink-the-batch",
         "all-at-once-waits-longer",
         "alike-at-one-size",
         "throughput-grows-with-kv-blocks",

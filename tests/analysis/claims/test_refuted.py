@@ -52,6 +52,13 @@ def at_rate(served: float, e2e_s: float = 1.0, batching: str | None = None, **mo
     return job_point((served, 1.01 * served), e2e_s=(e2e_s, 1.01 * e2e_s), spec=spec, **more)
 
 
+def batched(batch: float, **more):
+    made = at_rate(50.0, **more)
+    return replace(
+        made, each=tuple(replace(each, batch=wobble * batch) for each, wobble in zip(made.each, (1.0, 1.01)))
+    )
+
+
 def cache(served: float, requests_that_fit: int):
     blocks = requests_that_fit * 3 + 1  # of 32 + 16 tokens in blocks of 16
     spec = EngineSpec("opt-6.7b", kv_cache_bytes=blocks << 20)
@@ -151,6 +158,7 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
     "replicas-per-gpu-beat-tensor-parallel": lambda: (on_gpus((1, 2), shared=one_on_each(2)),),
     "throughput-follows-arrivals": lambda: (jobs(at_rate(6.0, rate=10.0, output_tokens=32)),),
     "longer-outputs-fewer-requests": lambda: (jobs(at_rate(50.0, output_tokens=32), at_rate(48.0)),),
+    "longer-outputs-shrink-the-batch": lambda: (jobs(batched(260.0, output_tokens=32), batched(281.0)),),
     "all-at-once-waits-longer": lambda: (jobs(at_rate(9.0, rate=10.0), at_rate(9.0)),),
     "alike-at-one-size": lambda: (
         jobs(at_rate(6.0, model="llama-7b"), subject="llama-7b"),
