@@ -42,8 +42,8 @@ class Columns:
     """Names of the columns, as the options of `judge` and `replicas` have them; None where a file has no such column.
 
     knob: of the load, or of the limit of each engine. throughput: tokens/s of whatever tokens. running: mean number of
-    running requests. output_throughput: output tokens/s. replicas: engines that shared the device. power: of the
-    device, W. latency_unit: "ms" or "s" where the name does not end in it.
+    running requests. output_throughput: output tokens/s. kv_blocks: blocks of the engine's KV cache. replicas: engines
+    that shared the device. power: of the device, W. latency_unit: "ms" or "s" where the name does not end in it.
     """
 
     knob: str
@@ -53,6 +53,7 @@ class Columns:
     preemptions: str | None = None
     running: str | None = None
     output_throughput: str | None = None
+    kv_blocks: str | None = None
     replicas: str | None = None
     power: str | None = None
 
@@ -71,6 +72,13 @@ def curve_of(rows: Sequence[Row], columns: Columns) -> Curve:
         points=tuple(point_of(load, [row for _, row in group], columns) for load, group in groups),
         axes=Axes(columns.knob, columns.throughput, columns.latency),
     )
+
+
+def kv_blocks_of(rows: Sequence[Row], columns: Columns) -> int | None:
+    """The most blocks of any row, None where no column is named. Raises BadUsage for what is no number of blocks."""
+    if columns.kv_blocks is None:
+        return None
+    return int(max(_within(row, columns.kv_blocks, 1, LARGEST, "is no number of KV blocks") for row in rows))
 
 
 def point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:

@@ -50,6 +50,8 @@ def add(commands: cli.Commands) -> None:
     command.add_argument(
         "--model", metavar="NAME", help="advise on this model alone; tells the shape of external results"
     )
+    blocks = "column of the engine's KV blocks, of external results: tells with --model the memory that a batch frees"
+    command.add_argument("--kv-blocks", metavar="NAME", help=blocks)
     longest = "of a request at full length, prompt and output (default: the longest measured)"
     command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=longest)
     memory = "of the GPU: 80GiB, or bytes (default: that of the GPU measured on)"
@@ -87,8 +89,8 @@ def advise(given: argparse.Namespace) -> int:
     if are_external(given):
         if terms:
             raise BadUsage("external results do not tell enough to be verified", "records of --slm-records")
-        curve, notes = read_external(given)
-        asked = subjects.of_external(curve, model, longest, given.b_half, notes)
+        curve, notes, blocks = read_external(given)
+        asked = subjects.of_external(curve, model, longest, given.b_half, notes, blocks)
     else:
         contents = read_all(given)
         curves = curves_of(contents)

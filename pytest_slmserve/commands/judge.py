@@ -113,7 +113,7 @@ def judge(given: argparse.Namespace) -> int:
 
     wish = Objectives(slo=check_wanted(given), threshold=given.efficiency)
     check_share("tolerance", given.tolerance)
-    curve, notes = read_external(given)
+    curve, notes, _ = read_external(given)
     if len(curve.valid) < FEWEST_POINTS:
         lost = len(curve.points) - len(curve.valid)
         without = f" without preemption ({lost} with)" if lost else ""
@@ -161,13 +161,13 @@ def print_csv(rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def read_external(given: argparse.Namespace) -> tuple[Curve, list[str]]:
-    """The curve in the files, and what is odd about them. Raises BadUsage."""
-    from pytest_slmserve.archive.external import curve_of, mixtures
+def read_external(given: argparse.Namespace) -> tuple[Curve, list[str], int | None]:
+    """The curve in the files, what is odd about them, and the KV blocks of the engine, if told. Raises BadUsage."""
+    from pytest_slmserve.archive.external import curve_of, kv_blocks_of, mixtures
 
     columns = columns_of(given)
     rows, left_out = rows_of(given, columns)
-    return curve_of(rows, columns), [*left_out, *mixtures(rows)]
+    return curve_of(rows, columns), [*left_out, *mixtures(rows)], kv_blocks_of(rows, columns)
 
 
 def rows_of(given: argparse.Namespace, columns: Columns) -> tuple[list[Row], list[str]]:

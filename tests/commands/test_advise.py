@@ -34,6 +34,18 @@ def test_the_published_results(tmp_path, capsys, slo, chosen, cap):
     assert f"--max-num-seqs {chosen} " in out and all(len(row) <= 150 for row in out.splitlines())
 
 
+def test_blocks_of_external_results_tell_what_a_batch_frees(tmp_path, capsys):
+    with_blocks = [f"{row},{'num_gpu_blocks' if i == 0 else 18_573}\n" for i, row in enumerate(CSV.splitlines())]
+    asked = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", "2x@32", "--kv-blocks", "num_gpu_blocks")
+    status, out, err = run(capsys, "advise", external(tmp_path, "".join(with_blocks)), *asked, "--json")
+    [model] = json.loads(out)["models"]
+    assert (status, err) == (0, "")
+    needs = model["memory"]
+    assert needs["freed_bytes"] == (18_573 - needs["kv_blocks"]) * 16 * 196_608 > 0
+    status, _, err = run(capsys, "advise", external(tmp_path), *asked)
+    assert status == 4 and "num_gpu_blocks" in err
+
+
 def test_two_rows_give_a_prediction(tmp_path, capsys):
     rows = [row for row in CSV.splitlines(keepends=True) if row.split(",")[1] in ("max_num_seqs", "1", "32")]
     path = external(tmp_path, "".join(rows))

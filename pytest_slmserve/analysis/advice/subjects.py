@@ -203,10 +203,16 @@ def _argument(name: str, value: Any) -> Iterator[str]:
 
 
 def of_external(
-    curve: Curve, model: str | None, longest: int | None, b_half: float | None, notes: Sequence[str] = ()
+    curve: Curve,
+    model: str | None,
+    longest: int | None,
+    b_half: float | None,
+    notes: Sequence[str] = (),
+    kv_blocks: int | None = None,
 ) -> SourcedSweeps:
     """One subject, the curve of external results. model: tells shape and weights, where it is known; None: only the
-    batch can be advised. longest: tokens of a request at full length. Raises BadUsage for an unknown model."""
+    batch can be advised. longest: tokens of a request at full length. kv_blocks: of the engine, of 16 tokens each.
+    Raises BadUsage for an unknown model."""
     over = [p.concurrency for p in curve.points if more_in_flight(p)]
     odd = "output rate x latency is more than the knob at {}: the knob is taken as the batch"
     shares = [
@@ -218,7 +224,7 @@ def of_external(
     subject = ModelSweep(
         name="results" if model is None else short_name(model),
         points=curve.points if over else tuple(map(_with_true_batch, curve.points)),
-        engine=None if model is None else _engine_of_shape(model, shape_of(model), longest),
+        engine=None if model is None else _engine_of_shape(model, shape_of(model), longest, kv_blocks),
         output_share=fmean(shares) if shares else None,
         b_half=b_half,
         notes=(*notes, *_left_out(curve), *([odd.format(", ".join(map(str, over)))] if over else [])),
@@ -237,7 +243,7 @@ def _with_true_batch(point: Point) -> Point:
     return replace(point, batch_repeats=batches) if point.valid and batches else point
 
 
-def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> ServedEngine:
+def _engine_of_shape(model: str, shape: Shape, longest: int | None, kv_blocks: int | None) -> ServedEngine:
     each = VALUE_BYTES.get(shape.dtype)
     weights, per_token = (shape.weight_bytes(each), shape.kv_bytes_per_token(each)) if each else (None, None)
     footprint, why_not = None, "the longest request is not known: --max-model-len"
@@ -246,4 +252,10 @@ def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> ServedEng
     elif longest is not None:
         groups = len(shape.kv_groups[1])
         footprint = Footprint(weight_bytes=weights, kv_bytes_per_token=per_token, longest=longest, groups=groups)
-    return ServedEngine(model=hub_name(model), dtype=shape.dtype, footprint=footprint, no_footprint=why_not)
+    return ServedEngine(
+        model=hub_name(model),
+        dtype=shape.dtype,
+        footprint=footprint,
+        no_footprint=why_not,
+        kv_had_bytes=footprint.block_bytes * kv_blocks if footprint and kv_blocks else None,
+    )

@@ -138,6 +138,8 @@ def test_a_model_gives_external_results_a_shape_and_a_length_their_memory():
     [subject] = of_external(published(), "opt-1.3b", 632, None).subjects
     assert subject.name == "opt-1.3b" and subject.footprint.longest == 632 and not subject.footprint.allowance_seen
     assert subject.engine.max_num_batched_tokens is None and subject.engine.dtype == "float16"
+    [known] = of_external(published(), "opt-1.3b", 632, None, kv_blocks=18_573).subjects
+    assert subject.engine.kv_had_bytes is None and known.engine.kv_had_bytes == 18_573 * 16 * 196_608
     [short] = of_external(published(), "opt-1.3b", None, None).subjects
     assert short.footprint is None and "--max-model-len" in short.engine.no_footprint
     with pytest.raises(BadUsage, match="unknown model"):
