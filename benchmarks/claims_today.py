@@ -3,7 +3,7 @@
     python benchmarks/claims_today.py
 
 Each claim of each model has the verdict of the first archive of `ARCHIVES` that decides it, else of the first that has
-it. The value, with its 95 % interval, is what the claim holds against its bound.
+it, and the archives that say otherwise. The value, with its 95 % interval, is held against the bound.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ PAGE = HERE.parent / "docs" / "claims.md"
 BEGINS = "## Today, on an H200"
 ARCHIVES = (
     "spread",
+    "together",
     "sensors",
     "decode",
     "replicas",
@@ -33,33 +34,35 @@ ARCHIVES = (
 )
 
 
-def verdicts() -> dict[str, dict[str, tuple[Verdict, str]]]:
-    """Verdict and archive by claim and model."""
-    found: dict[str, dict[str, tuple[Verdict, str]]] = {}
+def verdicts() -> dict[str, dict[str, list[tuple[Verdict, str]]]]:
+    """Verdicts and their archives by claim and model, those that decide before the others."""
+    found: dict[str, dict[str, list[tuple[Verdict, str]]]] = {}
     for name in ARCHIVES:
         for verdict, _ in judged_again(read(HERE / "baselines" / f"h200-vllm-0.26.0-{name}.jsonl.xz")).judged:
             models = found.setdefault(verdict.claim, {})
-            model = verdict.subject.split(",")[0]
-            known = models.get(model)
-            if known is None or (known[0].state is State.UNDECIDED and verdict.state is not State.UNDECIDED):
-                models[model] = verdict, name
+            models.setdefault(verdict.subject.split(",")[0], []).append((verdict, name))
+    for models in found.values():
+        for each in models.values():
+            each.sort(key=lambda one: one[0].state is State.UNDECIDED)
     return found
 
 
-def cell(verdict: Verdict, archive: str) -> str:
+def cell(verdict: Verdict, archive: str, *others: tuple[Verdict, str]) -> str:
     value = "" if verdict.value is None else f" {figure(verdict.value)}"
     seen = Interval(verdict.value or 0.0, verdict.low, verdict.high)
     interval = between(seen) if verdict.low is not None else ""
     source = f", `{archive}`" if verdict.records else ""
-    return f"{verdict.subject.split(',')[0]}: {verdict.state.value}{value}{interval}{source}"
+    differ = {f"{other.state.value} in `{name}`": None for other, name in others if other.state is not verdict.state}
+    otherwise = f" ({', '.join(differ)})" if differ else ""
+    return f"{verdict.subject.split(',')[0]}: {verdict.state.value}{value}{interval}{source}{otherwise}"
 
 
 def page() -> str:
     """The table, a row for each claim that an archive judges."""
     found = verdicts()
     rows = [
-        f"| `{claim.name}` | {figure(bound) if (bound := told[0][0].bound) is not None else '-'} | "
-        f"{'; '.join(cell(*each) for each in told)} |"
+        f"| `{claim.name}` | {figure(bound) if (bound := told[0][0][0].bound) is not None else '-'} | "
+        f"{'; '.join(cell(*first, *rest) for first, *rest in told)} |"
         for claim in CLAIMS
         if (told := list(found.get(claim.name, {}).values()))
     ]

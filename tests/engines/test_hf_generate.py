@@ -105,5 +105,5 @@ def test_the_same_requests_get_the_same_greedy_tokens(engine):
 def test_a_process_that_dies_is_a_clear_error(engine):
     """The last one on this engine: it does not survive."""
     os.kill(engine.child.process.pid, signal.SIGKILL)
-    with pytest.raises(EngineFailed, match="ended"):
+    with pytest.raises(EngineFailed, match="was killed by SIGKILL"):
         engine.run(WORKLOAD, OpenLoop(requests=2))
