@@ -213,7 +213,7 @@ def test_a_client_that_is_killed_is_a_failure(start):
     def kill(progress):
         os.kill(engine.client.child.process.pid, signal.SIGKILL)
 
-    with pytest.raises(EngineFailed, match="the client ended"):
+    with pytest.raises(EngineFailed, match="the load generator was killed by SIGKILL"):
         engine.run(small_workload(), LONG, kill)
     began = time.monotonic()
     engine.close()

@@ -82,7 +82,7 @@ def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(py
     assert nothing_left_of(tmp_path)
     assert device_is_free(tmp)
     assert {m.id for m in before} <= {m.id for m in run.archived()}
-    told = re.findall(r"^EngineFailed: the engine ended \(signal SIGKILL\); ", run.text, re.MULTILINE)
+    told = re.findall(r"^EngineFailed: the engine was killed by SIGKILL; ", run.text, re.MULTILINE)
     assert len(told) == 1, run.text  # pytest's own short summary has its beginning once more
     assert "  | (EngineCore" in run.text  # the end of its log
     assert "Traceback (most recent call last)" not in run.text

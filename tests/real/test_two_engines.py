@@ -47,7 +47,7 @@ def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
         members = [pid for leader in pids for pid in group(leader)]
         killer = threading.Timer(3.0, os.kill, (pids[1], signal.SIGKILL))
         killer.start()
-        with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the engine ended \(signal SIGKILL\)"):
+        with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the engine was killed by SIGKILL"):
             replicas.run([workload] * 2, [ClosedLoop(4, window_s=60.0)] * 2)
         killer.join()
     finally:

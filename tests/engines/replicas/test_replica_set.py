@@ -182,7 +182,7 @@ def test_one_that_is_killed_while_it_serves_is_named_and_nothing_is_left(victim)
         killer = threading.Timer(1.5, os.kill, (pids[victim], signal.SIGKILL))
         killer.start()
         began = time.monotonic()
-        name = rf"^replica {victim + 1} of 2 \(opt-tiny\): the engine ended \(signal SIGKILL\)"
+        name = rf"^replica {victim + 1} of 2 \(opt-tiny\): the engine was killed by SIGKILL"
         with pytest.raises(EngineFailed, match=name):
             measured(replicas, replace(LOAD, window_s=30.0))
         killer.join()
