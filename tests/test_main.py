@@ -64,12 +64,10 @@ STARTED = "2025-12-31T00:00:00+00:00"  # before what `measurement` makes
 def live_text(measurements) -> str:
     """As a session has it at the end of its run."""
     curve = curve_of("opt-1.3b", measurements, planned=BATCHES, cut=[(c, why) for c, why in CUT])
-    names = [
-        c.name for c in table.CLAIMS if c.name != table1.CLAIM and (c.name == table1.REQUEST_CLAIM or c.applies(curve))
-    ]
+    names = [c.name for c in table.CLAIMS if c.name not in table1.ARITHMETIC and c.applies(curve)]
     subjects = [
         *((name, curve) for name in names),
-        *((table1.CLAIM, Curve(subject=model)) for model in table1.PUBLISHED),
+        *((name, Curve(subject=model)) for name, models in table1.ARITHMETIC.items() for model in models),
     ]
     rows = [(lookup.row_for(name, c.subject, H200), c) for name, c in subjects]
     judged = [(lookup.judge_row(row.claim, c, row), row) for row, c in rows]
@@ -87,7 +85,7 @@ def test_the_archive_gives_the_text_of_the_run(tmp_path, capsys):
     status, out, err = run(capsys, "report", archive(tmp_path / "a.jsonl", made))
     assert (status, err) == (0, "") and out == f"{live_text(made)}\n"
     assert "plateau from 256 in flight" in out and "cut: 1024 in flight: the KV cache holds 884" in out
-    assert "10 verdicts: 10 as expected" in out and "1 host" in out
+    assert "16 verdicts: 16 as expected" in out and "1 host" in out
 
 
 def test_of_results_that_are_not_ours_it_says_what_judge_says(tmp_path, capsys):
@@ -141,7 +139,7 @@ def test_one_repeat_is_undecided(tmp_path, capsys):
 
 def test_strict_expects_the_papers_as_written(tmp_path, capsys):
     status, out, _ = run(capsys, "report", "--strict", archive(tmp_path / "a.jsonl", measured()))
-    assert status == 1 and "10 verdicts: 7 as expected, 3 unexpected" in out
+    assert status == 1 and "16 verdicts: 11 as expected, 5 unexpected" in out
 
 
 def test_nothing_measured_is_not_a_pass(tmp_path, capsys):

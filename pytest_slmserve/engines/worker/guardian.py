@@ -10,10 +10,11 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PF_EXITING = 0x4  # of the flags in /proc/PID/stat: a process closes its sockets some time before it is gone
-TRIES, PAUSE_S = 50, 0.02  # while others of the group still write into the folder
+TRIES, PAUSE_S = 500, 0.02  # until those that were killed are gone
 
 
 def is_ending(pid: str) -> bool:
@@ -33,6 +34,10 @@ except KeyboardInterrupt:
     gone = is_ending(sys.argv[1])
     if not gone:
         sys.exit()
+group = os.getpgrp()
+os.setpgid(0, 0)  # to outlive the others, which would write into the folder while it is removed
+with suppress(ProcessLookupError):
+    os.killpg(group, signal.SIGKILL)
 if gone and (folder := os.environ.get("SLM_FOLDER")):
     import shutil
 
@@ -41,4 +46,3 @@ if gone and (folder := os.environ.get("SLM_FOLDER")):
         if not Path(folder).exists():
             break
         time.sleep(PAUSE_S)
-os.killpg(os.getpgrp(), signal.SIGKILL)

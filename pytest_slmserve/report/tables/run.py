@@ -226,9 +226,10 @@ def remarks(curve: Curve) -> Iterator[str]:
 
 
 def outcome(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> Outcome:
-    """Against what was expected: that a claim holds, unless its row knows better. strict: always that it holds."""
+    """Against what was expected: that a claim holds, unless its row knows better; of either nothing is. strict: always
+    that it holds."""
     expected = row.expected if row is not None and not strict else "holds"
-    if verdict.state is State.UNDECIDED:
+    if verdict.state is State.UNDECIDED and expected != "either":
         return "undecided"
     return "as expected" if expected in (verdict.state.value, "either") else "unexpected"
 

@@ -190,7 +190,7 @@ def test_every_curve_can_be_shown(curve):
         (State.UNDECIDED, EXPECTED_TO_FAIL, False, "undecided"),
         (State.HOLDS, NOT_EXPECTED, False, "as expected"),
         (State.FAILS, NOT_EXPECTED, False, "as expected"),
-        (State.UNDECIDED, NOT_EXPECTED, False, "undecided"),
+        (State.UNDECIDED, NOT_EXPECTED, False, "as expected"),
         (State.FAILS, NOT_EXPECTED, True, "unexpected"),
         (State.FAILS, EXPECTED_TO_FAIL, True, "unexpected"),
         (State.HOLDS, EXPECTED_TO_FAIL, True, "as expected"),
