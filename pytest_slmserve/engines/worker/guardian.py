@@ -1,4 +1,4 @@
-"""Kills its own process group as soon as one of the processes named on the command line is gone.
+"""Kills the process group that it was started in as soon as one of the processes named on the command line is gone.
 
 vLLM's EngineCore does not notice that the process which started it was killed; this does, in a fraction of a second.
 Where that is the first one, nobody is left who would remove the folder of the engine, named by SLM_FOLDER. SIGTERM,
@@ -35,7 +35,8 @@ except KeyboardInterrupt:
     if not gone:
         sys.exit()
 group = os.getpgrp()
-os.setpgid(0, 0)  # to outlive the others, which would write into the folder while it is removed
+with suppress(PermissionError):  # of who leads a session, and so has no others to outlive
+    os.setpgid(0, 0)  # to outlive the others, which would write into the folder while it is removed
 with suppress(ProcessLookupError):
     os.killpg(group, signal.SIGKILL)
 if gone and (folder := os.environ.get("SLM_FOLDER")):
