@@ -84,6 +84,16 @@ def share(text: str) -> float:
     return number
 
 
+def size(text: str) -> int:
+    """Bytes of a size with a unit, or of a plain number of bytes."""
+    number = text.rstrip("BGMib")
+    units = {"": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
+    try:
+        return round(positive(number) * units[text[len(number) :]])
+    except (KeyError, ValueError):
+        raise ValueError("a size, such as 40GiB") from None
+
+
 def margin(text: str) -> float:
     number = positive(text)
     if number >= 1:

@@ -19,6 +19,7 @@ OF_OUR_ENGINES = (
     "interface",
     "engine_arg",
     "env",
+    "gpu_memory",
     "gpu_memory_utilization",
     "pin_cores",
     "python",

@@ -22,6 +22,7 @@ from pytest_slmserve.options.parsers import (
     ray_resource,
     share,
     sharings,
+    size,
     slowdown,
     telemetry,
     truth,
@@ -227,6 +228,9 @@ class Options:
     )
     gpu_memory_utilization: float = opt(
         ENGINE, share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"
+    )
+    gpu_memory: int | None = opt(
+        ENGINE, size, None, "GPU memory to plan for, such as 40GiB, where the GPU has more; default: all it has", "SIZE"
     )
     tensor_parallel_size: tuple[int, ...] = opt(
         ENGINE,

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
 from pytest_slmserve.engines.base import check_fits
+from pytest_slmserve.options.parsers import size
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
@@ -90,16 +91,23 @@ def checked_lengths(given: Any) -> tuple[Any, Any]:
 
 
 def replica_cases(planner: Planner) -> list[Case]:
-    """Cases of replicas: for each model one engine alone, then each number of replicas by each way of sharing."""
+    """Cases of replicas: for each model one engine alone under each load, then each number of replicas by each way of
+    sharing."""
     found = []
     for model in planner.models:
-        load, urls = replica_load(model), len(planner.options.endpoint)
-        load -= load % urls if urls else 0
-        name = f"{short_name(model)}-{load}"
-        found.append(_one_of_replicas(planner, model, load, f"{name}-x1"))
+        loads = replica_loads(planner.options, model)
+        found += [_one_of_replicas(planner, model, load, f"{short_name(model)}-{load}-x1") for load in loads]
         for how, count in ways_to_replicate(planner.options):
-            found.append(_replicas(planner, model, count, how, load, f"{name}-x{count}-{how}"))
+            for load in loads:
+                found.append(_replicas(planner, model, count, how, load, f"{short_name(model)}-{load}-x{count}-{how}"))
     return found
+
+
+def replica_loads(options: Options, model: str) -> tuple[int, ...]:
+    """Requests in flight in all engines, under which replicas and one engine alone are compared: those of the options,
+    else one that many numbers of replicas divide, or all URLs."""
+    usual, urls = replica_load(model), len(options.endpoint) or 1
+    return options.concurrency or (usual - usual % urls,)
 
 
 def _one_of_replicas(planner: Planner, model: str, concurrency: int, name: str) -> Case:
@@ -206,23 +214,29 @@ def job_case(
     shorter: int = 1,
     kv_requests: int | None = None,
     max_num_seqs: int | None = None,
+    gpu_memory: str | None = None,
     batching: Batching | None = None,
 ) -> Case:
     """One job of a model, as many requests as its workload has. Raises BadUsage for an unknown model.
 
     requests, rate: as of an open loop. lengths: prompt and output tokens; None: natural lengths, the outputs divided by
     `shorter`. kv_requests: the KV cache holds so many of its requests at full length, and no more; None: as the options
-    say. max_num_seqs: the most sequences in the engine at once; None: as the options say. batching: by Transformers, in
-    batches made one after the other, "none", "static" or "dynamic"; None: continuously, by vLLM.
+    say. max_num_seqs: the most sequences in the engine at once; None: as the options say. gpu_memory: the GPU memory to
+    plan for, "40GiB"; None: as the options say. batching: by Transformers, in batches made one after the other, "none",
+    "static" or "dynamic"; None: continuously, by vLLM.
     """
     arrivals = "at-once" if rate == math.inf else f"{rate:g}-per-s"
-    kv, how = "" if kv_requests is None else f"-kv-for-{kv_requests}", "" if batching is None else f"-{batching}"
-    name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{kv}{how}"
-    why = planner.misfit(model)
+    limits = {"kv-for": kv_requests, "most": max_num_seqs, "in": gpu_memory}
+    limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
+    how = "" if batching is None else f"-{batching}"
+    name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{limited}{how}"
+    memory = None if gpu_memory is None else _size(gpu_memory)
+    why = planner.misfit(model, memory)
     if why is None:
-        spec, workload = planner.spec(model), sized_workload(planner, model, requests, lengths or (None, None))
+        spec = planner.spec(model, gpu_memory=memory)
+        workload = sized_workload(planner, model, requests, lengths or (None, None))
         workload = workload if shorter == 1 else shortened(workload, shorter)
-        why = _job_misfit(spec, workload, kv_requests, max_num_seqs)
+        why = _job_misfit(spec, workload, kv_requests, max_num_seqs, memory)
     if why is not None:
         return Case(id=name, model=model, skip_reason=why)
     if spec.platform != "remote":
@@ -234,9 +248,17 @@ def job_case(
     return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], model=model, id=name)
 
 
-def _job_misfit(spec: EngineSpec, workload: Workload, kv_requests: int | None, max_num_seqs: int | None) -> str | None:
+def _size(text: str) -> int:
+    try:
+        return size(text)
+    except ValueError as error:
+        raise BadUsage(f"gpu_memory={text!r} is no size", f"{error}") from None
+
+
+def _job_misfit(spec: EngineSpec, workload: Workload, *limits: int | None) -> str | None:
+    kv_requests = limits[0]
     if spec.platform == "remote":
-        own = kv_requests is not None or max_num_seqs is not None
+        own = any(limit is not None for limit in limits)
         return "sets limits of its engine, and an endpoint has its own" if own else None
     if why := too_long(workload.longest, spec.max_model_len):
         return why

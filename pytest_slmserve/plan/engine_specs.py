@@ -19,6 +19,7 @@ from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 LARGEST_LOAD = 1024
 IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
+UNUSABLE = 0.03  # share of its memory that a GPU keeps for itself: one sold with 40 GiB has 39.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,25 @@ def engine_spec(
         weights = 0  # its device is imagined too; a plan without Transformers goes on
     if weights is None:
         return replace(spec, kv_cache_bytes=0)  # the engine knows better
-    memory = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
+    memory = planned_memory(options.gpu_memory, environment.gpu_memory_bytes or IMAGINED_GPU_BYTES)
     return replace(
         spec,
         kv_cache_bytes=kv_budget_bytes(
             memory, options.gpu_memory_utilization, -(-weights // spec.tensor_parallel_size)
         ),
     )
+
+
+def planned_memory(wanted: int | None, there: int) -> int:
+    """Bytes of GPU memory that an engine is planned for. Raises BadUsage where the GPU has less than is wanted."""
+    if wanted is None:
+        return there
+    if wanted > there * (1 + UNUSABLE):
+        raise BadUsage(
+            f"the GPU has {there / GIB:.1f} GiB of memory, and {wanted / GIB:.1f} GiB are wanted",
+            "a smaller --slm-gpu-memory",
+        )
+    return min(wanted, there)
 
 
 def as_served(options: Options) -> tuple[tuple[str, str], ...]:

@@ -55,7 +55,7 @@ class Planner:
     beside: set[str] = field(default_factory=set)
     _found: set[str] = field(default_factory=set)
     _workloads: dict[str, Workload] = field(default_factory=dict)
-    _specs: dict[tuple[str, int | None], tuple[Host, EngineSpec]] = field(default_factory=dict)
+    _specs: dict[tuple[str, int | None, int | None], tuple[Host, EngineSpec]] = field(default_factory=dict)
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
     @property
@@ -101,13 +101,14 @@ class Planner:
             self.notes.append(f"{model} is left out: {why}")
         return why is None
 
-    def misfit(self, model: str) -> str | None:
-        """The reason why a model cannot be served here; None if it can. Raises BadUsage for an unknown one."""
+    def misfit(self, model: str, gpu_memory: int | None = None) -> str | None:
+        """The reason why a model cannot be served here; None if it can. gpu_memory: see `spec`. Raises BadUsage for an
+        unknown one."""
         if self.platform == "remote":
             return None
         self._find([model])
         try:
-            self.spec(model)
+            self.spec(model, gpu_memory=gpu_memory)
         except BadUsage as error:
             return error.problem
         return None
@@ -153,17 +154,19 @@ class Planner:
             self._workloads[str(spec)] = Workload(spec, tuple(requests), source)
         return self._workloads[str(spec)]
 
-    def spec(self, model: str, gpus: int | None = None) -> EngineSpec:
-        """The engine of a model. gpus: other than the options say. Raises BadUsage where they are not there."""
+    def spec(self, model: str, gpus: int | None = None, gpu_memory: int | None = None) -> EngineSpec:
+        """The engine of a model. gpus, gpu_memory: other than the options say. Raises BadUsage where they are not
+        there."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return endpoint_spec(self.options, served, self.options.endpoint[0])
-        host, spec = self._specs.get((model, gpus), (None, None))
+        host, spec = self._specs.get((model, gpus, gpu_memory), (None, None))
         if spec is None or host is not self.host:  # a plan asks for each cell's engine several times
             self._find([model])
-            spec = engine_spec(self.options, self.platform, model, self.host.environment, gpus)
+            options = replace(self.options, gpu_memory=gpu_memory) if gpu_memory else self.options
+            spec = engine_spec(options, self.platform, model, self.host.environment, gpus)
             check_there(self.host, spec.gpus)
-            self._specs[model, gpus] = self.host, spec
+            self._specs[model, gpus, gpu_memory] = self.host, spec
         return spec
 
     def spec_on(self, model: str, gpus: int, largest: int) -> EngineSpec:

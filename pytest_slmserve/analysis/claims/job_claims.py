@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.points.job_points import (
     CONTINUOUS,
     JobPoint,
     most_varied,
+    same_but_batch_limit,
     same_but_batching,
     same_but_kv,
     same_engine,
@@ -30,7 +31,10 @@ FOLLOWS, LONGER, WAITS = "throughput-follows-arrivals", "longer-outputs-fewer-re
 SHRINKS = "longer-outputs-shrink-the-batch"
 ALIKE = "alike-at-one-size"
 KV = "throughput-grows-with-kv-blocks"
+LIMIT_PLATEAU, LIMIT_MARGINAL = "batch-limit-reaches-a-plateau", "batch-limit-gains-little-after-128"
+LIMIT_LATENCY = "batch-limit-costs-latency"
 CONTINUOUS_MOST, DYNAMIC_SOONER = "continuous-batching-serves-most", "dynamic-batching-answers-sooner"
+LARGER = 1.25  # times the batch: less is the KV cache's doing, not the limit's
 # The OPT that others of its size are compared with.
 SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
 
@@ -158,6 +162,83 @@ def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> 
     if preempted:
         why += f"; {preempted[0].kv_blocks:,} blocks, though they hold all, preempt"
     return Verdict.from_interval(KV, curve.subject, all_of(states), why, seen, bound, *points)
+
+
+def batch_limit_reaches_a_plateau(curve: Curve, bound: float) -> Verdict:
+    """All requests at once: does the largest `max_num_seqs` serve less than `bound` times what the one before it does?
+    value: that ratio. Limits that the KV cache does not let the batch reach do not count. arXiv:2404.03353, figure 1.
+    """
+    return _gains_little(LIMIT_PLATEAU, curve, bound, _larger_batches(curve)[-1:])
+
+
+def batch_limit_gains_little_after(curve: Curve, bound: float, after: int) -> Verdict:
+    """All requests at once: does each larger `max_num_seqs` after `after` serve less than `bound` times what the one
+    before it does? value: the ratio that decides. arXiv:2404.03353: "after a batch size of 128"."""
+    steps = [(p, q) for p, q in _larger_batches(curve) if _limit(p) >= after]
+    return _gains_little(LIMIT_MARGINAL, curve, bound, steps)
+
+
+def _larger_batches(curve: Curve) -> list[tuple[JobPoint, JobPoint]]:
+    """Neighbouring limits of which the larger one made the mean batch larger: it was the limit that bound it."""
+    return [(p, q) for p, q in pairwise(limits_of(curve.jobs)) if (q.batch or 0.0) >= LARGER * (p.batch or 0.0)]
+
+
+def _gains_little(claim: str, curve: Curve, bound: float, steps: Sequence[tuple[JobPoint, JobPoint]]) -> Verdict:
+    """Verdict on the throughput of each of these steps from one `max_num_seqs` to the next."""
+    used = list(dict.fromkeys(p for step in steps for p in step))
+    if reason := _missing(used, 2, "jobs under two limits that bound the batch are needed"):
+        return Verdict.undecided(claim, curve.subject, reason, bound)
+    state, seen, (less, more) = every(
+        below, bound, lambda several: [(ratio(q, p, used, several=several), (p, q)) for p, q in steps]
+    )
+    why = (
+        f"all {more.requests} at once, max_num_seqs {_limit(more)} serves {times(seen)} what {_limit(less)} does, with "
+        f"a mean batch of {more.batch or 0:.0f} after {less.batch or 0:.0f} and {more.preemptions or 0:.0f} "
+        f"preemptions (bound {bound:g})"
+    )
+    return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *used)
+
+
+def batch_limit_costs_latency(curve: Curve, bound: float, little: float) -> Verdict:
+    """All requests at once: from the first `max_num_seqs` after which none gains `little` of throughput, does mean E2E
+    rise to more than `bound` times under the largest? value: that ratio. arXiv:2404.03353, figure 1: "at the cost of a
+    considerable degradation in latency". Waiting counts, so that latency need not follow from throughput."""
+    steps = _larger_batches(curve)
+    limits = list(dict.fromkeys(p for step in steps for p in step))
+    if reason := _missing(limits, 2, "jobs under two limits that bound the batch are needed"):
+        return Verdict.undecided(LIMIT_LATENCY, curve.subject, reason, bound)
+    rates, largest = [p.output_tokens_per_s or 0.0 for p in limits], limits[-1]
+    first = next(p for p, rate in zip(limits, rates) if max(rates) < little * rate)
+    if first is largest:
+        why = f"throughput still grows at max_num_seqs {_limit(first)}"
+        return Verdict.undecided(LIMIT_LATENCY, curve.subject, why, bound)
+    seen = ratio(largest, first, limits, e2e_s)
+    why = (
+        f"all {first.requests} at once, a request lasts {times(seen)} as long under max_num_seqs {_limit(largest)} as "
+        f"under {_limit(first)}, from where throughput gains little (bound {bound:g})"
+    )
+    return Verdict.from_interval(LIMIT_LATENCY, curve.subject, above(seen, bound), why, seen, bound, *limits)
+
+
+def _limit(point: JobPoint) -> int:
+    return point.spec.max_num_seqs
+
+
+def limits_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """One job, all of its requests at once, on engines with the most values of `max_num_seqs`, ascending."""
+    served = [p for p in jobs if p.batching == CONTINUOUS and p.load.at_once]
+    return sorted(most_varied(served, same_but_batch_limit, _limit), key=_limit)
+
+
+def has_limits(curve: Curve) -> bool:
+    """Was one job measured under several values of `max_num_seqs`?"""
+    return len({_limit(p) for p in limits_of(curve.jobs)}) > 1
+
+
+def has_limits_after(curve: Curve, after: int) -> bool:
+    """Was one job measured under several values of `max_num_seqs`, of which one is `after` and one larger?"""
+    limits = {_limit(p) for p in limits_of(curve.jobs)}
+    return after in limits and max(limits) > after
 
 
 def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:

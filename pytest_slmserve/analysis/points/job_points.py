@@ -172,6 +172,12 @@ def same_but_kv(point: JobPoint) -> Hashable:
     return spec.key, point.workload.hash, short_hash(repr(point.load)), point.environment.key
 
 
+def same_but_batch_limit(point: JobPoint) -> Hashable:
+    """Jobs that differ in nothing but the `max_num_seqs` of their engine."""
+    spec = replace(point.spec, max_num_seqs=1)
+    return spec.key, point.workload.hash, short_hash(repr(point.load)), point.environment.key
+
+
 def same_but_batching(point: JobPoint) -> Hashable:
     """Key that is equal for jobs of the same requests on the same device, whatever the engine."""
     return point.model, point.workload.hash, short_hash(repr(point.load)), point.environment.gpu_name

@@ -31,6 +31,7 @@ COLUMNS: tuple[Column[JobPoint], ...] = (
     Column(
         "most in\nflight", lambda p: "" if p.load.max_concurrency is None else whole(p.load.max_concurrency), rank=3
     ),
+    Column("max_num\n_seqs", lambda p: whole(p.spec.max_num_seqs) if p.spec.platform != "remote" else "", rank=2),
     Column("KV\nblocks", lambda p: whole(p.kv_blocks), rank=2),
     Column("\nholds", lambda p: whole(p.capacity), rank=8),
     Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=1),

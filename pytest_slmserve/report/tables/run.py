@@ -275,7 +275,8 @@ def reason(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> s
     """The reason of a verdict; of one that is not as expected with the evidence for what was."""
     if outcome(verdict, row, strict=strict) != "unexpected" or row is None or not row.evidence:
         return verdict.why
-    return f"{verdict.why}; the claims table expects that it {row.expected}: {row.evidence}"
+    expected = "does not know" if row.expected == "either" else f"expects that it {row.expected}"
+    return f"{verdict.why}; the claims table {expected}: {row.evidence}"
 
 
 def in_order_of_claims(judged: Iterable[Judged]) -> list[Judged]:
