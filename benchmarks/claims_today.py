@@ -20,14 +20,20 @@ from pytest_slmserve.report.numbers import between, figure
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "claims.md"
 BEGINS = "## Today, on an H200"
+HEAD = (
+    "| claim | then: what the source has, or what speaks for it | bound | verdicts today, with what was held against it |",
+    "|---|---|---:|---|",
+)
 ARCHIVES = (
     "spread",
+    "figure-1",
     "together",
     "sensors",
     "decode",
     "replicas",
     "replicas-opt-125m",
     "replicas-opt-2.7b",
+    "replicas-burst",
     "jobs",
     "batching",
     "core-opt-2.7b",
@@ -61,12 +67,12 @@ def page() -> str:
     """The table, a row for each claim that an archive judges."""
     found = verdicts()
     rows = [
-        f"| `{claim.name}` | {figure(bound) if (bound := told[0][0][0].bound) is not None else '-'} | "
+        f"| `{claim.name}` | {claim.evidence} | {figure(bound) if (bound := told[0][0][0].bound) is not None else '-'} | "
         f"{'; '.join(cell(*first, *rest) for first, *rest in told)} |"
         for claim in CLAIMS
         if (told := list(found.get(claim.name, {}).values()))
     ]
-    return "\n".join(["| claim | bound | verdicts, with what was held against the bound |", "|---|---:|---|", *rows])
+    return "\n".join([*HEAD, *rows])
 
 
 if __name__ == "__main__":

@@ -151,3 +151,41 @@ def test_a_job_that_two_tests_ask_for_is_paid_once(pytester):
     pytester.makepyfile(test_a=FILE, test_b=FILE)
     text = pytester.runpytest_inprocess(*ONE, "--slm-plan", "-k", "test_job").stdout.str()
     assert text.count("test_job[opt-125m-8-at-once] (0 s)") == 2 and text.count("start opt-125m") == 1
+
+
+def test_a_job_may_bound_its_batch_and_its_gpu_memory(pytester, archive):
+    pytester.makepyfile("""
+        import pytest
+
+        JOBS = [
+            {"model": "opt-2.7b", "requests": 200, "lengths": (512, 16), "max_num_seqs": n, "gpu_memory": "40GiB"}
+            for n in (16, 64)
+        ]
+
+        @pytest.mark.slm(jobs=JOBS)
+        def test_job(slm_job_point): assert slm_job_point.measure()
+    """)
+    result = pytester.runpytest_inprocess("--slm-simulate", "-v")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*test_job?opt-2.7b-16-at-once-most-64-in-40GiB? PASSED*"])
+    first = archive().measurements[0].spec
+    assert first.max_num_seqs == 16 and first.kv_cache_bytes < 36 << 30
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        ("much", "gpu_memory='much' is no size"),
+        ("1000GiB", "1000.0 GiB are wanted"),
+        ("5GiB", "no room for a KV cache"),
+    ],
+)
+def test_gpu_memory_that_says_nothing_or_is_not_there(pytester, memory, words):
+    pytester.makepyfile(f"""
+        import pytest
+
+        @pytest.mark.slm(jobs=[{{"model": "opt-2.7b", "requests": 20, "lengths": (512, 16), "gpu_memory": "{memory}"}}])
+        def test_job(slm_job_point): assert slm_job_point.measure()
+    """)
+    result = pytester.runpytest_inprocess("--slm-simulate", "-rs")
+    assert words in result.stdout.str() + result.stderr.str()

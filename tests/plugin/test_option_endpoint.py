@@ -114,7 +114,7 @@ def test_several_urls_are_replicas(pytester, at, there, key, archive, monkeypatc
     put(pytester.path, "test_replication_gain")
     with somebodys_server() as second:
         pair = f"{url_of(there)},{url_of(second)}"
-        result = at("-k", "point_of_replicas", "--slm-repeats=1", url=pair)
+        result = at("-k", "point_of_replicas", "--slm-repeats=1", "--slm-concurrency=96", url=pair)
         title = f"Replicas at URLs of their own, the first at {url_of(there)}*"
         result.stdout.fnmatch_lines(["collected 15 items / 13 deselected / 2 selected", title, "*2 x slm*urls*"])
     assert problems_of(archive().measurements) == []
@@ -153,7 +153,7 @@ def test_a_job_at_its_url(pytester, at, there, archive):
 def test_one_url_is_no_replica(pytester, at):
     put(pytester.path, "test_replication_gain")
     result = at("-k", "point_of_replicas", "--slm-concurrency=4", "--slm-plan")
-    assert "slm-96-x1" in result.stdout.str() and "x2" not in result.stdout.str()
+    assert "slm-4-x1" in result.stdout.str() and "x2" not in result.stdout.str()
     result = at("-k", "point_of_replicas and x2", "-rs")
     result.stdout.fnmatch_lines(["*SKIPPED*2 replicas need a URL each*"])
 

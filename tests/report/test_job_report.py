@@ -18,6 +18,7 @@ CACHES = [
     job_point(spec=EngineSpec("opt-1.3b", kv_cache_bytes=n << 20), kv_blocks=n, batch=float(n), preemptions=3.0)
     for n in (64, 1024)
 ]
+LIMITS = [job_point(spec=EngineSpec("opt-1.3b", max_num_seqs=n)) for n in (64, 128)]
 
 
 def test_a_row_for_each_job_and_only_columns_in_which_something_is_known():
@@ -49,6 +50,16 @@ def test_models_of_one_size_have_a_picture_of_their_own():
     ]
 
 
+def test_jobs_under_several_limits_of_the_batch_differ_in_the_table_and_cards_in_the_picture():
+    table, _ = job_report(LIMITS)
+    assert [line.split()[5] for line in table.splitlines() if "at once" in line] == ["64", "128"]
+    pytest.importorskip("matplotlib")
+    other = [replace(job, environment=replace(job.environment, gpu_name="NVIDIA H100 80GB HBM3")) for job in LIMITS]
+    (picture,) = pictures([], [*LIMITS, *other])
+    labels = [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    assert labels == ["opt-1.3b, NVIDIA H200", "opt-1.3b, NVIDIA H100 80GB HBM3"]
+
+
 def test_what_is_invalid_is_told_with_its_reason():
     table, _ = job_report([job_point(()), job_point(rate=1.0)])
     assert "INVALID: opt-6.7b, 256 output tokens: planted: invalid" in table and " NO" in table
@@ -64,6 +75,7 @@ def test_a_simulated_job_says_so_and_without_jobs_there_is_nothing():
     ("jobs", "name", "words"),
     [
         (GRID, "output-length", ("opt-6.7b, all at once", "opt-6.7b, 10/s", "requests/s", "NVIDIA H200, vLLM 0.26.0")),
+        (LIMITS, "batch-limit", ("max_num_seqs", "mean E2E latency, s")),
         (CACHES, "kv-blocks", ("KV blocks (dashed: all requests fit)", "preemptions")),
     ],
 )

@@ -42,7 +42,8 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     claim, pairs = name_of(PAY, sharing), compared(curve, sharing)
     if not pairs:
         return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
-    shared, alone = (max(points, key=lambda p: fmean(p.repeats)) for points in zip(*pairs))
+    shared = max((pair[0] for pair in pairs), key=_served)
+    alone = max(curve.of_one_engine, key=_served)
     seen = ratio(shared, alone, several=len(pairs))
     others = ", ".join(
         f"{p.count}{'' if p.concurrency == shared.concurrency else f' at {p.concurrency}'}: {ratio(p, alone).value:.3g}"
@@ -118,6 +119,10 @@ def _sensed(alone: Point, shared: ReplicaPoint, name: str) -> Interval | None:
     """Factor of what a sensor saw; None where one of them does not have it."""
     values = figure(name)
     return ratio(shared, alone, what=values) if values(alone) and values(shared) else None
+
+
+def _served(point: Point | ReplicaPoint) -> float:
+    return fmean(point.repeats)
 
 
 def _most(pairs: Sequence[Pair]) -> Pair:

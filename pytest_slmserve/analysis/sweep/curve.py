@@ -120,8 +120,12 @@ class Curve:
     def one_engine(self, concurrency: int) -> Point | None:
         """The point of one engine alone under a load, measured for comparisons or in the sweep; None where there is
         none."""
-        points = (*gains.valid_points(self.alone), *self.valid)
-        return next((point for point in points if point.concurrency == concurrency), None)
+        return next((point for point in self.of_one_engine if point.concurrency == concurrency), None)
+
+    @property
+    def of_one_engine(self) -> list[Point]:
+        """Points of one engine alone on which a claim may rest: those measured for comparisons, then the sweep's."""
+        return [*gains.valid_points(self.alone), *self.valid]
 
     @property
     def valid(self) -> list[Point]:

@@ -1,11 +1,11 @@
-"""Pictures of jobs: output length against arrivals, models of one size, KV blocks, ways to batch."""
+"""Pictures of jobs: output length against arrivals, models of one size, batch limits, KV blocks, ways to batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.claims.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, ways_of
+from pytest_slmserve.analysis.claims.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, limits_of, ways_of
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint
 from pytest_slmserve.report.figures.drawing import (
@@ -35,6 +35,7 @@ def job_pictures(jobs: Sequence[JobPoint]) -> list[Picture]:
     drawn = [
         ("output-length", [group for group in lengths if group[0].model not in SIZED_AS], _lengths),
         ("models-of-one-size", _of_one_size(lengths), _lengths),
+        ("batch-limit", _by_model(valid, limits_of, _limit), _limits),
         ("kv-blocks", _by_model(valid, caches_of, lambda p: p.kv_blocks), _blocks),
         ("batching", _by_model(valid, ways_of, lambda p: p.batching), _batchings),
     ]
@@ -98,6 +99,31 @@ def _length(point: JobPoint) -> float:
 
 def _fastest(point: JobPoint) -> float:
     return -point.load.rate
+
+
+def _limit(point: JobPoint) -> int:
+    return point.spec.max_num_seqs
+
+
+def _limits(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
+    """Throughput and mean E2E against `max_num_seqs`, all requests at once (arXiv:2404.03353, figure 1)."""
+    several = len({p.environment.gpu_name for group in groups for p in group}) > 1
+    names = [f"{g[0].model}, {g[0].environment.gpu_name}" if several else g[0].model for g in groups]
+    served, waited = (
+        [_line(n, group, _limit, y, name) for n, (group, name) in enumerate(zip(groups, names, strict=True))]
+        for y in (lambda p: p.output_tokens_per_s, lambda p: p.e2e_s)
+    )
+
+    def finish(axes: Any) -> None:
+        log_axis(axes, axes.xaxis, base=2)
+        axes.yaxis.set_major_formatter(plain)
+        axes.set_ylim(bottom=0)
+
+    drawn = [
+        Panel(served, finish, "max_num_seqs", "output tokens/s"),
+        Panel(waited, finish, "max_num_seqs", "mean E2E latency, s"),
+    ]
+    return picture(name, _hosts(groups), drawn)
 
 
 def _blocks(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:

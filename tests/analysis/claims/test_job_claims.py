@@ -10,12 +10,17 @@ from strategies import job_point
 from pytest_slmserve.analysis.claims.job_claims import (
     alike_at_one_size,
     all_at_once_waits_longer,
+    batch_limit_costs_latency,
+    batch_limit_gains_little_after,
+    batch_limit_reaches_a_plateau,
     compared_with,
     continuous_batching_serves_most,
     dynamic_batching_answers_sooner,
     has_caches,
     has_dynamic,
     has_grid,
+    has_limits,
+    has_limits_after,
     has_rates,
     has_ways,
     is_compared,
@@ -131,6 +136,53 @@ def test_kv_blocks_that_all_hold_or_do_not_hold_everything_tell_nothing():
     )
     assert "no KV cache" in throughput_grows_with_kv_blocks(curve(cache((1.0, 1.0), 4), cache((1.0, 1.1), 5)), 1, 1).why
     assert "two sizes" in throughput_grows_with_kv_blocks(curve(cache((1.0, 1.0), 4)), 1, 1).why
+
+
+def limit(most, served, batch=None, e2e_s=(2.0, 2.02)):
+    spec = EngineSpec("opt-6.7b", max_num_seqs=most)
+    return job_point(served, spec=spec, batch=batch or 0.97 * most, e2e_s=e2e_s, preemptions=0.0)
+
+
+@pytest.mark.parametrize(
+    ("largest", "state"), [((20.4, 20.5), HOLDS), ((25.0, 25.2), FAILS), ((20.0, 25.0), UNDECIDED), ((), UNDECIDED)]
+)
+def test_the_last_limit_of_the_batch_gains_little(largest, state):
+    limits = curve(limit(64, (10.0, 10.1)), limit(256, largest), limit(128, (20.0, 20.1)))
+    verdict = batch_limit_reaches_a_plateau(limits, 1.1)
+    assert verdict.state is state and has_limits(limits)
+    if state is HOLDS:
+        assert "all 500 at once, max_num_seqs 256 serves 1.02 times" in verdict.why
+        assert "a mean batch of 248 after 124" in verdict.why
+
+
+def test_a_limit_that_the_kv_cache_does_not_let_the_batch_reach_decides_nothing():
+    limits = curve(limit(64, (10.0, 10.1)), limit(128, (15.0, 15.1), 107.0), limit(256, (15.0, 15.1), 107.0))
+    assert batch_limit_reaches_a_plateau(limits, 1.1).state is FAILS
+    assert "max_num_seqs 128 serves 1.5 times" in batch_limit_reaches_a_plateau(limits, 1.1).why
+    bound = curve(limit(128, (15.0, 15.1), 107.0), limit(256, (15.0, 15.1), 107.0))
+    assert "two limits that bound the batch" in batch_limit_reaches_a_plateau(bound, 1.1).why
+
+
+def test_after_a_limit_every_further_one_gains_little():
+    limits = [limit(64, (10.0, 10.1)), limit(128, (20.0, 20.1)), limit(256, (20.2, 20.3)), limit(512, (30.0, 30.1))]
+    assert batch_limit_gains_little_after(curve(*limits[:3]), 1.1, 128).state is HOLDS
+    assert batch_limit_gains_little_after(curve(*limits), 1.1, 128).state is FAILS
+    assert has_limits_after(curve(*limits), 128) and not has_limits_after(curve(*limits[:2]), 128)
+    assert not has_limits(curve(limits[0])) and not has_limits_after(curve(limits[0]), 64)
+
+
+@pytest.mark.parametrize(("e2e_s", "state"), [((3.0, 3.1), HOLDS), ((1.9, 1.91), FAILS), ((2.0, 2.6), UNDECIDED)])
+def test_a_batch_beyond_the_plateau_costs_latency(e2e_s, state):
+    served = (20.0, 20.1)
+    limits = curve(limit(64, (10.0, 10.1)), limit(128, served), limit(256, served, e2e_s=e2e_s))
+    verdict = batch_limit_costs_latency(limits, 1.1, 1.1)
+    assert verdict.state is state and "under max_num_seqs 256 as under 128" in verdict.why
+
+
+def test_latency_beyond_a_plateau_needs_one():
+    growing = curve(limit(64, (10.0, 10.1)), limit(128, (20.0, 20.1)))
+    assert "throughput still grows at max_num_seqs 128" in batch_limit_costs_latency(growing, 1.1, 1.1).why
+    assert "two limits" in batch_limit_costs_latency(curve(limit(64, (10.0, 10.1))), 1.1, 1.1).why
 
 
 def test_what_there_is_to_judge():

@@ -41,6 +41,9 @@ def test_the_claims():
         "all-at-once-waits-longer",
         "alike-at-one-size",
         "throughput-grows-with-kv-blocks",
+        "batch-limit-reaches-a-plateau",
+        "batch-limit-gains-little-after-128",
+        "batch-limit-costs-latency",
         "continuous-batching-serves-most",
         "dynamic-batching-answers-sooner",
     ]

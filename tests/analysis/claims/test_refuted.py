@@ -66,6 +66,11 @@ def cache(served: float, requests_that_fit: int):
     return replace(made, workload=replace(made.workload, longest=48))
 
 
+def limited(limit: int, served: float, e2e_s: float = 1.0):
+    made = job_point((served, 1.01 * served), e2e_s=(e2e_s, 1.01 * e2e_s), spec=EngineSpec("m", max_num_seqs=limit))
+    return replace(made, batch=float(limit))
+
+
 def slow_replicas(sharing: str) -> Curve:
     """Two replicas that together serve 0.6 times as much as one engine, each request so much later."""
     single = [measurement(16, rate, repeat=i) for i, rate in enumerate((1000.0, 1004.0))]
@@ -165,6 +170,9 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
         jobs(at_rate(10.0)),
     ),
     "throughput-grows-with-kv-blocks": lambda: (jobs(cache(19.5, 8), cache(20.0, 64), cache(20.1, 128)),),
+    "batch-limit-reaches-a-plateau": lambda: (jobs(limited(64, 10.0), limited(128, 20.0)),),
+    "batch-limit-gains-little-after-128": lambda: (jobs(limited(128, 10.0), limited(256, 12.0)),),
+    "batch-limit-costs-latency": lambda: (jobs(limited(64, 10.0, 2.0), limited(128, 10.0, 1.9)),),
     "continuous-batching-serves-most": lambda: (jobs(at_rate(5.0), at_rate(10.0, batching="static")),),
     "dynamic-batching-answers-sooner": lambda: (
         jobs(at_rate(2.0, rate=2.0, batching="static"), at_rate(2.0, 3.0, rate=2.0, batching="dynamic")),

@@ -260,6 +260,17 @@ def test_the_best_number_of_replicas_decides_and_the_others_are_told():
     assert verdict and verdict.why.startswith("2 replicas") and "(4: 1.04)" in verdict.why
 
 
+def test_one_engine_is_held_against_them_at_its_best_load():
+    """It serves more at 32 in flight than at the 16 of the replicas, who then do not pay."""
+    runs = [m for i in range(2) for m in together(600.0 + i, 600.0 + i, repeat=i)]
+    single = [
+        measurement(load, rate, repeat=i) for i in range(2) for load, rate in ((16, 1000.0 + i), (32, 1300.0 + i))
+    ]
+    verdict = replicas_pay(with_shared([curve_of("opt-1.3b", single)], shared_points(runs))[0], "mps", 1.0)
+    assert verdict.state is FAILS and verdict.value == pytest.approx(1201 / 1300.5, rel=1e-3)
+    assert "at 16 in flight, and one engine serves most at 32" in verdict.why
+
+
 @pytest.mark.parametrize(("bound", "state"), [(1.1, HOLDS), (0.5, FAILS)])
 def test_the_tail(bound, state):
     runs = [m for i in range(2) for m in together(520.0 + i, 520.0 + i, repeat=i)]
