@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "claims.md"
 BEGINS = "## Today, on an H200"
 HEAD = (
-    "| claim | then: what the source has, or what speaks for it | bound | verdicts today, with what was held against it |",
+    "| claim | then: what its source has, or what speaks for it | bound | today, with what was held against it |",
     "|---|---|---:|---|",
 )
 ARCHIVES = (
@@ -67,7 +67,8 @@ def page() -> str:
     """The table, a row for each claim that an archive judges."""
     found = verdicts()
     rows = [
-        f"| `{claim.name}` | {claim.evidence} | {figure(bound) if (bound := told[0][0][0].bound) is not None else '-'} | "
+        f"| `{claim.name}` | {claim.evidence} | "
+        f"{figure(bound) if (bound := told[0][0][0].bound) is not None else '-'} | "
         f"{'; '.join(cell(*first, *rest) for first, *rest in told)} |"
         for claim in CLAIMS
         if (told := list(found.get(claim.name, {}).values()))

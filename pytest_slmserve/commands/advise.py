@@ -11,7 +11,6 @@ from functools import partial
 from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.advice.advisor import Plan, plan
 from pytest_slmserve.analysis.advice.batch_choice import Objectives
-from pytest_slmserve.analysis.advice.gpu_memory import parse_memory
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.pages import embedded
@@ -32,6 +31,7 @@ from pytest_slmserve.run import advice as run_advice
 from pytest_slmserve.run.advice import VerifyOptions
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import parse_memory
 from pytest_slmserve.schema.records import Progress
 
 STATUS = (

@@ -84,14 +84,15 @@ def share(text: str) -> float:
     return number
 
 
-def size(text: str) -> int:
-    """Bytes of a size with a unit, or of a plain number of bytes."""
-    number = text.rstrip("BGMib")
-    units = {"": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
+def gpu_memory(text: str) -> int:
+    """Bytes of a size such as 40GiB."""
+    from pytest_slmserve.schema.errors import BadUsage
+    from pytest_slmserve.schema.kv_cache import parse_memory
+
     try:
-        return round(positive(number) * units[text[len(number) :]])
-    except (KeyError, ValueError):
-        raise ValueError("a size, such as 40GiB") from None
+        return parse_memory(text)
+    except BadUsage:
+        raise ValueError("a memory of a GPU, such as 40GiB") from None
 
 
 def margin(text: str) -> float:

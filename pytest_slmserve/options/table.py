@@ -14,6 +14,7 @@ from pytest_slmserve.options.parsers import (
     archive,
     argument,
     ascending,
+    gpu_memory,
     gpu_peaks,
     length,
     margin,
@@ -22,7 +23,6 @@ from pytest_slmserve.options.parsers import (
     ray_resource,
     share,
     sharings,
-    size,
     slowdown,
     telemetry,
     truth,
@@ -230,7 +230,11 @@ class Options:
         ENGINE, share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"
     )
     gpu_memory: int | None = opt(
-        ENGINE, size, None, "GPU memory to plan for, such as 40GiB, where the GPU has more; default: all it has", "SIZE"
+        ENGINE,
+        gpu_memory,
+        None,
+        "GPU memory to plan for, such as 40GiB; default: all that the GPU has",
+        "SIZE",
     )
     tensor_parallel_size: tuple[int, ...] = opt(
         ENGINE,

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
 from pytest_slmserve.engines.base import check_fits
-from pytest_slmserve.options.parsers import size
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
@@ -24,6 +23,7 @@ from pytest_slmserve.schema.kv_cache import (
     kv_bytes_per_token,
     kv_windows,
     no_room,
+    parse_memory,
     request_blocks,
 )
 from pytest_slmserve.schema.literals import Batching, Sharing
@@ -230,7 +230,7 @@ def job_case(
     limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
     how = "" if batching is None else f"-{batching}"
     name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{limited}{how}"
-    memory = None if gpu_memory is None else _size(gpu_memory)
+    memory = None if gpu_memory is None else parse_memory(gpu_memory)
     why = planner.misfit(model, memory)
     if why is None:
         spec = planner.spec(model, gpu_memory=memory)
@@ -246,13 +246,6 @@ def job_case(
         elif kv_requests is not None:
             spec = with_kv_cache(spec, kv_requests, workload.longest)
     return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], model=model, id=name)
-
-
-def _size(text: str) -> int:
-    try:
-        return size(text)
-    except ValueError as error:
-        raise BadUsage(f"gpu_memory={text!r} is no size", f"{error}") from None
 
 
 def _job_misfit(spec: EngineSpec, workload: Workload, *limits: int | None) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pytest_slmserve.schema.catalog import catalogue_name, config_folder, shape_of
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Resolved
@@ -13,6 +15,8 @@ NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets
 STATE_BLOCKS = 2  # of a layer with a state in place of a cache, at most (vLLM's mamba_cache_mode "align")
 STEPS_AHEAD = 2  # steps whose tokens are scheduled and not settled, with asynchronous scheduling
 RESERVE_BYTES = 4 * GIB  # activations, logits of the largest batch, captured graphs and the CUDA context
+MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB)?", re.ASCII | re.IGNORECASE)
+SMALLEST_GPU, LARGEST_GPU = GIB, 1 << 44
 VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 
@@ -133,3 +137,12 @@ def kv_budget_bytes(
             "a smaller model, or a larger --slm-gpu-memory-utilization",
         )
     return left
+
+
+def parse_memory(text: str) -> int:
+    """Bytes: "80GiB", or a plain number of them. Raises BadUsage."""
+    found = MEMORY.fullmatch(text)
+    size = int(float(found[1]) * (GIB if found[2] else 1)) if found and len(text) < 30 else 0
+    if not SMALLEST_GPU <= size <= LARGEST_GPU:
+        raise BadUsage(f"{text!r} is no memory of a GPU", "80GiB, or 85899345920 (bytes)")
+    return size

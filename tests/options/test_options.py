@@ -40,7 +40,7 @@ GOOD = {  # two texts and their values
     "load_format": (("auto", "auto"), ("dummy", "dummy")),
     "quantization": (("fp8", "fp8"), ("awq", "awq")),
     "kv_cache_dtype": (("fp8", "fp8"), ("auto", "auto")),
-    "gpu_memory": (("40GiB", 40 << 30), ("24GB", 24 * 10**9)),
+    "gpu_memory": (("40GiB", 40 << 30), ("42949672960", 40 << 30)),
     "gpu_memory_utilization": (("0.5", 0.5), ("1", 1.0)),
     "tensor_parallel_size": (("1,2,4", (1, 2, 4)), ("2", (2,))),
     "replicas": (("2,3", (2, 3)), ("4", (4,))),

@@ -175,7 +175,7 @@ def test_a_job_may_bound_its_batch_and_its_gpu_memory(pytester, archive):
 @pytest.mark.parametrize(
     ("memory", "words"),
     [
-        ("much", "gpu_memory='much' is no size"),
+        ("much", "'much' is no memory of a GPU"),
         ("1000GiB", "1000.0 GiB are wanted"),
         ("5GiB", "no room for a KV cache"),
     ],

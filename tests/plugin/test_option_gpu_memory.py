@@ -3,7 +3,6 @@
 import pytest
 from inside import SWEEP, usage_error
 
-from pytest_slmserve.options.parsers import size
 from pytest_slmserve.plan.engine_specs import planned_memory
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import GIB
@@ -32,14 +31,6 @@ def test_what_a_gpu_keeps_for_itself_is_not_missed():
         planned_memory(48 * GIB, int(39.4 * GIB))
 
 
-@pytest.mark.parametrize(
-    ("text", "bytes_"),
-    [("40GiB", 40 * GIB), ("24.5GB", 24_500_000_000), ("512MiB", GIB // 2), ("7", 7)],
-)
-def test_sizes(text, bytes_):
-    assert size(text) == bytes_
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "40 gib", "0GiB", "-1GiB", "40TiB", "40iB"])
-def test_what_is_no_size_is_refused(sweep, text):
-    assert "a size, such as 40GiB" in usage_error(sweep(f"--slm-gpu-memory={text}"))
+@pytest.mark.parametrize("text", ["", "GiB", "40", "0GiB", "-1GiB", "40TiB"])
+def test_what_is_no_memory_is_refused(sweep, text):
+    assert "a memory of a GPU, such as 40GiB" in usage_error(sweep(f"--slm-gpu-memory={text}"))

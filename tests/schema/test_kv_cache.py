@@ -8,6 +8,7 @@ from pytest_slmserve.analysis.claims import kv_blocks
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import parse_memory
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
@@ -138,3 +139,17 @@ def test_bytes_of_a_number_in_the_cache(asked, each):
     spec = EngineSpec("opt-125m", extra=(("kv_cache_dtype", asked),))
     assert kv_cache.kv_value_bytes(spec) == each
     assert kv_cache.kv_bytes_per_token(spec) == (None if each is None else 18_432 * each)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("80GiB", 80 * GIB), ("80 gib", 80 * GIB), ("63.5GiB", int(63.5 * GIB)), ("150754820096", 150754820096)],
+)
+def test_sizes(text, size):
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "80", "80GB", "-1GiB", "0", "1e12", "nan", "9" * 40, "9" * 20])
+def test_what_is_no_size(text):
+    with pytest.raises(BadUsage, match="no memory of a GPU"):
+        parse_memory(text)

@@ -8,17 +8,12 @@ of that.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
-from pytest_slmserve.schema.specs import GIB
 
 GPU_MEMORY_UTILIZATION = 0.9  # of the GPU for all engines together
-MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB)?", re.ASCII | re.IGNORECASE)
-SMALLEST_GPU, LARGEST_GPU = GIB, 1 << 44
 UTILIZATION_STEPS = 1000  # vLLM is told its share of the memory with three decimals
 
 
@@ -81,15 +76,6 @@ class BatchOptions:
         """Share of the last rung's throughput that the step up to this one adds, per byte that it takes."""
         more = self.rungs[height].tokens_per_s - self.rungs[height - 1].tokens_per_s
         return more / self.rungs[-1].tokens_per_s / (self.bytes_at(height) - self.bytes_at(height - 1))
-
-
-def parse_memory(text: str) -> int:
-    """Bytes: "80GiB", or a plain number of them. Raises BadUsage."""
-    found = MEMORY.fullmatch(text)
-    size = int(float(found[1]) * (GIB if found[2] else 1)) if found and len(text) < 30 else 0
-    if not SMALLEST_GPU <= size <= LARGEST_GPU:
-        raise BadUsage(f"{text!r} is no memory of a GPU", "80GiB, or 85899345920 (bytes)")
-    return size
 
 
 def budget_bytes(gpu_bytes: int, share: float = GPU_MEMORY_UTILIZATION) -> int:

@@ -11,7 +11,10 @@ from typing import Any
 from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, ServedEngine, with_tpot
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.device.gpu_figures import watched
+from pytest_slmserve.analysis.metrics.step_time import IDLE, idle_share
+from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import mean_of_known, percent
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve, work_of_curve
 from pytest_slmserve.schema.catalog import hub_name, shape_of, short_name
@@ -33,6 +36,9 @@ from pytest_slmserve.schema.sensors import MEMORY_USED
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
 
+GRAPHS = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}  # arguments of the engine
+LARGEST_GRAPH = 512  # tokens, of vLLM's default: twice max_num_seqs, and no more than this
+MANY = 0.3  # share of the steps that hold a prompt: what fewer of them cost is not most of the time
 NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a reader is told
 LATENCY = "the mean time per output token after the first, TPOT"
 
@@ -115,8 +121,32 @@ def _of_curve(curve: Curve, longest: int | None) -> ModelSweep:
         engine=_engine(curve, longest),
         work=work_of_curve(curve),
         peaks=peaks_of_curve(curve),
-        notes=tuple(_left_out(curve)),
+        notes=(*_left_out(curve), *_beyond_graphs(curve)),
     )
+
+
+def _beyond_graphs(curve: Curve) -> Iterator[str]:
+    """A note where steps with a prompt have more tokens than the largest CUDA graph has, and the host is late for
+    them."""
+    best, spec = max(curve.valid, key=lambda p: fmean(p.repeats), default=None), curve.spec
+    if (
+        best is None
+        or spec is None
+        or spec.platform != "cuda"
+        or spec.enforce_eager
+        or GRAPHS & dict(spec.extra).keys()
+    ):
+        return
+    runs = [m for m in curve.measurements if m.id in best.records]
+    prompts = mean_of_known(steps_with_prompts(m.run) for m in runs) or 0.0
+    tokens = best.concurrency + fmean(m.workload.mean_prompt_tokens for m in runs)
+    idle = idle_share(best.engine_active)
+    if idle is not None and idle >= IDLE and prompts >= MANY and tokens > LARGEST_GRAPH:
+        yield (
+            f"no kernel runs for {percent(idle)} of the time at {best.concurrency} in flight, where {percent(prompts)} "
+            f"of the steps hold a prompt and more tokens than vLLM's largest CUDA graph: measure again with "
+            "--slm-engine-arg max_cudagraph_capture_size=2048"
+        )
 
 
 def _left_out(curve: Curve) -> Iterator[str]:

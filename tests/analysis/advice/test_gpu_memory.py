@@ -13,12 +13,10 @@ from pytest_slmserve.analysis.advice.gpu_memory import (
     budget_bytes,
     divide,
     freed_share,
-    parse_memory,
     replicas_that_fit,
     replicas_that_split,
     utilization,
 )
-from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
 from pytest_slmserve.schema.specs import GIB
 
@@ -120,17 +118,3 @@ def test_what_the_last_step_freed_too_much_lets_others_up_again():
     cheap = BatchOptions(small, (BatchOption(1, 99.9), BatchOption(10, 100.0)))
     dear = BatchOptions(small, (BatchOption(1, 1.0), BatchOption(1000, 100.0)))
     assert divide([cheap, dear], 1000) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("80GiB", 80 * GIB), ("80 gib", 80 * GIB), ("63.5GiB", int(63.5 * GIB)), ("150754820096", 150754820096)],
-)
-def test_sizes(text, size):
-    assert parse_memory(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "80", "80GB", "-1GiB", "0", "1e12", "nan", "9" * 40, "9" * 20])
-def test_what_is_no_size(text):
-    with pytest.raises(BadUsage, match="no memory of a GPU"):
-        parse_memory(text)

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 from published import ROWS, served
+from scripts import BASELINES
 from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.commands.report import curves_of
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -154,6 +157,19 @@ def test_what_is_odd_about_external_results_is_noted():
     )
     [subject] = of_external(published(slower=100.0), None, None, None).subjects
     assert "the knob is taken as the batch" in subject.notes[0] and subject.points[0].batch_repeats == (1.0,)
+
+
+def test_steps_that_no_cuda_graph_covers_are_noted_until_larger_graphs_are_tried():
+    """Recorded: with the default a step with a prompt leaves half of the GPU's time to the host."""
+    curves = curves_of(read(BASELINES / "h100-vllm-0.26.0-cuda-graphs.jsonl.xz"))
+    noted = {
+        (curve.subject, bool(dict(curve.spec.extra))): [n for n in subject.notes if "max_cudagraph_capture_size" in n]
+        for curve in curves
+        for subject in of_curves([curve], None, None).subjects
+    }
+    assert all(bool(notes) is not larger for (_, larger), notes in noted.items()) and len(noted) == 4
+    assert "of the steps hold a prompt and more tokens than vLLM's largest CUDA graph" in noted["qwen3-4b", False][0]
+    assert of_curves([sweep()], None, None).subjects[0].notes == ()
 
 
 def test_engines_of_several_gpus_tell_nothing_of_one():
