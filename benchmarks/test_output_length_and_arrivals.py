@@ -65,6 +65,12 @@ def test_longer_outputs_shrink_the_batch(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm(claim="longer-outputs-wait-slightly-longer", jobs=JOBS)
+def test_longer_outputs_wait_slightly_longer(slm_claim):
+    """Where all come at once, eight times the output takes at most half as long again."""
+    assert slm_claim()
+
+
 @pytest.mark.slm(claim="all-at-once-waits-longer", jobs=JOBS)
 def test_all_at_once_wait_longer(slm_claim):
     """At every length, requests that come all at once last longer than those of the lowest rate."""

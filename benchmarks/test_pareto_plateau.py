@@ -26,6 +26,13 @@ def test_throughput_gains_little_after_128(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm_suite("papers")
+@pytest.mark.slm(claim="advised-batch-costs-little")
+def test_the_advised_batch_costs_little(slm_claim):
+    """The batch that is chosen for twice the latency at 32 serves 90 % of the most."""
+    assert slm_claim()
+
+
 @pytest.mark.slm(claim="latency-rises-past-plateau")
 def test_latency_keeps_rising_past_the_plateau(slm_claim):
     """What throughput no longer gains, latency still pays."""

@@ -76,6 +76,18 @@ def test_replicas_draw_more_power_under_mps(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm(claim="replicas-keep-the-power-time-slicing", models=["opt-2.7b"], needs="gpu")
+def test_replicas_keep_the_power_by_time_slicing(slm_claim):
+    """Power is that of one engine, within 5 %."""
+    assert slm_claim()
+
+
+@pytest.mark.slm(claim="replicas-keep-the-power-mps", models=["opt-2.7b"], needs="gpu")
+def test_replicas_keep_the_power_under_mps(slm_claim):
+    """Power is that of one engine, within 5 %."""
+    assert slm_claim()
+
+
 PAIR = ["opt-125m", "opt-1.3b"]
 
 

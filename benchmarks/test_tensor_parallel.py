@@ -3,8 +3,8 @@
 Each model on 1, 2 and 4 GPUs under the same requests in flight in all, as far as there are GPUs; then with a replica on
 each GPU. The report's table answers what to deploy in requests/s, latency and joules. `--slm-tensor-parallel-size`
 chooses the numbers of GPUs, `--slm-concurrency` the loads, one of which is usually that of test_replication_gain.py.
-Where a load does not fit into the KV memory of one GPU, some of its requests wait there: the claims are judged under
-the largest load that fits, for above it the gain is memory, not speed.
+Where a load does not fit into the KV memory of one GPU, some of its requests wait there: claims are judged under the
+largest load that fits, for above it the gain is memory, not speed; that of the largest model, under its best loads.
 """
 
 import pytest
@@ -26,8 +26,8 @@ def test_an_engine_over_more_gpus_serves_less_per_gpu(slm_claim):
     assert slm_claim()
 
 
-@pytest.mark.slm(claim="tensor-parallel-slows-the-smallest", models=["opt-125m"], needs="gpu", gpus=2)
-def test_the_smallest_model_serves_less_even_in_all(slm_claim):
+@pytest.mark.slm(claim="tensor-parallel-serves-less-in-all", models=MODELS[:2], needs="gpu", gpus=2)
+def test_a_small_model_serves_less_even_in_all(slm_claim):
     """Its steps are so short that what is added weighs more than what is divided."""
     assert slm_claim()
 

@@ -303,7 +303,7 @@ SENSED = """
     def test_point(slm_point):
         assert slm_point.measure()
 
-    @pytest.mark.slm(claim="gpu-underused-at-largest-load", needs="gpu")
+    @pytest.mark.slm(claim="occupancy-below-a-saturated-kernel", needs="gpu")
     def test_underused(slm_claim):
         assert slm_claim()
 
@@ -315,7 +315,7 @@ SENSED = """
 
 @pytest.mark.parametrize(
     ("argument", "ret"),
-    [("sensors=true", 0), ("sensors=false", EXIT_UNDECIDED), ("sm_occupancy=0.8", pytest.ExitCode.TESTS_FAILED)],
+    [("sensors=true", 0), ("sensors=false", EXIT_UNDECIDED), ("sm_occupancy=0.8", 0)],
 )
 def test_claims_on_sensors_are_judged_by_what_they_say(pytester, argument, ret):
     pytester.makepyfile(SENSED)

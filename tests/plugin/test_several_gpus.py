@@ -23,7 +23,7 @@ SMALL = (
     "-p",
     "no:cacheprovider",
 )
-CLAIMS = ("loses-per-gpu", "slows-the-smallest", "still-gains", "replicas-per-gpu-beat")
+CLAIMS = ("loses-per-gpu", "serves-less-in-all", "still-gains", "replicas-per-gpu-beat")
 
 
 def words(line):
@@ -42,7 +42,7 @@ def test_slow_all_reduces_are_found_and_replicas_recommended(parallel, archive, 
     """24 all-reduces of 5 ms in a step of OPT-125M, which takes 80 ms on one GPU: 20 + 120 ms on four."""
     slow = ("--slm-engine-arg=all_reduce_s=0.005", "--slm-engine-arg=imbalance=0.2", "--slm-window=12")
     result = parallel(*slow, "--slm-concurrency=1,16,64,256")
-    result.assert_outcomes(passed=2 * (12 + 3) + 2 + 1 + 1 + 2)
+    result.assert_outcomes(passed=2 * (12 + 3) + 2 + 1 + 2, xpassed=1)
     result.stdout.fnmatch_lines(
         [
             "*opt-125m on several GPUs: simulated*",

@@ -10,7 +10,7 @@ from pytest_slmserve.__main__ import main
 def test_the_shipped_benchmark_measures_and_judges(gain, archive, capsys):
     result = gain("--slm-replicas=2,3", "--slm-repeats=4", "-v")
     # a simulated device gains by MPS, as planted, and loses by time slicing: both read their own weights
-    result.assert_outcomes(passed=1 + 4 + 1 + 3, failed=3, skipped=2, xfailed=2)
+    result.assert_outcomes(passed=1 + 4 + 1 + 3, failed=3, skipped=4, xfailed=2)
     result.stdout.fnmatch_lines_random(
         [f"*replicas_{what}_by_time_slicing*FAILED*" for what in ("pay", "answer_sooner", "keep_the_tail")]
     )

@@ -104,7 +104,7 @@ def one_device(curves: Sequence[Curve]) -> Environment | None:
 
 def _of_sweeps(named: Sequence[tuple[Curve, str]], longest: int | None) -> ModelSweep:
     """The sweep of one model with the most loads to choose from, and of several such the last measured."""
-    subjects = [_of_curve(curve, longest) for curve, _ in named]
+    subjects = [of_curve(curve, longest) for curve, _ in named]
     ranks = [(len(s.usable), max(m.measured_at for m in c.measurements)) for s, (c, _) in zip(subjects, named)]
     best = max(range(len(ranks)), key=lambda i: ranks[i])
     if len(named) == 1:
@@ -114,7 +114,8 @@ def _of_sweeps(named: Sequence[tuple[Curve, str]], longest: int | None) -> Model
     return replace(subjects[best], notes=(*subjects[best].notes, note))
 
 
-def _of_curve(curve: Curve, longest: int | None) -> ModelSweep:
+def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
+    """The model of one sweep. longest: see `of_curves`."""
     return ModelSweep(
         name=curve.subject,
         points=tuple(with_tpot(p) for p in curve.points),

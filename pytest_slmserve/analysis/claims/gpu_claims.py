@@ -29,7 +29,7 @@ from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, unsure
 
-UNDERUSED, BLIND_UTIL = "gpu-underused-at-largest-load", "gpu-util-saturates-first"
+FEW_WARPS, BLIND_UTIL = "occupancy-below-a-saturated-kernel", "gpu-util-saturates-first"
 SM_ACTIVITY, HOST_SHARE = "sm-activity-stays-low", "host-takes-at-most-half"
 UTIL_FALLS = "gpu-util-falls-at-the-largest-load"
 MEMORY_BOUND, SATURATED = "decode-stays-memory-bound", "decode-saturates-dram"
@@ -53,22 +53,23 @@ def energies_j(point: Point) -> list[float]:
     return [value for value in each_of(point, "energy_per_token_j") if value > 0]
 
 
-def underused(curve: Curve, bound: float) -> Verdict:
-    """Are less than `bound` of the warps that fit resident, in the mean, at the largest load measured?
+def few_warps(curve: Curve, bound: float) -> Verdict:
+    """Are at the largest load less than `bound` of the warps that fit resident, in the mean? The bound is what a kernel
+    that saturates the GPU has: a smaller share tells of free capacity, a larger one of nothing.
 
     value: mean SM occupancy there. arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6.
     """
     if reason := obstacle(curve):
-        return Verdict.undecided(UNDERUSED, curve.subject, reason, bound)
+        return Verdict.undecided(FEW_WARPS, curve.subject, reason, bound)
     largest = curve.valid[-1]
     values = each_of(largest, "sm_occupancy")
     if not values:
-        return Verdict.undecided(UNDERUSED, curve.subject, NO_PROFILE, bound)
+        return Verdict.undecided(FEW_WARPS, curve.subject, NO_PROFILE, bound)
     seen = possible(_around(values, [each_of(p, "sm_occupancy") for p in curve.valid]), most=1.0)
     active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
     why = f"at {largest.concurrency} in flight {percent_interval(seen)} of the warps that fit were resident{active}"
     why += f" (bound {percent(bound)}){unsure(seen)}"
-    return Verdict.from_interval(UNDERUSED, curve.subject, below(seen, bound), why, seen, bound, largest)
+    return Verdict.from_interval(FEW_WARPS, curve.subject, below(seen, bound), why, seen, bound, largest)
 
 
 def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:

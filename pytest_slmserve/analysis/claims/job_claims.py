@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.points.job_points import (
     same_engine,
     worst_problem,
 )
-from pytest_slmserve.analysis.points.sweep_points import differences, e2e_s, figure, ratio
+from pytest_slmserve.analysis.points.sweep_points import differences, e2e_s, figure, ratio, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent, times
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -28,7 +28,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict, above, all_of, belo
 from pytest_slmserve.schema.catalog import short_name
 
 FOLLOWS, LONGER, WAITS = "throughput-follows-arrivals", "longer-outputs-fewer-requests", "all-at-once-waits-longer"
-SHRINKS = "longer-outputs-shrink-the-batch"
+SHRINKS, SLIGHTLY = "longer-outputs-shrink-the-batch", "longer-outputs-wait-slightly-longer"
 ALIKE = "alike-at-one-size"
 KV = "throughput-grows-with-kv-blocks"
 LIMIT_PLATEAU, LIMIT_MARGINAL = "batch-limit-reaches-a-plateau", "batch-limit-gains-little-after-128"
@@ -98,6 +98,21 @@ def longer_outputs_shrink_the_batch(curve: Curve, bound: float) -> Verdict:
     return Verdict.from_interval(SHRINKS, curve.subject, below(seen, bound), why, seen, bound, *at_once)
 
 
+def longer_outputs_wait_slightly_longer(curve: Curve, bound: float) -> Verdict:
+    """Is mean E2E of the longest outputs, all requests at once, at most `bound` times that of the shortest? value: that
+    ratio. arXiv:2404.03353, figure 2, right: "a slight increase in latency"."""
+    at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
+    if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
+        return Verdict.undecided(SLIGHTLY, curve.subject, reason, bound)
+    short, long = at_once[0], at_once[-1]
+    seen = ratio(long, short, at_once, e2e_s)
+    why = (
+        f"all at once, a request of {long.output_tokens:.0f} output tokens lasts {times(seen)} as long as one of "
+        f"{short.output_tokens:.0f} (bound {bound:g})"
+    )
+    return Verdict.from_interval(SLIGHTLY, curve.subject, below(seen, bound), why, seen, bound, *at_once)
+
+
 def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
     """Verdict on the mean E2E of requests that come all at once: more than `bound` times that at the lowest rate. Every
     output length must keep it. value: the ratio where it is least. arXiv:2404.03353, figure 2, right."""
@@ -114,8 +129,8 @@ def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
 
 
 def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Verdict:
-    """All requests at once: at each output length, is the throughput of a model within a factor of `bound` of that of
-    the OPT of its size? value: the ratio that is farthest from 1. arXiv:2404.03353, figure 2, left."""
+    """All requests at once: at each output length, are throughput and mean E2E of a model within a factor of `bound` of
+    those of the OPT of its size? value: the ratio that is farthest from 1. arXiv:2404.03353, figure 2, left."""
     name = compared_with(curve.subject)[1]
     reference = [job for other in others if other.subject == name for job in grid_of(other.jobs)]
     own = grid_of(curve.jobs)
@@ -123,10 +138,15 @@ def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Ve
     used = [p for pair in pairs for p in pair]
     if reason := _missing(used, 2, f"no job was measured of both {curve.subject} and {name}"):
         return Verdict.undecided(ALIKE, curve.subject, reason, bound)
-    state, far, length = every_within(
-        1 / bound, bound, lambda several: [(ratio(p, q, used, several=several), p.output_tokens) for p, q in pairs]
+    sides = [(p, q, what, words) for p, q in pairs for what, words in ((tokens_per_s, "serves"), (e2e_s, "lasts"))]
+    state, far, (length, words) = every_within(
+        1 / bound,
+        bound,
+        lambda several: [(ratio(p, q, used, what, several), (p.output_tokens, words)) for p, q, what, words in sides],
     )
-    why = f"it serves {times(far)} what {name} does at {length:.0f} output tokens, which decides of {len(pairs)}"
+    seen = f"it serves {times(far)} what" if words == "serves" else f"a request lasts {times(far)} as long as with"
+    why = f"{seen} {name}{' does' if words == 'serves' else ''} at {length:.0f} output tokens, which decides of "
+    why += f"{len(pairs)} lengths, by throughput and latency"
     return Verdict.from_interval(ALIKE, curve.subject, state, f"{why} (bound {bound:g} either way)", far, bound, *used)
 
 

@@ -2,8 +2,9 @@
 
 One engine may be spread over several GPUs (tensor parallelism), or each GPU may have an engine of its own (replicas).
 What is compared is what they serve together, per GPU too. Where a load does not fit into the KV memory of one GPU, some
-of its requests wait there: what more GPUs gain then is memory, not speed, and is said so. The
-claims on it (arXiv:2404.03353, figure 1) are judged under the largest load that fits into the fewer GPUs.
+of its requests wait there: what more GPUs gain then is memory, not speed, and is said so. Claims that a model serves
+less (arXiv:2404.03353, figure 1) are judged under the largest load that fits into the fewer GPUs; the claim that a
+large one still gains under the best load of each, for its source names memory as the cause.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pytest_slmserve.schema.specs import short_hash
 
 SIZED = ("tensor_parallel", "kv_cache_bytes", "max_num_seqs")  # what follows from how many GPUs an engine has
 PER_GPU = "tensor-parallel-loses-per-gpu"
-SLOWER = "tensor-parallel-slows-the-smallest"
+SLOWER = "tensor-parallel-serves-less-in-all"
 STILL_GAINS = "tensor-parallel-still-gains"
 REPLICAS = "replicas-per-gpu-beat-tensor-parallel"
 ONE_NUMBER = "no engine was measured on two numbers of GPUs under a load that fits"
@@ -144,7 +145,7 @@ def loses_per_gpu(curve: Curve, bound: float) -> Verdict:
     return _judged(curve, PER_GPU, state, why + _at(pair), bound, seen, pair)
 
 
-def slows_the_smallest(curve: Curve, bound: float) -> Verdict:
+def less_in_all(curve: Curve, bound: float) -> Verdict:
     """Does an engine on the most GPUs serve less in all than on the fewest? value: that throughput over this."""
     pairs = _against_fewest(curve)
     if not pairs:
@@ -156,14 +157,25 @@ def slows_the_smallest(curve: Curve, bound: float) -> Verdict:
 
 
 def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
-    """Does an engine on `more` GPUs serve more than `bound` times what it does on `fewer`?"""
-    pair = _largest_that_fits(one_engine_each(deployments(curve)), fewer, more)
-    if pair is None:
-        missing = f"no engine was measured on {fewer} and on {more} GPUs under a load that fits"
+    """Does an engine on `more` GPUs serve more than `bound` times what it does on `fewer`, each under its best load?
+    Their memory counts: a load may fit into more GPUs alone. arXiv:2404.03353: "due to memory requirements"."""
+    engines = one_engine_each(deployments(curve))
+    if not (engines.get(fewer) and engines.get(more)):
+        missing = f"no engine was measured on {fewer} and on {more} GPUs"
         return Verdict.undecided(STILL_GAINS, curve.subject, missing, bound)
-    seen = speedup(*pair)
-    why = f"on {_gpus(pair[1])} it serves {times(seen)} what it does on {_gpus(pair[0])}"
-    return _judged(curve, STILL_GAINS, above(seen, bound), why + _at(pair), bound, seen, pair)
+    first, second = (max(engines[gpus].values(), key=lambda one: one.tokens_per_s) for gpus in (fewer, more))
+    seen = speedup(first, second, len(engines[fewer]) * len(engines[more]))
+    why = (
+        f"on {_gpus(second)} it serves {times(seen)} what it does on {_gpus(first)}, at {second.concurrency} and "
+        f"{first.concurrency} in flight, the best load of each{_room(first, second)}"
+    )
+    return _judged(curve, STILL_GAINS, above(seen, bound), why, bound, seen, (first, second))
+
+
+def _room(first: Deployment, second: Deployment) -> str:
+    if first.room is None or second.room is None:
+        return ""
+    return f"; {second.room} requests fit at once on the more GPUs, {first.room} on the fewer"
 
 
 def replicas_beat(curve: Curve, bound: float) -> Verdict:

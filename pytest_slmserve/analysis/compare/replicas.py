@@ -13,11 +13,12 @@ from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, latency
 from pytest_slmserve.analysis.points.sweep_points import Point, figure, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure, within
 from pytest_slmserve.schema.literals import Sharing
 
 PAY, TAIL, SOONER = "replicas-pay", "replicas-keep-the-tail", "replicas-answer-sooner"
 USE_MORE, DRAW_MORE = "replicas-use-the-gpu-more", "replicas-draw-more-power"
+KEEP_POWER = "replicas-keep-the-power"
 HOW: dict[Sharing, str] = {
     "time-slicing": "by time slicing",
     "mps": "under MPS",
@@ -90,6 +91,16 @@ def replicas_draw_more(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     """Is power with the replicas that serve most above `bound` times that with one engine? value: the ratio.
     arXiv:2404.03353, figure 7: it is, for OPT-125M and OPT-1.3B."""
     return _compared(DRAW_MORE, curve, sharing, bound, above, "power", partial(_sensed, name="power_w"))
+
+
+def replicas_keep_the_power(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    """Is power with the replicas that serve most within a factor of `bound` of that with one engine? value: the ratio.
+    arXiv:2404.03353, figure 7: it is constant for OPT-2.7B."""
+
+    def constant(seen: Interval, bound: float) -> State:
+        return within(seen, 1 / bound, bound)
+
+    return _compared(KEEP_POWER, curve, sharing, bound, constant, "power", partial(_sensed, name="power_w"))
 
 
 def _compared(

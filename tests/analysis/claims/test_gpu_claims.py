@@ -21,9 +21,9 @@ from pytest_slmserve.analysis.claims.gpu_claims import (
     at_table_1,
     cheaper_tokens,
     dearer_models,
+    few_warps,
     memory_bound,
     next_smaller,
-    underused,
     util_saturates_first,
 )
 from pytest_slmserve.analysis.metrics.summary import Summary
@@ -45,7 +45,7 @@ ORDINARY = {
     "power_limit_w": [700.0, 700.0],
 }
 BOUNDS = {
-    underused: (0.5,),
+    few_warps: (0.5,),
     util_saturates_first: (1.5, 0.9),
     memory_bound: (1.0,),
     cheaper_tokens: (0.5,),
@@ -99,9 +99,9 @@ ENERGY = ("energy_per_token_j", "power_w")
 
 
 def test_no_share_is_said_to_be_below_nothing_or_above_all():
-    verdict = underused(sweep("sm_occupancy", [0.02, 0.10], [0.02, 0.10], [0.02, 0.10]), 0.5)
+    verdict = few_warps(sweep("sm_occupancy", [0.02, 0.10], [0.02, 0.10], [0.02, 0.10]), 0.5)
     assert verdict.low == 0.0 and "95 %: 0 % to" in verdict.why
-    assert underused(sweep("sm_occupancy", [0.9, 1.0], [0.9, 1.0], [0.9, 1.0]), 0.5).high == 1.0
+    assert few_warps(sweep("sm_occupancy", [0.9, 1.0], [0.9, 1.0], [0.9, 1.0]), 0.5).high == 1.0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_no_share_is_said_to_be_below_nothing_or_above_all():
     [([0.15, 0.151], HOLDS), ([0.6, 0.601], FAILS), ([0.45, 0.55], UNDECIDED), ([0.2, 0.9], UNDECIDED)],
 )
 def test_warps_at_the_largest_load(at_largest, state):
-    verdict = underused(sweep("sm_occupancy", 0.9, 0.9, at_largest), 0.5)
+    verdict = few_warps(sweep("sm_occupancy", 0.9, 0.9, at_largest), 0.5)
     assert (verdict.state, verdict.value, verdict.bound) == (state, pytest.approx(fmean(at_largest)), 0.5)
     assert verdict.records == ("16-0", "16-1") and "at 16 in flight" in verdict.why
     assert "70 % of the SMs had work" in verdict.why
@@ -117,7 +117,7 @@ def test_warps_at_the_largest_load(at_largest, state):
 
 def test_interval_of_the_warps_by_hand():
     # spread within the groups 0.02 apart, 0 and 0: sd = sqrt(0.0002 / 3) with 3 degrees of freedom, 3.1824 for 95 %
-    verdict = underused(sweep("sm_occupancy", [0.11, 0.13], [0.2, 0.2], [0.15, 0.15]), 0.5)
+    verdict = few_warps(sweep("sm_occupancy", [0.11, 0.13], [0.2, 0.2], [0.15, 0.15]), 0.5)
     half = 3.1824 * (0.0002 / 3) ** 0.5 / 2**0.5
     assert (verdict.value, verdict.low, verdict.high) == pytest.approx((0.15, 0.15 - half, 0.15 + half), abs=1e-6)
     assert half == pytest.approx(0.01837, abs=1e-5)
@@ -239,7 +239,7 @@ def test_another_power_limit_is_another_card():
 @pytest.mark.parametrize(
     ("judge", "names", "why"),
     [
-        (underused, PROFILE, NO_PROFILE),
+        (few_warps, PROFILE, NO_PROFILE),
         (util_saturates_first, ["gpu_util"], NO_UTIL),
         (memory_bound, PROFILE, NO_PROFILE),
         (memory_bound, DECODING, NO_DECODING),
@@ -255,7 +255,7 @@ def test_without_the_sensor_nothing_is_known(judge, names, why):
 @pytest.mark.parametrize(
     ("judge", "names", "at", "why"),
     [
-        (underused, ["sm_occupancy"], 16, NO_PROFILE),
+        (few_warps, ["sm_occupancy"], 16, NO_PROFILE),
         (util_saturates_first, ["gpu_util"], 1, f"{NO_UTIL} at 1 in flight"),
         (memory_bound, ["dram_active", "saturation_gap"], 4, f"{NO_PROFILE} at 4 in flight"),
         (memory_bound, DECODING, 16, f"{NO_DECODING} at 16 in flight"),
@@ -285,7 +285,7 @@ def test_obstacles_of_the_sweep_come_first(judge):
 
 def test_a_figure_known_of_one_repeat_only_has_no_interval():
     once = curve_of(*(sensed(4**i, sm_occupancy=[0.1, None]) for i in range(3)))
-    verdict = underused(once, 0.5)
+    verdict = few_warps(once, 0.5)
     assert (verdict.state, verdict.value, verdict.low) == (UNDECIDED, 0.1, None)
     assert verdict.why.endswith("known for one repeat only: --slm-repeats 2")
 
@@ -434,7 +434,7 @@ def noisy(chance, scale):
 @given(st.integers(0, 10**6), st.floats(0, 0.4), st.floats(1, 2))
 def test_more_noise_never_decides(seed, scale, more):
     quiet, loud = noisy(random.Random(seed), scale), noisy(random.Random(seed), scale * more)
-    for judge in (underused, memory_bound, cheaper_tokens):
+    for judge in (few_warps, memory_bound, cheaper_tokens):
         one, other = judge(quiet, *BOUNDS[judge]), judge(loud, *BOUNDS[judge])
         assert one.value == pytest.approx(other.value)
         assert other.state in (one.state, UNDECIDED)

@@ -32,12 +32,13 @@ TABLE = (
 
 def test_the_claims():
     ways = ("time-slicing", "mps", "mig", "gpus")
-    judged = ("pay", "answer-sooner", "keep-the-tail", "use-the-gpu-more", "draw-more-power")
+    judged = ("pay", "answer-sooner", "keep-the-tail", "use-the-gpu-more", "draw-more-power", "keep-the-power")
     of_replicas = [f"replicas-{what}-{how}" for how in ways for what in judged]
     of_jobs = [
         "throughput-follows-arrivals",
         "longer-outputs-fewer-requests",
         "longer-outputs-shrink-the-batch",
+        "longer-outputs-wait-slightly-longer",
         "all-at-once-waits-longer",
         "alike-at-one-size",
         "throughput-grows-with-kv-blocks",
@@ -55,25 +56,26 @@ def test_the_claims():
     ]
     of_gpus = [
         "tensor-parallel-loses-per-gpu",
-        "tensor-parallel-slows-the-smallest",
+        "tensor-parallel-serves-less-in-all",
         "tensor-parallel-still-gains",
         "replicas-per-gpu-beat-tensor-parallel",
     ]
-    assert [*of_replicas, *of_gpus, *of_jobs, *of_arithmetic] == NAMES[16:]
-    assert NAMES[:16] == [
+    assert [*of_replicas, *of_gpus, *of_jobs, *of_arithmetic] == NAMES[17:]
+    assert NAMES[:17] == [
         "throughput-plateau",
         "latency-rises-past-plateau",
         "pareto-up-to-plateau",
         "neighbours-do-not-disturb",
         "kv-blocks-as-predicted",
         "marginal-after-128",
-        "gpu-underused-at-largest-load",
+        "occupancy-below-a-saturated-kernel",
         "sm-activity-stays-low",
         "host-takes-at-most-half",
         "gpu-util-falls-at-the-largest-load",
         "gpu-util-saturates-first",
         "decode-stays-memory-bound",
         "decode-saturates-dram",
+        "advised-batch-costs-little",
         "energy-per-token-falls-with-load",
         "energy-per-token-grows-with-model",
         "larger-models-draw-more-power",

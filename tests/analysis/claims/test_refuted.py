@@ -11,7 +11,7 @@ from gpus import replicas as one_on_each
 from strategies import RESOLVED, job_point, measurement, point
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.replicas import DRAW_MORE, PAY, SOONER, TAIL, USE_MORE, name_of
+from pytest_slmserve.analysis.compare.replicas import DRAW_MORE, KEEP_POWER, PAY, SOONER, TAIL, USE_MORE, name_of
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
@@ -71,6 +71,12 @@ def limited(limit: int, served: float, e2e_s: float = 1.0):
     return replace(made, batch=float(limit))
 
 
+def advised_at_half() -> Curve:
+    """32 in flight serve half of what 128 do, whose tokens take longer than twice as long as those of 32."""
+    rates = {1: 100.0, 32: 2400.0, 128: 4800.0, 512: 4900.0}
+    return curve_of("opt-1.3b", [measurement(n, rate + i, repeat=i) for n, rate in rates.items() for i in range(2)])
+
+
 def slow_replicas(sharing: str) -> Curve:
     """Two replicas that together serve 0.6 times as much as one engine, each request so much later."""
     single = [measurement(16, rate, repeat=i) for i, rate in enumerate((1000.0, 1004.0))]
@@ -121,7 +127,7 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
     "pareto-up-to-plateau": lambda: (sweep(FLAT, (9.0, 2.0, 4.0, 8.0)),),
     "neighbours-do-not-disturb": lambda: (beside_a_neighbour(),),
     "kv-blocks-as-predicted": lambda: (other_kv_blocks(),),
-    "gpu-underused-at-largest-load": lambda: (sensed(sm_occupancy=(0.1, 0.2, 0.4, 0.6)),),
+    "occupancy-below-a-saturated-kernel": lambda: (sensed(sm_occupancy=(0.1, 0.2, 0.4, 0.6)),),
     "gpu-util-saturates-first": lambda: (sensed(FLAT, gpu_util=(0.5, 0.95, 1.0, 1.0)),),
     "decode-stays-memory-bound": lambda: (
         sensed(
@@ -132,6 +138,7 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
             saturation_gap=(1.7, 1.0, 0.5, -0.5),
         ),
     ),
+    "advised-batch-costs-little": lambda: (advised_at_half(),),
     "energy-per-token-falls-with-load": lambda: (sensed(energy_per_token_j=(1.0, 0.9, 0.8, 0.8)),),
     "energy-per-token-grows-with-model": lambda: (
         at_table_1("opt-1.3b", 256, 0.005),
@@ -147,6 +154,10 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
         for claim in (USE_MORE, DRAW_MORE)
         for sharing in ("time-slicing", "mps", "mig", "gpus")
     },
+    **{
+        name_of(KEEP_POWER, sharing): lambda sharing=sharing: (sensed_replicas(sharing, with_two=0.9),)
+        for sharing in ("time-slicing", "mps", "mig", "gpus")
+    },
     "marginal-after-128": lambda: (sweep((100.0, 200.0, 400.0), loads=(64, 128, 256)),),
     "sm-activity-stays-low": lambda: (sensed(sm_active=(0.3, 0.9, 0.4, 0.4)),),
     "host-takes-at-most-half": lambda: (sensed(engine_active=(0.3, 0.9, 0.9, 0.9)),),
@@ -158,12 +169,13 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
         at_table_1("opt-2.7b", 128, 0.02, power_w=500.0),
     ),
     "tensor-parallel-loses-per-gpu": lambda: (on_gpus((1, 2), all_reduce_s=-1e-3),),
-    "tensor-parallel-slows-the-smallest": lambda: (on_gpus((1, 2), all_reduce_s=1e-3),),
+    "tensor-parallel-serves-less-in-all": lambda: (on_gpus((1, 2), all_reduce_s=1e-3),),
     "tensor-parallel-still-gains": lambda: (slower_on_four(),),
     "replicas-per-gpu-beat-tensor-parallel": lambda: (on_gpus((1, 2), shared=one_on_each(2)),),
     "throughput-follows-arrivals": lambda: (jobs(at_rate(6.0, rate=10.0, output_tokens=32)),),
     "longer-outputs-fewer-requests": lambda: (jobs(at_rate(50.0, output_tokens=32), at_rate(48.0)),),
     "longer-outputs-shrink-the-batch": lambda: (jobs(batched(260.0, output_tokens=32), batched(281.0)),),
+    "longer-outputs-wait-slightly-longer": lambda: (jobs(at_rate(50.0, output_tokens=32), at_rate(20.0, 2.7)),),
     "all-at-once-waits-longer": lambda: (jobs(at_rate(9.0, rate=10.0), at_rate(9.0)),),
     "alike-at-one-size": lambda: (
         jobs(at_rate(6.0, model="llama-7b"), subject="llama-7b"),

@@ -28,8 +28,8 @@ def test_other_engines_are_not_compared():
 @pytest.mark.parametrize(
     ("all_reduce_s", "ratio", "state"), [(1e-3, 2 * 16 / (16 + 4), State.FAILS), (8e-3, 32 / (16 + 32), State.HOLDS)]
 )
-def test_whether_the_smallest_is_slower_in_all_is_what_was_planted(all_reduce_s, ratio, state):
-    verdict = tp.slows_the_smallest(on_gpus((1, 2), all_reduce_s=all_reduce_s), 1.0)
+def test_whether_it_serves_less_in_all_is_what_was_planted(all_reduce_s, ratio, state):
+    verdict = tp.less_in_all(on_gpus((1, 2), all_reduce_s=all_reduce_s), 1.0)
     assert verdict.state is state and verdict.value == pytest.approx(ratio, rel=0.02)
     assert verdict.low < verdict.value < verdict.high and len(verdict.records) == 4
     assert "on 2 GPUs it serves" in verdict.why and "what it does on 1 GPU at 16 in flight" in verdict.why
@@ -51,12 +51,20 @@ def test_from_two_gpus_to_four():
     assert missing.state is State.UNDECIDED and "on 2 and on 4 GPUs" in missing.why
 
 
+def test_the_gain_of_more_gpus_is_with_their_memory():
+    """Two GPUs run 4 of 16 at once, four all of them: each has its best load."""
+    curve = on_gpus(all_reduce_s=1e-3, room={1: 2, 2: 4})
+    verdict = tp.still_gains(curve, 2, 4, 1.0)
+    assert verdict.state is State.HOLDS and verdict.value > 1.5 * 20 / 12
+    assert "1024 requests fit at once on the more GPUs, 4 on the fewer" in verdict.why
+
+
 def test_a_load_that_waits_for_memory_is_no_measure_of_speed():
     """One GPU runs 4 of 16: two gain 3.3 times there, by memory."""
     curve = on_gpus((1, 2), room={1: 4}, all_reduce_s=1e-3)
     waiting = next(d for d in deployments(curve) if (d.gpus, d.concurrency) == (1, 16))
     assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
-    verdict = tp.slows_the_smallest(curve, 1.0)
+    verdict = tp.less_in_all(curve, 1.0)
     assert "at 4 in flight, the largest load that fits" in verdict.why
     assert verdict.value == pytest.approx(20 / (10 + 4), rel=0.02)
     nowhere = on_gpus((1, 2), room={1: 2}, loads=(4,))
@@ -84,7 +92,7 @@ def test_of_replicas_too_it_is_said_where_one_gpu_had_no_room():
 
 
 def test_one_repeat_decides_nothing():
-    verdict = tp.slows_the_smallest(on_gpus((1, 2), repeats=1), 1.0)
+    verdict = tp.less_in_all(on_gpus((1, 2), repeats=1), 1.0)
     assert verdict.state is State.UNDECIDED and "--slm-repeats 2" in verdict.why
 
 

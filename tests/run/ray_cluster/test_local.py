@@ -182,7 +182,9 @@ def test_cells_alone_and_beside_others(spread, pytester):
     assert result.stdout.str().count("output tokens/s alone against beside others") == 2
     found = records(pytester)
     alone = [m for m in found if not m.neighbours]
-    assert sorted(m.load.concurrency for m in alone) == [1, 1, 256, 256] and len(found) == 24
+    assert sorted(m.load.concurrency for m in alone) == [1, 1, 256, 256]
+    cells = Counter((m.spec.model, m.load.concurrency) for m in found)
+    assert len(cells) == 10 and min(cells.values()) == 2, "where the neighbour was late, one of them is the one alone"
     assert {m.id for m in found} == {*(pytester.path / "judged").read_text("utf-8").split()}, "all that report judges"
 
 
