@@ -209,6 +209,8 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     notes = [f"predicted by the saturation law through {_both(loads)}, and not measured: measure there before use"]
     if batch == reach:
         notes.append(f"the law allows more, but {REACH} times the largest load measured is as far as it is trusted")
+    if subject.footprint is None or wish.budget_bytes is None:
+        notes.append("no limit of the memory is known: a KV cache that is full ends the growth earlier")
     return replace(known, batch=batch, predicted=True, notes=(*notes, *known.notes))
 
 
