@@ -120,7 +120,9 @@ def test_nothing_measured():
 def test_a_prediction_is_said_in_the_table_and_below():
     out = text(planned(subject(batches=(1, 32)), wish=replace(WISH, slo=RelativeSlo(4, 32))), SOURCE)
     assert "predicted as the largest with" in out and out.splitlines()[6].endswith("predicted")
-    assert "measure there before use" in out and "no limit of the memory is known" in out
+    assert "measure there before use" in out and "no limit of the memory is known" not in out
+    unlimited = replace(WISH, slo=RelativeSlo(4, 32), gpu_bytes=None)
+    assert "no limit of the memory is known" in text(planned(subject(batches=(1, 32)), wish=unlimited), SOURCE)
 
 
 def test_objectives_in_words():
