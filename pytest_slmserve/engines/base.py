@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any, Protocol, runtime_checkable
 
 from pytest_slmserve.schema.errors import BadUsage
@@ -15,6 +16,8 @@ from pytest_slmserve.schema.workloads import Workload
 
 ProgressCallback = Callable[[Progress], None]
 Outputs = tuple[tuple[int, ...], ...]  # ids of tokens, of each request
+Scores = tuple[float, ...]  # of each request
+IMPOSSIBLE = -100.0  # nats
 PROFILE_FOLDER = "SLM_PROFILE"  # variable of an engine that shall be profiled: where its traces go
 
 
@@ -64,6 +67,12 @@ class WindowBarrier(Protocol):
         common window, by the host's monotonic clock. Raises EngineFailed where another engine will not settle."""
 
 
+def scored(logprobs: Iterable[Sequence[float]]) -> Scores:
+    """The mean of each request's log probabilities. What is no number, or less than IMPOSSIBLE, counts as that: of a
+    broken engine a record must hold it."""
+    return tuple(fmean(one if one > IMPOSSIBLE else IMPOSSIBLE for one in each) for each in logprobs)
+
+
 class Engine(Protocol):
     """A started engine. `launch` is unique to this start; `resolved` is what it made of its specification.
 
@@ -89,6 +98,10 @@ class Engine(Protocol):
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         """The first `length` greedy tokens of the first requests, one after the other. Raises EngineFailed."""
+
+    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+        """The mean log probability, in nats, of these tokens after the prompts of the first requests. Raises
+        EngineFailed."""
 
     def close(self) -> None:
         """Stop it and free its device; may be called twice."""

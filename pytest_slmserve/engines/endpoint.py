@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, combinations
 from urllib.parse import urlsplit
 
-from pytest_slmserve.engines.base import Outputs, ProgressCallback, WindowBarrier, ignore_progress, message_of
+from pytest_slmserve.engines.base import Outputs, ProgressCallback, Scores, WindowBarrier, ignore_progress, message_of
 from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completion, run_of
 from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -161,6 +161,9 @@ class EndpointEngine:
         return found
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
+        raise EngineFailed("an endpoint is not asked for its tokens", "the server interface")
+
+    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
         raise EngineFailed("an endpoint is not asked for its tokens", "the server interface")
 
     def close(self) -> None:

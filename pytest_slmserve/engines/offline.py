@@ -14,11 +14,13 @@ from typing import Any
 from pytest_slmserve.engines.base import (
     Outputs,
     ProgressCallback,
+    Scores,
     WindowBarrier,
     check_fits,
     check_load,
     ignore_progress,
     message_of,
+    scored,
 )
 from pytest_slmserve.engines.child_messages import resolved_from, run_from
 from pytest_slmserve.engines.launch.child_process import Child, converse
@@ -125,6 +127,10 @@ class OfflineEngine(StaggeredEngine):
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         self.load_requests(workload)
         return tuple(map(tuple, self.ask(op="tokens", requests=requests, length=length)["tokens"]))
+
+    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+        self.load_requests(workload)
+        return scored(self.ask(op="scores", outputs=outputs)["scores"])
 
     def profile(self, workload: Workload, load: Load) -> str | None:
         self.load_requests(workload)

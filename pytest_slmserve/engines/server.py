@@ -23,10 +23,12 @@ from typing import Any
 from pytest_slmserve.engines.base import (
     Outputs,
     ProgressCallback,
+    Scores,
     WindowBarrier,
     check_fits,
     ignore_progress,
     message_of,
+    scored,
 )
 from pytest_slmserve.engines.child_messages import resolved_from
 from pytest_slmserve.engines.launch.child_process import Child
@@ -184,10 +186,19 @@ class ServerEngine(StaggeredEngine):
             time.sleep(IDLE_S)
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        return tuple(self._tokens(request, length) for request in workload.requests[:requests])
+        asked = {"max_tokens": length, "return_token_ids": True}
+        return tuple(tuple(self._answer(each, asked)["token_ids"]) for each in workload.requests[:requests])
 
-    def _tokens(self, request: Request, length: int) -> tuple[int, ...]:
-        asked = {**completion(request, NAME), "max_tokens": length, "stream": False, "return_token_ids": True}
+    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+        found = []
+        for request, tokens in zip(workload.requests, outputs):
+            longer = Request((*request.prompt, *tokens), 1)
+            table = self._answer(longer, {"max_tokens": 1, "prompt_logprobs": 0})["prompt_logprobs"]
+            found.append([row[str(token)]["logprob"] for row, token in zip(table[-len(tokens) :], tokens)])
+        return scored(found)
+
+    def _answer(self, request: Request, more: Mapping[str, Any]) -> dict[str, Any]:
+        asked = {**completion(request, NAME), **more, "stream": False}
         del asked["stream_options"]
         try:
             status, answer = self._asked("POST", "/v1/completions", asked)
@@ -195,7 +206,8 @@ class ServerEngine(StaggeredEngine):
             raise self.child.failed(f"did not answer: {error}") from None
         if status != 200:
             raise self.child.failed(f"answered {status}: {answer[:200]}")
-        return tuple(json.loads(answer)["choices"][0]["token_ids"])
+        choice: dict[str, Any] = json.loads(answer)["choices"][0]
+        return choice
 
     def close(self) -> None:
         self.ready = False

@@ -20,6 +20,7 @@ from pytest_slmserve.engines.base import (
     PROFILE_FOLDER,
     Outputs,
     ProgressCallback,
+    Scores,
     WindowBarrier,
     check_fits,
     check_load,
@@ -54,7 +55,8 @@ class Faults:
     t_inf, b_half: output tokens/s and sequences of T(B) = t_inf*B/(B + b_half); None: from the model's shape.
     noise: relative standard deviation of the speed between runs. preempt_from: batch from which a step preempts.
     die_at, fail_at: concurrency at which the engine dies, or its requests fail. start_s: seconds that a start took.
-    other_token_at: position from which its outputs are not those of the formula.
+    other_token_at: position from which its outputs are not those of the formula. logprob_drift: nats by which it finds
+    the baseline's tokens less likely.
     sensors: False for a device that has none; the others of this kind are what they say (`telemetry.simulated`); of
     memory in use, in bytes, they say nothing unless told. profiler: False for a release without.
     slow_clock_from, lost_from, hot_from: concurrency from which the SM clock sinks at times, which is noise, a sensor
@@ -82,6 +84,7 @@ class Faults:
     memory_used: float | None = None
     start_s: float = 20.0
     other_token_at: float = math.inf
+    logprob_drift: float = 0.0
     slow_clock_from: float = math.inf
     lost_from: float = math.inf
     hot_from: float = math.inf
@@ -312,6 +315,15 @@ class SimulatedEngine:
         drawn = [random.Random(f"{self.spec.seed} {number}") for number in range(min(requests, len(workload.requests)))]
         tokens = [[each.randrange(self.shape.vocabulary) for _ in range(length)] for each in drawn]
         return tuple(tuple(t + (at >= self.faults.other_token_at) for at, t in enumerate(row)) for row in tokens)
+
+    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+        """Its own tokens are likely, others less so; with the scatter of a launch's roundings."""
+        chance, own = (
+            random.Random(self.launch),
+            self.outputs(workload, len(outputs), max(map(len, outputs), default=0)),
+        )
+        likely = (-0.5 if tokens == mine[: len(tokens)] else -2.0 for tokens, mine in zip(outputs, own))
+        return tuple(chance.gauss(each - self.faults.logprob_drift, 1e-3) for each in likely)
 
     def profile(self, workload: Workload, load: Load) -> str | None:
         """A file where its traces would lie, with nothing in it."""

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_slmserve.analysis.claims import kv_blocks
 from pytest_slmserve.analysis.claims.lookup import claim_of
-from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS
+from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, OUTPUTS
 from pytest_slmserve.plan.case_lists import A_JOB, gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plugin.items import compares
@@ -88,7 +88,8 @@ def gate_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
 
     if not compares(session, words):
         return [pytest.param(None, id="-")]
-    models, endpoints = session.planner.models, ENDPOINTS
+    real = session.options.load_format != "dummy"
+    models, endpoints = session.planner.models, tuple(each for each in ENDPOINTS if real or each != OUTPUTS)
     if is_short(session):
         models, endpoints = models[:1], (BLOCKS,)
     for model in models:

@@ -33,7 +33,7 @@ from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, beside, 
 from pytest_slmserve.archive.calibrations import read as read_calibrations
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.archive.waivers import read_waivers
-from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
+from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, Outputs, check_fits
 from pytest_slmserve.engines.launch.compile_caches import caches
 from pytest_slmserve.engines.pool import abreast
 from pytest_slmserve.engines.simulated import SimulatedEngine
@@ -47,7 +47,7 @@ from pytest_slmserve.run.executor import missing_repeats
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError, naming
-from pytest_slmserve.schema.literals import Platform, Side
+from pytest_slmserve.schema.literals import LoadFormat, Platform, Side
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
@@ -57,7 +57,9 @@ MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot t
 SHORT = 2  # pairs of a gate among other tests, where each takes most of a minute
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
 WARM_UP = 0  # in place of a pair's number
-ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
+# Requests, and tokens of each, that both sides are asked for: with real weights as many as a verdict takes.
+ASKED: dict[LoadFormat, tuple[int, int]] = {"dummy": (4, 32), "auto": (64, 16)}
+SCORED = 2  # pairs whose launches tell how likely the baseline's tokens are: two of the baseline, to know their scatter
 SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
 LARGE_LOAD: dict[Platform, int] = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is not in table 1
 
@@ -268,6 +270,7 @@ class OneGate:
         self.id = uuid.uuid4().hex[:12]
         self.workload: Workload = session.planner.workload(model)
         self.loads = loads_of(session, model)
+        self.reference: Outputs = ()  # of the first baseline
 
     def go_on(self) -> tuple[list[Measurement], Gated | None]:
         """The measurements of this gate in the resumed archive, and their outcome; the gate takes over the stored id.
@@ -282,6 +285,8 @@ class OneGate:
             found = [m for m in contents.measurements if m.paired and m.paired.gate == gated.gate]
             if gated.terms == self.session.gate_terms and not assumed and all(map(self._asks, found)):
                 self.id = gated.gate
+                told = [m.paired.outputs for m in found if m.paired and m.paired.side == "baseline"]
+                self.reference = next(filter(None, told), ())
                 there = f"{counted(len(pairs_of(found)), 'pair')} of launches in {self.session.source}"
                 self._note(f"{of} goes on from {there}")
                 return found, gated
@@ -345,8 +350,13 @@ class OneGate:
         if isinstance(engine, SimulatedEngine):  # others differ from launch to launch by themselves
             engine.differ(f"{side} {number}")
         paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches)
+        weights = self.specs[side].load_format
         if number == 1:  # once is enough: whoever answers otherwise does so always
-            paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))
+            paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED[weights]))
+        if side == "baseline":
+            self.reference = self.reference or paired.outputs
+        if weights == "auto" and number <= SCORED and self.reference:
+            paired = replace(paired, scores=engine.scores(self.workload, self.reference))
         return [m for load in self.loads for m in self._measured(self.specs[side], load, paired)]
 
     def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: GateLaunch) -> list[Measurement]:

@@ -213,13 +213,15 @@ class Replica:
 @dataclass(frozen=True, slots=True)
 class GateLaunch:
     """A launch's part in a gate: which side, in which pair (from 1), and whether it came second in it. outputs: greedy
-    tokens of its first requests, where they were asked for. caches: was compiled code there when it started?"""
+    tokens of its first requests, where they were asked for. scores: mean log probability, in nats, of the tokens that
+    the first baseline gave to each of them; with real weights. caches: was compiled code there when it started?"""
 
     gate: str  # the same in all records of one
     pair: int
     side: Side
     second: bool
     outputs: tuple[tuple[int, ...], ...] = ()
+    scores: tuple[float, ...] = ()
     caches: Caches = "warm"
 
 

@@ -258,3 +258,12 @@ def test_the_same_requests_get_the_same_greedy_tokens(engine):
     assert [len(tokens) for tokens in first] == [5, 5, 5] and first == second
     assert engine.outputs(WORKLOAD, 1, 3) == (first[0][:3],)
     assert engine.ready, "and it serves on"
+
+
+def test_its_own_greedy_tokens_are_likelier_than_others(engine):
+    own = engine.outputs(WORKLOAD, 3, 5)
+    others = tuple(tuple(token + 1 for token in tokens) for tokens in own)
+    likely, less = engine.scores(WORKLOAD, own), engine.scores(WORKLOAD, others)
+    assert len(likely) == len(less) == 3 and all(-100 < score < 0 for score in (*likely, *less))
+    assert all(more > other for more, other in zip(likely, less)), (likely, less)
+    assert engine.scores(WORKLOAD, own) == pytest.approx(likely, abs=0.01) and engine.ready

@@ -25,8 +25,8 @@ def item(fixture: str, value: Any) -> Any:
 
 KINDS = {
     "opt-125m-8": "slm_point",
-    "opt-125m-384-x1": "slm_replica_point",
-    "opt-125m-384-x2-mps": "slm_replica_point",
+    "opt-125m-64-x1": "slm_replica_point",
+    "opt-125m-64-x2-mps": "slm_replica_point",
     "opt-125m-64-tp2": "slm_gpus_point",
     "opt-125m-64-replicas2": "slm_gpus_point",
     "opt-125m-8-at-once": "slm_job_point",

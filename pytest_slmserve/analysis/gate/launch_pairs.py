@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, zip_longest
 from operator import attrgetter
+from statistics import fmean
 from typing import get_args
 
 from pytest_slmserve.analysis.device.gpu_figures import watched
@@ -19,7 +20,8 @@ from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCrite
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.verdict import State, Verdict, all_of
+from pytest_slmserve.analysis.stats.estimates import ends, student_interval
+from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.literals import Caches, Side
 from pytest_slmserve.schema.loads import Load
@@ -31,6 +33,7 @@ SIDES: tuple[Side, Side] = get_args(Side)
 START_MARGIN = 0.15  # a start is imports and compilation, and nobody serves meanwhile
 BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
 MEMORY_MARGIN = 0.01  # of the device's memory in use, as of KV blocks; small engines are allowed a few hundred MiB:
+OUTPUTS_MARGIN = 0.01  # nats a token, 1 % of a perplexity: docs/gate.md has what roundings make
 MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB and more, each captured graph a pool of them
 
 Outputs = tuple[tuple[int, ...], ...]
@@ -50,10 +53,12 @@ class Differs:
 class Answers:
     """Whether both sides answer the same, which is told, not judged. With the same weights and prompts the likeliest
     token is the same unless roundings differ: another kernel, another order of sums. With dummy weights all tokens are
-    nearly as likely. requests, tokens: how many of each were asked for. steady: launches of one side agree."""
+    nearly as likely. requests, tokens: how many of each were asked for. same: requests whose tokens are all the same.
+    steady: launches of one side agree."""
 
     requests: int
     tokens: int
+    same: int
     steady: bool
     differs: Differs | None
 
@@ -68,6 +73,11 @@ class Launch:
     measurements: tuple[Measurement, ...]
     figures: tuple[Summary, ...]
     problems: tuple[str, ...]
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """Mean log probability of the baseline's tokens of each request; empty where nobody asked."""
+        return next((m.paired.scores for m in self.measurements if m.paired and m.paired.scores), ())
 
     @property
     def outputs(self) -> Outputs:
@@ -169,7 +179,7 @@ class Gated:
     def verdict(self, endpoint: str) -> Verdict | None:
         """Verdict on an endpoint, for a test. None where the pairs that count have no value of it; undecided where no
         pair counts. Raises KeyError for an unknown endpoint."""
-        if endpoint in (each.name for each in EXACT):
+        if endpoint == OUTPUTS or endpoint in (each.name for each in EXACT):
             return next((each for each in self.exact if each.claim == endpoint), None)
         of = {each.name: each for each in GATED}[endpoint]
         if not self.pairs:
@@ -232,7 +242,8 @@ EXACT = (
         told=_told_memory,
     ),
 )
-ENDPOINTS = tuple(each.name for each in (*GATED, *EXACT))
+OUTPUTS = "outputs"  # of real weights; those of dummy ones mean nothing
+ENDPOINTS = (*(each.name for each in (*GATED, *EXACT)), OUTPUTS)
 
 
 def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
@@ -280,7 +291,7 @@ def judge_gate(measurements: Sequence[Measurement], terms: GateCriteria) -> Gate
         dropped=dropped,
         gated=gate(series, terms) if series else (),
         shown=tuple(shown(each, terms) for each in beside),
-        exact=tuple(verdict for verdict in exact if verdict is not None),
+        exact=tuple(verdict for verdict in (*exact, outputs_kept(first, everything)) if verdict is not None),
         caches=first.paired.caches if first.paired else "warm",
     )
 
@@ -351,6 +362,35 @@ def _worst(endpoint: Exact, model: str, known: Sequence[tuple[float, float]]) ->
     return Verdict(endpoint.name, model, state, why, after / before, bound=bound / before, n=len(known))
 
 
+def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Verdict | None:
+    """Does the candidate find the baseline's tokens as likely as a baseline does, within OUTPUTS_MARGIN nats a token?
+    The bound is wider by what launches of the baseline differ among themselves. None with dummy weights.
+
+    value: by how much less likely, in nats a token, the mean over requests. Whatever the measurements of a pair are
+    worth, its tokens count.
+    """
+    if first.spec.load_format == "dummy":
+        return None
+    model = short_name(first.spec.model)
+    both = [scores for p in pairs if all(scores := (p.baseline.scores, p.candidate.scores))]
+    if not both:
+        return Verdict.undecided(OUTPUTS, model, "no launch told how likely the baseline's tokens are", OUTPUTS_MARGIN)
+    requests = zip(*(zip(baseline, candidate) for baseline, candidate in both))
+    drifts = [fmean(before - after for before, after in each) for each in requests]
+    means = [fmean(baseline) for baseline, _ in both]
+    scatter = max(means) - min(means)
+    bound = OUTPUTS_MARGIN + scatter
+    seen = student_interval(drifts)
+    low, high = ends(seen)
+    answers = compare_outputs(*([p.launch(side).outputs for p in pairs] for side in SIDES))
+    same = f"; {answers.same} of {answers.requests} answers are the same" if answers else ""
+    why = (
+        f"the baseline's tokens are less likely by {seen.value:.3g} nats each (95 %: {low:.2g} to {high:.2g}; bound "
+        f"{bound:.3g}, with {scatter:.2g} between launches of the baseline){same}"
+    )
+    return Verdict.from_interval(OUTPUTS, model, below(seen, bound), why, seen, bound)
+
+
 def _verdict(gated: Gated, endpoint: str, found: Comparison) -> Verdict:
     ratio = found.ratio
     records = tuple(m.id for pair in gated.pairs for launch in pair.launches for m in launch.measurements)
@@ -374,7 +414,8 @@ def compare_outputs(baseline: Sequence[Outputs], candidate: Sequence[Outputs]) -
         return None
     before, after = (next(filter(None, side)) for side in (baseline, candidate))
     steady = all(len(set(filter(None, side))) == 1 for side in (baseline, candidate))
-    return Answers(len(before), max(map(len, before)), steady, first_difference(before, after))
+    same = sum(one == other for one, other in zip(before, after))
+    return Answers(len(before), max(map(len, before)), same, steady, first_difference(before, after))
 
 
 def first_difference(baseline: Outputs, candidate: Outputs) -> Differs | None:

@@ -3,8 +3,8 @@
     python vllm_worker.py FD PARENT_PID
 
 Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts,
-`run` a load, `tokens` asks for outputs, and `profile` for a trace of a load; `close` ends it, unanswered. Lines out:
-`ready` or `failed`, `loaded`, `progress`, `done`, `tokens`, `profiled`.
+`run` a load, `tokens` asks for outputs, `scores` how likely outputs are, and `profile` for a trace of a load; `close`
+ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`, `tokens`, `scores`, `profiled`.
 A run that is one of several at once has a time at which it begins, says `settled`, and is told its window by `open`.
 All times are `time.monotonic()`, the clock that vLLM's engine core stamps requests with.
 """
@@ -94,6 +94,8 @@ class Server:
             return self.load(message["prompts"], message["output_tokens"])
         if message["op"] == "tokens":
             return await self.tokens(message["requests"], message["length"])
+        if message["op"] == "scores":
+            return await self.scores(message["outputs"])
         if message["op"] == "profile":
             return await self.run(message["load"], time.monotonic(), Profiled)
         return await self.run(message["load"], message.get("at"))
@@ -123,6 +125,17 @@ class Server:
             found.append(output)
         self.runs += 1
         return {"event": "tokens", "tokens": found}
+
+    async def scores(self, outputs: list[list[int]]) -> dict[str, Any]:
+        """Log probabilities of these tokens after the prompts of the first requests, one after the other."""
+        found = []
+        for number, (prompt, tokens) in enumerate(zip(self.prompts, outputs)):
+            longer = {"prompt_token_ids": [*prompt["prompt_token_ids"], *tokens]}
+            async for answer in self.engine.generate(longer, scored(), f"scores{self.runs}-{number}"):
+                table = answer.prompt_logprobs
+            found.append([row[token].logprob for row, token in zip(table[-len(tokens) :], tokens)])
+        self.runs += 1
+        return {"event": "scores", "scores": found}
 
     async def run(
         self, load: dict[str, Any], at: float | None = None, kind: type[WorkerRun] | None = None
@@ -154,6 +167,13 @@ def greedy(tokens: int) -> Any:
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def scored() -> Any:
+    """The sampling parameters for the log probability of each token of a prompt."""
+    parameters = greedy(1)
+    parameters.prompt_logprobs = 0
+    return parameters
 
 
 class WorkerRun:

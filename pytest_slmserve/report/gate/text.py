@@ -11,7 +11,7 @@ from typing import Any
 from pytest_slmserve.analysis.gate.calibration import Calibration
 from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
-from pytest_slmserve.analysis.gate.launch_pairs import EXACT, SIDES, Gated
+from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.analysis.verdict import State
@@ -90,9 +90,9 @@ def measurements(gated: Gated, side: Side) -> list[Measurement]:
 
 def _exact(gated: Gated) -> Iterator[str]:
     """A line for each verdict on what is no matter of chance."""
-    for endpoint in EXACT:
-        if (verdict := gated.verdict(endpoint.name)) is not None:
-            yield f"{endpoint.label}: {WORDS[verdict.state]}, {verdict.why}"
+    labels = {endpoint.name: endpoint.label for endpoint in EXACT}
+    for verdict in gated.exact:
+        yield f"{labels.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}"
 
 
 def caches_text(gated: Gated) -> str:
@@ -107,12 +107,14 @@ def caches_text(gated: Gated) -> str:
 
 
 def outputs_text(gated: Gated) -> str:
-    """Comparison of both sides' tokens, same or different; empty where none were requested."""
+    """Comparison of both sides' tokens, same or different, of which dummy weights prove nothing; empty where none were
+    requested, and of real weights, which have a verdict."""
     seen = gated.answers
-    if seen is None:
+    if seen is None or any(verdict.claim == OUTPUTS for verdict in gated.exact):
         return ""
     asked = f"outputs: the first {seen.tokens} greedy tokens of {counted(seen.requests, 'request')}"
     unsteady = "" if seen.steady else "; launches of one side differ among themselves"
+    unsteady += "; whether they are right, dummy weights cannot tell"
     if seen.differs is None:
         return f"{asked} are the same{unsteady}"
     at = seen.differs

@@ -17,6 +17,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
     BLOCKS,
     ENDPOINTS,
     MEMORY,
+    OUTPUTS,
     SIDES,
     Answers,
     Differs,
@@ -32,6 +33,7 @@ from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.literals import Side
 
 SLOWER = 0.9
+OF_DUMMY = [name for name in ENDPOINTS if name != OUTPUTS]
 
 
 def state(gated, endpoint):
@@ -118,7 +120,7 @@ def test_noise_drops_no_pair():
 def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes():
     gated = judge_gate(pairs(4, failures=1), GateCriteria())
     assert gated.pairs == () and len(gated.dropped) == 4 and gated.outcome is State.UNDECIDED
-    for endpoint in ENDPOINTS:
+    for endpoint in OF_DUMMY:
         verdict = gated.verdict(endpoint)
         assert verdict.state is State.UNDECIDED
         assert "no pair of launches counts; pair 1: 1 requests failed" in verdict.why
@@ -132,7 +134,7 @@ def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes()
 def test_two_equal_sides_pass_in_every_endpoint_after_four_pairs():
     gated = judge_gate(pairs(4), GateCriteria())
     assert gated.outcome is State.HOLDS and gated.settled
-    assert {name: state(gated, name) for name in ENDPOINTS} == dict.fromkeys(ENDPOINTS, State.HOLDS)
+    assert {name: state(gated, name) for name in OF_DUMMY} == dict.fromkeys(OF_DUMMY, State.HOLDS)
     assert (gated.caches, gated.failing_load) == ("warm", None)
     assert (gated.model, gated.gate) == ("opt-1.3b", "gate")
 
@@ -145,7 +147,7 @@ def test_three_pairs_are_too_few():
 def test_a_slower_candidate_fails_where_it_is_slower_and_not_where_it_is_not():
     gated = judge_gate(pairs(4, speed=SLOWER), GateCriteria())
     assert gated.outcome is State.FAILS
-    found = {name: state(gated, name) for name in ENDPOINTS}
+    found = {name: state(gated, name) for name in OF_DUMMY}
     slower = dict.fromkeys(("throughput", "latency", "energy"), State.FAILS)
     assert found == {**slower, "start": State.HOLDS, BLOCKS: State.HOLDS, MEMORY: State.HOLDS}
     verdict = gated.verdict("throughput")
@@ -209,6 +211,47 @@ def test_an_energy_that_one_side_does_not_tell_never_passes():
 def test_an_unknown_endpoint_is_a_key_error():
     with pytest.raises(KeyError, match="speed"):
         judge_gate(pairs(1), GateCriteria()).verdict("speed")
+
+
+# Outputs
+
+
+def scored(drift=0.0, between=0.0, count=4, real=True):
+    """Pairs of which the first two tell how likely 64 answers are; the candidate finds them less likely by `drift`, and
+    the second baseline by `between`."""
+    made = []
+    for m in pairs(count):
+        place, less = m.paired, drift if m.paired.side == "candidate" else 0.0
+        less += between if place.pair == 2 else 0.0
+        scores = tuple(-0.4 - 0.002 * (n % 8) - less for n in range(64)) if place.pair <= 2 else ()
+        spec = replace(m.spec, load_format="auto" if real else "dummy")
+        made.append(replace(m, spec=spec, paired=replace(place, scores=scores)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("drift", "between", "wanted"),
+    [
+        (0.0, 0.0, State.HOLDS),
+        (-0.5, 0.0, State.HOLDS),
+        (0.009, 0.0, State.HOLDS),
+        (0.011, 0.0, State.FAILS),
+        (0.011, 0.005, State.HOLDS),  # launches of the baseline differ by half of that
+        (1.5, 0.0, State.FAILS),
+    ],
+)
+def test_a_candidate_that_finds_the_answers_less_likely_fails(drift, between, wanted):
+    gated = judge_gate(scored(drift, between), GateCriteria())
+    assert gated.outcome is state(gated, OUTPUTS) is wanted
+    assert gated.verdict(OUTPUTS).value == pytest.approx(drift, abs=1e-6)
+    assert "the baseline's tokens are less likely by" in gated.verdict(OUTPUTS).why
+
+
+def test_answers_of_dummy_weights_are_not_judged_and_without_scores_nothing_passes():
+    assert judge_gate(scored(1.5, real=False), GateCriteria()).verdict(OUTPUTS) is None
+    unscored = [replace(m, paired=replace(m.paired, scores=())) for m in scored()]
+    gated = judge_gate(unscored, GateCriteria())
+    assert state(gated, OUTPUTS) is gated.outcome is State.UNDECIDED
 
 
 # KV blocks
@@ -286,9 +329,9 @@ def test_one_that_ends_early_differs_where_it_ends():
 
 def test_launches_of_one_side_may_disagree_among_themselves():
     one, other = ((1, 2), (3, 4)), ((1, 2), (3, 5))
-    assert compare_outputs([one, one], [one, ()]) == Answers(2, 2, True, None)
-    assert compare_outputs([one, other], [one]) == Answers(2, 2, False, None)
-    assert compare_outputs([one], [other]) == Answers(2, 2, True, Differs(2, 2, 4, 5))
+    assert compare_outputs([one, one], [one, ()]) == Answers(2, 2, 2, True, None)
+    assert compare_outputs([one, other], [one]) == Answers(2, 2, 2, False, None)
+    assert compare_outputs([one], [other]) == Answers(2, 2, 1, True, Differs(2, 2, 4, 5))
 
 
 def test_nobody_asked():

@@ -60,6 +60,11 @@ class SamplingParams:
     output_kind: str
 
 
+def likely(token: int) -> float:
+    """Log probability of a token: it says 7 and nothing else."""
+    return -0.5 if token == 7 else -2.0
+
+
 @dataclass
 class Sequence:
     prompt: list[int]
@@ -93,6 +98,7 @@ class Sequence:
     def output(self) -> SimpleNamespace:
         completion = SimpleNamespace(finish_reason=self.reason, token_ids=self.tokens)
         told = {"prompt_token_ids": self.prompt, "num_cached_tokens": self.cached}
+        told["prompt_logprobs"] = [None, *({t: SimpleNamespace(logprob=likely(t))} for t in self.prompt[1:])]
         return SimpleNamespace(outputs=[completion], metrics=self.stamps, **told)
 
 

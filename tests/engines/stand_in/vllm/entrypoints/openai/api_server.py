@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
+from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams, likely
 
 SWITCHES = (
     "enforce_eager", "enable_prefix_caching", "disable_uvicorn_access_log", "enable_prompt_tokens_details", "metrics",
@@ -90,7 +90,8 @@ class Server:
             tokens = self.engine.tokens({"prompt_token_ids": asked["prompt"]}, parameters, name)
             if not asked["stream"]:
                 ids = [token async for token in tokens]
-                return say(writer, 200, {"choices": [{"token_ids": ids}], "usage": usage})
+                table = [None, *({str(t): {"logprob": likely(t)}} for t in asked["prompt"][1:])]
+                return say(writer, 200, {"choices": [{"token_ids": ids, "prompt_logprobs": table}], "usage": usage})
             await stream(writer, tokens, lambda: usage | self.details(name))
         except ValueError as error:
             say(writer, 400, {"error": str(error)})
