@@ -26,6 +26,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.gate import text as gates
+from pytest_slmserve.report.numbers import ABSENT, figure, milliseconds
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.run_list import measured_facts
 from pytest_slmserve.report.screen import (
@@ -197,6 +198,7 @@ def page_content(
             "notes": [*found.notes, *filter(None, [found.reused])],
             "words": WORDS,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
+            "costs": cost_part(shown),
         }
 
 
@@ -380,6 +382,20 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any]
             for point in curve.valid
         ],
     }
+
+
+def cost_part(shown: Sequence[tuple[str, Curve]]) -> dict[str, Any] | None:
+    """Throughput and energy of each load as a table, which the page fills with costs; None without points."""
+    rows = [(label, point) for label, curve in shown for point in curve.valid]
+    if not rows:
+        return None
+    cells = [
+        [label, str(p.concurrency), figure(p.output_tokens_per_s, 4), milliseconds(p.energy_per_token_j), *[ABSENT] * 3]
+        for label, p in rows
+    ]
+    heads = ["model", "in flight", "tokens/s", "mJ per token", "GPU", "energy", "both"]
+    table = HtmlTable("Cost of a million output tokens", heads, cells, [False, *[True] * 6])
+    return {"table": table, "points": [[p.output_tokens_per_s, p.energy_per_token_j] for _, p in rows]}
 
 
 def _window(group: Sequence[Measurement]) -> dict[str, Any]:

@@ -159,7 +159,6 @@
         : `${name}: no load has so many good requests`;
     });
     one("#best").textContent = words.join("\n");
-    remember();
   }
 
   // A slider goes over the latencies that there are, on a logarithmic scale; at its right end there is no bound.
@@ -183,9 +182,9 @@
         const place = Number(slider.value);
         field(name).value = place === 1000 ? "" : Number(slid(name, place).toPrecision(3));
         judge();
+        remember("slo");
       });
     }
-    recall();
     for (const name of NAMES) one(`#${name}-slider`).value = placeOf(name, parseFloat(field(name).value));
     one("#bounds").addEventListener("submit", (event) => event.preventDefault());
     for (const input of all("#bounds input[type=number]")) {
@@ -193,20 +192,53 @@
         const slider = one(`#${input.id}-slider`);
         if (slider) slider.value = placeOf(input.id, parseFloat(input.value));
         judge();
+        remember("slo");
       });
     }
   }
 
+  // Cost
+
+  function price() {
+    const [hour, kwh] = ["price-hour", "price-kwh"].map((name) => parseFloat(field(name).value));
+    const rows = one("#cost-table tbody").rows;
+    JSON.parse(one("#cost-table").dataset.points).forEach(([rate, joules], i) => {
+      const gpu = hour > 0 ? (hour / (3600 * rate)) * 1e6 : null;
+      const energy = kwh > 0 && joules !== null ? (joules / 3.6e6) * 1e6 * kwh : null;
+      const both = gpu === null || energy === null ? null : gpu + energy;
+      [gpu, energy, both].forEach((cost, at) => {
+        rows[i].cells[4 + at].textContent = cost === null ? "-" : figure(cost, 3);
+      });
+    });
+  }
+
+  function prepareCosts() {
+    for (const input of all("#cost input")) input.addEventListener("input", () => {
+      price();
+      remember("cost");
+    });
+    one("#cost form").addEventListener("submit", (event) => event.preventDefault());
+    price();
+  }
+
   // The state is in the address, behind what a link to a part has there
 
-  const fields = [...NAMES, "attainment"];
-  function remember() {
-    const state = new URLSearchParams(fields.map((name) => [name, field(name).value]));
-    history.replaceState(null, "", `#slo?${state}`);
+  const fields = [...NAMES, "attainment", "price-hour", "price-kwh"].filter((name) => one(`#${name}`));
+  function remember(part) {
+    const state = new URLSearchParams(fields.map((name) => [name, field(name).value]).filter(([, value]) => value));
+    for (const name of fields) if (field(name).defaultValue && !field(name).value) state.set(name, "");
+    const shown = one("[data-filter][aria-pressed=true]")?.dataset.filter;
+    if (shown) state.set("show", shown);
+    if (root.dataset.chosen) state.set("theme", root.dataset.theme);
+    history.replaceState(null, "", `#${part}?${state}`);
   }
   function recall() {
     const [, state] = location.hash.split("?");
-    if (state) for (const [name, value] of new URLSearchParams(state)) if (fields.includes(name)) field(name).value = value;
+    for (const [name, value] of new URLSearchParams(state ?? "")) {
+      if (fields.includes(name)) field(name).value = value;
+      else if (name === "show" && ["holds", "fails", "undecided"].includes(value)) filter(value);
+      else if (name === "theme" && ["dark", "light"].includes(value)) choose(value);
+    }
   }
 
   // Buttons
@@ -266,18 +298,27 @@
     one("#theme").setAttribute("aria-pressed", String(theme === "dark"));
   }
 
+  function choose(theme) {
+    paint(theme);
+    root.dataset.chosen = "yes";
+  }
+
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     if (button.id === "theme") {
-      paint(root.dataset.theme === "dark" ? "light" : "dark");
+      choose(root.dataset.theme === "dark" ? "light" : "dark");
+      remember("answer");
       for (const [element, chart] of charts) if (chart.view) draw(element);
     } else if ("copy" in button.dataset) {
       const code = one("code", button.parentElement);
       getSelection().selectAllChildren(code); // for who may not write to the clipboard
       await navigator.clipboard.writeText(code.textContent);
       button.textContent = "Copied";
-    } else if ("filter" in button.dataset) filter(button.dataset.filter);
+    } else if ("filter" in button.dataset) {
+      filter(button.dataset.filter);
+      remember("claims");
+    }
     else if ("save" in button.dataset) await download(button);
   });
   document.addEventListener("change", (event) => {
@@ -299,6 +340,8 @@
       script.textContent = await unpacked(element);
       document.head.append(script);
     }
+    recall();
+    if (one("#cost")) prepareCosts();
     if (one("#requests")) await prepare();
     if (one("#requests")) judge();
     await drawNear();

@@ -13,6 +13,8 @@ import pytest
 from scripts import BASELINES
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.advice.advisor import cost_per_million
+from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.numbers import figure, hundredths
@@ -158,6 +160,41 @@ def test_the_address_keeps_the_bounds(opened):
     opened.page.wait_for_selector("html[data-ready=yes]")
     assert opened.page.input_value("#e2e") == "1800" and opened.page.input_value("#attainment") == "50"
     assert opened.goodput() == rows
+
+
+def test_prices_give_the_cost_that_the_advisor_computes(opened):
+    opened.page.fill("#price-hour", "2.5")
+    opened.page.fill("#price-kwh", "0.3")
+    rows = opened.page.eval_on_selector_all(
+        "#cost-table tbody tr", "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    (curve,) = judged_again(read(ARCHIVE)).curves
+    for row, point in zip(rows, curve.valid, strict=True):
+        gpu = cost_per_million(2.5, Interval(point.output_tokens_per_s), 1.0).value
+        energy = 1e6 * point.energy_per_token_j / 3.6e6 * 0.3
+        assert row[1:] == [
+            str(point.concurrency),
+            figure(point.output_tokens_per_s, 4),
+            *(figure(value) for value in (1e3 * point.energy_per_token_j, gpu, energy, gpu + energy)),
+        ]
+    opened.page.fill("#price-hour", "")
+    told = opened.page.locator("#cost-table tbody tr").first.locator("td").all_text_contents()
+    assert told[3] == told[5] == "-" and float(told[4]) > 0
+
+
+def test_the_address_keeps_prices_what_is_shown_and_the_theme(opened):
+    opened.page.fill("#price-hour", "2")
+    opened.page.click("[data-filter=fails]")
+    opened.page.click("#theme")
+    theme, address = opened.page.get_attribute("html", "data-theme"), opened.page.url
+    opened.page.goto("about:blank")
+    opened.page.goto(address)
+    opened.page.wait_for_selector("html[data-ready=yes]")
+    assert opened.page.input_value("#price-hour") == "2"
+    assert opened.page.get_attribute("[data-filter=fails]", "aria-pressed") == "true"
+    assert opened.page.get_attribute("html", "data-theme") == theme
+    opened.page.click("[data-filter='']")
+    opened.page.click("#theme")
 
 
 def test_claims_are_filtered(opened):
