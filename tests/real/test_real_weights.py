@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from interfaces import url_of
@@ -72,6 +73,14 @@ def test_answers_mean_something(server, tokenizer, questions):
     told = [tokenizer.decode(list(ids)) for ids in outputs]
     right = [city in text for city, text in zip(CAPITALS.values(), told, strict=True)]
     assert right[0] and sum(right) >= 4, told
+
+
+def test_answers_to_their_own_questions_are_likelier_than_to_others(server, questions):
+    own = server.outputs(questions, len(CAPITALS), 12)
+    others = (*own[1:], own[0])
+    right, wrong = server.scores(questions, own), server.scores(questions, others)
+    assert all(-100 < score < 0 for score in (*right, *wrong)) and min(right) > -2
+    assert fmean(right) > fmean(wrong) + 0.5 and server.scores(questions, own) == pytest.approx(right, abs=0.01)
 
 
 def test_texts_end_by_themselves_and_are_as_long_as_they_are(server, questions):

@@ -24,7 +24,16 @@ from pytest_slmserve.report.figures.sweeps import loads_between, saturation_law
 from pytest_slmserve.report.numbers import figure as shown
 from pytest_slmserve.report.numbers import milliseconds
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.sensors import DRAM_ACTIVE, GPU_UTIL, POWER, SM_ACTIVE, SM_CLOCK, TENSOR_ACTIVE
+from pytest_slmserve.schema.sensors import (
+    CANARY,
+    CANARY_CPU,
+    DRAM_ACTIVE,
+    GPU_UTIL,
+    POWER,
+    SM_ACTIVE,
+    SM_CLOCK,
+    TENSOR_ACTIVE,
+)
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -269,6 +278,9 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
             groups["W"] = {"power": (sensed.time_s, sensed.columns[POWER], 1.0)}
         if SM_CLOCK in sensed.columns:
             groups["MHz"] = {"SM clock": (sensed.time_s, sensed.columns[SM_CLOCK], 1e-6)}
+        pieces = {"canary": CANARY, "its CPU time": CANARY_CPU}
+        known = {name: sensed.columns[number] for name, number in pieces.items() if number in sensed.columns}
+        groups["ms"] = {name: (sensed.time_s, column, 1e3) for name, column in known.items()}
     drawn = []
     for unit, lines in groups.items():
         values = [row for name, line in lines.items() for row in _course(name, *line, run.window_s)]

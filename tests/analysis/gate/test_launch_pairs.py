@@ -217,8 +217,8 @@ def test_an_unknown_endpoint_is_a_key_error():
 
 
 def scored(drift=0.0, between=0.0, count=4, real=True):
-    """Pairs of which the first two tell how likely 64 answers are; the candidate finds them less likely by `drift`, and
-    the second baseline by `between`."""
+    """Pairs of which the first two tell how likely 64 answers are: less by `drift` to the candidate, and by `between`
+    to both of the second pair."""
     made = []
     for m in pairs(count):
         place, less = m.paired, drift if m.paired.side == "candidate" else 0.0
@@ -233,18 +233,27 @@ def scored(drift=0.0, between=0.0, count=4, real=True):
     ("drift", "between", "wanted"),
     [
         (0.0, 0.0, State.HOLDS),
-        (-0.5, 0.0, State.HOLDS),
-        (0.009, 0.0, State.HOLDS),
-        (0.011, 0.0, State.FAILS),
-        (0.011, 0.005, State.HOLDS),  # launches of the baseline differ by half of that
+        (0.045, 0.0, State.HOLDS),
+        (-0.045, 0.0, State.HOLDS),
+        (0.055, 0.0, State.FAILS),
+        (-0.055, 0.0, State.FAILS),  # likelier than to the baseline is wrong too
+        (0.055, 0.02, State.HOLDS),  # launches of the baseline differ by that
         (1.5, 0.0, State.FAILS),
     ],
 )
-def test_a_candidate_that_finds_the_answers_less_likely_fails(drift, between, wanted):
+def test_a_candidate_to_which_the_answers_are_not_as_likely_fails(drift, between, wanted):
     gated = judge_gate(scored(drift, between), GateCriteria())
     assert gated.outcome is state(gated, OUTPUTS) is wanted
-    assert gated.verdict(OUTPUTS).value == pytest.approx(drift, abs=1e-6)
-    assert "the baseline's tokens are less likely by" in gated.verdict(OUTPUTS).why
+    assert gated.verdict(OUTPUTS).value == pytest.approx(abs(drift), abs=1e-6)
+    assert "the log probability of the baseline's tokens changes by" in gated.verdict(OUTPUTS).why
+
+
+def test_changes_both_ways_do_not_cancel_out():
+    made = []
+    for m in scored():
+        wrong = [score + (0.2 if n % 2 else -0.2) for n, score in enumerate(m.paired.scores)]
+        made.append(replace(m, paired=replace(m.paired, scores=tuple(wrong))) if m.paired.side == "candidate" else m)
+    assert state(judge_gate(made, GateCriteria()), OUTPUTS) is State.FAILS
 
 
 def test_answers_of_dummy_weights_are_not_judged_and_without_scores_nothing_passes():
