@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,7 +22,8 @@ if not FOLDER.is_dir():
 yaml = pytest.importorskip("yaml", reason="needs pyyaml")
 
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
-OURS = ("gpu.yml", "upgrade-gate.yml")  # those that use our own machines
+OURS = ("gate.yml", "gpu.yml")  # those that use our own machines
+CALLED = "./.github/workflows/gate.yml"  # by a job that has no steps
 HOSTED = "ubuntu-latest"
 TRUSTED = {"actions/checkout", "actions/download-artifact", "actions/upload-artifact"}
 
@@ -35,33 +38,44 @@ def read(path: Path) -> dict[str, Any]:
 
 def jobs(workflow: Workflow, own: bool) -> Iterator[tuple[str, Job]]:
     """Those on our own machines, or the others. What is not known to be GitHub's is ours."""
-    yield from ((name, job) for name, job in workflow["jobs"].items() if (job.get("runs-on") != HOSTED) is own)
+    there = ((name, job) for name, job in workflow["jobs"].items() if "uses" not in job)
+    yield from ((name, job) for name, job in there if (job.get("runs-on") != HOSTED) is own)
+
+
+def callers(workflow: Workflow) -> list[tuple[str, Job]]:
+    """Jobs that are another workflow's."""
+    return [(name, job) for name, job in workflow["jobs"].items() if "uses" in job]
 
 
 def steps(workflow: Workflow) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield from ((name, step) for name, job in workflow["jobs"].items() for step in job["steps"])
+    yield from ((name, step) for name, job in workflow["jobs"].items() for step in job.get("steps", ()))
 
 
 # Rules for workflows that use our own machines: what breaks each
 
 
 def strange_triggers(workflow: Workflow) -> list[str]:
-    """Whatever a stranger can cause: a pull request, a comment, another workflow's end."""
-    wanted = {"workflow_dispatch", "schedule", "push"}
+    """Whatever a stranger can cause: a pull request, a comment, another workflow's end. Who calls a workflow answers
+    for what causes the call; the called one runs nothing of a fork."""
+    wanted = {"workflow_dispatch", "schedule", "push", "workflow_call"}
     found = sorted(set(workflow["on"]) - wanted)
     push = workflow["on"].get("push", {"branches": ["main"]})
     return found if push == {"branches": ["main"]} else [*found, f"push: {push}"]
 
 
 def in_forks(workflow: Workflow) -> list[str]:
-    """A job without needs, or on our machines, asks for the repository's own variable; all it asks for has to hold."""
+    """A job without needs, or on our machines, asks for the repository's own variable; all it asks for has to hold.
+    Where others call it, a pull request's code is not a fork's."""
     guard = "github.repository == vars.SLM_GPU_REPOSITORY"
     asked = {
         name: str(job.get("if", ""))
         for name, job in workflow["jobs"].items()
-        if job["runs-on"] != HOSTED or "needs" not in job
+        if job.get("runs-on") != HOSTED or "needs" not in job
     }
-    return [name for name, text in asked.items() if not re.fullmatch(rf"{re.escape(guard)}( && [^|]+)?", text)]
+    found = [name for name, text in asked.items() if not re.fullmatch(rf"{re.escape(guard)}( && [^|]+)?", text)]
+    if "workflow_call" in workflow["on"]:
+        found += [name for name, _ in jobs(workflow, own=True) if f" && {NOT_A_FORK}" not in asked[name]]
+    return found
 
 
 def too_much_access(workflow: Workflow) -> list[str]:
@@ -71,6 +85,7 @@ def too_much_access(workflow: Workflow) -> list[str]:
         given = job.get("permissions", {"contents": "read"})
         if not isinstance(given, dict) or ("write" in given.values() and given != {"issues": "write"}):
             found.append(name)
+    found += [name for name, job in callers(workflow) if job.get("permissions") != FOR_THE_GATE]
     return found if workflow.get("permissions") == {"contents": "read"} else [*found, "the whole"]
 
 
@@ -85,7 +100,7 @@ def writers_of_issues_that_run_code(workflow: Workflow) -> list[str]:
     """Who may write fetches one text and no code."""
     found = []
     for name, job in workflow["jobs"].items():
-        if "write" in (job.get("permissions") or {}).values():
+        if "steps" in job and "write" in (job.get("permissions") or {}).values():
             used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
             fetched = [step.get("with", {}).get("name") for step in job["steps"] if "uses" in step]
             strange = re.findall(r"pip|git clone|curl|\bsh\b|bash", yaml.safe_dump(job, width=10_000))
@@ -96,7 +111,7 @@ def writers_of_issues_that_run_code(workflow: Workflow) -> list[str]:
 
 def unpinned_actions(workflow: Workflow) -> list[str]:
     used = [step["uses"] for _, step in steps(workflow) if "uses" in step]
-    used += [job["uses"] for job in workflow["jobs"].values() if "uses" in job]
+    used += [job["uses"] for _, job in callers(workflow) if job["uses"] != CALLED]
     return [
         use
         for use in used
@@ -115,7 +130,7 @@ def expressions_in_scripts(workflow: Workflow) -> list[str]:
 
 
 def without_limit(workflow: Workflow) -> list[str]:
-    limits = {name: job.get("timeout-minutes") for name, job in workflow["jobs"].items()}
+    limits = {name: job.get("timeout-minutes") for name, job in workflow["jobs"].items() if "uses" not in job}
     return [name for name, limit in limits.items() if not isinstance(limit, int) or not 0 < limit <= 120]
 
 
@@ -127,7 +142,11 @@ def at_the_same_time(workflow: Workflow) -> list[str]:
 
 def remote_executor(workflow: Workflow) -> list[str]:
     wanted = ["self-hosted", "linux", "gpu"]
-    return [name for name, job in jobs(workflow, own=True) if job["runs-on"] != wanted or "container" in job]
+    inputs = (workflow["on"].get("workflow_call") or {}).get("inputs", {})
+    known: list[object] = [wanted]
+    if json.loads(inputs.get("runner", {}).get("default", "[]")) == wanted:
+        known.append("${{ fromJSON(inputs.runner) }}")
+    return [name for name, job in jobs(workflow, own=True) if job["runs-on"] not in known or "container" in job]
 
 
 def without_a_gpu(workflow: Workflow) -> list[str]:
@@ -161,6 +180,8 @@ def test_actions_are_pinned_and_leave_no_credentials_in_every_workflow(path):
 
 
 GUARD = "github.repository == vars.SLM_GPU_REPOSITORY"
+NOT_A_FORK = "github.event.pull_request.head.repo.fork != true"
+FOR_THE_GATE = {"contents": "read", "issues": "write"}  # of a job that calls it, whose jobs take less each
 SHA = "0123456789abcdef0123456789abcdef01234567"
 CHECKOUT = {"uses": f"actions/checkout@{SHA}", "with": {"persist-credentials": False}}
 FETCH = {"uses": f"actions/download-artifact@{SHA}", "with": {"name": "gate-summary", "path": "gate"}}
@@ -186,7 +207,8 @@ SOUND: dict[str, Any] = {
         },
     },
 }
-GATE, REPORT = ("jobs", "gate"), ("jobs", "report")
+SOUND["jobs"]["call"] = {"needs": "gate", "if": GUARD, "permissions": FOR_THE_GATE, "uses": CALLED}
+GATE, REPORT, CALL = ("jobs", "gate"), ("jobs", "report"), ("jobs", "call")
 DELETED = object()
 PLANTED: list[tuple[str, Sequence[str | int], object]] = [
     ("no stranger starts it", ("on", "pull_request"), None),
@@ -199,12 +221,16 @@ PLANTED: list[tuple[str, Sequence[str | int], object]] = [
     ("it does not run in a fork", (*GATE, "if"), f"{GUARD} || true"),
     ("it does not run in a fork", (*GATE, "if"), "needs.release.outputs.candidate != ''"),
     ("it does not run in a fork", (*REPORT, "needs"), DELETED),
+    ("it does not run in a fork", (*CALL, "if"), DELETED),
+    ("it does not run in a fork", ("on", "workflow_call"), None),
     ("our machines may read, and issues may be written", (*GATE, "permissions"), DELETED),
     ("our machines may read, and issues may be written", (*GATE, "permissions", "issues"), "write"),
     ("our machines may read, and issues may be written", (*GATE, "permissions"), "write-all"),
     ("our machines may read, and issues may be written", (*REPORT, "permissions", "contents"), "write"),
     ("our machines may read, and issues may be written", (*REPORT, "permissions"), "write-all"),
     ("our machines may read, and issues may be written", ("permissions",), DELETED),
+    ("our machines may read, and issues may be written", (*CALL, "permissions"), DELETED),
+    ("our machines may read, and issues may be written", (*CALL, "permissions", "contents"), "write"),
     ("no token is on our machines", (*GATE, "env", "HF_TOKEN"), "${{ secrets.HF_TOKEN }}"),
     ("no token is on our machines", (*GATE, "steps", 1, "env", "T"), "${{ github.token }}"),
     ("no token is on our machines", (*GATE, "environment"), "gpu"),
@@ -218,6 +244,7 @@ PLANTED: list[tuple[str, Sequence[str | int], object]] = [
     ("actions are pinned", (*GATE, "steps", 0, "uses"), "actions/checkout@0123456"),
     ("actions are pinned", (*GATE, "steps", 0, "uses"), f"somebody/checkout@{SHA}"),
     ("actions are pinned", (*GATE, "uses"), "somebody/else/.github/workflows/gpu.yml@main"),
+    ("actions are pinned", (*CALL, "uses"), "./.github/workflows/release.yml"),
     ("no credentials are left behind", (*GATE, "steps", 0, "with"), {}),
     ("no credentials are left behind", (*GATE, "steps", 0, "with", "persist-credentials"), True),
     ("scripts hold no expressions", (*GATE, "steps", 1, "run"), "pytest ${{ inputs.arguments }}"),
@@ -228,6 +255,7 @@ PLANTED: list[tuple[str, Sequence[str | int], object]] = [
     ("one run at a time", (*GATE, "concurrency", "cancel-in-progress"), True),
     ("the labels are those of the documentation", (*GATE, "runs-on"), ["self-hosted"]),
     ("the labels are those of the documentation", (*REPORT, "runs-on"), "gpu"),
+    ("the labels are those of the documentation", (*GATE, "runs-on"), "${{ fromJSON(inputs.runner) }}"),
     ("a GPU is required", (*GATE, "env"), {}),
 ]
 
@@ -246,7 +274,7 @@ def planted(where: Sequence[str | int], what: object) -> dict[str, Any]:
     return workflow
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, "upgrade-gate.yml"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_workflow_on_our_machines_keeps_the_rule(name: str, rule: str) -> None:
     assert RULES[rule](read(FOLDER / name)) == []
@@ -295,12 +323,21 @@ def test_one_job_stands_for_all_of_ci() -> None:
 
 
 def test_the_gate_may_do_what_its_jobs_need() -> None:
-    found = {name: job["permissions"] for name, job in read(FOLDER / "upgrade-gate.yml")["jobs"].items()}
-    assert found == {
-        "release": {"contents": "read", "issues": "read"},
-        "gate": {"contents": "read"},
-        "report": {"issues": "write"},
+    found = {
+        path: {name: job["permissions"] for name, job in read(FOLDER / path)["jobs"].items()}
+        for path in ("upgrade-gate.yml", "gate.yml")
     }
+    assert found == {
+        "upgrade-gate.yml": {"release": {"contents": "read", "issues": "read"}, "gate": FOR_THE_GATE},
+        "gate.yml": {"gate": {"contents": "read"}, "report": {"issues": "write"}},
+    }
+
+
+def test_what_calls_the_gate_gives_it_inputs_that_it_has() -> None:
+    (job,) = (job for _, job in callers(read(FOLDER / "upgrade-gate.yml")))
+    inputs = read(FOLDER / "gate.yml")["on"]["workflow_call"]["inputs"]
+    assert job["with"].keys() <= inputs.keys()
+    assert {name for name, each in inputs.items() if each.get("required")} <= job["with"].keys()
 
 
 # The scripts of the steps, with commands that only take notes
@@ -348,16 +385,31 @@ def step(tmp_path: Path) -> Step:
     return Step(tmp_path)
 
 
-def script_of(job: str, name: str, workflow: str = "upgrade-gate.yml") -> str:
+def script_of(job: str, name: str, workflow: str = "gate.yml") -> str:
     (found,) = (each for each in read(FOLDER / workflow)["jobs"][job]["steps"] if each.get("name") == name)
     text: str = found["run"]
     return text
 
 
-def gated(step: Step, status: int) -> Ran:
+def gated(step: Step, status: int, **inputs: str) -> Ran:
     (step.folder / "gate").mkdir()
     step.command(step.temp / "plugin/bin/pytest", f'echo "# Gate" >> "$GITHUB_STEP_SUMMARY"\nexit {status}')
-    return step.run(script_of("gate", "Gate"), BASELINE="0.26.0", CANDIDATE="0.27.0")
+    given = {"MODELS": "", "LOADS": "", "TESTS": "", **inputs}
+    return step.run(script_of("gate", "Gate"), BASELINE="0.26.0", CANDIDATE="0.27.0", **given)
+
+
+def test_a_caller_names_tests_models_and_loads(step: Step) -> None:
+    ran = gated(step, 0, TESTS="tests/gpu -k gate", MODELS="Qwen/Qwen3-0.6B,models/mine", LOADS="8,256")
+    words = "pytest tests/gpu -k gate --slm-models=Qwen/Qwen3-0.6B,models/mine --slm-concurrency=8,256 --slm-gpu"
+    assert ran.called.startswith(words), ran.called
+    assert gated_words(step, "").startswith("pytest --slm-gpu --slm-gate")
+
+
+def gated_words(step: Step, tests: str) -> str:
+    step.files["CALLED"].write_text("", "utf-8")
+    return step.run(
+        script_of("gate", "Gate"), BASELINE="0.26.0", CANDIDATE="0.27.0", MODELS="", LOADS="", TESTS=tests
+    ).called
 
 
 @pytest.mark.parametrize(
@@ -380,7 +432,53 @@ def test_what_is_no_verdict_fails_the_job_and_tells_no_status(step: Step, status
     assert ("the gate was broken off" in ran.printed) is (status == 3)
 
 
-def reported(step: Step, status: str = "1", known: str = "", text: str = "# Gate\n") -> Ran:
+REHEARSED = """
+words=()
+for word in "$@"; do
+  case $word in
+    --slm-gpu) words+=(--slm-simulate) ;;
+    --slm-*-python=*) ;;
+    *) words+=("$word") ;;
+  esac
+done
+exec "$PYTHON" -m pytest -p no:cacheprovider "${words[@]}" $SLOWER
+"""
+
+
+@pytest.mark.parametrize(("slower", "status"), [("", 0), ("--slm-simulate-slowdown=5%", 1)])
+def test_the_gate_is_rehearsed_in_somebodys_repository(step: Step, slower: str, status: int) -> None:
+    """The steps of the workflow as scripts, on a simulated engine, with models and margin of its pyproject.toml."""
+    pytest.importorskip("jinja2", reason="a page needs Jinja2")
+    (step.folder / "gate").mkdir()
+    (step.folder / "pyproject.toml").write_text(
+        '[tool.pytest.ini_options]\nslm_models = ["opt-1.3b"]\nslm_concurrency = ["64"]\nslm_input_len = "64"\n',
+        "utf-8",
+    )
+    step.command(step.temp / "plugin/bin/pytest", REHEARSED)
+    checkout = FOLDER.parents[1]
+    given = {
+        "MODELS": "",
+        "LOADS": "",
+        "TESTS": f"{checkout / 'benchmarks/test_gate.py'}",
+        "SLM_GATE_MARGIN": "0.03",
+        "SLM_GATE_PAIRS": "12",
+        "SLM_RECORDS": "gate/records.jsonl.gz",
+        "SLM_HTML": "gate/page.html",
+        "PYTHON": sys.executable,
+        "PYTHONPATH": f"{checkout}",
+        "SLOWER": slower,
+    }
+    ran = step.run(script_of("gate", "Gate"), BASELINE="0.26.0", CANDIDATE="0.27.0", **given)
+    assert (ran.status, ran.outputs) == (status, f"status={status}\n"), ran.printed
+    left = {path.name for path in (step.folder / "gate").iterdir()}
+    assert left >= {"records.jsonl.gz", "page.html", "junit.xml", "summary.md", "gate.json"}
+    summary = (step.folder / "gate/summary.md").read_text("utf-8")
+    assert f"opt-1.3b: {'FAIL' if status else 'PASS'}" in summary and "output tokens/s" in summary
+    told = reported(step, str(status), text="")
+    assert told.status == 0 and "output tokens/s" in (step.folder / "body.md").read_text("utf-8")
+
+
+def reported(step: Step, status: str = "1", known: str = "", text: str = "# Gate\n", pull: str = "") -> Ran:
     (step.folder / "gate").mkdir(exist_ok=True)
     if text:
         (step.folder / "gate/summary.md").write_text(text, "utf-8")
@@ -389,7 +487,12 @@ def reported(step: Step, status: str = "1", known: str = "", text: str = "# Gate
     reply = f'case "$1 $2" in "issue create") echo {url} ;; "api --paginate") cat listing ;; esac'
     step.command(step.bin / "gh", reply)
     names = {"GH_REPO": "o/r", "BASELINE": "0.26.0", "CANDIDATE": "0.27.0", "RUN": "https://example.org/run/1"}
-    return step.run(script_of("report", "Write the issue"), STATUS=status, **names)
+    return step.run(script_of("report", "Write the issue"), STATUS=status, PULL=pull, **names)
+
+
+def test_on_a_pull_request_the_result_is_a_comment_and_no_issue(step: Step) -> None:
+    ran = reported(step, pull="12")
+    assert ran.status == 0 and ran.called == "gh issue comment 12 --body-file body.md\n"
 
 
 @pytest.mark.parametrize(
@@ -444,8 +547,10 @@ def test_each_release_has_an_environment_of_its_own_and_says_what_is_in_it(step:
     pip = step.bin / "pip"
     step.command(pip, 'echo "installed: ${0%/bin/pip}"')
     name = "Install the plugin, and each release into an environment of its own"
-    ran = step.run(script_of("gate", name), BASELINE="0.26.0", CANDIDATE="0.27.0", PIP=str(pip))
+    given = {"BASELINE": "0.26.0", "CANDIDATE": "0.27.0", "PLUGIN": "pytest-slmserve"}
+    ran = step.run(script_of("gate", name), PIP=str(pip), **given)
     assert ran.status == 0, ran.printed
+    assert "pip install pytest-slmserve[report]\n" in ran.called
     assert [line for line in ran.called.splitlines() if "vllm==" in line] == [
         "pip install --only-binary vllm vllm==0.26.0",
         "pip install --only-binary vllm vllm==0.27.0",
