@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-FOLDER = Path(__file__).parents[1] / ".github" / "workflows"
-if not FOLDER.is_dir():
-    pytest.skip("no checkout", allow_module_level=True)
-yaml = pytest.importorskip("yaml", reason="needs pyyaml")
+from scripts import CHECKOUT
+from workflow_steps import ACTION, FOLDER, REHEARSED, Ran, Step, read, script_of, yaml
 
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
 OURS = ("gate.yml", "gpu.yml")  # those that use our own machines
-CALLED = "./.github/workflows/gate.yml"  # by a job that has no steps
+CALLED = "$/.github/workflows/gate.yml"  # by a job that has no steps; $ is the repository and commit of the file
+STEPS_OF_THE_GATE = "$/.github/actions/gate"
 HOSTED = "ubuntu-latest"
 TRUSTED = {"actions/checkout", "actions/download-artifact", "actions/upload-artifact"}
 
 Workflow = Mapping[str, Any]
 Job = Mapping[str, Any]
-
-
-def read(path: Path) -> dict[str, Any]:
-    loaded = yaml.safe_load(path.read_text("utf-8"))
-    return {"on": loaded.pop(True), **loaded}  # YAML 1.1 reads the key `on` as true
 
 
 def jobs(workflow: Workflow, own: bool) -> Iterator[tuple[str, Job]]:
@@ -115,7 +104,8 @@ def unpinned_actions(workflow: Workflow) -> list[str]:
     return [
         use
         for use in used
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", use) or use.split("@")[0] not in TRUSTED
+        if use != STEPS_OF_THE_GATE
+        and (not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", use) or use.split("@")[0] not in TRUSTED)
     ]
 
 
@@ -150,8 +140,9 @@ def remote_executor(workflow: Workflow) -> list[str]:
 
 
 def without_a_gpu(workflow: Workflow) -> list[str]:
-    """A run without a GPU is an error there, and no skip."""
-    found = {name: job.get("env", {}).get("SLM_REQUIRE_GPU") for name, job in jobs(workflow, own=True)}
+    """A run without a GPU is an error there, and no skip; the action sees to it where it is all that runs."""
+    running = [(name, job) for name, job in jobs(workflow, own=True) if any("run" in step for step in job["steps"])]
+    found = {name: job.get("env", {}).get("SLM_REQUIRE_GPU") for name, job in running}
     return [name for name, value in found.items() if value != "1"]
 
 
@@ -174,7 +165,7 @@ RULES: dict[str, Callable[[Workflow], Sequence[str]]] = {
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned_and_leave_no_credentials_in_every_workflow(path):
     workflow = read(path)
-    used = [step["uses"] for _, step in steps(workflow) if "uses" in step]
+    used = {step["uses"] for _, step in steps(workflow) if "uses" in step} - {STEPS_OF_THE_GATE}
     assert [use for use in used if not re.search(r"@[0-9a-f]{40}$", use)] == []
     assert credentials_left_behind(workflow) == []
 
@@ -183,7 +174,7 @@ GUARD = "github.repository == vars.SLM_GPU_REPOSITORY"
 NOT_A_FORK = "github.event.pull_request.head.repo.fork != true"
 FOR_THE_GATE = {"contents": "read", "issues": "write"}  # of a job that calls it, whose jobs take less each
 SHA = "0123456789abcdef0123456789abcdef01234567"
-CHECKOUT = {"uses": f"actions/checkout@{SHA}", "with": {"persist-credentials": False}}
+CHECKOUT_STEP = {"uses": f"actions/checkout@{SHA}", "with": {"persist-credentials": False}}
 FETCH = {"uses": f"actions/download-artifact@{SHA}", "with": {"name": "gate-summary", "path": "gate"}}
 SOUND: dict[str, Any] = {
     "on": {"workflow_dispatch": None, "schedule": [{"cron": "0 3 * * *"}], "push": {"branches": ["main"]}},
@@ -196,7 +187,7 @@ SOUND: dict[str, Any] = {
             "permissions": {"contents": "read"},
             "concurrency": {"group": "gpu", "cancel-in-progress": False},
             "env": {"SLM_REQUIRE_GPU": "1"},
-            "steps": [CHECKOUT, {"run": "pytest $ARGUMENTS", "env": {"ARGUMENTS": "${{ inputs.arguments }}"}}],
+            "steps": [CHECKOUT_STEP, {"run": "pytest $ARGUMENTS", "env": {"ARGUMENTS": "${{ inputs.arguments }}"}}],
         },
         "report": {
             "needs": "gate",
@@ -235,7 +226,7 @@ PLANTED: list[tuple[str, Sequence[str | int], object]] = [
     ("no token is on our machines", (*GATE, "steps", 1, "env", "T"), "${{ github.token }}"),
     ("no token is on our machines", (*GATE, "environment"), "gpu"),
     ("no token is on our machines", ("env",), {"T": "${{ secrets.T }}"}),
-    ("who writes issues runs no code", (*REPORT, "steps", 0), CHECKOUT),
+    ("who writes issues runs no code", (*REPORT, "steps", 0), CHECKOUT_STEP),
     ("who writes issues runs no code", (*REPORT, "steps", 0, "with"), {"name": "gate-records"}),
     ("who writes issues runs no code", (*REPORT, "steps", 0, "with"), {}),
     ("who writes issues runs no code", (*REPORT, "steps", 1, "run"), "pip install vllm"),
@@ -244,7 +235,10 @@ PLANTED: list[tuple[str, Sequence[str | int], object]] = [
     ("actions are pinned", (*GATE, "steps", 0, "uses"), "actions/checkout@0123456"),
     ("actions are pinned", (*GATE, "steps", 0, "uses"), f"somebody/checkout@{SHA}"),
     ("actions are pinned", (*GATE, "uses"), "somebody/else/.github/workflows/gpu.yml@main"),
-    ("actions are pinned", (*CALL, "uses"), "./.github/workflows/release.yml"),
+    ("actions are pinned", (*CALL, "uses"), "$/.github/workflows/release.yml"),
+    ("actions are pinned", (*GATE, "steps", 0, "uses"), "./.github/actions/gate"),  # of whoever was checked out
+    ("actions are pinned", (*GATE, "steps", 0, "uses"), "$/.github/actions/other"),
+    ("actions are pinned", (*GATE, "steps", 0, "uses"), "OWNER/pytest-slmserve/.github/actions/gate@v0.1.0"),
     ("no credentials are left behind", (*GATE, "steps", 0, "with"), {}),
     ("no credentials are left behind", (*GATE, "steps", 0, "with", "persist-credentials"), True),
     ("scripts hold no expressions", (*GATE, "steps", 1, "run"), "pytest ${{ inputs.arguments }}"),
@@ -260,9 +254,9 @@ PLANTED: list[tuple[str, Sequence[str | int], object]] = [
 ]
 
 
-def planted(where: Sequence[str | int], what: object) -> dict[str, Any]:
-    """SOUND with one entry more, another, or one less."""
-    workflow = deepcopy(SOUND)
+def planted(where: Sequence[str | int], what: object, sound: Mapping[str, Any] = SOUND) -> dict[str, Any]:
+    """What is sound, with one entry more, another, or one less."""
+    workflow = deepcopy(dict(sound))
     *path, last = where
     place: Any = workflow
     for part in path:
@@ -294,6 +288,89 @@ def test_every_rule_was_tried() -> None:
     assert {rule for rule, _, _ in PLANTED} == RULES.keys()
 
 
+# The action: it has no rights of its own, and the same rules for its steps
+
+
+def as_workflow(action: Mapping[str, Any]) -> Workflow:
+    """A job with its steps; what an input may be without being given is read as a variable of all."""
+    return {"on": {}, "env": action["inputs"], "jobs": {"action": {"steps": action["runs"]["steps"]}}}
+
+
+def without_bash(action: Mapping[str, Any]) -> list[str]:
+    """The default of an action is none, and `bash` has pipefail."""
+    return [step["name"] for step in action["runs"]["steps"] if "run" in step and step.get("shell") != "bash"]
+
+
+def skips_without_a_gpu(action: Mapping[str, Any]) -> list[str]:
+    running = [step for step in action["runs"]["steps"] if "bin/pytest" in step.get("run", "")]
+    return [step["name"] for step in running if step["env"].get("SLM_REQUIRE_GPU") != "1"]
+
+
+def of_steps(rule: str) -> Callable[[Mapping[str, Any]], Sequence[str]]:
+    return lambda action: RULES[rule](as_workflow(action))
+
+
+ACTION_RULES: dict[str, Callable[[Mapping[str, Any]], Sequence[str]]] = {
+    "bash runs each script": without_bash,
+    "a GPU is required": skips_without_a_gpu,
+    "no token is on our machines": of_steps("no token is on our machines"),
+    "actions are pinned": of_steps("actions are pinned"),
+    "no credentials are left behind": of_steps("no credentials are left behind"),
+    "scripts hold no expressions": of_steps("scripts hold no expressions"),
+}
+RUN = {"name": "Gate", "shell": "bash", "run": "plugin/bin/pytest $TESTS", "env": {"SLM_REQUIRE_GPU": "1"}}
+SOUND_ACTION = {"inputs": {"tests": {"default": ""}}, "runs": {"using": "composite", "steps": [RUN, CHECKOUT_STEP]}}
+FIRST, SECOND = ("runs", "steps", 0), ("runs", "steps", 1)
+PLANTED_IN_THE_ACTION: list[tuple[str, Sequence[str | int], object]] = [
+    ("bash runs each script", (*FIRST, "shell"), DELETED),
+    ("bash runs each script", (*FIRST, "shell"), "sh"),
+    ("a GPU is required", (*FIRST, "env"), {}),
+    ("a GPU is required", (*FIRST, "env", "SLM_REQUIRE_GPU"), "0"),
+    ("no token is on our machines", (*FIRST, "env", "T"), "${{ github.token }}"),
+    ("no token is on our machines", ("inputs", "token"), {"default": "${{ github.token }}"}),
+    ("no token is on our machines", (*FIRST, "env", "GH_TOKEN"), "${{ inputs.tests }}"),
+    ("actions are pinned", (*SECOND, "uses"), "actions/checkout@v5"),
+    ("actions are pinned", (*SECOND, "uses"), "./.github/actions/other"),
+    ("no credentials are left behind", (*SECOND, "with"), {}),
+    ("scripts hold no expressions", (*FIRST, "run"), "pytest ${{ inputs.tests }}"),
+]
+
+
+@pytest.mark.parametrize("rule", ACTION_RULES)
+def test_the_action_keeps_the_rule(rule: str) -> None:
+    assert ACTION_RULES[rule](read(ACTION)) == ACTION_RULES[rule](SOUND_ACTION) == []
+
+
+@pytest.mark.parametrize(("rule", "where", "what"), PLANTED_IN_THE_ACTION)
+def test_a_violation_planted_in_the_action_is_found(rule: str, where: Sequence[str | int], what: object) -> None:
+    assert ACTION_RULES[rule](planted(where, what, SOUND_ACTION)) != []
+
+
+def test_every_rule_was_tried_on_the_action() -> None:
+    assert {rule for rule, _, _ in PLANTED_IN_THE_ACTION} == ACTION_RULES.keys()
+
+
+def test_the_workflow_has_the_inputs_of_the_action_and_hands_each_on() -> None:
+    workflow, action = read(FOLDER / "gate.yml"), read(ACTION)
+    there = {name: dict(each) for name, each in workflow["on"]["workflow_call"]["inputs"].items()}
+    del there["runner"]
+    for each in there.values():
+        assert each.pop("type") == "string"
+    assert there == action["inputs"]
+    (used,) = (step for step in workflow["jobs"]["gate"]["steps"] if step["uses"] == STEPS_OF_THE_GATE)
+    assert used["with"] == {name: f"${{{{ inputs.{name} }}}}" for name in action["inputs"]}
+
+
+def test_what_the_action_gives_is_what_its_steps_leave() -> None:
+    action = read(ACTION)
+    (gate,) = (step for step in action["runs"]["steps"] if step.get("id") == "gate")
+    given = {name: each["value"] for name, each in action["outputs"].items()}
+    assert (given.pop("records"), given.pop("page")) == (gate["env"]["SLM_RECORDS"], gate["env"]["SLM_HTML"])
+    assert given == {name: f"${{{{ steps.gate.outputs.{name} }}}}" for name in ("status", "verdict")}
+    for name in given:
+        assert f'"{name}=$' in gate["run"]
+
+
 # All workflows
 
 
@@ -305,7 +382,7 @@ def test_these_and_no_others_use_our_own_machines() -> None:
 def test_every_workflow_reads_only_has_limits_and_names_versions(path: Path) -> None:
     workflow = read(path)
     assert workflow["permissions"] == {"contents": "read"} and without_limit(workflow) == []
-    used = [step["uses"] for _, step in steps(workflow) if "uses" in step]
+    used = {step["uses"] for _, step in steps(workflow) if "uses" in step} - {STEPS_OF_THE_GATE}
     assert used
     assert [u for u in used if not re.search(r"@(v\d+|release/v\d+|[0-9a-f]{40})$", u)] == []
 
@@ -343,81 +420,33 @@ def test_what_calls_the_gate_gives_it_inputs_that_it_has() -> None:
 # The scripts of the steps, with commands that only take notes
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """How a step ended, what it printed and put into its outputs, and how the commands were called."""
-
-    status: int
-    printed: str
-    outputs: str
-    called: str
-
-
-class Step:
-    """The script of a step, in an empty folder. command: puts a script of bash where the step finds it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.temp, self.bin = folder / "work", folder / "temp", folder / "bin"
-        for path in (self.folder, self.temp, self.bin):
-            path.mkdir()
-        self.files = {name: folder / name for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_ENV", "CALLED")}
-        for path in self.files.values():
-            path.touch()
-
-    def command(self, path: Path, script: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'#!/usr/bin/env bash\necho "{path.name} $*" >> "$CALLED"\n{script}\n', "utf-8")
-        path.chmod(0o755)
-
-    def run(self, script: str, **variables: str) -> Ran:
-        fixed = {name: str(path) for name, path in self.files.items()}
-        env = {"PATH": f"{self.bin}:{os.environ['PATH']}", "RUNNER_TEMP": str(self.temp), "LC_ALL": "C.UTF-8"}
-        bash = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", script]
-        done = subprocess.run(bash, cwd=self.folder, env={**env, **fixed, **variables}, capture_output=True, text=True)
-        outputs, called = (self.files[name].read_text("utf-8") for name in ("GITHUB_OUTPUT", "CALLED"))
-        return Ran(done.returncode, done.stdout + done.stderr, outputs, called)
-
-
 @pytest.fixture
 def step(tmp_path: Path) -> Step:
-    if shutil.which("bash") is None or shutil.which("awk") is None:
-        pytest.skip("needs bash and awk")
     return Step(tmp_path)
 
 
-def script_of(job: str, name: str, workflow: str = "gate.yml") -> str:
-    (found,) = (each for each in read(FOLDER / workflow)["jobs"][job]["steps"] if each.get("name") == name)
-    text: str = found["run"]
-    return text
-
-
 def gated(step: Step, status: int, **inputs: str) -> Ran:
-    (step.folder / "gate").mkdir()
+    (step.folder / "gate").mkdir(exist_ok=True)
+    step.files["CALLED"].write_text("", "utf-8")
     step.command(step.temp / "plugin/bin/pytest", f'echo "# Gate" >> "$GITHUB_STEP_SUMMARY"\nexit {status}')
-    given = {"MODELS": "", "LOADS": "", "TESTS": "", **inputs}
-    return step.run(script_of("gate", "Gate"), BASELINE="0.26.0", CANDIDATE="0.27.0", **given)
+    return step.act("Gate", inputs)
 
 
 def test_a_caller_names_tests_models_and_loads(step: Step) -> None:
-    ran = gated(step, 0, TESTS="tests/gpu -k gate", MODELS="Qwen/Qwen3-0.6B,models/mine", LOADS="8,256")
+    asked = {"tests": "tests/gpu -k gate", "models": "Qwen/Qwen3-0.6B,models/mine", "concurrency": "8,256"}
     words = "pytest tests/gpu -k gate --slm-models=Qwen/Qwen3-0.6B,models/mine --slm-concurrency=8,256 --slm-gpu"
-    assert ran.called.startswith(words), ran.called
-    assert gated_words(step, "").startswith("pytest --slm-gpu --slm-gate")
-
-
-def gated_words(step: Step, tests: str) -> str:
-    step.files["CALLED"].write_text("", "utf-8")
-    return step.run(
-        script_of("gate", "Gate"), BASELINE="0.26.0", CANDIDATE="0.27.0", MODELS="", LOADS="", TESTS=tests
-    ).called
+    assert gated(step, 0, **asked).called.startswith(words)
+    assert gated(step, 0).called.startswith("pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-gate")
+    assert gated(step, 0, tests="").called.startswith("pytest --slm-gpu --slm-gate")
 
 
 @pytest.mark.parametrize(
-    ("status", "word"), [(0, "::notice::passes"), (1, "::error::fails"), (10, "::error::inconclu")]
+    ("status", "level", "verdict"), [(0, "notice", "passes"), (1, "error", "fails"), (10, "error", "inconclusive")]
 )
-def test_the_gate_ends_as_pytest_does_and_tells_its_status(step: Step, status: int, word: str) -> None:
+def test_the_gate_ends_as_pytest_does_and_tells_its_status(step: Step, status: int, level: str, verdict: str) -> None:
     ran = gated(step, status)
-    assert (ran.status, ran.outputs) == (status, f"status={status}\n") and word in ran.printed
+    assert (ran.status, ran.outputs) == (status, f"status={status}\nverdict={verdict}\n")
+    assert f"::{level}::{verdict}, 0.27.0 against 0.26.0" in ran.printed
     assert (step.folder / "gate/summary.md").read_text("utf-8") == "# Gate\n"
     assert (
         f"--slm-gate --junitxml=gate/junit.xml --slm-baseline-python={step.temp}/vllm-0.26.0/bin/python" in ran.called
@@ -432,22 +461,11 @@ def test_what_is_no_verdict_fails_the_job_and_tells_no_status(step: Step, status
     assert ("the gate was broken off" in ran.printed) is (status == 3)
 
 
-REHEARSED = """
-words=()
-for word in "$@"; do
-  case $word in
-    --slm-gpu) words+=(--slm-simulate) ;;
-    --slm-*-python=*) ;;
-    *) words+=("$word") ;;
-  esac
-done
-exec "$PYTHON" -m pytest -p no:cacheprovider "${words[@]}" $SLOWER
-"""
-
-
-@pytest.mark.parametrize(("slower", "status"), [("", 0), ("--slm-simulate-slowdown=5%", 1)])
-def test_the_gate_is_rehearsed_in_somebodys_repository(step: Step, slower: str, status: int) -> None:
-    """The steps of the workflow as scripts, on a simulated engine, with models and margin of its pyproject.toml."""
+@pytest.mark.parametrize(
+    ("slower", "status", "verdict"), [("", 0, "passes"), ("--slm-simulate-slowdown=5%", 1, "fails")]
+)
+def test_the_gate_is_rehearsed_in_somebodys_repository(step: Step, slower: str, status: int, verdict: str) -> None:
+    """The steps of the action as scripts, on a simulated engine, with models and margin of its pyproject.toml."""
     pytest.importorskip("jinja2", reason="a page needs Jinja2")
     (step.folder / "gate").mkdir()
     (step.folder / "pyproject.toml").write_text(
@@ -455,21 +473,9 @@ def test_the_gate_is_rehearsed_in_somebodys_repository(step: Step, slower: str, 
         "utf-8",
     )
     step.command(step.temp / "plugin/bin/pytest", REHEARSED)
-    checkout = FOLDER.parents[1]
-    given = {
-        "MODELS": "",
-        "LOADS": "",
-        "TESTS": f"{checkout / 'benchmarks/test_gate.py'}",
-        "SLM_GATE_MARGIN": "0.03",
-        "SLM_GATE_PAIRS": "12",
-        "SLM_RECORDS": "gate/records.jsonl.gz",
-        "SLM_HTML": "gate/page.html",
-        "PYTHON": sys.executable,
-        "PYTHONPATH": f"{checkout}",
-        "SLOWER": slower,
-    }
-    ran = step.run(script_of("gate", "Gate"), BASELINE="0.26.0", CANDIDATE="0.27.0", **given)
-    assert (ran.status, ran.outputs) == (status, f"status={status}\n"), ran.printed
+    variables = {"PYTHON": sys.executable, "PYTHONPATH": str(CHECKOUT), "SLOWER": slower}
+    ran = step.act("Gate", {"tests": str(CHECKOUT / "benchmarks/test_gate.py")}, **variables)
+    assert (ran.status, ran.outputs) == (status, f"status={status}\nverdict={verdict}\n"), ran.printed
     left = {path.name for path in (step.folder / "gate").iterdir()}
     assert left >= {"records.jsonl.gz", "page.html", "junit.xml", "summary.md", "gate.json"}
     summary = (step.folder / "gate/summary.md").read_text("utf-8")
@@ -547,8 +553,7 @@ def test_each_release_has_an_environment_of_its_own_and_says_what_is_in_it(step:
     pip = step.bin / "pip"
     step.command(pip, 'echo "installed: ${0%/bin/pip}"')
     name = "Install the plugin, and each release into an environment of its own"
-    given = {"BASELINE": "0.26.0", "CANDIDATE": "0.27.0", "PLUGIN": "pytest-slmserve"}
-    ran = step.run(script_of("gate", name), PIP=str(pip), **given)
+    ran = step.act(name, {}, PIP=str(pip))
     assert ran.status == 0, ran.printed
     assert "pip install pytest-slmserve[report]\n" in ran.called
     assert [line for line in ran.called.splitlines() if "vllm==" in line] == [

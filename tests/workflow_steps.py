@@ -1,0 +1,93 @@
+"""Workflows and the action as data, and the scripts of their steps, run with commands that only take notes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import CHECKOUT
+
+FOLDER = CHECKOUT / ".github" / "workflows"
+ACTION = CHECKOUT / ".github" / "actions" / "gate" / "action.yml"
+if not FOLDER.is_dir():
+    pytest.skip("no checkout", allow_module_level=True)
+yaml = pytest.importorskip("yaml", reason="needs pyyaml")
+if shutil.which("bash") is None or shutil.which("awk") is None:
+    pytest.skip("needs bash and awk", allow_module_level=True)
+
+RELEASES = {"baseline": "0.26.0", "candidate": "0.27.0"}
+# The gate's pytest, on the simulated engine; SLOWER: further arguments.
+REHEARSED = """
+words=()
+for word in "$@"; do
+  case $word in
+    --slm-gpu) words+=(--slm-simulate) ;;
+    --slm-*-python=*) ;;
+    *) words+=("$word") ;;
+  esac
+done
+exec "$PYTHON" -m pytest -p no:cacheprovider "${words[@]}" $SLOWER
+"""
+
+
+def read(path: Path) -> dict[str, Any]:
+    loaded = yaml.safe_load(path.read_text("utf-8"))
+    return {"on": loaded.pop(True, None), **loaded}  # YAML 1.1 reads the key `on` as true
+
+
+def script_of(job: str, name: str, workflow: str = "gate.yml") -> str:
+    (found,) = (each for each in read(FOLDER / workflow)["jobs"][job]["steps"] if each.get("name") == name)
+    text: str = found["run"]
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a step ended, what it printed and put into its outputs, and how the commands were called."""
+
+    status: int
+    printed: str
+    outputs: str
+    called: str
+
+
+class Step:
+    """The script of a step, in an empty folder. command: puts a script of bash where the step finds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.temp, self.bin = folder / "work", folder / "temp", folder / "bin"
+        for path in (self.folder, self.temp, self.bin):
+            path.mkdir()
+        self.files = {name: folder / name for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_ENV", "CALLED")}
+        for path in self.files.values():
+            path.touch()
+
+    def command(self, path: Path, script: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/usr/bin/env bash\necho "{path.name} $*" >> "$CALLED"\n{script}\n', "utf-8")
+        path.chmod(0o755)
+
+    def run(self, script: str, **variables: str) -> Ran:
+        fixed = {name: str(path) for name, path in self.files.items()}
+        env = {"PATH": f"{self.bin}:{os.environ['PATH']}", "RUNNER_TEMP": str(self.temp), "LC_ALL": "C.UTF-8"}
+        bash = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", script]
+        done = subprocess.run(bash, cwd=self.folder, env={**env, **fixed, **variables}, capture_output=True, text=True)
+        outputs, called = (self.files[name].read_text("utf-8") for name in ("GITHUB_OUTPUT", "CALLED"))
+        return Ran(done.returncode, done.stdout + done.stderr, outputs, called)
+
+    def act(self, name: str, inputs: Mapping[str, str], **variables: str) -> Ran:
+        """The action's step of this name, with the environment that it has by these inputs."""
+        action = read(ACTION)
+        given = {key: each.get("default", "") for key, each in action["inputs"].items()} | RELEASES | inputs
+        (found,) = (each for each in action["runs"]["steps"] if each["name"] == name)
+        own = {
+            key: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda m: given[m[1]], text) for key, text in found["env"].items()
+        }
+        return self.run(found["run"], **own, **variables)
