@@ -17,12 +17,15 @@ from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pytest_slmserve import engines
+from pytest_slmserve.engines.launch.child_process import FOLDER
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.run.ray.nodes import Node
 from pytest_slmserve.run.ray.task import look_around
 from pytest_slmserve.schema.errors import BadUsage, SlmError, named
 from pytest_slmserve.telemetry.host_probe import Host
 
+GUARDIAN = Path(engines.__file__).parent / "worker" / "guardian.py"
 ANSWER_S = 30.0  # seen: 2 s
 LOOK_S = 120.0  # a node starts an interpreter, and looks at another
 INSTALL_S = 1800.0  # where it has to install packages first
@@ -69,7 +72,11 @@ def start_here(tasks: int) -> Iterator[Any]:
     before = {name: os.environ.get(name) for name in OWN}
     os.environ |= OWN  # read when Ray is imported
     try:
-        with TemporaryDirectory(prefix="slm-", ignore_cleanup_errors=True) as folder, _imported() as ray:
+        with (
+            TemporaryDirectory(prefix="slm-", ignore_cleanup_errors=True) as folder,
+            _guarded(folder),
+            _imported() as ray,
+        ):
             with _own_signals():
                 ray.init(
                     "local",
@@ -91,6 +98,25 @@ def start_here(tasks: int) -> Iterator[Any]:
         for name, value in before.items():
             os.environ.pop(name)
             os.environ |= {} if value is None else {name: value}
+
+
+@contextmanager
+def _guarded(folder: str) -> Iterator[None]:
+    """Context in which Ray's processes and its folder do not outlive this process, however it ends. Ray's agents are
+    children of a child of ours, and end a minute after it."""
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())],
+        env={**os.environ, FOLDER: folder},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for us, and the group of pytest is not to be killed
+    )
+    try:
+        yield
+    finally:
+        guardian.terminate()
+        guardian.wait()
 
 
 @contextmanager

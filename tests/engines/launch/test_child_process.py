@@ -211,10 +211,34 @@ def test_the_guardian_leaves_the_group_alone_while_both_live(guarded):
 def test_a_guardian_that_comes_too_late_kills_at_once():
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(GUARDIAN), str(ended.pid)], start_new_session=True, timeout=20
-    )
-    assert done.returncode == -signal.SIGKILL
+    words = [sys.executable, "-I", "-S", str(GUARDIAN), str(ended.pid)]
+    done = subprocess.run(["sh", "-c", '"$@"; true', "sh", *words], start_new_session=True, timeout=20)
+    assert done.returncode == -signal.SIGKILL, "of its group, which it does not lead"
+
+
+def test_a_guardian_of_a_folder_kills_who_has_a_file_of_it_open(tmp_path):
+    folder, beside = tmp_path / "slm-a", tmp_path / "slm-ab"
+    for each in (folder, beside):
+        each.mkdir()
+    sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    parent = subprocess.Popen(sleeping)
+    with (folder / "log").open("wb") as log, (beside / "log").open("wb") as other:
+        theirs = subprocess.Popen(sleeping, stdout=log, start_new_session=True)
+        stranger = subprocess.Popen(sleeping, stdout=other, start_new_session=True)
+        guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(GUARDIAN), str(parent.pid)],
+            env={**os.environ, "SLM_FOLDER": str(folder)},
+            stdout=log,  # as an engine's has, of which it is no reason to end itself
+            start_new_session=True,
+        )
+    try:
+        parent.kill()
+        assert (guardian.wait(20), theirs.wait(20)) == (0, -signal.SIGKILL)
+        assert not folder.exists() and beside.exists() and stranger.poll() is None
+    finally:
+        for each in (parent, theirs, stranger, guardian):
+            each.kill()
+            each.wait()
 
 
 def test_the_log_tail_survives_bytes_that_are_no_text(child):

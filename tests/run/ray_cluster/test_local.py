@@ -59,9 +59,9 @@ def spread(pytester):
 
 
 def ray_processes(of):
-    """Tasks of a run, and its servers of Ray but the two agents, which hold no device and end a minute after them."""
+    """Tasks of a run, and its servers of Ray."""
     own = {child.pid for child in psutil.Process(of).children(recursive=True)}
-    named = ((pid, words[0]) for pid, _, words in alive() if pid in own and words and not words[0].endswith("Agent"))
+    named = ((pid, words[0]) for pid, _, words in alive() if pid in own and words)
     return {pid for pid, name in named if name.startswith("ray::") or Path(name).name in ("raylet", "gcs_server")}
 
 
@@ -270,16 +270,23 @@ def test_two_engines_on_two_halves_of_the_cpu(pytester, monkeypatch, vllm_here):
     assert {m.environment.cores for m in found} == {1}
 
 
-def test_a_run_that_is_killed_leaves_no_task_and_what_came_is_resumed(pytester):
+def test_a_run_that_is_killed_leaves_nothing_and_what_came_is_resumed(pytester, monkeypatch):
+    with TemporaryDirectory(prefix="slm-") as tmp:
+        monkeypatch.setenv("TMPDIR", tmp)
+        killed_and_resumed(pytester, Path(tmp))
+
+
+def killed_and_resumed(pytester, tmp):
     pytester.makepyfile(SWEEPS)
     slow = (*MODELS, LOCAL, "--slm-engine-arg=lasts_s=0.5")
     archive = pytester.path / ".slm" / "records.jsonl"
     with subprocess.Popen([sys.executable, "-m", "pytest", *slow], cwd=pytester.path, stdout=subprocess.DEVNULL) as run:
         until(lambda: archive.exists() and b'"kind":"measurement"' in archive.read_bytes(), 120, "a measurement")
-        started = ray_processes(run.pid)
+        started, folders = ray_processes(run.pid), [*tmp.glob("slm-*")]
         run.kill()
-    assert started
-    until(lambda: started.isdisjoint(pid for pid, _, _ in alive()), 60, "an end of all that Ray has started")
+    assert started and folders
+    until(lambda: started.isdisjoint(pid for pid, _, _ in alive()), 30, "an end of all that Ray has started")
+    until(lambda: not [*tmp.glob("slm-*")], 30, "no folder")
     there = records(pytester)
     assert 0 < len(there) < 20
     pytester.runpytest_subprocess(*slow, "--slm-resume").assert_outcomes(passed=13)
