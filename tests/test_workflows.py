@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from scripts import CHECKOUT
+from shipped import put
 from workflow_steps import ACTION, FOLDER, REHEARSED, Ran, Step, read, script_of, yaml
 
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
@@ -428,12 +429,14 @@ def step(tmp_path: Path) -> Step:
 def gated(step: Step, status: int, **inputs: str) -> Ran:
     (step.folder / "gate").mkdir(exist_ok=True)
     step.files["CALLED"].write_text("", "utf-8")
-    step.command(step.temp / "plugin/bin/pytest", f'echo "# Gate" >> "$GITHUB_STEP_SUMMARY"\nexit {status}')
+    step.command(
+        step.temp / "plugin/bin/pytest", f'echo "# Gate" | tee gate/gate.json >> "$GITHUB_STEP_SUMMARY"\nexit {status}'
+    )
     return step.act("Gate", inputs)
 
 
 def test_a_caller_names_tests_models_and_loads(step: Step) -> None:
-    asked = {"tests": "tests/gpu -k gate", "models": "Qwen/Qwen3-0.6B,models/mine", "concurrency": "8,256"}
+    asked = {"tests": "tests/gpu\n-k gate", "models": "Qwen/Qwen3-0.6B,models/mine", "concurrency": "8,256"}
     words = "pytest tests/gpu -k gate --slm-models=Qwen/Qwen3-0.6B,models/mine --slm-concurrency=8,256 --slm-gpu"
     assert gated(step, 0, **asked).called.startswith(words)
     assert gated(step, 0).called.startswith("pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-gate")
@@ -474,14 +477,16 @@ def test_the_gate_is_rehearsed_in_somebodys_repository(step: Step, slower: str, 
     )
     step.command(step.temp / "plugin/bin/pytest", REHEARSED)
     variables = {"PYTHON": sys.executable, "PYTHONPATH": str(CHECKOUT), "SLOWER": slower}
-    ran = step.act("Gate", {"tests": str(CHECKOUT / "benchmarks/test_gate.py")}, **variables)
+    ran = step.act("Gate", {"tests": put(step.folder, "test_gate")}, **variables)
     assert (ran.status, ran.outputs) == (status, f"status={status}\nverdict={verdict}\n"), ran.printed
     left = {path.name for path in (step.folder / "gate").iterdir()}
     assert left >= {"records.jsonl.gz", "page.html", "junit.xml", "summary.md", "gate.json"}
     summary = (step.folder / "gate/summary.md").read_text("utf-8")
     assert f"opt-1.3b: {'FAIL' if status else 'PASS'}" in summary and "output tokens/s" in summary
+    assert "opt-125m" not in summary, "the models are those of the repository"
     told = reported(step, str(status), text="")
     assert told.status == 0 and "output tokens/s" in (step.folder / "body.md").read_text("utf-8")
+    assert "\ufffd" not in (step.folder / "body.md").read_text("utf-8"), "of ours all is seen"
 
 
 def reported(step: Step, status: str = "1", known: str = "", text: str = "# Gate\n", pull: str = "") -> Ran:

@@ -36,13 +36,16 @@ def key(version: str) -> Key | None:
 
 
 def installable(files: Iterable[Mapping[str, Any]]) -> bool:
-    """A wheel is there that is not yanked: during an upload there may be sources only."""
+    """A wheel is there that is not yanked: during an upload there may be sources only. Raises ValueError where the
+    index has another form."""
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        raise ValueError("the index names a release without a list of its files")
     return any(file.get("packagetype") == "bdist_wheel" and not file.get("yanked", False) for file in files)
 
 
 def final_releases(index: Mapping[str, Any]) -> dict[Key, str]:
     """By what they are ordered by. Raises ValueError where the index has another form."""
-    releases = index.get("releases")
+    releases = index.get("releases") if isinstance(index, Mapping) else None
     if not isinstance(releases, dict) or not releases:
         raise ValueError("the index names no releases")
     known = {version: key(version) for version, files in releases.items() if installable(files)}
@@ -92,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         candidate = given.candidate or choose(index, baseline, titles)
         if candidate == baseline:
             raise ValueError(f"{baseline} on both sides")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 4
     print(f"baseline={baseline}\ncandidate={candidate}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_slmserve.options.parsers import (
     FEWEST_PAIRS,
+    MOST_PAIRS,
     AtLeast,
     OneOf,
     archive,
@@ -290,7 +291,9 @@ class Options:
     gate_margin: float = opt(
         GATE, margin, 0.03, "share by which a candidate may be worse; start-up has one of its own", "SHARE"
     )
-    gate_pairs: int = opt(GATE, AtLeast(FEWEST_PAIRS), 12, "pairs of launches a gate may take, 4 or more", "N")
+    gate_pairs: int = opt(
+        GATE, AtLeast(FEWEST_PAIRS, MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N"
+    )
     gate_caches: Caches = opt(
         GATE,
         OneOf(get_args(Caches)),

@@ -30,7 +30,8 @@ ENDED_BY_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\x1b(?!\[[0-9;]*m|\[K)")  # but for pytest's colours
 OURS = re.compile(r"Traceback \(most recent call last\)|INTERNALERROR|(?<!ran )MemoryError|RecursionError")
 SENTENCE = re.compile(
-    r"error: |ERROR: |INVALID|\"notes\"|(EngineFailed|BadUsage|BadArchive): |valid|[iI]nterrupt|note: |passed|skipped"
+    r"error: |ERROR: |::error::|INVALID|\"notes\"|(EngineFailed|BadUsage|BadArchive): |valid|[iI]nterrupt|note: |passed"
+    r"|skipped"
 )
 PLANTED: Counter[str] = Counter()
 ANSWERED: Counter[str] = Counter()

@@ -24,6 +24,10 @@ def test_too_few_are_refused_at_once(gate, pytester, few):
     assert not (pytester.path / ".slm").exists()
 
 
+def test_too_many_are_refused_at_once(gate):
+    assert "'1001' is not a whole number up to 1000" in usage_error(gate("--slm-gate-pairs=1001"))
+
+
 def test_the_fewest_and_the_default_are_those_of_the_analysis():
     assert FIRST_LOOKS[0] == FEWEST_PAIRS
     assert next(opt.default for opt in OPTS if opt.name == "gate_pairs") == GateCriteria().pairs
