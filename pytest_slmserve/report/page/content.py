@@ -471,6 +471,11 @@ def compared(
     """Endpoints of pairs, as a chart and a table."""
     spec = charts.gate_forest([*gated, *shown], series, (each.name for each in gated))
     note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
+    drawn = [Chart("Candidate over baseline", spec, note)] if spec else []
+    looks = "Dashed: the margin, and no change."
+    drawn += [Chart(f"Interim analyses: {e.name}", charts.interim(e), looks) for e in gated if e.interim]
     rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
     tables = [as_table("Endpoints", rows, gates.COLUMNS)] if rows else []
-    return Part(title, look, [Chart("Candidate over baseline", spec, note)] if spec else [], tables, text)
+    if steps := gates.interim_steps(gated):
+        tables.append(as_table("Interim analyses", steps, gates.INTERIM))
+    return Part(title, look, drawn, tables, text)
