@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from html_pages import Page, values_of
@@ -98,6 +101,25 @@ def test_charts_show_the_values_of_the_tables(report, name):
     assert drawn == {(int(row[in_flight]), row[tokens]) for row in rows}
     plane = next(spec for spec in page.charts.values() if spec.get("description") == "throughput against latency")
     assert {(row["load"], figure(row["x"])) for row in values_of(plane)} == {(int(r[in_flight]), r[e2e]) for r in rows}
+
+
+@pytest.fixture(scope="module")
+def vega_lite() -> Any:
+    """A validator by the schema of Vega-Lite, which Altair ships; importing Altair would take a second."""
+    jsonschema = pytest.importorskip("jsonschema", reason="charts are held against a schema")
+    if (altair := find_spec("altair")) is None or altair.origin is None:
+        pytest.skip("Altair has the schema of Vega-Lite")
+    path = Path(altair.origin).parent / "vegalite" / "v6" / "schema" / "vega-lite-schema.json"
+    return jsonschema.Draft7Validator(json.loads(path.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("name", [*ARCHIVES, "h200-vllm-0.26.0-replicas"])
+def test_every_chart_is_one_that_vega_lite_knows(report, vega_lite, name):
+    page, _ = report(committed(name))
+    assert [spec["description"] for spec in page.charts.values() if not vega_lite.is_valid(spec)] == []
+    spec = next(iter(page.charts.values()))
+    spec["layer"][-1]["mark"]["colour"] = "red"
+    assert not vega_lite.is_valid(spec), "a misspelt word is found"
 
 
 def test_goodput_in_the_table_is_that_of_the_points(report):
