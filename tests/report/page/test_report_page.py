@@ -27,6 +27,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.numbers import figure
 from pytest_slmserve.report.page import charts, content
+from pytest_slmserve.report.page.glossary import GLOSSARY
 from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered, write_page
 from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema import sensors
@@ -245,6 +246,15 @@ def test_libraries_are_those_that_their_table_names():
     )
     assert {name for name, _ in rows} == {"vega.min.js", "vega-lite.min.js", "vega-interpreter.js"}
     assert [name for name, told in rows if sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() != told] == []
+
+
+def test_each_term_of_a_heading_has_its_meaning_on_the_page():
+    page = shown_of(sweep())
+    terms = [attrs["popovertarget"] for _, attrs in page.tags if attrs.get("class") == "term"]
+    meanings = {attrs["id"] for _, attrs in page.tags if attrs.get("class") == "meaning"}
+    assert set(terms) <= meanings and len(meanings) == len(GLOSSARY)
+    heads = re.findall(r"<(?:th scope=.col|figcaption|h2)[^\n]*?class=.term.[^>]*>([^<]*)<", page.source)
+    assert {"in flight", "TTFT", "TPOT", "E2E", "Pareto", "valid", "Service-level objective"} <= set(heads)
 
 
 def test_without_jinja2_a_page_is_a_usage_error(monkeypatch):
