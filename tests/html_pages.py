@@ -11,7 +11,7 @@ from typing import Any
 @dataclass
 class Page(HTMLParser):
     """text: what a reader sees, without scripts and styles. scripts, styles: attributes and text of each. tables: their
-    rows of cells, by caption; of one caption those of the last."""
+    rows of cells, by caption; of one caption those of the last. A button in a cell is a part of its text."""
 
     source: str
     tags: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Page(HTMLParser):
             self._caption = ""
 
     def handle_data(self, data: str) -> None:
-        tag, attrs = self._open[-1] if self._open else ("", {})
+        tag, attrs = next((each for each in reversed(self._open) if each[0] != "button"), ("", {}))
         match tag:
             case "script":
                 self.scripts.append((attrs, data))

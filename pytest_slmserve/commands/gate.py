@@ -44,7 +44,7 @@ def gate(given: argparse.Namespace) -> int:
     external.check_columns(rows, SIDES)
     series = decision.PairSeries(given.path.stem, given.direction, tuple(map(_pair, rows)))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
-    text = report.text([found])
+    text = "\n".join([report.text([found]), *report.interim_lines([found])])
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
         words, look = GATE_KINDS[found.outcome]

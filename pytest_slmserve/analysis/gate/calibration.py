@@ -138,4 +138,5 @@ def weakened(found: Comparison, calibration: Calibration) -> Comparison:
     power = calibration.worse[found.name].fail
     worse = f"{100 * found.margin:.3g} % worse would fail in {100 * power:.0f} % of gates only"
     why = f"this runner is too noisy to pass: {worse}"
-    return replace(found, outcome=State.UNDECIDED, why=why, decided_at=None)
+    steps = tuple(replace(each, outcome=State.UNDECIDED) for each in found.interim)
+    return replace(found, outcome=State.UNDECIDED, why=why, decided_at=None, interim=steps)

@@ -70,11 +70,23 @@ class PairSeries:
 
 
 @dataclass(frozen=True, slots=True)
+class InterimAnalysis:
+    """Test of an endpoint after so many pairs. mean: geometric, of the ratios, candidate over baseline. fails_beyond,
+    passes_within: the mean decides where it is worse than the one, or better than the other. outcome: from then on."""
+
+    pairs: int
+    mean: float
+    fails_beyond: float
+    passes_within: float
+    outcome: State
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """ratio: candidate over baseline (Hodges and Lehmann 1963), with its 95 % interval; of all pairs. worse: mean
     logarithm of the cost ratio. sd: of one pair. detectable: the smallest worsening, as a share, of this endpoint alone
     that so many pairs of such noise find with a power of 90 %. decided_at: pairs at which the outcome was known; None:
-    it is not.
+    it is not. interim: the analyses that led there.
     """
 
     name: str
@@ -88,6 +100,7 @@ class Comparison:
     sd: float | None = None
     detectable: float | None = None
     decided_at: int | None = None
+    interim: tuple[InterimAnalysis, ...] = ()
 
 
 def gate(series: Sequence[PairSeries], terms: GateCriteria) -> tuple[Comparison, ...]:
@@ -101,13 +114,13 @@ def gate(series: Sequence[PairSeries], terms: GateCriteria) -> tuple[Comparison,
         raise BadUsage("two gated endpoints of one name", "a name of its own for each")
     if len(lengths := sorted({len(each.pairs) for each in series})) > 1:
         raise BadUsage(f"endpoints of {lengths[0]} and of {lengths[-1]} pairs", "None for a value that is missing")
-    decided = decisions(series, terms)
-    return tuple(_comparison(each, terms, decided.get(each.name), len(series)) for each in series)
+    made = interim_analyses(series, terms)
+    return tuple(_comparison(each, terms, made[each.name], len(series)) for each in series)
 
 
 def shown(series: PairSeries, terms: GateCriteria) -> Comparison:
     """An endpoint that is not gated: its ratio, and never an outcome."""
-    return _comparison(series, terms, None, 1)
+    return _comparison(series, terms, (), 1)
 
 
 def next_look(done: int, terms: GateCriteria) -> int | None:
@@ -119,52 +132,66 @@ def next_look(done: int, terms: GateCriteria) -> int | None:
 
 
 def decisions(series: Sequence[PairSeries], terms: GateCriteria) -> dict[str, tuple[State, int]]:
-    """Decided endpoints by name: the outcome and the look at which it was reached; undecided endpoints are absent.
+    """Decided endpoints by name: the outcome and the look at which it was reached; undecided endpoints are absent."""
+    made = {name: _decision(each) for name, each in interim_analyses(series, terms).items()}
+    return {name: decision for name, decision in made.items() if decision}
+
+
+def _decision(interim: Sequence[InterimAnalysis]) -> tuple[State, int] | None:
+    """The last outcome, and the look at which it was reached."""
+    outcome = _outcome(interim)
+    at = next((each.pairs for each in interim if each.outcome is outcome), 0)
+    return None if outcome is State.UNDECIDED else (outcome, at)
+
+
+def _outcome(interim: Sequence[InterimAnalysis]) -> State:
+    return interim[-1].outcome if interim else State.UNDECIDED
+
+
+def interim_analyses(series: Sequence[PairSeries], terms: GateCriteria) -> dict[str, list[InterimAnalysis]]:
+    """Interim analyses of each endpoint by name, up to its failure or its first missing value.
 
     An endpoint that passed is tested again as long as others are open. A failure then counts, for the boundaries of
     failing take no account of passes.
     """
     costs = {each.name: log_costs(each) for each in series}
-    margins = {each.name: math.log1p(margin_of(each, terms)) for each in series}
     made = min(len(each.pairs) for each in series)
     looks, maximum = looks_until(made), max(terms.pairs, made)
-    decided: dict[str, tuple[State, int]] = {}
+    found: dict[str, list[InterimAnalysis]] = {each.name: [] for each in series}
     for number, n in enumerate(looks):
-        failed = {name for name, (outcome, _) in decided.items() if outcome is State.FAILS}
-        open_ = {name: c[:n] for name, c in costs.items() if name not in failed and None not in c[:n]}
-        known = {name: [c for c in cost if c is not None] for name, cost in open_.items()}
-        for name in _failures(known, margins, terms, looks, number, maximum, len(series) - len(failed)):
-            decided[name] = State.FAILS, n
+        open_ = [each for each in series if _outcome(found[each.name]) is not State.FAILS]
+        known = {each.name: [c for c in costs[each.name][:n] if c is not None] for each in open_}
+        seen = {name: (fmean(c), sample_sd(c) / math.sqrt(n)) for name, c in known.items() if len(c) == n}
+        t = {name: _t(mean, error) for name, (mean, error) in seen.items()}
+        critical = _critical_values(t, terms, looks, number, maximum, len(open_))
         enough = boundaries(looks, maximum, terms.beta)[number]
-        for name, cost in known.items():
-            if name not in decided and None not in costs[name] and _t(cost, margins[name]) < -enough:
-                decided[name] = State.HOLDS, n
-    return decided
+        for each in (each for each in open_ if each.name in seen):
+            (mean, error), margin, before = seen[each.name], math.log1p(margin_of(each, terms)), found[each.name]
+            outcome = _outcome(before)
+            if t[each.name] > critical[each.name] and mean > margin / 2:
+                outcome = State.FAILS
+            elif None not in costs[each.name] and _t(mean - margin, error) < -enough:
+                outcome = State.HOLDS
+            costly, cheap = max(critical[each.name] * error, margin / 2), margin - enough * error
+            ratio, worse, better = (1 + growth(each.sign * cost) for cost in (mean, costly, cheap))
+            before.append(InterimAnalysis(n, ratio, worse, better, outcome))
+    return found
 
 
-def _failures(
-    known: Mapping[str, Sequence[float]],
-    margins: Mapping[str, float],
-    terms: GateCriteria,
-    looks: tuple[int, ...],
-    number: int,
-    maximum: int,
-    family: int,
-) -> list[str]:
-    """Holm's steps at one look: the farthest against alpha over all endpoints, the next against alpha over the rest."""
-    failures, t = [], {name: _t(cost) for name, cost in known.items()}
-    for name in sorted(t, key=lambda name: -t[name]):
-        if t[name] <= boundaries(looks, maximum, terms.alpha / family)[number]:
-            break
-        family -= 1
-        if fmean(known[name]) > margins[name] / 2:
-            failures.append(name)
-    return failures
+def _critical_values(
+    t: Mapping[str, float], terms: GateCriteria, looks: tuple[int, ...], number: int, maximum: int, family: int
+) -> dict[str, float]:
+    """Holm's steps at one look: what the farthest t has to exceed is for alpha over all endpoints, the next for alpha
+    over the rest. The first that is not exceeded is that of all others."""
+    critical = {}
+    for name in sorted(t, key=lambda name: (-t[name], name)):
+        critical[name] = boundaries(looks, maximum, terms.alpha / family)[number]
+        family -= t[name] > critical[name]
+    return critical
 
 
-def _t(costs: Sequence[float], against: float = 0.0) -> float:
-    """Student's t of the mean less `against`; without any spread it is as large as can be, or 0."""
-    distance, error = fmean(costs) - against, sample_sd(costs) / math.sqrt(len(costs))
+def _t(distance: float, error: float) -> float:
+    """Student's t of a mean that lies so far away; without any spread it is as large as can be, or 0."""
     if error > 0:
         return distance / error
     return math.copysign(math.inf, distance) if distance else 0.0
@@ -195,8 +222,8 @@ def margin_of(series: PairSeries, terms: GateCriteria) -> float:
 # What is shown
 
 
-def _comparison(series: PairSeries, terms: GateCriteria, decision: tuple[State, int] | None, family: int) -> Comparison:
-    outcome, at = decision or (State.UNDECIDED, None)
+def _comparison(series: PairSeries, terms: GateCriteria, interim: Sequence[InterimAnalysis], family: int) -> Comparison:
+    outcome, at = _decision(interim) or (State.UNDECIDED, None)
     margin, ratios = margin_of(series, terms), [r for r in map(_log_ratio, series.pairs) if r is not None]
     if not ratios:
         return Comparison(series.name, series.better, outcome, _missing(series) or "no pairs", margin, 0)
@@ -208,9 +235,8 @@ def _comparison(series: PairSeries, terms: GateCriteria, decision: tuple[State, 
         why = f"costs {percent(growth(sign * fmean(ratios[:at])))} more{pairs}, which noise does not explain"
     else:
         why = _missing(series) or _why(outcome, n, margin, terms, detectable)
-    return Comparison(
-        series.name, series.better, outcome, why, margin, n, factor(hodges_lehmann(ratios)), worse, sd, detectable, at
-    )
+    ratio, steps = factor(hodges_lehmann(ratios)), tuple(interim)
+    return Comparison(series.name, series.better, outcome, why, margin, n, ratio, worse, sd, detectable, at, steps)
 
 
 def _missing(series: PairSeries) -> str:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from pytest_slmserve.analysis.gate.calibration import Calibration
-from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis
 from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import percent
@@ -30,7 +30,7 @@ WORDS = {State.HOLDS: "pass", State.FAILS: "fail", State.UNDECIDED: "inconclusiv
 KEY = (
     "candidate / baseline: Hodges-Lehmann estimate over the pairs. spread: standard deviation of a pair. detectable: "
     "the smallest worsening of one endpoint, the others unchanged, that so many pairs find with a power of 90 %. "
-    "Without a margin: shown, not gated."
+    "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests."
 )
 Row = tuple[Comparison, bool]  # what was compared, and whether it is gated
 COLUMNS: tuple[Column[Row], ...] = (
@@ -45,6 +45,16 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("", lambda row: WORDS[row[0].outcome] if row[1] else "", "left"),
 )
 
+Step = tuple[str, InterimAnalysis]  # of which endpoint
+INTERIM: tuple[Column[Step], ...] = (
+    Column("interim analysis", lambda step: step[0], "left"),
+    Column("pairs", lambda step: str(step[1].pairs)),
+    Column("mean\nratio", lambda step: f"{step[1].mean:.4f}"),
+    Column("fails if\nworse than", lambda step: f"{step[1].fails_beyond:.4f}"),
+    Column("passes if\nbetter than", lambda step: f"{step[1].passes_within:.4f}"),
+    Column("", lambda step: WORDS[step[1].outcome], "left"),
+)
+
 
 def gate_text(gated: Gated) -> str:
     """Text of a gate: what was compared, the table, the diagnosis if it failed, and the launches that do not count."""
@@ -54,7 +64,7 @@ def gate_text(gated: Gated) -> str:
     pieces += [f"undecided: {more}"] if (more := goes_on(gated)) else []
     pieces += [outputs] if (outputs := outputs_text(gated)) else []
     pieces += [f"left out: {why}" for why in gated.dropped]
-    pieces += ["", hanging(KEY, 0)]
+    pieces += [*interim_lines(gated.gated), "", hanging(KEY, 0)]
     for lines in diagnosis_lines(diagnosis(gated)) if gated.outcome is State.FAILS else ():
         pieces += ["", lines]
     return "\n".join(pieces)
@@ -198,6 +208,16 @@ def text(found: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> str:
     rows = [*((each, True) for each in found), *((each, False) for each in shown)]
     said = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in found]
     return "\n".join([table(rows, COLUMNS, always=len(COLUMNS)), "", named(said)])
+
+
+def interim_steps(found: Sequence[Comparison]) -> list[Step]:
+    return [(each.name, step) for each in found for step in each.interim]
+
+
+def interim_lines(found: Sequence[Comparison]) -> list[str]:
+    """The boundaries at each interim analysis, as a table below an empty line; nothing before the first one."""
+    steps = interim_steps(found)
+    return ["", table(steps, INTERIM)] if steps else []
 
 
 def _percents(share: float | None) -> str:

@@ -207,7 +207,8 @@ def gate_forest(compared: Sequence[Comparison], series: Mapping[str, PairSeries]
         pairs += [{"subject": each.name, "pair": ratio} for ratio in ratios(series[each.name])]
     if not values:
         return None
-    spec = _intervals(values, "candidate / baseline", "candidate over baseline of each endpoint")
+    drawn = [1.0, *(row["pair"] for row in pairs)]
+    spec = _intervals(values, "candidate / baseline", "candidate over baseline of each endpoint", drawn)
     names = _rows(row["subject"] for row in values)
     dots = {
         "data": {"values": pairs},
@@ -218,6 +219,28 @@ def gate_forest(compared: Sequence[Comparison], series: Mapping[str, PairSeries]
     same = {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "aria": False}, "encoding": one}
     spec["layer"] = [same, dots, *spec["layer"]]
     return spec
+
+
+def interim(found: Comparison) -> Spec:
+    """Mean ratio of an endpoint at each interim analysis, the boundaries beyond which it decides, and the margin."""
+    named = {"mean ratio": "mean", "fails if worse than": "fails_beyond", "passes if better than": "passes_within"}
+    values = [
+        {"x": each.pairs, "y": ratio, "series": name, "shown": f"{ratio:.4f}"}
+        for name, field in named.items()
+        for each in found.interim
+        if math.isfinite(ratio := getattr(each, field))
+    ]
+    looks = [each.pairs for each in found.interim]
+    scale = {"domain": [looks[0] - 1, looks[-1] + 1], "nice": False}
+    x = {"type": "quantitative", "title": "pairs", "scale": scale, "axis": {"values": looks, "grid": False}}
+    y = _axis("y", "candidate / baseline") | {"scale": {"zero": False}}
+    fixed = {
+        "data": {"values": [{"y": margin_at(found)}, {"y": 1}]},
+        "mark": {"type": "rule", "strokeDash": DASHES, "aria": False},
+        "encoding": {"y": {"field": "y", "type": "quantitative"}},
+    }
+    layers = [fixed, *_dots(values, series=_series(list(named), "share"))]
+    return _chart(layers, x, y, f"interim analyses of {found.name}", height=200)
 
 
 def energy(curve: Curve) -> Spec | None:
@@ -326,9 +349,10 @@ def changes(found: Sequence[MetricChange], margin: float, description: str) -> S
     return _intervals(values, "candidate / baseline", description)
 
 
-def _intervals(values: Values, x_title: str, description: str) -> Spec:
-    """Rows of estimates with their intervals, and the bound of each row as a line across it."""
-    known = [row[name] for row in values for name in ("x", "bound") if row[name] is not None]
+def _intervals(values: Values, x_title: str, description: str, others: Sequence[float] = ()) -> Spec:
+    """Rows of estimates with their intervals, and the bound of each row as a line across it. others: that the axis
+    reaches too."""
+    known = [*others, *(row[name] for row in values for name in ("x", "bound") if row[name] is not None)]
     reach = FARTHEST * ((max(known) - min(known)) or abs(known[0]) or 1.0)
     ends = [row[name] for row in values for name in ("low", "high") if row[name] is not None]
     least = max(min(known) - reach, min(ends, default=min(known)))

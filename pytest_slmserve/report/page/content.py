@@ -28,6 +28,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.numbers import ABSENT, figure, milliseconds
 from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.page.glossary import GLOSSARY
 from pytest_slmserve.report.run_list import measured_facts
 from pytest_slmserve.report.screen import (
     ROWS,
@@ -196,7 +197,7 @@ def page_content(
             "models": [_model(label, curve, found) for label, curve in shown],
             "sections": [*gates, *sections, *_replicas(found)],
             "notes": [*found.notes, *filter(None, [found.reused])],
-            "words": WORDS,
+            "words": GLOSSARY,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
             "costs": cost_part(shown),
         }
@@ -301,20 +302,6 @@ def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
     )
 
 
-WORDS = (
-    ("requests in flight", "Requests that the client keeps in the engine at once: the load."),
-    ("batch", "Sequences that one step of the engine computes together."),
-    ("TTFT", "Time to first token: from sending a request to its first output token."),
-    ("TPOT", "Time per output token: from the first to the last, over the tokens after the first."),
-    ("ITL", "Inter-token latency: each gap between two output tokens, where a client saw them arrive."),
-    ("E2E", "End-to-end latency: from sending a request to its last output token."),
-    ("goodput", "Requests per second that kept every bound of the service-level objective (SLO)."),
-    ("plateau", "The loads past which a doubling gains less throughput than the bound of the claim."),
-    ("Pareto-optimal", "A load that no other one beats in both throughput and latency."),
-    ("roofline", "The throughput that the data sheet of the device allows at a batch."),
-    ("95 % interval", "Where the true value lies in 19 of 20 such measurements."),
-    ("valid", "yes; noisy: disturbed, but counted; partly: some repeats left out; degraded; NO: invalid."),
-)
 NOTES = {
     "Throughput against latency": "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % "
     "intervals. Hollow: another load beats it.",
@@ -471,6 +458,11 @@ def compared(
     """Endpoints of pairs, as a chart and a table."""
     spec = charts.gate_forest([*gated, *shown], series, (each.name for each in gated))
     note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
+    drawn = [Chart("Candidate over baseline", spec, note)] if spec else []
+    looks = "Dashed: the margin, and no change."
+    drawn += [Chart(f"Interim analyses: {e.name}", charts.interim(e), looks) for e in gated if e.interim]
     rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
     tables = [as_table("Endpoints", rows, gates.COLUMNS)] if rows else []
-    return Part(title, look, [Chart("Candidate over baseline", spec, note)] if spec else [], tables, text)
+    if steps := gates.interim_steps(gated):
+        tables.append(as_table("Interim analyses", steps, gates.INTERIM))
+    return Part(title, look, drawn, tables, text)

@@ -20,6 +20,7 @@ from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.archive.pages import Embedded
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.page.content import PageSection, page_content
+from pytest_slmserve.report.page.glossary import parts
 from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.printable import printable
@@ -90,7 +91,11 @@ def template() -> Any:
     except ImportError:
         raise BadUsage("a page needs Jinja2", "pip install 'pytest-slmserve[report]'") from None
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=seen, trim_blocks=True)
-    environment.filters |= {"json": as_script_json, "packed": lambda value: packed(as_script_json(value).encode())}
+    environment.filters |= {
+        "parts": parts,
+        "json": as_script_json,
+        "packed": lambda value: packed(as_script_json(value).encode()),
+    }
     return environment.from_string((FOLDER / "page.html").read_text("utf-8"))
 
 

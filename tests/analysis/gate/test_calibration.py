@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pytest_slmserve.analysis.gate.calibration import calibrate, noise_of, weakened
-from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, PairSeries
+from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, InterimAnalysis, PairSeries
 from pytest_slmserve.analysis.verdict import State
 
 TERMS = GateCriteria()
@@ -59,12 +59,15 @@ def test_an_endpoint_is_held_to_its_own_margin():
 def test_only_a_pass_that_says_nothing_is_weakened(outcome):
     series = [noisy(0.05), noisy(0.003, "latency")]
     seen = calibrate(noise_of(series), series, TERMS, GATES)
+    steps = (InterimAnalysis(4, 1.0, 0.98, 0.99, outcome),)
     weak, strong = (
-        Comparison(name, "higher", outcome, "why", 0.03, 4, decided_at=4) for name in ("tokens/s", "latency")
+        Comparison(name, "higher", outcome, "why", 0.03, 4, decided_at=4, interim=steps)
+        for name in ("tokens/s", "latency")
     )
     assert weakened(strong, seen) == strong
     found = weakened(weak, seen)
     if outcome is State.HOLDS:
+        assert [step.outcome for step in found.interim] == [State.UNDECIDED]
         assert found.outcome is State.UNDECIDED and "too noisy to pass: 3 % worse would fail" in found.why
     else:
         assert found == weak

@@ -50,6 +50,39 @@ def test_helper_makes_the_t_that_is_asked_for():
     assert fmean(costs) / (stdev(costs) / math.sqrt(6)) == pytest.approx(7.0)
 
 
+# Interim analyses
+
+
+@pytest.mark.parametrize("better", ["lower", "higher"])
+def test_boundaries_of_each_look_lie_where_its_t_decides(better):
+    costs = [0.02, -0.01, 0.015, -0.02, 0.03, 0.02]
+    found = one(PairSeries("any", better, tuple((1.0, math.exp(x if better == "lower" else -x)) for x in costs)))
+    assert [each.pairs for each in found.interim] == [4, 6]
+    allowed = boundaries((4, 6), 12, TERMS.beta)
+    for number, each in enumerate(found.interim):
+        seen = costs[: each.pairs]
+        error = stdev(seen) / math.sqrt(each.pairs)
+        bounds = (fmean(seen), CRITICAL[1][number] * error, math.log1p(TERMS.margin) - allowed[number] * error)
+        told = [math.log(ratio) for ratio in (each.mean, each.fails_beyond, each.passes_within)]
+        assert told == pytest.approx([x if better == "lower" else -x for x in bounds])
+
+
+def test_a_failure_ends_the_analyses_and_a_pass_stays_until_then():
+    turned = PairSeries("turned", "lower", (*[(1.0, 1.0 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 1.2)] * 8))
+    assert [each.outcome for each in one(turned).interim] == [PASS, PASS, PASS, FAIL]
+    worse = one(costly(*with_t(50, 0.2, 12)))
+    assert [(each.pairs, each.outcome) for each in worse.interim] == [(4, FAIL)]
+    assert one(costly(0.1, 0.1)).interim == ()
+
+
+def test_the_boundary_of_an_endpoint_is_that_of_holms_step():
+    clear, next_ = costly(*with_t(2 * CRITICAL[2][0], 0.2), name="clear"), costly(*with_t(1.0, 0.01), name="next")
+    ((first,), (second,)) = (each.interim for each in gate([next_, clear], TERMS)[::-1])
+    error = 0.01 / 1.0
+    assert math.log(second.fails_beyond) == pytest.approx(CRITICAL[1][0] * error)
+    assert math.log(first.fails_beyond) == pytest.approx(CRITICAL[2][0] * 0.2 / (2 * CRITICAL[2][0]))
+
+
 # Failing
 
 

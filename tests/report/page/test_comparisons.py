@@ -57,10 +57,16 @@ def test_a_gate_of_anybody_s_pairs_has_each_pair(page, tmp_path):
     (tmp_path / "pairs.csv").write_text(PAIRS)
     seen, status, printed = page("gate", tmp_path / "pairs.csv", "--direction", "higher")
     assert f"Exit status {status}" in seen.text and status == 1
-    (spec,) = seen.charts.values()
-    pairs = [row["pair"] for row in values_of(spec) if "pair" in row]
+    forest, looks = seen.charts.values()
+    pairs = [row["pair"] for row in values_of(forest) if "pair" in row]
     assert pairs == pytest.approx([0.97, 98 / 101, 97 / 99, 0.96])
+    least, most = forest["layer"][-1]["encoding"]["x"]["scale"]["domain"]
+    assert least < min(pairs) and most > 1, "a mark outside would squeeze the chart"
     assert " ".join(seen.tables["Endpoints"][1]) in lines(printed)
+    assert looks["description"] == "interim analyses of pairs"
+    drawn = [row["shown"] for row in values_of(looks) if "shown" in row]
+    (interim,) = seen.tables["Interim analyses"][1:]
+    assert interim == ["pairs", "4", *drawn, "fail"] and " ".join(interim) in lines(printed)
 
 
 def test_external_results_are_drawn_under_their_own_names(page, tmp_path):

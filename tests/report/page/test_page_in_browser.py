@@ -260,7 +260,23 @@ def test_a_phone_has_no_line_that_is_too_long(browser, written):
         assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+def test_a_term_tells_its_meaning_by_keyboard_on_a_phone(browser, written):
+    with opened_in(browser, written, viewport={"width": 390, "height": 844}) as seen:
+        term, meaning = seen.page.locator("th .term:text('TTFT')").first, seen.page.locator(".meaning:popover-open")
+        term.focus()
+        seen.page.keyboard.press("Enter")
+        playwright.expect(meaning).to_contain_text("Time to first token")
+        box = meaning.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390
+        seen.page.keyboard.press("Escape")
+        playwright.expect(meaning).to_have_count(0)
+        described = term.evaluate("term => document.getElementById(term.getAttribute('aria-describedby')).textContent")
+        assert described.startswith("Time to first token")
+
+
 def test_axe_finds_no_violation(opened):
+    opened.page.locator("#claims-title .term").click()
+    playwright.expect(opened.page.locator(".meaning:popover-open")).to_be_visible()
     assert violations(opened) == []
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from html_pages import Page, values_of
@@ -24,6 +27,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.numbers import figure
 from pytest_slmserve.report.page import charts, content
+from pytest_slmserve.report.page.glossary import GLOSSARY
 from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered, write_page
 from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema import sensors
@@ -98,6 +102,25 @@ def test_charts_show_the_values_of_the_tables(report, name):
     assert drawn == {(int(row[in_flight]), row[tokens]) for row in rows}
     plane = next(spec for spec in page.charts.values() if spec.get("description") == "throughput against latency")
     assert {(row["load"], figure(row["x"])) for row in values_of(plane)} == {(int(r[in_flight]), r[e2e]) for r in rows}
+
+
+@pytest.fixture(scope="module")
+def vega_lite() -> Any:
+    """A validator by the schema of Vega-Lite, which Altair ships; importing Altair would take a second."""
+    jsonschema = pytest.importorskip("jsonschema", reason="charts are held against a schema")
+    if (altair := find_spec("altair")) is None or altair.origin is None:
+        pytest.skip("Altair has the schema of Vega-Lite")
+    path = Path(altair.origin).parent / "vegalite" / "v6" / "schema" / "vega-lite-schema.json"
+    return jsonschema.Draft7Validator(json.loads(path.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("name", [*ARCHIVES, "h200-vllm-0.26.0-replicas"])
+def test_every_chart_is_one_that_vega_lite_knows(report, vega_lite, name):
+    page, _ = report(committed(name))
+    assert [spec["description"] for spec in page.charts.values() if not vega_lite.is_valid(spec)] == []
+    spec = next(iter(page.charts.values()))
+    spec["layer"][-1]["mark"]["colour"] = "red"
+    assert not vega_lite.is_valid(spec), "a misspelt word is found"
 
 
 def test_goodput_in_the_table_is_that_of_the_points(report):
@@ -223,6 +246,15 @@ def test_libraries_are_those_that_their_table_names():
     )
     assert {name for name, _ in rows} == {"vega.min.js", "vega-lite.min.js", "vega-interpreter.js"}
     assert [name for name, told in rows if sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() != told] == []
+
+
+def test_each_term_of_a_heading_has_its_meaning_on_the_page():
+    page = shown_of(sweep())
+    terms = [attrs["popovertarget"] for _, attrs in page.tags if attrs.get("class") == "term"]
+    meanings = {attrs["id"] for _, attrs in page.tags if attrs.get("class") == "meaning"}
+    assert set(terms) <= meanings and len(meanings) == len(GLOSSARY)
+    heads = re.findall(r"<(?:th scope=.col|figcaption|h2)[^\n]*?class=.term.[^>]*>([^<]*)<", page.source)
+    assert {"in flight", "TTFT", "TPOT", "E2E", "Pareto", "valid", "Service-level objective"} <= set(heads)
 
 
 def test_without_jinja2_a_page_is_a_usage_error(monkeypatch):
