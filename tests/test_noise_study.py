@@ -1,4 +1,4 @@
-"""The study of intervals under noise, with fewer runs: the table of docs/method.md is by the script itself."""
+"""The study of intervals under noise, with fewer runs: the numbers of docs/intervals.md are from the script itself."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def relative_variance(run: Run) -> float | None:
     """Relative variance of the window's throughput by its own course, from the means of equal parts; None where
     a part has no tokens, or the window too few steps.
 
-    Over the committed sweeps it explains why loads differ in noise, with 4 to 32 parts alike (docs/method.md).
+    Over the committed sweeps it explains why loads differ in noise, with 4 to 32 parts alike (docs/intervals.md).
     """
     steps, (times, tokens) = window_steps(run), spans(run)
     if len(steps) < 2 * BATCHES or (span := span_s(run)) is None:
