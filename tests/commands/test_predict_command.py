@@ -69,14 +69,14 @@ def test_wrong_usage_names_the_gpus(records, capsys):
     assert "try: one of T4, V100S" in capsys.readouterr().err
 
 
-PAGE = CHECKOUT / "docs" / "advisor.md"
+PAGE = CHECKOUT / "docs" / "predict.md"
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documentation is in the checkout")
 def test_the_example_in_the_documentation_is_what_is_printed(monkeypatch, capsys):
     monkeypatch.chdir(CHECKOUT)
     monkeypatch.setenv("COLUMNS", "100")
-    _, command, _, shown, *_ = PAGE.read_text("utf-8").split("## On a GPU that you do not have")[1].split("\n\n")
+    _, _, command, _, shown, *_ = PAGE.read_text("utf-8").split("\n\n")
     main(shlex.split(command)[1:])
     table = "\n".join(line.removeprefix("    ") for line in shown.splitlines())
     assert table in capsys.readouterr().out

@@ -33,7 +33,7 @@ SIDES: tuple[Side, Side] = get_args(Side)
 START_MARGIN = 0.15  # a start is imports and compilation, and nobody serves meanwhile
 BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
 MEMORY_MARGIN = 0.01  # of the device's memory in use, as of KV blocks; small engines are allowed a few hundred MiB:
-OUTPUTS_MARGIN = 0.05  # nats a token: bfloat16 for float32 changes 0.013, docs/gate.md has what wrong engines do
+OUTPUTS_MARGIN = 0.05  # nats a token: bfloat16 for float32 changes 0.013, wrong engines more (docs/gate-decision.md)
 MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB and more, each captured graph a pool of them
 
 Outputs = tuple[tuple[int, ...], ...]
