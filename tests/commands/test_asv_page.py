@@ -37,7 +37,7 @@ def test_a_history_is_kept_as_the_page_says(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("ASV_CONF_DIR", str(tmp_path))
     done = []
-    for words in commands("## Keep one"):
+    for words in commands("## Keep a history"):
         match words:
             case ["pip", "install", "pytest-slmserve[asv]"] | ["asv", "preview"]:
                 pass
@@ -59,7 +59,7 @@ def test_a_history_is_kept_as_the_page_says(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_every_command_on_the_page_is_one() -> None:
-    found = commands("## Keep one") + commands("## For real, on an H200")
+    found = commands("## Keep a history") + commands("## The committed history")
     ours = [words[1:] for words in found if words[0] == "slmserve"]
     assert len(ours) >= 4 and {words[1] for words in ours} == {"init", "convert"}
     assert all(parser("asv").parse_args(words).carry_out for words in ours)
