@@ -28,6 +28,16 @@ WANTED = (
     "README.md",
     *(f"docs/{n}.md" for n in ("architecture", "gpu-runner", "index", "method", "options", "records")),
 )
+REFERENCE = ("docs/claims.md", "docs/options.md", "docs/results.md")
+NEVER = (
+    (r"(?<![\w-])doors?(?![\w-])", "interface"),
+    (r"\bcells\b", "case"),
+    (r"\binterim looks?\b|\blooks? after \d", "interim analysis"),
+    (r"\bforeign (?:records|results)\b", "external results"),
+    (r"\bstarts (?:spread|together)=", "ramp-up"),
+    (r"\b(?:sound|trusted|standing) (?:measurement|window|point)s?\b", "valid"),
+    (r"\bmood\b|\bruler\b(?!\.|-)", "plain words"),
+)
 SETUP = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
 
 if not README.is_file():
@@ -115,6 +125,15 @@ def broken_links(page: Path, root: Path = CHECKOUT) -> list[str]:
     return broken
 
 
+def sentences(text: str) -> list[int]:
+    """Words of each sentence. Blocks, tables, headings and pictures are left out; inline code is one word."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = "\n".join(line.strip() for line in prose.split("\n") if not re.match(r"    \S|\||#|!|\(", line))
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]+`", "Code", lines))
+    parts = re.split(r"(?<=[.!?:;])\s+|\n\n+|\n(?=[-*] |\d+\. )", re.sub(r" \([^()]*\)", "", plain))
+    return [words for part in parts if (words := len(part.split())) > 2]
+
+
 def runnable(page: Path) -> list[str]:
     """Its Python blocks that are marked as runnable: ```python runs"""
     return [text for words, text in fences(page.read_text("utf-8")) if words == "python runs"]
@@ -125,6 +144,29 @@ def examples() -> list[Any]:
     for name, page in PAGES.items():
         found += [pytest.param(text, id=f"{Path(name).stem}-{i}") for i, text in enumerate(runnable(page), 1)]
     return found
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_page_is_short_and_its_sentences_too(name: str) -> None:
+    """At most 1,500 words but in reference, 18 words a sentence in the mean, and one sentence of ten above 25."""
+    text = PAGES[name].read_text("utf-8")
+    found = sentences(text)
+    assert len(text.split()) <= 1500 or name in REFERENCE
+    assert sum(found) <= 18 * len(found)
+    assert sum(words > 25 for words in found) <= max(1, len(found) / 10)
+
+
+@pytest.mark.parametrize(("pattern", "instead"), NEVER)
+def test_the_pages_have_the_words_of_the_field(pattern: str, instead: str) -> None:
+    texts = {name: re.sub(r"`[^`]+`", "", page.read_text("utf-8")) for name, page in PAGES.items()}
+    found = {name: words for name, text in texts.items() if (words := re.findall(pattern, text, re.IGNORECASE))}
+    assert not found, instead
+
+
+def test_sentences_are_counted_as_a_reader_would() -> None:
+    text = "# A heading of some words\n\nOne `a b c` two (not these) three. A [link of four](page.md) ends.\n\n"
+    text += "    no code\n\n| no | table |\n\n- one item here\n- another item there\n"
+    assert sentences(text) == [4, 5, 4, 4]
 
 
 def test_the_pages_are_there() -> None:
