@@ -1,6 +1,6 @@
 """What the documentation promises: commands, links, options and examples.
 
-python tests/test_docs.py      writes the tables of docs/options.md anew
+python tests/test_docs.py      writes docs/glossary.md and the tables of docs/options.md anew
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from scripts import benchmark_script, loaded
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.plan.engine_specs import DEFAULTS
+from pytest_slmserve.report.page.glossary import GLOSSARY
 
 CHECKOUT = Path(__file__).parent.parent
 README = CHECKOUT / "README.md"
 DOCS = CHECKOUT / "docs"
 EXAMPLES = CHECKOUT / "examples/README.md"
 OPTIONS = DOCS / "options.md"
+TERMS = DOCS / "glossary.md"
 PAGES = {p.relative_to(CHECKOUT).as_posix(): p for p in (README, EXAMPLES, *sorted(DOCS.glob("*.md")))}
 WANTED = (
     "README.md",
@@ -55,6 +57,10 @@ from where. In the environment and the ini file a flag is 1 or 0, and several va
 
 A mode (`--slm-gpu`, `--slm-cpu`, `--slm-simulate` or `--slm-endpoint`) is what makes anything run: without one, what
 measures is skipped. Modes exclude each other.
+"""
+WORDS = """# Glossary
+
+The terms of tables, pages and messages. On [the page](page.md) of a run each term shows its meaning where it stands.
 """
 PER_BACKEND = '\nWhere the default is "by mode":\n'
 
@@ -91,6 +97,12 @@ def options_page() -> str:
     given = ("models", "concurrency", "input-len", "output-len", "window")
     modes = ("mode", *(f"`--slm-{name}`" for name in given))
     return f"{TOP}\n{table(columns, list(option_rows()))}{PER_BACKEND}\n{table(modes, list(mode_rows()))}"
+
+
+def glossary_page() -> str:
+    """What docs/glossary.md should be: the terms in the order of the alphabet."""
+    terms = [(", ".join(forms), meaning) for forms, meaning in GLOSSARY.items()]
+    return f"{WORDS}\n{table(('term', 'meaning'), sorted(terms, key=lambda term: term[0].lower()))}"
 
 
 # Reading Markdown
@@ -258,5 +270,10 @@ def test_the_gate_of_the_tutorial_ends_as_its_table_says(pytester: pytest.Pytest
         result.stdout.fnmatch_lines([f"opt-1.3b: {outcome} after * pairs of launches"])
 
 
+def test_the_glossary_is_that_of_the_code() -> None:
+    assert TERMS.read_text("utf-8") == glossary_page(), "python tests/test_docs.py writes it"
+
+
 if __name__ == "__main__":
+    TERMS.write_text(glossary_page(), "utf-8")
     OPTIONS.write_text(options_page(), "utf-8")
