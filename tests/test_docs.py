@@ -113,10 +113,14 @@ def fences(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def unfenced(text: str) -> str:
+    """Text without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def links(text: str) -> list[str]:
     """Targets of links and pictures, those of other sites left out."""
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [t for t in re.findall(r"\]\(([^)\s]+)\)", prose) if not re.match(r"[a-z]+:", t)]
+    return [t for t in re.findall(r"\]\(([^)\s]+)\)", unfenced(text)) if not re.match(r"[a-z]+:", t)]
 
 
 def anchors(text: str) -> set[str]:
@@ -139,8 +143,7 @@ def broken_links(page: Path, root: Path = CHECKOUT) -> list[str]:
 
 def sentences(text: str) -> list[int]:
     """Words of each sentence. Blocks, tables, headings and pictures are left out; inline code is one word."""
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    lines = "\n".join(line.strip() for line in prose.split("\n") if not re.match(r"    \S|\||#|!|\(", line))
+    lines = "\n".join(line.strip() for line in unfenced(text).split("\n") if not re.match(r"    \S|\||#|!|\(", line))
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]+`", "Code", lines))
     parts = re.split(r"(?<=[.!?:;])\s+|\n\n+|\n(?=[-*] |\d+\. )", re.sub(r" \([^()]*\)", "", plain))
     return [words for part in parts if (words := len(part.split())) > 2]

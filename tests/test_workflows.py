@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from scripts import CHECKOUT
 from shipped import put
-from workflow_steps import ACTION, FOLDER, REHEARSED, Ran, Step, read, script_of, yaml
+from workflow_steps import ACTION, FOLDER, INSTALL, REHEARSED, Ran, Step, read, script_of, yaml
 
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
 OURS = ("gate.yml", "gpu.yml")  # those that use our own machines
@@ -553,12 +553,8 @@ def test_what_is_no_status_writes_no_issue(step: Step, status: str) -> None:
 
 
 def test_each_release_has_an_environment_of_its_own_and_says_what_is_in_it(step: Step) -> None:
-    make = 'mkdir -p "${@: -1}/bin" && cp "$PIP" "${@: -1}/bin/pip"'
-    step.command(step.bin / "python3", make)
-    pip = step.bin / "pip"
-    step.command(pip, 'echo "installed: ${0%/bin/pip}"')
-    name = "Install the plugin, and each release into an environment of its own"
-    ran = step.act(name, {}, PIP=str(pip))
+    step.environments(pip='echo "installed: ${0%/bin/pip}"')
+    ran = step.act(INSTALL, {})
     assert ran.status == 0, ran.printed
     assert "pip install pytest-slmserve[report]\n" in ran.called
     assert [line for line in ran.called.splitlines() if "vllm==" in line] == [
@@ -569,13 +565,12 @@ def test_each_release_has_an_environment_of_its_own_and_says_what_is_in_it(step:
 
 
 def test_the_nightly_run_takes_the_release_in_use(step: Step) -> None:
-    step.command(step.bin / "python3", 'mkdir -p "${@: -1}/bin" && cp "$PIP" "${@: -1}/bin/pip"')
-    step.command(step.bin / "pip", "")
+    step.environments()
     (step.folder / ".github").mkdir()
     (step.folder / ".github/vllm-baseline.txt").write_text("0.26.0\n", "utf-8")
     (install,) = (
         s["run"] for s in read(FOLDER / "gpu.yml")["jobs"]["sweep"]["steps"] if "Install" in s.get("name", "")
     )
-    ran = step.run(install, PIP=str(step.bin / "pip"))
+    ran = step.run(install)
     assert ran.status == 0 and "pip install --only-binary vllm vllm==0.26.0\n" in ran.called
     assert step.files["GITHUB_ENV"].read_text("utf-8") == f"SLM_PYTHON={step.temp}/vllm-0.26.0/bin/python\n"

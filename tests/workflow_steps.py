@@ -22,6 +22,7 @@ yaml = pytest.importorskip("yaml", reason="needs pyyaml")
 if shutil.which("bash") is None or shutil.which("awk") is None:
     pytest.skip("needs bash and awk", allow_module_level=True)
 
+INSTALL = "Install the plugin, and each release into an environment of its own"
 RELEASES = {"baseline": "0.26.0", "candidate": "0.27.0"}
 # The gate's pytest, on the simulated engine; SLOWER: further arguments.
 REHEARSED = """
@@ -73,6 +74,11 @@ class Step:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'#!/usr/bin/env bash\necho "{path.name} $*" >> "$CALLED"\n{script}\n', "utf-8")
         path.chmod(0o755)
+
+    def environments(self, pip: str = "") -> None:
+        """Puts a python3 there that makes environments, with this script as the pip of each."""
+        self.command(self.bin / "pip", pip)
+        self.command(self.bin / "python3", f'mkdir -p "${{@: -1}}/bin" && cp "{self.bin / "pip"}" "${{@: -1}}/bin/pip"')
 
     def run(self, script: str, **variables: str) -> Ran:
         fixed = {name: str(path) for name, path in self.files.items()}

@@ -227,9 +227,7 @@ class AtLeast:
 
 
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
-MOST_PAIRS = (
-    1000  # the error rate is spent over all: with more the first looks decide nothing, and no memory holds them
-)
+MOST_PAIRS = 1000  # with more the first analyses decide nothing: the error rate is spent over all
 
 OF_SEVERAL_GPUS = (
     "tensor_parallel",

@@ -13,10 +13,9 @@ import pytest
 
 pytest.importorskip("jsonschema")
 from jsonschema import Draft202012Validator
+from scripts import BASELINES, CHECKOUT
 
-CHECKOUT = Path(__file__).parents[2]
 SCHEMA = CHECKOUT / "docs" / "records.schema.json"
-BASELINES = CHECKOUT / "benchmarks" / "baselines"
 WRITTEN = CHECKOUT / "tests" / "data" / "archive-format-2.jsonl"
 
 if not SCHEMA.is_file():

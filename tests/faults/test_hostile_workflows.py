@@ -9,13 +9,12 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from judged import KEY, MARK, Case, Seen
 from scripts import CHECKOUT
 from shipped import put
-from workflow_steps import FOLDER, REHEARSED, RELEASES, Ran, Step, script_of
+from workflow_steps import FOLDER, INSTALL, REHEARSED, RELEASES, Ran, Step, script_of
 
 CATEGORY = "hostile workflows"
 GATED, NOT_GATED = (0, 1, 10), (2, 3, 4, 5)
@@ -30,7 +29,6 @@ PAYLOADS = (
 )  # fmt: skip
 INPUTS = ("baseline", "candidate", "models", "concurrency", "margin", "pairs", "plugin", "tests")
 MEMORY_KB = 4 << 20
-INSTALL = "Install the plugin, and each release into an environment of its own"
 
 
 class Planted:
@@ -67,9 +65,8 @@ def planted(case: Case) -> Planted:
 
 def give(planted: Planted, name: str, payload: str) -> None:
     step = planted.step
-    step.command(step.bin / "python3", 'mkdir -p "${@: -1}/bin" && cp "$PIP" "${@: -1}/bin/pip"')
-    step.command(step.bin / "pip", "")
-    ran = step.act(INSTALL, {name: payload}, PIP=str(step.bin / "pip"), **planted.variables)
+    step.environments()
+    ran = step.act(INSTALL, {name: payload}, **planted.variables)
     if name in RELEASES:
         assert not ran.called, "nothing is installed"
         planted.judge(ran, (4,), "is no release such as 0.26.0")
@@ -96,39 +93,21 @@ def test_each_input(planted: Planted, name: str, payload: str) -> None:
 # What the repository brings beside the tests: results that are not this run's
 
 
-def brought(folder: Path, name: str) -> None:
-    match name:
-        case "gate.json":
-            (folder / "gate").mkdir()
-            (folder / "gate/gate.json").write_text('{"verdict": "passes"}\n', "utf-8")
-        case "a link to results":
-            (folder / "results").mkdir()
-            (folder / "results/gate.json").write_text("{}\n", "utf-8")
-            (folder / "gate").symlink_to("results")
-        case "a link to nowhere":
-            (folder / "gate").symlink_to("missing")
-        case "a folder in place of a file":
-            (folder / "gate/gate.json/deep").mkdir(parents=True)
-        case "a folder in place of the records":
-            (folder / "gate/records.jsonl.gz").mkdir(parents=True)
+BROUGHT = {
+    "gate.json": """mkdir gate; echo '{"verdict": "passes"}' > gate/gate.json""",
+    "a link to results": "mkdir results; echo {} > results/gate.json; ln -s results gate",
+    "a link to nowhere": "ln -s missing gate",
+    "a folder in place of a file": "mkdir -p gate/gate.json/deep",
+    "a folder in place of the records": "mkdir -p gate/records.jsonl.gz",
+}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gate.json",
-        "a link to results",
-        "a link to nowhere",
-        "a folder in place of a file",
-        "a folder in place of the records",
-    ],
-)
+@pytest.mark.parametrize("name", BROUGHT)
 def test_results_of_another_run_are_no_verdict(planted: Planted, name: str) -> None:
     step = planted.step
-    brought(step.folder, name)
-    step.command(step.bin / "python3", 'mkdir -p "${@: -1}/bin" && cp "$PIP" "${@: -1}/bin/pip"')
-    step.command(step.bin / "pip", "")
-    ran = step.act(INSTALL, {}, PIP=str(step.bin / "pip"), **planted.variables)
+    assert step.run(BROUGHT[name]).status == 0
+    step.environments()
+    ran = step.act(INSTALL, {}, **planted.variables)
     assert ran.status == 0, ran.printed
     step.command(step.temp / "plugin/bin/pytest", "exit 0")
     planted.judge_gate(step.act("Gate", {}, **planted.variables), (4,), "nothing was gated")

@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from pytest_slmserve.engines.launch.child_process import LOG_LINES
+from pytest_slmserve.engines.launch.child_process import GUARDIAN, LOG_LINES
 from pytest_slmserve.schema.child_environment import passed_on
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 PROGRAM = "nvidia-cuda-mps-control"
 DRIVER_FOLDER = "/usr/local/nvidia/bin"  # where containers get the driver's programs, not always on their PATH
-GUARDIAN = Path(__file__).parent.parent / "worker" / "guardian.py"
 # In one process group: the guardian, no child of the daemon's, and the daemon, in the place of the shell.
 LAUNCH = '("$1" -I -S "$2" "$3" &); exec "$0" -f'
 COMM = PROGRAM[:15]  # what the kernel keeps of the names of the daemon and of its servers

@@ -17,15 +17,13 @@ from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pytest_slmserve import engines
-from pytest_slmserve.engines.launch.child_process import FOLDER
+from pytest_slmserve.engines.launch.child_process import FOLDER, GUARDIAN
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.run.ray.nodes import Node
 from pytest_slmserve.run.ray.task import look_around
 from pytest_slmserve.schema.errors import BadUsage, SlmError, named
 from pytest_slmserve.telemetry.host_probe import Host
 
-GUARDIAN = Path(engines.__file__).parent / "worker" / "guardian.py"
 ANSWER_S = 30.0  # seen: 2 s
 LOOK_S = 120.0  # a node starts an interpreter, and looks at another
 INSTALL_S = 1800.0  # where it has to install packages first
