@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -151,6 +152,9 @@ def kill_generator(case: Case, url: str, processes: int, number: signal.Signals)
 
 def sending(pid: int, processes: int) -> list[psutil.Process]:
     """The processes of its load generator that send requests; none until all do."""
-    ours = [each for each in psutil.Process(pid).children(recursive=True) if str(CLIENT) in each.cmdline()]
-    busy = [each for each in ours if each.net_connections("tcp")]
+    busy = []
+    for each in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since, as a probe's does
+            if str(CLIENT) in each.cmdline() and each.net_connections("tcp"):
+                busy.append(each)
     return busy if len(busy) == processes else []

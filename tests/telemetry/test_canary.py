@@ -41,7 +41,8 @@ def process(canary):
     """The id of its process, which the first reading starts."""
     before = running(os.getpid())
     assert canary.read(0.0) == Reading(), "there is no piece yet"
-    [pid] = set(running(os.getpid())) - set(before)
+    # its words are not there yet at the very beginning: Linux closes what Popen waits for before it sets them
+    [pid] = until(lambda: set(running(os.getpid())) - set(before), PATIENCE_S, "its process")
     return pid
 
 
