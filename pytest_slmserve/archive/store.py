@@ -196,7 +196,7 @@ class Archive:
             self._file.close()
             self.path, self._file, self._size, self._engines = second.path, second._file, second._size, second._engines
             self.moved = (
-                f"{why}; all {len(measurements)} measurements of this run are in {name} "
+                f"{why}; all measurements of this run are in {name} "
                 f"(--slm-resume={name} goes on with them)"
             )
             return

@@ -35,8 +35,8 @@ def write_summary(terminal: Any, session: Any, detail: Detail = "summary") -> No
 
 
 def findings_of(session: Any) -> Findings:
-    records = Path(session.options.records)
     cells = session.reused_cells
+    archive = session.executor.archive
     return Findings(
         curves=session.verdicts.curves(),
         judged=[(each.verdict, each.row) for each in session.verdicts.judged],
@@ -47,7 +47,7 @@ def findings_of(session: Any) -> Findings:
         strict=session.options.strict,
         notes=session.notes,
         reused=f"{sum(cells.values())} measurements were reused from {session.source}" if cells else "",
-        archives=[str(records)] if session.keeps_records else [],
+        archives=[str(archive.path)] if archive else [],
     )
 
 

@@ -702,7 +702,7 @@ def test_an_archive_that_is_lost_in_the_middle_goes_on_in_a_second_file(tmp_path
     found = read(second)
     assert found.measurements == tuple(kept) and found.claims == CLAIMS and len(found.sessions) == 1
     assert archive.moved.startswith(f"cannot write to {tmp_path / 'a.jsonl.gz'}: ")
-    assert f"all 3 measurements of this run are in {second} (--slm-resume={second} goes on with them)" in archive.moved
+    assert f"all measurements of this run are in {second} (--slm-resume={second} goes on with them)" in archive.moved
     assert second.stat().st_mode & 0o077 == 0
 
 
@@ -721,7 +721,7 @@ def test_a_full_disk_loses_no_measurement(three, tmp_path, monkeypatch):
     with Archive.open(three, moves=True) as archive:
         archive.add(example(8))
         archive.add(example(16))
-    assert "No space left on device; all 1 measurements" in archive.moved
+    assert "No space left on device; all measurements" in archive.moved
     assert three.read_bytes() == before
     [second] = (tmp_path / "t").iterdir()
     assert read(second).measurements == (example(8), example(16))
