@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from interfaces import STAND_IN
@@ -59,8 +59,8 @@ ENGINES = {
 }
 
 
-def killed(case: Case, words: Sequence[str], number: int, text: str, after_s: float) -> Seen:
-    """What came of a command whose process got the signal so long after that text; -1 where it ended before."""
+def killed(case: Case, words: Sequence[str], end: Callable[[int], object], text: str, after_s: float) -> Seen:
+    """What came of a command whose process, by its id, was ended so long after that text, unless it had ended."""
     log, began = case.folder / "seen.log", time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -72,7 +72,7 @@ def killed(case: Case, words: Sequence[str], number: int, text: str, after_s: fl
         time.sleep(0.01)
     time.sleep(after_s)
     if process.poll() is None:
-        os.kill(process.pid, number)
+        end(process.pid)
         status = waited_for(process.pid, case.within_s)
         process.returncode = 0  # it is waited for
     else:
@@ -86,10 +86,10 @@ PACE = {"simulated": 0.2, "stand-in": 1.0, "ray": 3.0, "vllm": 8.0}
 
 def judge(case: Case, engine: str, number: int, moment: str) -> None:
     model = "opt-125m" if engine in ("simulated", "ray") else "opt-tiny"
-    (case.folder / "test_it.py").write_text(re.sub(r"^    ", "", POINTS, flags=re.M).replace("MODEL", f'"{model}"'))
+    (case.folder / "test_it.py").write_text(textwrap.dedent(POINTS).replace("MODEL", f'"{model}"'))
     words = ["-m", "pytest", "test_it.py", *ENGINES[engine]]
     text, after_s = MOMENTS[moment]
-    seen = killed(case, words, number, text, after_s * PACE[engine])
+    seen = killed(case, words, lambda pid: os.kill(pid, number), text, after_s * PACE[engine])
     kept = seen.text.count("MOMENT measured")
     ended = (0, 1, 10)  # before the signal came; or all but the interpreter
     ended += (-number,) if " in " in seen.text.rstrip().rpartition("\n")[2] else ()
@@ -130,6 +130,40 @@ def test_each_signal_at_each_moment_of_vllm(case: Case, number: int, moment: str
     judge(case, "vllm", number, moment)
 
 
+# Nodes of a Ray cluster
+
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+# Each of two nodes has one imagined GPU and measures one of two models.
+ON_NODES = """
+    def test_point(slm_point):
+        print("MOMENT item", flush=True)
+        assert slm_point.measure()
+        print("MOMENT measured", flush=True)
+"""
+LOADS = ("--slm-models=opt-125m,opt-1.3b", "--slm-concurrency=1,2,4", "--slm-engine-arg=lasts_s=1")
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.parametrize(("dead", "status", "said"), [(1, 0, r"\) died; "), (2, 1, "EngineFailed: .* died")])
+@pytest.mark.parametrize("moment", ["starting", "ready", "measuring", "between two points"])
+def test_nodes_that_die(case: Case, moment: str, dead: int, status: int, said: str, monkeypatch) -> None:
+    """Where one is left it measures the others."""
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
+    (case.folder / "test_it.py").write_text(textwrap.dedent(ON_NODES))
+    case.records, case.within_s = "r.jsonl", REAL_S
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={**NODE, "num_gpus": 0})
+    try:
+        nodes = [cluster.add_node(**NODE, num_gpus=1) for _ in range(2)]
+        words = ["-m", "pytest", "test_it.py", *WORDS, "--slm-simulate", *LOADS, f"--slm-ray={cluster.address}"]
+        text, after_s = MOMENTS[moment]
+        seen = killed(case, words, lambda _: [cluster.remove_node(node, False) for node in nodes[:dead]], text, after_s)
+    finally:
+        cluster.shutdown()
+    case.judge("nodes killed", seen, (status,), said, kept=seen.text.count("MOMENT measured"))
+
+
 # The first tenth of a second
 
 EARLY = "import sys, pytest_slmserve.__main__ as ours; print('MOMENT', flush=True); sys.exit(ours.run())"
@@ -150,6 +184,6 @@ def test_each_signal_in_the_first_tenth_of_a_second(case: Case, number: int, aft
 
 def early(case: Case, number: int, after_s: float) -> None:
     """Nobody listens at the URL, so that it ends by itself, too; before it listens for them, most signals end it."""
-    seen = killed(case, ["-c", EARLY, *MEASURE], number, "MOMENT", after_s)
+    seen = killed(case, ["-c", EARLY, *MEASURE], lambda pid: os.kill(pid, number), "MOMENT", after_s)
     case.judge("kills", seen, (4, 130, -number))
     assert seen.status != -signal.SIGINT
