@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, RunComparison, compare_runs
+from pytest_slmserve.analysis.compare.runs import MARGIN, METRICS, Judgement, RunComparison, compare_runs
 from pytest_slmserve.analysis.stored.claims import unique
 from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.archive.runs import RunChoice, chosen, run_named, runs_of
@@ -44,8 +44,8 @@ def add(commands: Commands) -> None:
     command.add_argument("paths", metavar="RECORDS", nargs="+", type=Path, help=archives)
     run = "of one archive: a run as `report --list` names it; given again for each candidate"
     command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
-    margin = "smallest change that matters (default: 0.03, which is 3 %%)"
-    command.add_argument("--margin", metavar="SHARE", type=float, default=0.03, help=margin)
+    margin = f"smallest change that matters (default: {MARGIN:g}, which is {100 * MARGIN:g} %%)"
+    command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)
     metric = "compare this metric alone, by its name in the JSON: output_tokens_per_s; may be given again"
     command.add_argument("--metric", metavar="NAME", action="append", default=[], help=metric)
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")

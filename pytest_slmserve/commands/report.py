@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.compare.history import release_histories
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, weaker
 from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
 from pytest_slmserve.analysis.points.job_points import job_points
@@ -151,6 +152,7 @@ def facts_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCrite
         "sweeps": sweep_facts(found.curves),
         "verdicts": [verdict_facts(verdict, row, strict=found.strict) for verdict, row in found.judged],
         "gates": map(gate_facts, found.gates),
+        "history": found.history,
         "notes": found.notes,
     }
 
@@ -236,15 +238,16 @@ def is_unproved(contents: Contents) -> bool:
 
 
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
-    """Curves, points and verdicts; of a run that left out the claims of the papers, verdicts on arithmetic alone,
-    unless `strict`. Raises BadArchive where the stored claims or plans are none."""
+    """Curves, points, verdicts and the history over releases; of a run that left out the claims of the papers, verdicts
+    on arithmetic alone, unless `strict`. Raises BadArchive where the stored claims or plans are none."""
     jobs = job_points(contents.measurements)
     sweeps = curves_of(contents)
     curves = with_jobs(sweeps, jobs)
     provable = curves if strict or not is_unproved(contents) else ()
     judged = judge_all(provable, table.ROWS, rows_from(contents.claims)) if curves else []
     shared = shared_points(contents.measurements)
-    return Findings(curves=sweeps, judged=judged, shared=shared, jobs=jobs, strict=strict, slo=slo)
+    history = release_histories(contents.measurements)
+    return Findings(curves=sweeps, judged=judged, shared=shared, jobs=jobs, history=history, strict=strict, slo=slo)
 
 
 def merged(archives: Sequence[Contents]) -> Contents:

@@ -11,6 +11,7 @@ from operator import itemgetter
 from statistics import fmean
 from textwrap import shorten
 
+from pytest_slmserve.analysis.compare.history import ReleaseHistory
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Slo
@@ -43,15 +44,16 @@ Line = tuple[str, Colour | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All that there is to report of a run, or of archives. slo: of a request, where goodput is asked for. strict:
-    every claim is expected to hold. reused: a sentence on measurements of an archive that stood in for new ones.
-    archives: paths where the measurements are. written: what else was written."""
+    """All that there is to report of a run, or of archives. history: of releases, where archives hold several. slo: of
+    a request, where goodput is asked for. strict: every claim is expected to hold. reused: a sentence on measurements
+    of an archive that stood in for new ones. archives: paths of the measurements. written: what else was written."""
 
     curves: Sequence[Curve] = ()
     judged: Sequence[Judged] = ()
     shared: Sequence[ReplicaPoint] = ()
     jobs: Sequence[JobPoint] = ()
     gates: Sequence[Gated] = ()
+    history: Sequence[ReleaseHistory] = ()
     slo: Slo | None = None
     strict: bool = False
     notes: Sequence[str] = ()

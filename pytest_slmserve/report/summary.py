@@ -13,6 +13,7 @@ from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate.text import as_markdown, gate_facts, gate_text
 from pytest_slmserve.report.screen import Findings, Line, screen
+from pytest_slmserve.report.tables.history import history_report
 from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.literals import Detail
@@ -57,6 +58,7 @@ def tables(found: Findings) -> Iterator[Line]:
         found.curves, found.judged, shared=found.shared, jobs=found.jobs, strict=found.strict, slo=found.slo
     )
     yield from ((folded(text), colour) for text, colour in lines)
+    yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
     yield from ((f"{folded(gate_text(gated))}\n", None) for gated in found.gates)
 
 

@@ -42,6 +42,7 @@ from pytest_slmserve.analysis.stored.baseline import (
 from pytest_slmserve.analysis.stored.comparability import MACHINE_FACTS, warnings
 from pytest_slmserve.schema.records import Measurement
 
+MARGIN = 0.03  # smallest change that matters, as a share; a gate's default too
 LAUNCHES = FIRST_LOOKS[0]  # of each side, as the gate wants pairs
 HOSTS = "other host or boot: hosts of one kind differ; the gate decides, which measures both sides in turns on one host"
 ONE_REPEAT = "one repeat on each side: the noise is not known"
@@ -133,11 +134,11 @@ def compare_runs(
     changes, both = list[MetricChange](), list[tuple[list[Measurement], list[Measurement]]]()
     only: tuple[list[str], list[str]] = ([], [])
     for subject, case in zip(subjects(common), common, strict=True):
-        for one, other in _alike(there[case], here[case]):
+        for one, other in same_engines(there[case], here[case]):
             if one and other:
                 pair = compared_pair(subject, case, one, other, candidate_is="the candidate", facts=MACHINE_FACTS)
                 load = subject.removeprefix(f"{case.engines} at ")
-                changes += [made for metric in wanted if (made := _change(pair, case, load, metric, margin))]
+                changes += [made for metric in wanted if (made := metric_change(pair, case, load, metric, margin))]
                 both.append((one, other))
             else:
                 only[0 if one else 1].append(f"{subject}, with another engine")
@@ -151,7 +152,7 @@ def compare_runs(
     return RunComparison(margin, tuple(changes), differ, tuple(only[0]), tuple(only[1]), tuple(dict.fromkeys(notes)))
 
 
-def _alike(
+def same_engines(
     there: Sequence[Measurement], here: Sequence[Measurement]
 ) -> Iterator[tuple[list[Measurement], list[Measurement]]]:
     """Measurements of one case whose engines are held against each other: those that were requested alike; where one
@@ -166,17 +167,15 @@ def _alike(
     yield from (([], group) for group in second.values())
 
 
-def _change(
+def metric_change(
     pair: ComparedPair, case: ComparedCase, load: str, metric: ComparedMetric, margin: float
 ) -> MetricChange | None:
     """Change of one metric; None where a side has not measured it."""
-    sides = [_by_launch(side, metric.name) for side in (pair.baseline, pair.candidate)]
-    values = [[repeat.value for launch in side for repeat in launch] for side in sides]
-    if not all(values) or not all(0 < value < math.inf for side in values for value in side):
+    sides = [by_launch(side, metric.name) for side in (pair.baseline, pair.candidate)]
+    if not all(map(is_measured, sides)):
         return None
     enough = min(map(len, sides)) >= LAUNCHES
-    samples = tuple(tuple(map(_mean_of, side) if enough else chain(*side)) for side in sides)
-    seen = factor(Differences(samples).between(0, 1))
+    seen = factor(repeated(sides).between(0, 1))
     by = _unseen(pair, case, metric, enough)
     verdict, why = Judgement.UNDECIDED, pair.obstacle
     if by is not None and not why:
@@ -187,11 +186,11 @@ def _change(
     if verdict is Judgement.UNDECIDED and not why:
         why = _reason(pair, by, seen)
     ratio = seen if by is not None and not pair.obstacle else Interval(seen.value)
-    (one, other), launches = map(fmean, values), (len(sides[0]), len(sides[1]))
+    (one, other), launches = map(mean_of_launches, sides), (len(sides[0]), len(sides[1]))
     return MetricChange(case.engines, load, metric.name, one, other, ratio, verdict, why, launches)
 
 
-def _by_launch(side: Served, name: str) -> list[list[Repeat]]:
+def by_launch(side: Served, name: str) -> list[list[Repeat]]:
     """The repeats used, those of one launch together."""
     repeats = (
         Repeat(value, group[0].measured_at, group[0].launch)
@@ -199,6 +198,22 @@ def _by_launch(side: Served, name: str) -> list[list[Repeat]]:
         if (value := getattr(figures, name, None)) is not None
     )
     return list(grouped(repeats, lambda repeat: repeat.launch).values())
+
+
+def is_measured(side: Sequence[Sequence[Repeat]]) -> bool:
+    """Are there repeats, each a positive number?"""
+    return bool(side) and all(0 < repeat.value < math.inf for repeat in chain(*side))
+
+
+def mean_of_launches(side: Sequence[Sequence[Repeat]]) -> float:
+    """Mean of all repeats."""
+    return fmean(repeat.value for repeat in chain(*side))
+
+
+def repeated(sides: Sequence[Sequence[Sequence[Repeat]]]) -> Differences:
+    """Sides with what tells their noise: their launches where each has enough of them, else their repeats."""
+    enough = min(map(len, sides), default=0) >= LAUNCHES
+    return Differences(tuple(tuple(map(_mean_of, side) if enough else chain(*side)) for side in sides))
 
 
 def _mean_of(launch: Sequence[Repeat]) -> Repeat:

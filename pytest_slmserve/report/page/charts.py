@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from pytest_slmserve.analysis.compare.history import ReleaseHistory
 from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, MetricChange
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
@@ -18,11 +19,13 @@ from pytest_slmserve.analysis.stats.estimates import Interval, factor
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.verdict import State, Verdict, above
+from pytest_slmserve.report.compare import METRICS as HEADINGS
 from pytest_slmserve.report.figures.drawing import COLOURS
 from pytest_slmserve.report.figures.gates import margin_at, ratios
 from pytest_slmserve.report.figures.sweeps import loads_between, saturation_law
 from pytest_slmserve.report.numbers import figure as shown
 from pytest_slmserve.report.numbers import milliseconds
+from pytest_slmserve.report.tables.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.sensors import (
     CANARY,
@@ -39,12 +42,23 @@ Spec = dict[str, Any]
 Values = list[dict[str, Any]]
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+GREY = "#8a8a8a"
 STATES = [state.value for state in (State.HOLDS, State.FAILS, State.UNDECIDED)]
-STATE_COLOURS = (COLOURS[2], COLOURS[1], "#8a8a8a")
+STATE_COLOURS = (COLOURS[2], COLOURS[1], GREY)
 LATENCIES = (("E2E mean", "e2e_s"), ("E2E p99", "e2e_p99_s"), ("TTFT mean", "ttft_s"), ("TPOT mean", "tpot_s"))
 IN_FLIGHT, TOKENS_PER_S = "requests in flight", "output tokens/s"
 HIGHER_IS_BETTER = {metric.name for metric in METRICS if metric.higher_is_better}
 DASHES = [5, 4]
+FIRST_RELEASE = "first release"
+STEP_LOOKS = {  # of a release, by what became of the metric since the one before: colour and shape
+    FIRST_RELEASE: (COLOURS[0], "circle"),
+    WORDS[Judgement.BETTER]: (COLOURS[2], "triangle-up"),
+    WORDS[Judgement.WORSE]: (COLOURS[1], "cross"),
+    Judgement.SAME.value: (COLOURS[0], "square"),
+    Judgement.NO_WORSE.value: (COLOURS[0], "triangle-down"),
+    NO_DIFFERENCE: (GREY, "circle"),
+    NOT_COMPARABLE: (GREY, "diamond"),
+}
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
 LINE = {"type": "line", "opacity": 0.7, "aria": False}
 PARTS = 150  # of a window in time
@@ -347,6 +361,93 @@ def changes(found: Sequence[MetricChange], margin: float, description: str) -> S
         for each in found
     ]
     return _intervals(values, "candidate / baseline", description)
+
+
+def history(found: ReleaseHistory) -> Spec:
+    """One metric over releases: each with its interval and with what became of it since the release before. A line
+    joins releases that can be compared."""
+    heading, _ = HEADINGS[found.metric]
+    values = _history_rows(found)
+    order = [row["release"] for row in values]
+    scale, axis = {"type": "point", "padding": 0.5}, {"labelAngle": 0 if len(order) < 6 else -30}
+    x = {"type": "ordinal", "title": "vLLM", "sort": order, "scale": scale, "axis": axis}
+    better = "more" if found.metric in HIGHER_IS_BETTER else "less"
+    y = _axis("y", f"{heading} ({better} is better)")
+    y["scale"] = {"domain": _history_domain(found), "nice": False, "zero": False}
+    place = {"x": {**x, "field": "release"}, "y": {**y, "field": "y"}}
+    plain = {"color": {"value": COLOURS[0]}}
+    told = [
+        {"field": name, "title": title} for name, title in (("release", ""), ("shown", "value"), ("ratio", "ratio"))
+    ]
+    points = {**place, **_step_looks(values), "tooltip": [*told, {"field": "step", "title": "it"}]}
+    layers: list[Spec] = [
+        {"mark": LINE, "encoding": {**place, **plain, "detail": {"field": "run", "type": "nominal"}}},
+        {
+            "mark": {"type": "rule", "strokeWidth": 1.5, "clip": True, "aria": False},
+            "encoding": {"x": place["x"], "y": {**y, "field": "low"}, "y2": {"field": "high"}, **plain},
+            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+        },
+        {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": points},
+        *(
+            {
+                "mark": {"type": "text", "dy": away, "fontSize": 12, "aria": False},
+                "encoding": {**place, "text": {"field": field}},
+            }
+            for field, away in (("risen", -14), ("fallen", 16))
+        ),
+    ]
+    return _chart(layers, x, y, f"{heading} over releases, {found.subject}", values, height=220)
+
+
+def _history_rows(found: ReleaseHistory) -> Values:
+    """A row for each release. run: number of the line that it lies on. risen, fallen: the ratio of a certain step."""
+    times, run, values = HEADINGS[found.metric][1], 0, list[dict[str, Any]]()
+    for each in found.releases:
+        step = each.step
+        words = step_words(step) if step else FIRST_RELEASE
+        run += words == NOT_COMPARABLE
+        low, high = (None if end is None else times * end for end in (each.mean.low, each.mean.high))
+        row = {"release": each.release, "y": times * each.mean.value, "low": low, "high": high, "step": words}
+        ratio = shown(step.ratio.value, 4) if step else ""
+        row |= {"shown": value_text(found, each.mean.value), "ratio": ratio, "run": run}
+        certain = step.ratio.value if step and step.verdict in WORDS else 1.0
+        values.append(row | {"risen": ratio if certain > 1 else "", "fallen": ratio if certain < 1 else ""})
+    return values
+
+
+def _step_looks(values: Values) -> Spec:
+    """Colour and shape of what became of each release, with a legend of those that are there."""
+    known = [words for words in STEP_LOOKS if any(row["step"] == words for row in values)]
+    field = {"field": "step", "type": "nominal", "title": None}
+    legend = {"orient": "bottom", "columns": 2, "symbolSize": 70}
+    ranges = zip(*(STEP_LOOKS[words] for words in known), strict=True)
+    return {
+        channel: {**field, "scale": {"domain": known, "range": list(looks)}, "legend": legend}
+        for channel, looks in zip(("color", "shape"), ranges, strict=True)
+    }
+
+
+def cut_whiskers(found: ReleaseHistory) -> list[str]:
+    """Releases whose interval goes on beyond the chart."""
+    least, most = (end / HEADINGS[found.metric][1] for end in _history_domain(found))
+    return [
+        each.release
+        for each in found.releases
+        if each.mean.low is not None and each.mean.high is not None and (each.mean.low < least or each.mean.high > most)
+    ]
+
+
+def _history_domain(found: ReleaseHistory) -> list[float]:
+    """Ends of the axis: every mean, the margin around them, and as much of the intervals as leaves steps visible."""
+    times = HEADINGS[found.metric][1]
+    means = [times * each.mean.value for each in found.releases]
+    ends = [times * end for each in found.releases for end in (each.mean.low, each.mean.high) if end is not None]
+    least, most, margin = min(means), max(means), found.margin * max(means)
+    reach = max(most - least, FARTHEST * margin)
+    low = min(least - margin, max(min(ends, default=least), least - reach))
+    high = max(most + margin, min(max(ends, default=most), most + reach))
+    room = 0.1 * (high - low)  # for the number at a step
+    return [low - room, high + room]
 
 
 def _intervals(values: Values, x_title: str, description: str, others: Sequence[float] = ()) -> Spec:

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.compare.history import ReleaseHistory
+from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
 from pytest_slmserve.analysis.grouping import grouped
@@ -25,6 +27,7 @@ from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report.compare import METRICS
 from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.numbers import ABSENT, figure, milliseconds
 from pytest_slmserve.report.page import charts
@@ -42,6 +45,8 @@ from pytest_slmserve.report.screen import (
 )
 from pytest_slmserve.report.tables.findings import findings
 from pytest_slmserve.report.tables.goodput import goodput_columns, served
+from pytest_slmserve.report.tables.history import COLUMNS as HISTORY
+from pytest_slmserve.report.tables.history import case_text, history_by_case, rows_of_history
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import jobs_title
 from pytest_slmserve.report.tables.replicas import NAMES, SENSED, SERVED, replica_report, replicas_by_host
@@ -195,7 +200,7 @@ def page_content(
             "claims": list(_claims(found)),
             "pareto": _pareto(shown),
             "models": [_model(label, curve, found) for label, curve in shown],
-            "sections": [*gates, *sections, *_replicas(found)],
+            "sections": [*gates, *sections, *_replicas(found), *_history(found)],
             "notes": [*found.notes, *filter(None, [found.reused])],
             "words": GLOSSARY,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
@@ -308,6 +313,8 @@ NOTES = {
     "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
     "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
     "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",
+    "History": "Number: the ratio to the release before, where it improved or regressed. No line: not "
+    "comparable. The axis does not begin at 0.",
     "Batch held": "Dashed: every request in flight is in the batch.",
 }
 
@@ -437,6 +444,28 @@ def _replicas(found: Findings) -> Iterator[PageSection]:
         parts.append(Part(title, "open", drawn, tables, text))
     if parts:
         yield PageSection("Replicas", parts)
+
+
+def _history(found: Findings) -> Iterator[PageSection]:
+    """A part for each case of which several releases were measured."""
+    parts = []
+    for title, alike in history_by_case(found.history).items():
+        steps = {release.step.verdict for each in alike for release in each.releases if release.step}
+        look = "bad" if Judgement.WORSE in steps else "open" if Judgement.UNDECIDED in steps else "good"
+        drawn = [Chart(METRICS[each.metric][0], charts.history(each), _history_note(each)) for each in alike]
+        with laid_out(TEXT_WIDTH):
+            text = case_text(title, alike)
+        parts.append(Part(title, look, drawn, [as_table(f"History of {title}", rows_of_history(alike), HISTORY)], text))
+    if parts:
+        yield PageSection("History", parts)
+
+
+def _history_note(found: ReleaseHistory) -> str:
+    """What the chart shows: of what whiskers are an interval, and which of them are cut."""
+    of = "launches" if min(each.launches for each in found.releases) >= LAUNCHES else "repeats"
+    cut = charts.cut_whiskers(found)
+    beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
+    return f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {NOTES['History']}"
 
 
 def _gate(gated: Gated) -> Part:
