@@ -49,7 +49,7 @@ def test_json_is_one_object_with_all_that_the_text_tells(records, capsys):
     status, said = told(capsys, "report", records, "--json")
     assert status == told(capsys, "report", records)[0] and said.err == ""
     found = json.loads(said.out)
-    assert {"points", "loads", "sweeps", "verdicts", "gates", "notes"} <= found.keys()
+    assert {"points", "loads", "sweeps", "verdicts", "gates", "history", "notes"} <= found.keys()
     by_kind = [(each["kind"], each.get("concurrency")) for each in found["points"]]
     assert by_kind == [("point", 16), ("point", 64), ("point", 256), ("replicas", 16), ("job", None)]
     assert [each["subject"] for each in found["sweeps"]] == ["opt-1.3b"] and found["sweeps"][0]["pareto"] == [16, 64]

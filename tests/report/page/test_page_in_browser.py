@@ -260,6 +260,19 @@ def test_a_phone_has_no_line_that_is_too_long(browser, written):
         assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+def test_a_history_is_drawn_and_fits_a_phone(browser, tmp_path):
+    releases = [str(path) for path in sorted(BASELINES.glob("h200-vllm-*-ledger.jsonl.xz"))]
+    main(["report", *releases, "--show", "summary", "--html", str(tmp_path / "out.html")])
+    with opened_in(browser, tmp_path / "out.html", viewport={"width": 390, "height": 844}) as seen:
+        history = seen.page.locator("section:has(h2:text-is('History'))")
+        seen.page.evaluate(UNFOLD)
+        playwright.expect(history.locator(".chart svg")).to_have_count(4, timeout=PATIENCE_MS)
+        assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
+        drawn = [" ".join(each.all_text_contents()) for each in history.locator(".chart").all()]
+        assert all("0.20.2" in text and "no difference shown" in text for text in drawn)
+        assert violations(seen) == []
+
+
 def test_a_term_tells_its_meaning_by_keyboard_on_a_phone(browser, written):
     with opened_in(browser, written, viewport={"width": 390, "height": 844}) as seen:
         term, meaning = seen.page.locator("th .term:text('TTFT')").first, seen.page.locator(".meaning:popover-open")

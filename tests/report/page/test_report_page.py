@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from html_pages import Page, values_of
 from scripts import BASELINES
-from stored_records import engine_alone
+from stored_records import KNOWN, engine_alone, repeats
 from strategies import H200, WELL, measurement
 
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.compare.history import release_histories
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
@@ -35,6 +36,7 @@ from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.records import Stream
 
 ARCHIVES = ("h200-vllm-0.26.0-core-opt-2.7b", "cpu-vllm-0.32.0", "h200-vllm-0.26.0-gate-eager-at-512")
+RELEASES = ("0.20.2", "0.22.1", "0.24.0", "0.26.0")  # of the ledgers
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\u202e&lt;"
 MOST = 2_000_000  # bytes of a page
 
@@ -118,6 +120,11 @@ def vega_lite() -> Any:
 def test_every_chart_is_one_that_vega_lite_knows(report, vega_lite, name):
     page, _ = report(committed(name))
     assert [spec["description"] for spec in page.charts.values() if not vega_lite.is_valid(spec)] == []
+
+
+def test_a_history_is_a_chart_that_vega_lite_knows(vega_lite):
+    page = planted_history({"0.9.0": (1000, 1001), "0.10.0": (900, 901)})
+    assert [vega_lite.is_valid(spec) for spec in page.charts.values()] == [True, True]
     spec = next(iter(page.charts.values()))
     spec["layer"][-1]["mark"]["colour"] = "red"
     assert not vega_lite.is_valid(spec), "a misspelt word is found"
@@ -317,6 +324,53 @@ def test_replicas_are_held_against_one_engine(report):
     states = {row["subject"]: row["state"] for row in values_of(spec)}
     assert states["2 x opt-1.3b, mps, 192 in flight"] == "holds"
     assert states["2 x opt-1.3b, time-slicing, 192 in flight"] == "fails"
+
+
+def test_a_history_has_the_rows_that_the_terminal_prints(report):
+    page, printed = report(*(committed(f"h200-vllm-{release}-ledger") for release in RELEASES))
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    tables = {caption: rows for caption, rows in page.tables.items() if caption.startswith("History of ")}
+    assert list(tables) == [f"History of {model} at 512 in flight, NVIDIA H200" for model in ("opt-1.3b", "opt-125m")]
+    drawn = [spec for spec in page.charts.values() if " over releases, " in spec["description"]]
+    cells = [(row["release"], row["shown"], row["ratio"], row["step"]) for spec in drawn for row in values_of(spec)]
+    for rows in tables.values():
+        assert [row for row in rows[1:] if " ".join(" ".join(row).split()) not in lines] == []
+        assert [row[1] for row in rows[1:]] == [*RELEASES, *RELEASES]
+    told = [(row[1], row[2], row[4], row[6] or "first release") for rows in tables.values() for row in rows[1:]]
+    assert cells == told
+    assert "Cut at the edge: 0.24.0." in page.text, "the interval of OPT-125M goes on to 50,176 tokens/s"
+
+
+def planted_history(rates: dict[str, tuple[float, ...]], elsewhere: str = "") -> Page:
+    """elsewhere: a release that another host measured."""
+    made = []
+    for release, each in rates.items():
+        where = replace(KNOWN, vllm=release, host="two" if release == elsewhere else KNOWN.host)
+        made += repeats(each, environment=where, launch=release)
+    return Page(rendered(Findings(history=release_histories(made)), made, []))
+
+
+def test_a_step_is_marked_by_its_ratio_and_a_line_ends_where_the_host_changes():
+    rates = {"0.9.0": (1000, 1001), "0.10.0": (900, 901), "0.11.0": (901, 902), "0.12.0": (700, 701)}
+    page = planted_history(rates, elsewhere="0.12.0")
+    rate, tpot = page.charts.values()
+    rows = values_of(rate)
+    assert [row["step"] for row in rows] == ["first release", "regressed", "same", "not comparable"]
+    assert [row["run"] for row in rows] == [0, 0, 0, 1]
+    assert [row["fallen"] for row in rows] == ["", "0.9000", "", ""] and {row["risen"] for row in rows} == {""}
+    assert [row["risen"] for row in values_of(tpot)] == ["", "1.111", "", ""]
+    assert rate["layer"][0]["encoding"]["x"]["sort"] == list(rates)
+    assert page.text.count("95 % interval of the mean of a release's repeats. Number") == 2
+
+
+def test_a_wide_whisker_is_cut_and_told_and_a_small_difference_looks_small():
+    page = planted_history({"0.9.0": (500, 1500), "0.10.0": (1020, 1021), "0.11.0": (900, 901)})
+    least, most = next(iter(page.charts.values()))["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert 600 < least < 800 and 1100 < most < 1300
+    assert page.text.count("Cut at the edge: 0.9.0.") == 2
+    alike = planted_history({"0.9.0": (1000.0, 1000.1), "0.10.0": (1000.2, 1000.3)})
+    least, most = next(iter(alike.charts.values()))["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert least < 970 and most > 1030 and "Cut at the edge" not in alike.text
 
 
 def test_an_interval_far_beyond_the_bound_leaves_the_chart_and_the_estimates_stay_apart():
