@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.batching import Slo
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.archive.external import Columns, Row
+    from pytest_slmserve.report.page.content import Part
 
 STATUS = f"{HOLDS} it could be judged, {USAGE} wrong usage, or a file that cannot be judged."
 COLUMN_OPTIONS = (
@@ -60,6 +61,7 @@ def add(commands: Commands) -> None:
     replicas_.add_argument("--baseline", metavar="NAME=VALUE", action="append", default=[], help=baseline)
     add_rows(replicas_)
     add_formats(replicas_, "each number of engines and limit")
+    add_html(replicas_)
 
 
 def add_files(command: Parser) -> None:
@@ -126,12 +128,9 @@ def judge(given: argparse.Namespace) -> int:
     print((sweep.as_json if given.json else sweep.text)(curve, found, columns_of(given), given.tolerance, notes))
     if given.html:
         from pytest_slmserve.report.page.comparisons import of_sweep
-        from pytest_slmserve.report.page.content import PageSection
-        from pytest_slmserve.report.page.writer import rendered, write_page
-        from pytest_slmserve.report.screen import Findings
 
-        part = of_sweep(curve, given.tolerance, sweep.text(curve, found, columns_of(given), given.tolerance, notes))
-        write_page(given.html, rendered(Findings(), [], [], sections=[PageSection("External results", [part])]))
+        text = sweep.text(curve, found, columns_of(given), given.tolerance, notes)
+        write_part(given.html, of_sweep(curve, given.tolerance, text))
     return HOLDS
 
 
@@ -149,7 +148,20 @@ def replicas(given: argparse.Namespace) -> int:
         print_csv(replicas.entries(found), notes)
         return HOLDS
     print((replicas.as_json if given.json else replicas.text)(found, columns, notes))
+    if given.html:
+        from pytest_slmserve.report.page.comparisons import of_external_replicas
+
+        write_part(given.html, of_external_replicas(found, columns, notes))
     return HOLDS
+
+
+def write_part(path: Path, part: Part) -> None:
+    """Writes a page of external results."""
+    from pytest_slmserve.report.page.content import PageSection
+    from pytest_slmserve.report.page.writer import rendered, write_page
+    from pytest_slmserve.report.screen import Findings
+
+    write_page(path, rendered(Findings(), [], [], sections=[PageSection("External results", [part])]))
 
 
 def print_csv(rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:

@@ -22,10 +22,12 @@ def text(found: ReplicaComparison, columns: Columns, notes: Sequence[str] = ()) 
     pairs = [*findings(found, columns), *(("note", note) for note in (*_notes(found, columns), *notes))]
     if any(row.at_equal_total for row in found.rows):
         pairs.append(("note", f"at equal total: over one engine whose {columns.knob} is the total of all engines"))
-    return "\n".join([table(found.rows, _columns(found, columns)), "", named(pairs)])
+    return "\n".join([table(found.rows, table_columns(found, columns)), "", named(pairs)])
 
 
-def _columns(found: ReplicaComparison, columns: Columns) -> tuple[Column[Compared], ...]:
+def table_columns(found: ReplicaComparison, columns: Columns) -> tuple[Column[Compared], ...]:
+    """Columns of the table, named as the file has them."""
+
     def setting(name: str) -> Column[Compared]:
         return Column(name, lambda row: dict(row.engines.settings)[name], "left")
 
@@ -69,24 +71,24 @@ def _mark(row: Compared, found: ReplicaComparison) -> str:
 
 def findings(found: ReplicaComparison, columns: Columns) -> Iterator[tuple[str, str]]:
     """Pairs of what is looked at and what was found."""
-    one = f"{_called(found.baseline, found)} with {figure(found.baseline.rate, 4)} {columns.throughput}"
+    one = f"{called(found.baseline, found)} with {figure(found.baseline.rate, 4)} {columns.throughput}"
     if found.best is None or found.best.gain is None:
         yield "baseline", one
         yield "best", "none: every row of several engines preempted"
         return
     best = found.best.engines
-    rate = f"{_called(best, found)} with {figure(best.rate, 4)} {columns.throughput}"
+    rate = f"{called(best, found)} with {figure(best.rate, 4)} {columns.throughput}"
     yield "best", "; ".join([f"{rate}, {_gain(found.best.gain)} over {one}", *_costs(found.best, found, columns)])
     if why := "; ".join(_not_chosen(found, best)):
         yield "not chosen", why
     for other, gain in found.others[:MOST_OTHERS]:
-        over = f"over {_called(other, found)} with {figure(other.rate, 4)}"
+        over = f"over {called(other, found)} with {figure(other.rate, 4)}"
         yield "other baseline", f"{over} the gain would be {_gain(gain)}"
     if len(found.others) > MOST_OTHERS:
         yield "other baseline", f"and {len(found.others) - MOST_OTHERS} more; --json has all"
 
 
-def _called(engines: EngineSet, found: ReplicaComparison) -> str:
+def called(engines: EngineSet, found: ReplicaComparison) -> str:
     """ "2 engines of 256 (chunked_prefill=False)" """
     shown = _settings(found)
     settings = ", ".join(f"{name}={value}" for name, value in engines.settings if name in shown)
@@ -116,13 +118,13 @@ def _not_chosen(found: ReplicaComparison, best: EngineSet) -> Iterator[str]:
         rival = best if engines.replicas > 1 else found.baseline
         if engines.rate > rival.rate and (engines.replicas > 1 or engines.eligible):
             had = "; ".join(engines.point.problems)
-            yield f"{figure(engines.rate, 4)} by {_called(engines, found)}, which had {had}"
+            yield f"{figure(engines.rate, 4)} by {called(engines, found)}, which had {had}"
     several = [row.engines for row in found.rows if row.engines.replicas > 1 and not row.engines.preempted]
     if rest := [engines for engines in several if engines is not best]:
         second = max(rest, key=lambda engines: engines.rate)
-        yield f"next come {_called(second, found)}, {percent(1 - second.rate / best.rate)} below the best"
+        yield f"next come {called(second, found)}, {percent(1 - second.rate / best.rate)} below the best"
     if found.alike:
-        yield f"the noise does not tell the best from {', '.join(_called(one, found) for one in found.alike)}"
+        yield f"the noise does not tell the best from {', '.join(called(one, found) for one in found.alike)}"
 
 
 def _notes(found: ReplicaComparison, columns: Columns) -> Iterator[str]:

@@ -274,7 +274,7 @@ def energy(curve: Curve) -> Spec | None:
     return _chart(_dots(values), _loads(curve), y, f"energy over {IN_FLIGHT}, {curve.subject}", height=200)
 
 
-def gains(found: Sequence[tuple[str, Interval]]) -> Spec | None:
+def gains(found: Sequence[tuple[str, Interval]], over: str = "one engine", throughput: str = "tokens/s") -> Spec | None:
     """Throughput of several engines over that of one, by the name of the deployment."""
     values: Values = [
         {
@@ -288,7 +288,7 @@ def gains(found: Sequence[tuple[str, Interval]]) -> Spec | None:
         }
         for name, gain in found
     ]
-    return _intervals(values, "times the tokens/s of one engine", "gain over one engine") if values else None
+    return _intervals(values, f"times the {throughput} of {over}", f"gain over {over}") if values else None
 
 
 def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:

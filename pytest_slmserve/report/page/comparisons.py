@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from pytest_slmserve.analysis.compare.external_replicas import ReplicaComparison
 from pytest_slmserve.analysis.compare.runs import Judgement, RunComparison
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.stored.claims import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.report.compare import CHANGES, METRICS, RunSide, comparison_text, counts_text, rows_of
+from pytest_slmserve.report.external import replicas
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.page.content import NOTES, TEXT_WIDTH, Chart, Part, as_table
+from pytest_slmserve.report.page.content import GAIN, NOTES, TEXT_WIDTH, Chart, Part, as_table
 from pytest_slmserve.report.text_table import laid_out
 
 DRAWN = ("output_tokens_per_s", "ttft_s", "tpot_s", "e2e_s")
@@ -42,3 +47,17 @@ def of_sweep(curve: Curve, tolerance: float, text: str) -> Part:
     """A sweep of external results."""
     drawn = [Chart(f"{curve.axes.throughput} over the load", charts.throughput(curve, curve.plateau(tolerance).value))]
     return Part(curve.subject, "open", drawn, [], text)
+
+
+def of_external_replicas(found: ReplicaComparison, columns: Columns, notes: Sequence[str]) -> Part:
+    """Several engines on one device, against the best row of one."""
+    over = replicas.called(found.baseline, found)
+    gains = [
+        (replicas.called(row.engines, found), row.gain.mapped(lambda end: end + 1)) for row in found.rows if row.gain
+    ]
+    spec = charts.gains(gains, over, columns.throughput)
+    rows = as_table("Engines on one device", found.rows, replicas.table_columns(found, columns))
+    with laid_out(TEXT_WIDTH):
+        text = replicas.text(found, columns, notes)
+    drawn = [Chart(f"Gain in {columns.throughput}", spec, GAIN)] if spec else []
+    return Part(f"Gain over {over}", "open", drawn, [rows], text)

@@ -307,6 +307,7 @@ def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
     )
 
 
+GAIN = "Bars: 95 % interval. Upright line: one engine alone."
 NOTES = {
     "Throughput against latency": "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % "
     "intervals. Hollow: another load beats it.",
@@ -434,11 +435,7 @@ def _replicas(found: Findings) -> Iterator[PageSection]:
         spec = charts.gains([(name, gain) for name, gain in named if gain])
         tables = [as_table("Throughput", entries, (*NAMES, *SERVED)), as_table("Sensors", entries, (*NAMES, *SENSED))]
         tables = [each for each in tables if len(each.heads) > len(NAMES)]
-        drawn = (
-            [Chart("Gain over one engine", spec, "Bars: 95 % interval. Upright line: one engine alone.")]
-            if spec
-            else []
-        )
+        drawn = [Chart("Gain over one engine", spec, GAIN)] if spec else []
         with laid_out(TEXT_WIDTH):
             text = "\n\n".join(replica_report(found.curves, found.shared))
         parts.append(Part(title, "open", drawn, tables, text))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from html_pages import Page, values_of
+from published import REPLICA_CSV
 from scripts import BASELINES
 
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
@@ -77,6 +78,23 @@ def test_external_results_are_drawn_under_their_own_names(page, tmp_path):
     assert spec["description"].startswith("tok over batch")
     assert [row["y"] for row in values_of(spec) if "shown" in row] == [100, 190, 350, 600, 800, 820]
     assert "closed form" in printed and "closed form" in seen.text and status == 0
+
+
+def test_external_replicas_have_their_gain_and_the_terminal_s_table(page, tmp_path):
+    (tmp_path / "replicas.csv").write_text(REPLICA_CSV)
+    names = ("--replicas", "replicas", "--knob", "max_num_seqs", "--throughput", "total_tok_per_s")
+    columns = (*names, "--latency", "mean_itl_ms", "--preemptions", "preemptions")
+    chosen = ("--baseline", "chunked_prefill=False")
+    seen, status, printed = page("replicas", tmp_path / "replicas.csv", *columns, *chosen)
+    heads, *rows = seen.tables["Engines on one device"]
+    assert [row for row in rows if " ".join(" ".join(row).split()) not in lines(printed)] == []
+    (spec,) = seen.charts.values()
+    drawn = {(row["subject"], f"{100 * (row['x'] - 1):+.1f}") for row in values_of(spec)}
+    gain = heads.index("gain %")
+    assert {row[gain] for row in rows if row[gain] != "-"} == {change for _, change in drawn}
+    assert ("2 engines of 256 (chunked_prefill=False)", "+33.8") in drawn
+    assert spec["description"] == "gain over one engine of 768 (chunked_prefill=False)"
+    assert "best" in seen.text and status == 0
 
 
 @pytest.mark.skipif(not ONE.exists(), reason="the baselines are in the checkout")
