@@ -8,12 +8,14 @@ at the largest batch was a gap in which the GPU waited for the host: so the step
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
-from pytest_slmserve.analysis.device.gpu_figures import DecodeFigures, DeviceFigures
+from pytest_slmserve.analysis.device.gpu_figures import DecodeFigures, DeviceFigures, device_figures
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.roofline import Work, peaks_of_engine, work_of_workload
+from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.records import Measurement, Run
 
 Bound = Literal["memory", "compute", "host", "mixed"]
@@ -30,14 +32,37 @@ EXPLAINED = 0.5  # by shapes alone: more than half of the step must go there at 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean step of a measurement. bytes_s, flops_s: the time that its bytes and its FLOPs take at least, by shapes
-    and the data sheet. unexplained: the share of the step that the larger of the two does not fill: host, launches, and
-    all that stays below the data sheet. bound: by counters, else by shapes; None: neither can tell."""
+    """The mean step of a measurement. weights_s, kv_s, flops_s: the time that the weights, the keys and values, and the
+    FLOPs take at least, by shapes and the data sheet. unexplained: the share of the step that the larger of bytes and
+    FLOPs does not fill: host, launches, and all that stays below the data sheet. bound: by counters, else by shapes;
+    None: neither can tell."""
 
-    bytes_s: float
+    weights_s: float
+    kv_s: float
     flops_s: float
     unexplained: float
     bound: Bound | None
+
+    @property
+    def bytes_s(self) -> float:
+        return self.weights_s + self.kv_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """Shares of a step, which add up to 1; None: not known, or not a part.
+
+    weights, kv: to move the weights, and the keys and values, at the data sheet's rate. flops: what arithmetic takes
+    beyond both, at its rate. kernels: further time in which a kernel ran. idle: time in which none did. unsplit:
+    kernels and idle together, where no counter tells them apart.
+    """
+
+    weights: float | None = None
+    kv: float | None = None
+    flops: float | None = None
+    kernels: float | None = None
+    idle: float | None = None
+    unsplit: float | None = None
 
 
 def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | None:
@@ -47,14 +72,38 @@ def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | No
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
     if peaks is None or work is None or step_s is None:
         return None
-    moved, computed = _bytes_and_flops(measurement.run, work)
+    weights, moved, computed = _bytes_and_flops(measurement.run, work)
     bytes_s, flops_s = moved / peaks.bytes_per_s, computed / peaks.flops_per_s
+    weights_s = weights / peaks.bytes_per_s
     return StepTime(
-        bytes_s=bytes_s,
+        weights_s=weights_s,
+        kv_s=bytes_s - weights_s,
         flops_s=flops_s,
         unexplained=1 - max(bytes_s, flops_s) / step_s,
         bound=bound_by_counters(figures) or bound_by_shapes(bytes_s / step_s, flops_s / step_s),
     )
+
+
+def step_parts(measurements: Sequence[Measurement]) -> StepParts | None:
+    """Parts of the mean step: means over repeats. None where a repeat has none, or other ones than the others."""
+    each = [parts for m in measurements if (parts := _step_parts(m, device_figures(m.run).engine_active))]
+    kinds = {tuple(share is None for share in astuple(parts)) for parts in each}
+    if len(each) < len(measurements) or len(kinds) != 1:
+        return None
+    return StepParts(*(mean_of_known(shares) for shares in zip(*map(astuple, each))))
+
+
+def _step_parts(measurement: Measurement, engine_active: float | None) -> StepParts | None:
+    """None where neither data sheet nor counters tell, and where one says less than what the other takes at least."""
+    step_s, known = window.step_s(measurement.run), step_time(measurement, device_figures(measurement.run))
+    idle = idle_share(engine_active)
+    if known is None or step_s is None:
+        return None if step_s is None or idle is None else StepParts(kernels=1 - idle, idle=idle)
+    unexplained = known.unexplained - (idle or 0.0)
+    if unexplained < 0:
+        return None
+    least = known.weights_s / step_s, known.kv_s / step_s, max(0.0, known.flops_s - known.bytes_s) / step_s
+    return StepParts(*least, unsplit=unexplained) if idle is None else StepParts(*least, unexplained, idle)
 
 
 def idle_share(engine_active: float | None) -> float | None:
@@ -96,17 +145,17 @@ def saturation_gap(figures: DeviceFigures | DecodeFigures) -> float | None:
     return math.log(dram / REACHABLE_DRAM) - math.log(tensor / REACHABLE_TENSOR)
 
 
-def _bytes_and_flops(run: Run, work: Work) -> tuple[float, float]:
-    """Lower bounds of the bytes moved and the FLOPs computed in the window's mean step. Each step reads the weights
-    once and the contexts of the sequences it decodes; the keys and values of prompts are written. A prompt's last step
-    yields its first token, so that token is the prefill's."""
+def _bytes_and_flops(run: Run, work: Work) -> tuple[float, float, float]:
+    """Lower bounds of the bytes of weights moved, of all bytes moved, and of the FLOPs computed in the window's mean
+    step. Each step reads the weights once and the contexts of the sequences it decodes; the keys and values of prompts
+    are written. A prompt's last step yields its first token, so that token is the prefill's."""
     steps, prompts = window.window_steps(run)[1:], _prompts(run)
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
     kv_tokens = decoded * work.context + sum(prompts)
     prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)
     weights = work.weights_read((decoded + sum(prompts)) / len(steps))
     moved = weights + kv_tokens * work.kv_bytes_per_token / len(steps)
-    return moved, (decoded * work.token_flops + prefill) / len(steps)
+    return weights, moved, (decoded * work.token_flops + prefill) / len(steps)
 
 
 def _prompts(run: Run) -> list[int]:

@@ -26,6 +26,7 @@ from pytest_slmserve.report.figures.sweeps import loads_between, saturation_law
 from pytest_slmserve.report.numbers import figure as shown
 from pytest_slmserve.report.numbers import milliseconds
 from pytest_slmserve.report.tables.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
+from pytest_slmserve.report.tables.sensors import STEP_PARTS, StepRow
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.sensors import (
     CANARY,
@@ -61,6 +62,14 @@ STEP_LOOKS = {  # of a release, by what became of the metric since the one befor
 }
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
 LINE = {"type": "line", "opacity": 0.7, "aria": False}
+STEP_COLOURS = {  # of the parts of a step, by their fields
+    "weights": COLOURS[0],
+    "kv": COLOURS[4],
+    "flops": COLOURS[1],
+    "kernels": COLOURS[5],
+    "idle": STATE_COLOURS[2],
+    "unsplit": COLOURS[3],
+}
 PARTS = 150  # of a window in time
 PADDING = 10  # pixels between marks and the end of an axis
 ROW = 26  # pixels of an interval's row
@@ -173,6 +182,21 @@ def shares(curve: Curve) -> Spec | None:
     present = [name for name in names if any(row["series"] == name for row in values)]
     layers = _dots(values, series=_series(present, "share"))
     return _chart(layers, _loads(curve), _axis("y", "%"), f"use of the device, {curve.subject}", height=200)
+
+
+def step_parts(rows: Sequence[StepRow], subject: str) -> Spec | None:
+    """Parts of the mean step of each load, in per cent, one behind the other; None where none is known."""
+    values: Values = []
+    for row in rows:
+        name, end = f"{row.point.concurrency} in flight", 0.0
+        for field, column in STEP_PARTS.items():
+            if text := column.cell(row):
+                begin, end = end, end + 100 * getattr(row.parts, field)
+                part = {"subject": name, "series": column.name.removesuffix(" %"), "x": begin, "end": end}
+                values.append(part | {"shown": f"{text} % of {milliseconds(row.point.step_s)} ms"})
+    looks = {column.name.removesuffix(" %"): STEP_COLOURS[field] for field, column in STEP_PARTS.items()}
+    x = _axis("x", "% of the step") | {"scale": {"domain": [0, 100]}}
+    return _stacked(values, looks, x, f"parts of a step over {IN_FLIGHT}, {subject}") if values else None
 
 
 def quantiles(name: str, values: Values) -> Spec:
@@ -288,7 +312,7 @@ def gains(found: Sequence[tuple[str, Interval]], over: str = "one engine", throu
         }
         for name, gain in found
     ]
-    return _intervals(values, f"times the {throughput} of {over}", f"gain over {over}") if values else None
+    return _intervals(values, f"times the {throughput} of one engine", f"gain over {over}") if values else None
 
 
 def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
@@ -492,6 +516,20 @@ def _intervals(values: Values, x_title: str, description: str, others: Sequence[
     data = {"name": "rows", "values": values}
     size = {"height": ROW * len(values), "width": "container"}
     return {"description": description, "data": data, **size, "layer": layers}
+
+
+def _stacked(values: Values, looks: Mapping[str, str], x: Spec, description: str) -> Spec:
+    """A bar for each subject, of parts from x to end. looks: the colour of each series, in the order of the key."""
+    named = [name for name in looks if any(row["series"] == name for row in values)]
+    key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
+    scale = {"domain": named, "range": [looks[name] for name in named]}
+    colour = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
+    told = [{"field": name, "title": title} for name, title in (("subject", ""), ("series", "part"), ("shown", "has"))]
+    y = _rows(row["subject"] for row in values)
+    encoding = {"x": {**x, "field": "x"}, "x2": {"field": "end"}, "y": y, "color": colour, "tooltip": told}
+    layer = {"mark": {"type": "bar", "height": {"band": 0.7}}, "encoding": encoding}
+    size = {"height": ROW * len(y["sort"]), "width": "container"}
+    return {"description": description, "data": {"name": "rows", "values": values}, **size, "layer": [layer]}
 
 
 def _rows(names: Iterable[str]) -> Spec:

@@ -51,6 +51,7 @@ from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import jobs_title
 from pytest_slmserve.report.tables.replicas import NAMES, SENSED, SERVED, replica_report, replicas_by_host
 from pytest_slmserve.report.tables.run import heading, in_order_of_claims, outcome_words, point_columns, reason, remarks
+from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.text_table import Column, laid_out, telling
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Measurement
@@ -129,7 +130,7 @@ class ClaimPart:
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """A sweep: lines on what was measured, findings by name, charts, quantiles, the course of one window, table and
+    """A sweep: lines on what was measured, findings by name, charts, quantiles, the course of one window, tables and
     remarks."""
 
     label: str
@@ -139,7 +140,7 @@ class ModelPart:
     quantiles: list[Chart]
     course_title: str
     course: list[Chart]
-    table: HtmlTable
+    tables: list[HtmlTable]
     remarks: list[str]
 
 
@@ -292,6 +293,10 @@ def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
         ("Use of the device", charts.shares(curve)),
         ("Energy", charts.energy(curve)),
     ]
+    steps = step_rows(curve)
+    made.append((STEP_PARTS, charts.step_parts(steps, curve.subject)))
+    tables = [as_table(f"Points of {label}", curve.points, point_columns(curve))]
+    tables += [as_table(f"{STEP_PARTS}, {label}", steps, STEP)] if steps else []
     largest = curve.valid[-1]
     course = charts.timeline(largest.used[-1][0]) if largest.used else []
     return ModelPart(
@@ -302,11 +307,12 @@ def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
         list(_quantiles(curve)),
         f"One window at {largest.concurrency} in flight",
         [Chart(title, spec) for title, spec in course],
-        as_table(f"Points of {label}", curve.points, point_columns(curve)),
+        tables,
         [text.strip() for text in remarks(curve)],
     )
 
 
+STEP_PARTS = "Where a step goes"
 GAIN = "Bars: 95 % interval. Upright line: one engine alone."
 NOTES = {
     "Throughput against latency": "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % "
@@ -316,6 +322,7 @@ NOTES = {
     "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",
     "History": "Number: the ratio to the release before, where it improved or regressed. No line: not "
     "comparable. The axis does not begin at 0.",
+    STEP_PARTS: STEP_LEGEND,
     "Batch held": "Dashed: every request in flight is in the batch.",
 }
 

@@ -24,7 +24,14 @@ from pytest_slmserve.report.tables.findings import amount, findings, hosts, rema
 from pytest_slmserve.report.tables.goodput import slo_report
 from pytest_slmserve.report.tables.jobs import job_report
 from pytest_slmserve.report.tables.replicas import replica_report
-from pytest_slmserve.report.tables.sensors import energy_report, legend, sensor_table
+from pytest_slmserve.report.tables.sensors import (
+    STEP_LEGEND,
+    energy_report,
+    legend,
+    sensor_table,
+    step_rows,
+    step_table,
+)
 from pytest_slmserve.report.tables.several_gpus import gpus_report
 from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
 from pytest_slmserve.report.text_table import Column, hanging, named, table
@@ -58,7 +65,7 @@ def sweep_report(
     """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat.
     slo: adds how many requests met it. fastest: what the speed of a host is relative to; None: its best in this
     sweep."""
-    further = [sensor_table(curve, fastest), slo_report(curve, slo) if slo else ""]
+    further = [sensor_table(curve, fastest), step_table(curve), slo_report(curve, slo) if slo else ""]
     lines = [*heading(curve), *(["", point_table(curve)] if curve.points else []), *remarks(curve)]
     lines += [line for table in further if table for line in ("", table)]
     seen = list(findings(curve, tolerance))
@@ -85,6 +92,8 @@ def run_lines(
         yield f"{hanging(LEGEND, 0)}\n", None
     if read := legend(curves):
         yield f"{hanging(read, 0)}\n", None
+    if any(map(step_rows, curves)):
+        yield f"{hanging(STEP_LEGEND, 0)}\n", None
     others = (replica_report(curves, shared), gpus_report(curves), interfaces_report(curves), job_report(jobs))
     for text in chain(*others, energy_report(curves)):
         yield f"{text}\n", None

@@ -1,4 +1,4 @@
-"""Values of the sensors: a row per point of a sweep, and the energy of a token over all models."""
+"""Values of the sensors: a row per point of a sweep, the parts of its step, and the energy of a token of each model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
 from pytest_slmserve.analysis.device.host_speed import Place, fastest_pieces, host_speed, waiting
+from pytest_slmserve.analysis.metrics.step_time import StepParts, step_parts
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels
@@ -71,6 +72,40 @@ COLUMNS: tuple[Column[SensedPoint], ...] = (
     ),
     Column("\nsensors", lambda at: "degraded" if at.point.degraded else "ok" if at.point.valid else ABSENT, "left"),
 )
+STEP_LEGEND = (
+    "Parts of a step: weights, KV: to move the weights, and the keys and values, at the data sheet's rate. FLOPs: what "
+    "arithmetic takes beyond both. other kernels: the further time in which a kernel ran. no kernel: the GPU waited "
+    "for the host. Not known: what the host does then (schedule, sample, hand out) or beside a kernel, and which part "
+    "of the kernels is attention."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A point with the parts of its mean step."""
+
+    point: Point
+    parts: StepParts
+
+
+def _part(head: str, name: str) -> Column[StepRow]:
+    """Column of a part of a step, in per cent; empty where it is nothing."""
+    return Column(head, lambda row: hundredths(share) if (share := getattr(row.parts, name)) else "")
+
+
+STEP_PARTS: dict[str, Column[StepRow]] = {  # by the fields of `StepParts`, in the order of a bar
+    "weights": _part("weights\n%", "weights"),
+    "kv": _part("KV\n%", "kv"),
+    "flops": _part("FLOPs\n%", "flops"),
+    "kernels": _part("other\nkernels %", "kernels"),
+    "idle": _part("no\nkernel %", "idle"),
+    "unsplit": _part("kernels and\nhost %", "unsplit"),
+}
+STEP: tuple[Column[StepRow], ...] = (
+    Column("in\nflight", lambda row: str(row.point.concurrency)),
+    Column("step\nms", lambda row: milliseconds(row.point.step_s)),
+    *STEP_PARTS.values(),
+)
 ENERGY: tuple[Column[tuple[str, Point]], ...] = (
     Column("model", lambda row: row[0], "left"),
     Column("in flight", lambda row: str(row[1].concurrency)),
@@ -84,6 +119,18 @@ def sensor_table(curve: Curve, fastest: Mapping[Place, float] | None = None) -> 
     """One row per point with its sensors; empty without any. fastest: see `fastest_pieces`; None: of this curve."""
     seen = _sensed(curve, fastest_pieces(curve.measurements) if fastest is None else fastest)
     return table(seen, COLUMNS) if seen else ""
+
+
+def step_rows(curve: Curve) -> list[StepRow]:
+    """Valid points of which the parts of a step are known."""
+    each = ((point, step_parts([m for group in point.used for m in group])) for point in curve.valid)
+    return [StepRow(point, parts) for point, parts in each if parts]
+
+
+def step_table(curve: Curve) -> str:
+    """One row per point with the parts of its step; empty where none is known."""
+    rows = step_rows(curve)
+    return table(rows, STEP) if rows else ""
 
 
 def legend(curves: Sequence[Curve]) -> str:
