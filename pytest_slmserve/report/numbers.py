@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.schema.specs import GIB
 
 ABSENT = "-"
 SMALLEST_DECIMAL = 6
@@ -24,6 +25,11 @@ def figure(value: float | None, digits: int = 3) -> str:
 
 def milliseconds(seconds: float | None, digits: int = 3) -> str:
     return figure(None if seconds is None else 1e3 * seconds, digits)
+
+
+def gib(number: float | None) -> str:
+    """Bytes in GiB, the unit standing elsewhere."""
+    return figure(None if number is None else number / GIB)
 
 
 def hundredths(share: float | None, *, signed: bool = False) -> str:

@@ -105,6 +105,15 @@ def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int 
     return None if per_token is None else kv_blocks(kv_bytes, block_size_of(spec, resolved), per_token)
 
 
+def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
+    """Bytes of the KV cache that the engine has, over all GPUs: by its own count of blocks, or else by the predicted
+    count. Where blocks or bytes per token are not known, the bytes of its specification; 0 is "not known"."""
+    blocks, per_token = resolved.kv_blocks or predicted_blocks(spec, resolved), kv_bytes_per_token(spec, resolved)
+    if blocks is None or per_token is None:
+        return spec.kv_cache_bytes * spec.tensor_parallel_size
+    return blocks * block_size_of(spec, resolved) * per_token
+
+
 def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None) -> int | None:
     """Requests of `longest` tokens that fit: by the engine's own block count if it has one, else by prediction. None
     where the blocks, or how many a request takes, are not known."""

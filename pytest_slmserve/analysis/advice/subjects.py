@@ -25,9 +25,9 @@ from pytest_slmserve.schema.kv_cache import (
     VALUE_BYTES,
     block_size_of,
     known_shape,
+    kv_bytes,
     kv_bytes_per_token,
     kv_windows,
-    predicted_blocks,
     value_bytes,
 )
 from pytest_slmserve.schema.quantization import weight_bytes
@@ -174,7 +174,7 @@ def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
         no_footprint="it was measured on a CPU, so there is no memory of a GPU to plan"
         if spec.platform == "cpu"
         else why_not,
-        kv_had_bytes=_kv_had_bytes(spec, resolved),
+        kv_had_bytes=kv_bytes(spec, resolved),
         gpu_had_bytes=first.environment.gpu_memory_bytes,
     )
 
@@ -185,7 +185,7 @@ def _footprint(curve: Curve, spec: EngineSpec, resolved: Resolved, longest: int)
     windows = kv_windows(spec, resolved)
     if weights is None or per_token is None or windows is None:
         return None
-    seen = _beyond(curve, weights + _kv_had_bytes(spec, resolved))
+    seen = _beyond(curve, weights + kv_bytes(spec, resolved))
     return Footprint(
         weight_bytes=weights,
         kv_bytes_per_token=per_token,
@@ -195,15 +195,6 @@ def _footprint(curve: Curve, spec: EngineSpec, resolved: Resolved, longest: int)
         allowance_bytes=RESERVE_BYTES if seen is None else seen,
         allowance_seen=seen is not None,
     )
-
-
-def _kv_had_bytes(spec: EngineSpec, resolved: Resolved) -> int:
-    """Bytes of the KV cache that the engine had: by its own count of blocks, or else by the predicted count. Where
-    blocks or bytes per token are not known, the bytes of its specification."""
-    blocks, per_token = resolved.kv_blocks or predicted_blocks(spec, resolved), kv_bytes_per_token(spec, resolved)
-    if blocks is None or per_token is None:
-        return spec.kv_cache_bytes
-    return blocks * block_size_of(spec, resolved) * per_token
 
 
 def _beyond(curve: Curve, known_bytes: int) -> int | None:

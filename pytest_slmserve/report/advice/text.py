@@ -17,10 +17,9 @@ from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.advice.deploy_commands import line, lines, starts
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.numbers import ABSENT, between, figure, hundredths, milliseconds, whole
+from pytest_slmserve.report.numbers import ABSENT, between, figure, gib, hundredths, milliseconds, whole
 from pytest_slmserve.report.tables.several_gpus import best_on_several, name_of
 from pytest_slmserve.report.text_table import Column, hanging, layout, named, table
-from pytest_slmserve.schema.specs import GIB
 
 COLUMNS: tuple[Column[Advice], ...] = (
     Column("\nmodel", lambda a: a.subject.name, "left"),
@@ -29,9 +28,9 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("ms/\ntoken", lambda a: milliseconds(_wait(a.advised)), rank=1),
     Column("of peak\n%", lambda a: hundredths(a.advised.share if a.advised else None), rank=6),
     Column("eff.\n%", lambda a: hundredths(a.advised.efficiency if a.advised else None), rank=4),
-    Column("KV\nGiB", lambda a: _gib(a.needs.kv_bytes if a.needs else None), rank=3),
-    Column("freed\nGiB", lambda a: _gib(a.needs.freed_bytes if a.needs else None), rank=8),
-    Column("engine\nGiB", lambda a: _gib(a.needs.total_bytes if a.needs else None), rank=2),
+    Column("KV\nGiB", lambda a: gib(a.needs.kv_bytes if a.needs else None), rank=3),
+    Column("freed\nGiB", lambda a: gib(a.needs.freed_bytes if a.needs else None), rank=8),
+    Column("engine\nGiB", lambda a: gib(a.needs.total_bytes if a.needs else None), rank=2),
     Column("full-batch\nengines", lambda a: whole(a.replicas.at_batch if a.replicas else None), rank=5),
     Column("split-batch\nengines", lambda a: whole(a.replicas.split if a.replicas else None), rank=9),
     Column("time-slicing\ngain", lambda a: _bound(a.gains.time_slicing if a.gains else None), rank=7),
@@ -75,7 +74,7 @@ def heading(plan: Plan, source: ResultSource) -> str:
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
         memory = (
-            f", {_gib(wish.gpu_bytes)} GiB of memory, of which engines may take {percent(wish.gpu_memory_utilization)}"
+            f", {gib(wish.gpu_bytes)} GiB of memory, of which engines may take {percent(wish.gpu_memory_utilization)}"
         )
     asked = f"wanted: an efficiency above {percent(wish.threshold)}"
     slo = "" if wish.slo is None else f", and {objective(wish.slo)} ({source.latency})"
@@ -86,10 +85,6 @@ def objective(slo: Slo) -> str:
     if isinstance(slo, RelativeSlo):
         return f"at most {slo.factor:g} times the latency at {slo.at}"
     return f"a latency of at most {milliseconds(slo.seconds)} ms"
-
-
-def _gib(number: float | None) -> str:
-    return figure(None if number is None else number / GIB)
 
 
 def _wait(offer: OperatingPoint | None) -> float | None:
@@ -164,7 +159,7 @@ def _memory(advice: Advice) -> str:
     if footprint is None or seen is None:
         return f"not known: {no_memory(advice)}"
     blocks = f"{seen.kv_blocks:,} blocks of {footprint.block_size} tokens"
-    said = f"{seen.batch} requests of {footprint.longest:,} tokens take {blocks}, {_gib(seen.kv_bytes)} GiB of KV cache"
+    said = f"{seen.batch} requests of {footprint.longest:,} tokens take {blocks}, {gib(seen.kv_bytes)} GiB of KV cache"
     return f"{said}; {_sum(footprint, seen)}{_freed(seen)}"
 
 
@@ -175,18 +170,18 @@ def no_memory(advice: Advice) -> str:
 
 def _sum(footprint: Footprint, seen: Needs) -> str:
     how = "as the sensors saw" if footprint.allowance_seen else "assumed"
-    rest = f"{_gib(footprint.allowance_bytes)} for activations, graphs and context ({how})"
-    return f"with {_gib(footprint.weight_bytes)} of weights and {rest} it is {_gib(seen.total_bytes)} GiB"
+    rest = f"{gib(footprint.allowance_bytes)} for activations, graphs and context ({how})"
+    return f"with {gib(footprint.weight_bytes)} of weights and {rest} it is {gib(seen.total_bytes)} GiB"
 
 
 def _freed(seen: Needs) -> str:
     if seen.freed_bytes is None:
         return ""
-    had = f"; the engine had {_gib(seen.freed_bytes + seen.kv_bytes)} GiB of KV cache"
+    had = f"; the engine had {gib(seen.freed_bytes + seen.kv_bytes)} GiB of KV cache"
     if seen.freed_bytes <= 0:
         return f"{had}, which is no more"
     share = "" if seen.freed_share is None else f" ({percent(seen.freed_share)} of the GPU)"
-    return f"{had}, so {_gib(seen.freed_bytes)} GiB{share} are freed"
+    return f"{had}, so {gib(seen.freed_bytes)} GiB{share} are freed"
 
 
 def _gain(gains: Gains) -> str:
@@ -255,7 +250,7 @@ def general(plan: Plan, source: ResultSource) -> Iterator[str]:
     if plan.wish.slo is None:
         yield "note: no latency limit was given (--slo-itl): the batch is by efficiency alone"
     if source.gpu_bytes not in (None, plan.wish.gpu_bytes):
-        yield f"note: speeds are those of the GPU that was measured on, which has {_gib(source.gpu_bytes or 0)} GiB"
+        yield f"note: speeds are those of the GPU that was measured on, which has {gib(source.gpu_bytes or 0)} GiB"
     if plan.wish.gpu_bytes is None and any(advice.subject.footprint for advice in plan.advices):
         yield "note: the memory of the GPU is not known, so nothing was fitted into it: --gpu-memory 80GiB"
     if plan.wish.price_per_hour is not None and any(a.subject.output_share is None for a in plan.advices):
@@ -267,7 +262,7 @@ def _together(plan: Plan) -> Iterator[str]:
     seen, many = plan.together, sum(advice.batch is not None for advice in plan.advices)
     if seen is None:
         return
-    total, budget = _gib(seen.total_bytes), _gib(seen.budget_bytes)
+    total, budget = gib(seen.total_bytes), gib(seen.budget_bytes)
     if not seen.fits:
         larger = "a larger GPU, or a larger --gpu-memory-utilization"
         way_out = "fewer of them (--model)" if len(plan.advices) > 1 else larger

@@ -6,7 +6,7 @@ Colours of axes and texts are the page's; those of marks are told apart by all e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -26,6 +26,8 @@ from pytest_slmserve.report.figures.sweeps import loads_between, saturation_law
 from pytest_slmserve.report.numbers import figure as shown
 from pytest_slmserve.report.numbers import milliseconds
 from pytest_slmserve.report.tables.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
+from pytest_slmserve.report.numbers import gib, milliseconds
+from pytest_slmserve.report.tables.replicas import MemoryRow, memory_names
 from pytest_slmserve.report.tables.sensors import STEP_PARTS, StepRow
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.sensors import (
@@ -38,6 +40,7 @@ from pytest_slmserve.schema.sensors import (
     SM_CLOCK,
     TENSOR_ACTIVE,
 )
+from pytest_slmserve.schema.specs import GIB
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -69,6 +72,13 @@ STEP_COLOURS = {  # of the parts of a step, by their fields
     "kernels": COLOURS[5],
     "idle": STATE_COLOURS[2],
     "unsplit": COLOURS[3],
+}
+MEMORY_COLOURS = {
+    "weights": COLOURS[0],
+    "KV cache": COLOURS[4],
+    "other": COLOURS[5],
+    "free": STATE_COLOURS[2],
+    "other and unused": COLOURS[3],
 }
 PARTS = 150  # of a window in time
 PADDING = 10  # pixels between marks and the end of an axis
@@ -199,6 +209,31 @@ def step_parts(rows: Sequence[StepRow], subject: str) -> Spec | None:
     return _stacked(values, looks, x, f"parts of a step over {IN_FLIGHT}, {subject}") if values else None
 
 
+def memory(rows: Sequence[MemoryRow]) -> Spec | None:
+    """Memory of the GPUs of each set of engines, in GiB: of one engine behind the other, then what is left."""
+    values: Values = []
+    for row, name in zip(rows, memory_names(rows)):
+        end = 0.0
+        for whose, series, size in _memory_parts(row):
+            begin, end = end, end + size / GIB
+            part = {"subject": name, "engine": whose, "series": series, "x": begin, "end": end}
+            values.append(part | {"shown": f"{gib(size)} GiB"})
+    most = max((row["end"] for row in values), default=0.0)
+    x = _axis("x", "GiB of the memory") | {"scale": {"domain": [0, most], "nice": False}}
+    return _stacked(values, MEMORY_COLOURS, x, "memory of the GPU by engine") if values else None
+
+
+def _memory_parts(row: MemoryRow) -> Iterator[tuple[str, str, int]]:
+    """Whose, what, and how many bytes."""
+    seen = row.memory
+    for number, engine in enumerate(seen.engines, 1):
+        whose = engine.model if len(seen.engines) == 1 else f"engine {number}, {engine.model}"
+        yield from ((whose, "weights", engine.weight_bytes), (whose, "KV cache", engine.kv_bytes))
+    if seen.other_bytes is not None:
+        yield "all", "other", seen.other_bytes
+    yield "", "other and unused" if seen.used_bytes is None else "free", seen.left_bytes
+
+
 def quantiles(name: str, values: Values) -> Spec:
     """Share of the requests over their latency, a line for each load. values: ms, share and load."""
     x = _axis("x", f"{name}, ms", scale="log")
@@ -298,7 +333,7 @@ def energy(curve: Curve) -> Spec | None:
     return _chart(_dots(values), _loads(curve), y, f"energy over {IN_FLIGHT}, {curve.subject}", height=200)
 
 
-def gains(found: Sequence[tuple[str, Interval]], over: str = "one engine", throughput: str = "tokens/s") -> Spec | None:
+def gains(found: Sequence[tuple[str, Interval]], over: str = "one engine") -> Spec | None:
     """Throughput of several engines over that of one, by the name of the deployment."""
     values: Values = [
         {
@@ -312,7 +347,7 @@ def gains(found: Sequence[tuple[str, Interval]], over: str = "one engine", throu
         }
         for name, gain in found
     ]
-    return _intervals(values, f"times the {throughput} of one engine", f"gain over {over}") if values else None
+    return _intervals(values, "times the throughput of one engine", f"gain over {over}") if values else None
 
 
 def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
@@ -524,9 +559,11 @@ def _stacked(values: Values, looks: Mapping[str, str], x: Spec, description: str
     key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
     scale = {"domain": named, "range": [looks[name] for name in named]}
     colour = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
-    told = [{"field": name, "title": title} for name, title in (("subject", ""), ("series", "part"), ("shown", "has"))]
+    said = {"subject": "", "engine": "of", "series": "part", "shown": "has"}
+    told = [{"field": name, "title": title} for name, title in said.items() if name in values[0]]
     y = _rows(row["subject"] for row in values)
-    encoding = {"x": {**x, "field": "x"}, "x2": {"field": "end"}, "y": y, "color": colour, "tooltip": told}
+    x = x | {"field": "x", "axis": x["axis"] | {"labelSeparation": 8, "labelFlush": False}}
+    encoding = {"x": x, "x2": {"field": "end"}, "y": y, "color": colour, "tooltip": told}
     layer = {"mark": {"type": "bar", "height": {"band": 0.7}}, "encoding": encoding}
     size = {"height": ROW * len(y["sort"]), "width": "container"}
     return {"description": description, "data": {"name": "rows", "values": values}, **size, "layer": [layer]}
@@ -534,7 +571,7 @@ def _stacked(values: Values, looks: Mapping[str, str], x: Spec, description: str
 
 def _rows(names: Iterable[str]) -> Spec:
     """A row for each name, in their order."""
-    axis = {"labelLimit": 220, "ticks": False}
+    axis = {"labelLimit": 240, "ticks": False}
     return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": axis}
 
 

@@ -55,7 +55,7 @@ def of_external_replicas(found: ReplicaComparison, columns: Columns, notes: Sequ
     gains = [
         (replicas.called(row.engines, found), row.gain.mapped(lambda end: end + 1)) for row in found.rows if row.gain
     ]
-    spec = charts.gains(gains, over, columns.throughput)
+    spec = charts.gains(gains, over)
     rows = as_table("Engines on one device", found.rows, replicas.table_columns(found, columns))
     with laid_out(TEXT_WIDTH):
         text = replicas.text(found, columns, notes)

@@ -49,7 +49,16 @@ from pytest_slmserve.report.tables.history import COLUMNS as HISTORY
 from pytest_slmserve.report.tables.history import case_text, history_by_case, rows_of_history
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import jobs_title
-from pytest_slmserve.report.tables.replicas import NAMES, SENSED, SERVED, replica_report, replicas_by_host
+from pytest_slmserve.report.tables.replicas import (
+    MEMORY,
+    MEMORY_LEGEND,
+    NAMES,
+    SENSED,
+    SERVED,
+    memory_rows,
+    replica_report,
+    replicas_by_host,
+)
 from pytest_slmserve.report.tables.run import heading, in_order_of_claims, outcome_words, point_columns, reason, remarks
 from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.text_table import Column, laid_out, telling
@@ -312,6 +321,7 @@ def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
     )
 
 
+MEMORY_PARTS = "Memory of the GPU by engine"
 STEP_PARTS = "Where a step goes"
 GAIN = "Bars: 95 % interval. Upright line: one engine alone."
 NOTES = {
@@ -443,6 +453,9 @@ def _replicas(found: Findings) -> Iterator[PageSection]:
         tables = [as_table("Throughput", entries, (*NAMES, *SERVED)), as_table("Sensors", entries, (*NAMES, *SENSED))]
         tables = [each for each in tables if len(each.heads) > len(NAMES)]
         drawn = [Chart("Gain over one engine", spec, GAIN)] if spec else []
+        if (used := memory_rows(entries)) and (spec := charts.memory(used)):
+            drawn.append(Chart(MEMORY_PARTS, spec, MEMORY_LEGEND))
+            tables.append(as_table(MEMORY_PARTS, used, MEMORY))
         with laid_out(TEXT_WIDTH):
             text = "\n\n".join(replica_report(found.curves, found.shared))
         parts.append(Part(title, "open", drawn, tables, text))

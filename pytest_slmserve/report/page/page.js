@@ -56,11 +56,26 @@
     chart.spec.data.values = chart.rows;
     nameSeries(chart.spec, chart.rows);
     chart.view?.finalize();
-    const compiled = vegaLite.compile(chart.spec, { config: look() }).spec;
+    const compiled = vegaLite.compile(withLines(chart.spec, element.clientWidth), { config: look() }).spec;
     chart.view = new vega.View(vega.parse(compiled, {}, { ast: true }), {
       expr: vega.expressionInterpreter, renderer: "svg", container: element, hover: true, loader: null,
     });
     chart.view.tooltip(showTip).run();
+  }
+
+  function withLines(spec, width) { // of names of rows that are too long for one: else a phone has no room for the marks
+    const most = width < 480 ? 22 : 42;
+    const names = new Set(spec.data.values.map((row) => row.subject ?? ""));
+    if ([...names].every((name) => name.length <= most)) return spec;
+    const broken = structuredClone(spec);
+    const labelExpr = `split(trim(replace(datum.label, regexp('(.{1,${most}})(?: +|$)', 'g'), '$1\\n')), '\\n')`;
+    for (const { encoding } of broken.layer) {
+      if (encoding?.y?.field !== "subject") continue;
+      const condition = [3, 2].map((lines) => ({ test: `length(${labelExpr}) >= ${lines}`, value: 6 * (1 - lines) }));
+      encoding.y.axis = { ...encoding.y.axis, labelExpr, labelLineHeight: 12, labelOffset: { condition, value: 0 } };
+    }
+    if (width < 480) broken.height = 42 * names.size;
+    return broken;
   }
 
   function nameSeries(spec, rows) { // those of another page too

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
+from pytest_slmserve.analysis.device.engine_memory import memory_in_use
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, regime
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import percent
@@ -15,7 +16,7 @@ from pytest_slmserve.analysis.sweep.curve import MARGIN, Curve, obstacle
 from pytest_slmserve.analysis.sweep.gains import Gain
 from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.saturation import DESCRIBES, Fit, fit, fixed_s_from_shapes
-from pytest_slmserve.report.numbers import between, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.numbers import between, counted, figure, gib, hundredths, listed, milliseconds
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import TooFewPoints
 
@@ -63,6 +64,7 @@ def findings(curve: Curve, tolerance: float, b_half: float | None = None) -> Ite
             "decoding": _decoding(curve),
             "Little's law": _little(curve),
             "latency": _unsettled(curve),
+            "memory": _memory(curve),
             "front end": _outside_the_engine(curve),
             "repeats": _agreement(curve),
         }
@@ -213,6 +215,19 @@ def _unsettled(curve: Curve) -> str:
         f"requests/s x mean E2E is up to {percent(-off)} less than the batch (at {where} in flight): requests that "
         f"ended in the window were sent under a smaller load, so their E2E and TTFT are too low{settled}"
     )
+
+
+def _memory(curve: Curve) -> str:
+    """Parts of the memory of the engine's GPUs under the load that had the most in use; empty where not known."""
+    memory = memory_in_use(group for point in curve.valid for group in point.used)
+    if memory is None:
+        return ""
+    (engine,) = memory.engines
+    parts = f"weights {gib(engine.weight_bytes)}, KV cache {gib(engine.kv_bytes)}"
+    left = f"other and unused {gib(memory.left_bytes)}"
+    if memory.used_bytes is not None:
+        left = f"other {gib(memory.other_bytes)} at most, free {gib(memory.left_bytes)}"
+    return f"{parts}, {left}, of {gib(memory.total_bytes)} GiB"
 
 
 def _outside_the_engine(curve: Curve) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from pytest_slmserve.analysis.device.engine_memory import GpuMemory, memory_in_use
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, system_throughput
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.numbers import ABSENT, change, changes, counted, figure, hundredths, milliseconds
+from pytest_slmserve.report.numbers import ABSENT, change, changes, counted, figure, gib, hundredths, milliseconds
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
 from pytest_slmserve.report.text_table import Column, hanging, table
@@ -22,6 +24,11 @@ LEGEND = (
     "in flight: in all engines. tokens: of all, over the span that their windows have in common; sum: of each over its "
     "own window, where that differs. gain: over one engine under the same load. E2E: the largest of the replicas' "
     "means, and the 99th percentile of all requests. What sensors say is of all engines together."
+)
+MEMORY_LEGEND = (
+    "Memory: weights, KV cache: of each engine, as it told them. other: what sensors saw in use beyond them at most: "
+    "activations, captured graphs, contexts, of which engine is not known. free: with what the driver keeps. other and "
+    "unused: no sensor tells them apart."
 )
 
 
@@ -62,16 +69,49 @@ SENSED: tuple[Column[Entry], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """A set of engines with the most that their GPUs had in use under any load."""
+
+    engines: str
+    sharing: str
+    memory: GpuMemory
+
+    @property
+    def kv_gib(self) -> str:
+        return _each([engine.kv_bytes for engine in self.memory.engines])
+
+
+MEMORY: tuple[Column[MemoryRow], ...] = (
+    Column("\nengines", lambda r: r.engines, "left"),
+    Column("\nsharing", lambda r: r.sharing, "left"),
+    Column("weights\nGiB each", lambda r: _each([engine.weight_bytes for engine in r.memory.engines])),
+    Column("KV cache\nGiB each", lambda r: r.kv_gib),
+    Column("other\nGiB", lambda r: gib(r.memory.other_bytes)),
+    Column("free\nGiB", lambda r: ABSENT if r.memory.used_bytes is None else gib(r.memory.left_bytes)),
+    Column("other and\nunused GiB", lambda r: gib(r.memory.left_bytes) if r.memory.used_bytes is None else ABSENT),
+    Column("of\nGiB", lambda r: gib(r.memory.total_bytes)),
+)
+
+
+def _each(sizes: Sequence[int]) -> str:
+    """Sizes in GiB, one of them where all are alike: "2.45", "0.234 + 2.45" """
+    return " + ".join(dict.fromkeys(map(gib, sizes)) if len(set(sizes)) == 1 else map(gib, sizes))
+
+
 def replica_report(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[str]:
-    """Tables of throughput and of sensor values for each kind of host, then a legend; nothing without measured
+    """Tables of throughput, sensor values and memory for each kind of host, then a legend; nothing without measured
     replicas. One model's rows are together; sets of different models come last."""
     for title, points, entries in replicas_by_host(curves, shared):
         sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
         pieces = [title, "", table(entries, (*NAMES, *SERVED)), *_remarks(points, curves)]
         pieces += ["", table(sensed, (*NAMES, *SENSED))] if sensed else []
+        pieces += ["", table(used, MEMORY)] if (used := memory_rows(entries)) else []
         yield "\n".join(pieces)
     if shared:
         yield hanging(LEGEND, 0)
+    if any(memory_rows(entries) for _, _, entries in replicas_by_host(curves, shared)):
+        yield hanging(MEMORY_LEGEND, 0)
 
 
 def replicas_by_host(
@@ -82,6 +122,20 @@ def replicas_by_host(
         models = grouped(points, lambda p: p.model or p.models).values()
         alike = sorted(models, key=lambda alike: not alike[0].model)
         yield _title(points), points, [entry for each in alike for entry in _entries(each, curves)]
+
+
+def memory_rows(entries: Sequence[Entry]) -> list[MemoryRow]:
+    """A row for each set of engines whose parts are known, whatever its load; those whose caches differ stay apart."""
+    rows = [MemoryRow(e.engines, e.sharing, memory) for e in entries if (memory := memory_in_use(e.served.used))]
+    alike = grouped(rows, lambda row: (row.engines, row.sharing, row.memory.engines, row.memory.total_bytes))
+    return [max(each, key=lambda row: row.memory.used_bytes or 0) for each in alike.values()]
+
+
+def memory_names(rows: Sequence[MemoryRow]) -> list[str]:
+    """Names of the rows, with their KV cache where it tells two apart."""
+    names = [f"{row.engines}, {row.sharing}" for row in rows]
+    often = Counter(names)
+    return [f"{name}, KV {row.kv_gib} GiB" if often[name] > 1 else name for name, row in zip(names, rows)]
 
 
 def _title(points: Sequence[ReplicaPoint]) -> str:

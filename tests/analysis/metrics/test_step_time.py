@@ -135,3 +135,37 @@ def test_step_time_with_any_telemetry(telemetry):
     m = replace(SHORT, run=replace(SHORT.run, telemetry=telemetry))
     assert step_time(m).unexplained == step_time(SHORT).unexplained
     assert saturation_gap(m) is None or math.isfinite(saturation_gap(m))
+
+
+def test_parts_of_a_step_are_all_of_it():
+    m, step = seen(engine=0.9), window.step_s(measurement().run)
+    parts, known = module.step_parts([m]), step_time(m)
+    assert parts.weights == pytest.approx(known.weights_s / step) and parts.kv == pytest.approx(known.kv_s / step)
+    assert parts.idle == pytest.approx(0.1) and parts.unsplit is None
+    assert parts.weights + parts.kv + parts.flops + parts.kernels + parts.idle == pytest.approx(1)
+    assert parts.kernels + parts.idle == pytest.approx(known.unexplained)
+
+
+def test_without_counters_kernels_and_host_are_one_part():
+    parts = module.step_parts([measurement()])
+    assert parts.unsplit == pytest.approx(step_time(measurement()).unexplained)
+    assert parts.kernels is None and parts.idle is None
+
+
+def test_without_a_data_sheet_there_are_kernels_and_none():
+    m = seen(engine=0.9)
+    parts = module.step_parts([replace(m, environment=replace(m.environment, gpu_name="another"))])
+    assert (parts.weights, parts.kernels, parts.idle) == (None, pytest.approx(0.9), pytest.approx(0.1))
+
+
+@pytest.mark.parametrize("repeats", [(seen(engine=0.9), measurement()), (seen(engine=1e-6),)])
+def test_repeats_that_differ_and_counters_below_the_data_sheet_have_no_parts(repeats):
+    assert module.step_parts(repeats) is None
+
+
+def test_arithmetic_is_a_part_where_it_takes_longer_than_the_bytes(monkeypatch):
+    m = seen(engine=0.9)
+    step = window.step_s(m.run)
+    monkeypatch.setattr(module, "step_time", lambda *_: module.StepTime(0.1 * step, 0.2 * step, 0.5 * step, 0.5, None))
+    parts = module.step_parts([m])
+    assert parts.flops == pytest.approx(0.2) and parts.kernels == pytest.approx(0.4)

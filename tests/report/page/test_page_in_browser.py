@@ -255,6 +255,21 @@ def test_another_page_is_laid_beside_this_one(browser, written, tmp_path):
         playwright.expect(legend.last).to_contain_text("other.html: opt-2.7b", timeout=PATIENCE_MS)
 
 
+def test_names_of_bars_are_broken_on_a_phone(browser, tmp_path):
+    path = tmp_path / "out.html"
+    main(["report", str(ARCHIVE.with_name("h200-vllm-0.26.0-replicas.jsonl.xz")), "--html", str(path)])
+    with opened_in(browser, path, viewport={"width": 390, "height": 844}) as seen:
+        seen.page.evaluate(UNFOLD)
+        bars = seen.page.locator("figure:has-text('Memory of the GPU') .mark-rect.role-mark path")
+        playwright.expect(bars).to_have_count(32, timeout=PATIENCE_MS)
+        assert "opt-1.3b, time-slicing" in bars.nth(4).get_attribute("aria-label")
+        for names in ("#part-1 .role-axis-label text", "figure:has-text('Where a step goes') .role-axis-label text"):
+            boxes = [box.bounding_box() for box in seen.page.locator(names).all()]
+            assert boxes and max(box["width"] for box in boxes) < 140
+        assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
+        assert violations(seen) == []
+
+
 def test_a_phone_has_no_line_that_is_too_long(browser, written):
     with opened_in(browser, written, viewport={"width": 390, "height": 844}) as seen:
         assert seen.page.evaluate("document.documentElement.scrollWidth") == 390

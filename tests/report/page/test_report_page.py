@@ -371,6 +371,31 @@ def test_a_wide_whisker_is_cut_and_told_and_a_small_difference_looks_small():
     alike = planted_history({"0.9.0": (1000.0, 1000.1), "0.10.0": (1000.2, 1000.3)})
     least, most = next(iter(alike.charts.values()))["layer"][0]["encoding"]["y"]["scale"]["domain"]
     assert least < 970 and most > 1030 and "Cut at the edge" not in alike.text
+def test_bars_of_a_step_are_the_columns_of_the_table(report):
+    page, _ = report(committed(ARCHIVES[0]))
+    (head, *rows), (spec,) = page.tables["Where a step goes, opt-2.7b"], described(page, "parts of a step")
+    for load, step_ms, *shares in rows:
+        bar = [row for row in values_of(spec) if row["subject"] == f"{load} in flight"]
+        assert [row["shown"] for row in bar] == [f"{share} % of {step_ms} ms" for share in shares]
+        assert [f"{row['series']} %" for row in bar] == head[2:]
+        assert [row["x"] for row in bar] == [0, *(row["end"] for row in bar[:-1])]
+        assert bar[-1]["end"] == pytest.approx(100)
+
+
+def test_bars_of_the_memory_are_the_columns_of_the_table(report):
+    page, _ = report(committed("h200-vllm-0.26.0-replicas"))
+    (_, *rows), (spec,) = page.tables["Memory of the GPU by engine"], described(page, "memory of the GPU")
+    for engines, sharing, weights, kv, other, free, total in rows:
+        bar = [row for row in values_of(spec) if row["subject"] == f"{engines}, {sharing}"]
+        count = int(engines.split(" x ")[0]) if " x " in engines else 1
+        sizes = [*[weights, kv] * count, other, free]
+        assert [row["shown"] for row in bar] == [f"{size} GiB" for size in sizes]
+        assert figure(bar[-1]["end"]) == total
+        assert bar[-2]["engine"] == "all" and "opt-1.3b" in bar[0]["engine"]
+
+
+def described(page: Page, begins: str) -> list[Any]:
+    return [spec for spec in page.charts.values() if spec.get("description", "").startswith(begins)]
 
 
 def test_an_interval_far_beyond_the_bound_leaves_the_chart_and_the_estimates_stay_apart():

@@ -8,14 +8,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from scripts import BASELINES
 from strategies import H200, measurement, point, shared_point
 
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
+from pytest_slmserve.analysis.device.engine_memory import EngineMemory, GpuMemory
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, shared_points
 from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stored.claims import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.tables.replicas import LEGEND, alone_at, replica_report
-from pytest_slmserve.report.text_table import layout
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.report.tables.replicas import (
+    LEGEND,
+    MEMORY_LEGEND,
+    MemoryRow,
+    alone_at,
+    memory_names,
+    replica_report,
+)
+from pytest_slmserve.report.text_table import hanging, layout
 from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.specs import GIB
 
 OTHER = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")
 SENSED = {
@@ -294,3 +306,24 @@ def test_the_widest_that_can_be_expected_fits_a_terminal():
 
 def test_nothing_is_said_where_there_are_no_replicas():
     assert list(replica_report([curve()], [])) == [] == list(replica_report([], []))
+
+
+@pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
+def test_memory_is_told_by_engine_and_adds_up():
+    found = [read(BASELINES / f"h200-vllm-0.26.0-replicas{of}.jsonl.xz") for of in ("", "-pair")]
+    measurements = [m for contents in found for m in contents.measurements]
+    shared = shared_points(measurements)
+    text = text_of(stored_curves(measurements, ()), shared)
+    assert text.endswith(hanging(MEMORY_LEGEND, 0))
+    _, below = text.split("GiB each", 1)
+    rows = {tuple(line[:33].split("  ", 1)): line[33:].split() for line in below.splitlines()[2:] if "opt-" in line}
+    told = {" ".join(" ".join(name).split()): cells for name, cells in rows.items()}
+    assert told["opt-1.3b alone"] == ["2.45", "120", "2.14", "15.9", "140"]
+    assert told["3 x opt-1.3b mps"] == ["2.45", "35.7", "6.35", "19.7", "140"]
+    assert told["opt-125m + opt-1.3b mps"] == ["0.233", "+", "2.45", "58.9", "+", "56.7", "3.83", "18.2", "140"]
+
+
+def test_sets_of_other_caches_have_other_names():
+    rows = [MemoryRow("2 x a", "mps", GpuMemory((EngineMemory("a", GIB, size * GIB),), 9 * GIB)) for size in (2, 3)]
+    assert memory_names(rows) == ["2 x a, mps, KV 2.00 GiB", "2 x a, mps, KV 3.00 GiB"]
+    assert memory_names(rows[:1]) == ["2 x a, mps"]

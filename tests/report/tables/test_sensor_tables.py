@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from scripts import BASELINES
 from strategies import H200, WELL, law, measurement, planted_telemetry, point
 
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stored.claims import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import text_table
 from pytest_slmserve.report.tables.run import run_lines, sweep_report
-from pytest_slmserve.report.tables.sensors import COLUMNS, SensedPoint, energy_report, legend, sensor_table
+from pytest_slmserve.report.tables.sensors import COLUMNS, SensedPoint, energy_report, legend, sensor_table, step_table
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement
 
@@ -225,3 +228,26 @@ def test_the_speed_of_the_host_is_relative_to_its_best_in_the_whole_run():
     curves = [curve_of(model, [slower(c, ms, model) for c in (1, 2, 4)]) for model, ms in (("a", 4.0), ("b", 8.0))]
     [first, second] = [text for text, _ in run_lines(curves, []) if "in flight" in text and "batch:" not in text][:2]
     assert " 100.0 " in first and " 50.0 " in second.split("wait")[1]
+
+
+@pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
+def test_parts_of_a_step_agree_with_the_sensors_beside_them():
+    (curve,) = stored_curves(read(BASELINES / "h200-vllm-0.26.0-core-opt-2.7b.jsonl.xz").measurements, ())
+    with text_table.laid_out(400):
+        table, sensed = step_table(curve), sensor_table(curve)
+    assert head(table) == "in flight|step ms|weights %|KV %|other kernels %|no kernel %"
+    busy, rest = (head(sensed).split("|").index(name) for name in ("busy %", "rest %"))
+    for parts, seen in zip(rows(table), rows(sensed), strict=True):
+        _, _, weights, kv, kernels, idle = map(float, parts)
+        assert weights + kv + kernels + idle == pytest.approx(100, abs=0.25)
+        assert idle == pytest.approx(100 - float(seen[busy]), abs=0.11)
+        assert kernels + idle == pytest.approx(float(seen[rest]), abs=0.11)
+
+
+def test_parts_of_a_step_are_told_with_their_legend():
+    made = curve_of("opt-1.3b", [measurement(load, 100.0, environment=H200) for load in (1, 2)])
+    assert head(step_table(made)) == "in flight|step ms|weights %|KV %|kernels and host %"
+    assert "Parts of a step: weights" in "".join(text for text, _ in run_lines([made], []))
+    unknown = curve_of("opt-1.3b", [measurement(1, 100.0, environment=replace(H200, gpu_name="another"))])
+    assert step_table(unknown) == ""
+    assert "Parts of a step" not in "".join(text for text, _ in run_lines([unknown], []))
