@@ -86,17 +86,18 @@ def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | No
 
 def step_parts(measurements: Sequence[Measurement]) -> StepParts | None:
     """Parts of the mean step: means over repeats. None where a repeat has none, or other ones than the others."""
-    each = [parts for m in measurements if (parts := _step_parts(m, device_figures(m.run).engine_active))]
+    each = [parts for m in measurements if (parts := _step_parts(m))]
     kinds = {tuple(share is None for share in astuple(parts)) for parts in each}
     if len(each) < len(measurements) or len(kinds) != 1:
         return None
     return StepParts(*(mean_of_known(shares) for shares in zip(*map(astuple, each))))
 
 
-def _step_parts(measurement: Measurement, engine_active: float | None) -> StepParts | None:
-    """None where neither data sheet nor counters tell, and where one says less than what the other takes at least."""
-    step_s, known = window.step_s(measurement.run), step_time(measurement, device_figures(measurement.run))
-    idle = idle_share(engine_active)
+def _step_parts(measurement: Measurement) -> StepParts | None:
+    """None where neither data sheet nor counters tell, and where the counters saw kernels for less than the data sheet
+    allows."""
+    figures, step_s = device_figures(measurement.run), window.step_s(measurement.run)
+    known, idle = step_time(measurement, figures), idle_share(figures.engine_active)
     if known is None or step_s is None:
         return None if step_s is None or idle is None else StepParts(kernels=1 - idle, idle=idle)
     unexplained = known.unexplained - (idle or 0.0)
