@@ -195,10 +195,7 @@ class Archive:
                 continue
             self._file.close()
             self.path, self._file, self._size, self._engines = second.path, second._file, second._size, second._engines
-            self.moved = (
-                f"{why}; all measurements of this run are in {name} "
-                f"(--slm-resume={name} goes on with them)"
-            )
+            self.moved = f"{why}; all measurements of this run are in {name} (--slm-resume={name} goes on with them)"
             return
         raise BadUsage(f"{why}, and no second file can be written", ANOTHER)
 

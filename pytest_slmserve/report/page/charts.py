@@ -24,9 +24,8 @@ from pytest_slmserve.report.figures.drawing import COLOURS
 from pytest_slmserve.report.figures.gates import margin_at, ratios
 from pytest_slmserve.report.figures.sweeps import loads_between, saturation_law
 from pytest_slmserve.report.numbers import figure as shown
-from pytest_slmserve.report.numbers import milliseconds
-from pytest_slmserve.report.tables.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
 from pytest_slmserve.report.numbers import gib, milliseconds
+from pytest_slmserve.report.tables.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
 from pytest_slmserve.report.tables.replicas import MemoryRow, memory_names
 from pytest_slmserve.report.tables.sensors import STEP_PARTS, StepRow
 from pytest_slmserve.schema.records import Measurement

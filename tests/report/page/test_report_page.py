@@ -371,6 +371,8 @@ def test_a_wide_whisker_is_cut_and_told_and_a_small_difference_looks_small():
     alike = planted_history({"0.9.0": (1000.0, 1000.1), "0.10.0": (1000.2, 1000.3)})
     least, most = next(iter(alike.charts.values()))["layer"][0]["encoding"]["y"]["scale"]["domain"]
     assert least < 970 and most > 1030 and "Cut at the edge" not in alike.text
+
+
 def test_bars_of_a_step_are_the_columns_of_the_table(report):
     page, _ = report(committed(ARCHIVES[0]))
     (head, *rows), (spec,) = page.tables["Where a step goes, opt-2.7b"], described(page, "parts of a step")
