@@ -5,11 +5,10 @@ python tests/test_docs.py      writes docs/glossary.md and the tables of docs/op
 
 from __future__ import annotations
 
-import os
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scripts import benchmark_script, loaded
@@ -110,12 +109,13 @@ def glossary_page() -> str:
 
 def fences(text: str) -> list[tuple[str, str]]:
     """Pairs of the words after the opening fence, and what stands in the block."""
-    return re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^( *)```([^\n]*)\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL)
+    return [(words, textwrap.dedent(block)) for _, words, block in found]
 
 
 def unfenced(text: str) -> str:
     """Text without its fenced blocks."""
-    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def links(text: str) -> list[str]:
@@ -145,20 +145,13 @@ def sentences(text: str) -> list[int]:
     """Words of each sentence. Blocks, tables, headings and pictures are left out; inline code is one word."""
     lines = "\n".join(line.strip() for line in unfenced(text).split("\n") if not re.match(r"    \S|\||#|!|\(", line))
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]+`", "Code", lines))
-    parts = re.split(r"(?<=[.!?:;])\s+|\n\n+|\n(?=[-*] |\d+\. )", re.sub(r" \([^()]*\)", "", plain))
+    parts = re.split(r"(?<=[.!?:;])\**\s+|\n\n+|\n(?=[-*] |\d+\. )", re.sub(r" \([^()]*\)", "", plain))
     return [words for part in parts if (words := len(part.split())) > 2]
 
 
 def runnable(page: Path) -> list[str]:
     """Its Python blocks that are marked as runnable: ```python runs"""
     return [text for words, text in fences(page.read_text("utf-8")) if words == "python runs"]
-
-
-def examples() -> list[Any]:
-    found = []
-    for name, page in PAGES.items():
-        found += [pytest.param(text, id=f"{Path(name).stem}-{i}") for i, text in enumerate(runnable(page), 1)]
-    return found
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
@@ -244,33 +237,6 @@ def test_the_readme_and_the_guide_begin_with_the_same_example_of_five_lines() ->
     first, again = (runnable(page)[0] for page in (README, DOCS / "writing-tests.md"))
     assert first == again
     assert len([line for line in first.splitlines() if line]) <= 5
-
-
-@pytest.mark.parametrize("example", examples())
-def test_every_example_runs_as_it_stands(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, example: str
-) -> None:
-    for variable in [name for name in os.environ if name.startswith("SLM_")]:
-        monkeypatch.delenv(variable)
-    pytester.makepyfile(example)
-    wanted = len(re.findall(r"^def test_", example, re.MULTILINE))
-    assert wanted
-    with_engine = pytester.runpytest_inprocess("--slm-simulate", "-p", "no:cacheprovider")
-    with_engine.assert_outcomes(passed=wanted)
-    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(skipped=wanted)
-
-
-def test_the_gate_of_the_tutorial_ends_as_its_table_says(pytester: pytest.Pytester) -> None:
-    page = (DOCS / "first-ten-minutes.md").read_text("utf-8")
-    [test] = [text for words, text in fences(page) if words == "python" and "slm_gate" in text]
-    pytester.makepyfile(test_gate=test)
-    commands = re.findall(r"^\$ pytest (test_gate.py .*)$", page, re.MULTILINE)
-    rows = re.findall(r"^\| (?:none|[\d.]+ %) \| ([A-Z]+).* \| (\d+) \|$", page, re.MULTILINE)
-    assert len(commands) == len(rows) == 3
-    for command, (outcome, status) in zip(commands, rows):
-        result = pytester.runpytest_subprocess(*command.split())  # other tests have modules of this name
-        assert result.ret == int(status)
-        result.stdout.fnmatch_lines([f"opt-1.3b: {outcome} after * pairs of launches"])
 
 
 def test_the_glossary_is_that_of_the_code() -> None:

@@ -1,15 +1,12 @@
-"""The files of examples/: each command of their page ends as the page says."""
+"""The files of examples/; test_blocks.py runs each command of their page."""
 
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-
-from pytest_slmserve.__main__ import main
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 if not EXAMPLES.is_dir():
@@ -23,18 +20,6 @@ def copied(pytester: pytest.Pytester) -> pytest.Pytester:
     """A folder with the files, as a user has them."""
     shutil.copytree(EXAMPLES, pytester.path, dirs_exist_ok=True)
     return pytester
-
-
-def test_each_command_ends_as_the_page_says(copied: pytest.Pytester) -> None:
-    """One after the other, for one writes the archive that the next reads."""
-    ended = []
-    for line, _ in COMMANDS:
-        command, *arguments = shlex.split(line)
-        if command == "slmserve":
-            ended.append((line, str(main(arguments))))
-        else:
-            ended.append((line, str(int(copied.runpytest_inprocess("-p", "no:cacheprovider", *arguments).ret))))
-    assert ended == COMMANDS
 
 
 def test_every_file_has_its_command_and_its_row() -> None:

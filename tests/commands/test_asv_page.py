@@ -25,7 +25,8 @@ if not PAGE.is_file():
 def commands(heading: str) -> list[list[str]]:
     """Words of each command in the blocks of a section; the shell's own substitution is one file."""
     section = PAGE.read_text("utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
-    lines = re.findall(r"^    (\S.*)$", re.sub(r"\$\(.*\)", "records.jsonl", section), re.MULTILINE)
+    blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL))
+    lines = re.sub(r"\$\(.*\)", "records.jsonl", blocks).splitlines()
     return [shlex.split(command, comments=True) for line in lines for command in line.split(" && ")]
 
 

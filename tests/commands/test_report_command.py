@@ -32,7 +32,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, st
 def test_the_screen_in_the_readme_is_what_is_printed(capsys, monkeypatch):
     monkeypatch.chdir(CHECKOUT)
     monkeypatch.setenv("COLUMNS", "80")
-    block = (CHECKOUT / "README.md").read_text("utf-8").split("```text\n$ slmserve report ")[1].split("```")[0]
+    block = (CHECKOUT / "README.md").read_text("utf-8").split("```console\n$ slmserve report ")[1].split("```")[0]
     words, text = block.split("\n", 1)
     assert printed(capsys, *words.split())[1] == text
 

@@ -1,0 +1,336 @@
+"""Blocks of the pages: every page is carried out from top to bottom, in a folder with the files that it names.
+
+Run: `python runs` (a file of tests, on the simulated engine, and skipped without a mode), `python` (with what the page
+has imported above), every `slmserve` command that reads records, and every `pytest --slm-simulate`. The exit status is
+that behind `# ` at the end of the line, else one of a verdict. What the page shows below a command has to be in what
+that printed, line by line; columns and lines may be left out.
+
+Only parsed, for they need a GPU, a network, a server or minutes: other commands of `slmserve` and `pytest` (options
+and their values by the real parsers, paths), `tox` (environments), `pip` (extras), scripts (file and options).
+`text recorded` is what such a command printed once: its words are still words of the code.
+
+Checked: `yaml` (our own workflow and action, their inputs and outputs), `toml` (options), `json` (by the reader of such
+a file), the map and the API of the site. A block of another kind fails.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import published
+import pytest
+from scripts import BASELINES, CHECKOUT
+from test_docs import DOCS, PAGES, fences, unfenced
+from workflow_steps import read as read_yaml
+from workflow_steps import yaml
+
+import pytest_slmserve
+from pytest_slmserve.__main__ import main, parser
+from pytest_slmserve.archive.waivers import read_waivers
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.options.table import OPTS
+from pytest_slmserve.plugin.items import path_of
+from pytest_slmserve.run.ray.connect import runtime_env
+
+for extra in ("jinja2", "matplotlib.pyplot"):  # before pytester, which takes back what is imported by it
+    pytest.importorskip(extra, reason="a page shows what needs it")
+
+OFFLINE = {
+    "advise",
+    "baseline",
+    "compare",
+    "figures",
+    "gate",
+    "judge",
+    "merge",
+    "plan",
+    "predict",
+    "replicas",
+    "report",
+}
+OTHERS = ("asv", "docker", "git", "./config.sh", "./run.sh", "test")  # test_asv_page.py runs those of asv
+HERE = {f"{name}.md": CHECKOUT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")} | PAGES
+DECODE = BASELINES / "h200-vllm-0.26.0-decode.jsonl.xz"
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,374,44
+2023-11-16 18:31:04.0319600,396,109
+"""
+NOT_KEPT = ("-p", "no:cacheprovider", "--import-mode=importlib")
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one archive of two runs, plain and compressed."""
+    path = tmp_path_factory.mktemp("records")
+    (path / "records.jsonl").write_bytes(lzma.decompress(DECODE.read_bytes()))
+    (path / "records.jsonl.gz").write_bytes(gzip.compress((path / "records.jsonl").read_bytes(), 1))
+    return path
+
+
+@pytest.fixture
+def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, records: Path) -> Path:
+    """A folder with the files that pages name: archives, results of other tools, examples and benchmarks."""
+    for variable in [opt.variable for opt in OPTS]:
+        monkeypatch.delenv(variable, raising=False)
+    path = pytester.path
+    (path / "benchmarks/baselines").mkdir(parents=True)
+    for file in [*BASELINES.glob("*.xz"), *BASELINES.parent.glob("*.py")]:
+        (path / file.relative_to(CHECKOUT)).symlink_to(file)
+    shutil.copytree(CHECKOUT / "examples", path, dirs_exist_ok=True)
+    (path / ".slm").mkdir()
+    for name in (".slm/records", "before", "after", "engine", "server"):
+        (path / f"{name}.jsonl").symlink_to(records / "records.jsonl")
+    for name in ("records", "host-a", "host-b", "old"):
+        (path / f"{name}.jsonl.gz").symlink_to(records / "records.jsonl.gz")
+    (path / "sweep.csv").write_text(published.CSV)
+    (path / "replication.csv").write_text(published.REPLICA_CSV)
+    (path / "PAIRS.csv").write_text("baseline,candidate\n" + "100,100.1\n99,99.2\n101,100.8\n100,100.2\n" * 3)
+    (path / "AzureLLMInferenceTrace_conv.csv").write_text(TRACE)
+    (path / "results").mkdir()
+    for load, rate, itl in ((1, 270.0, 3.6), (8, 1740.0, 4.5), (32, 4160.0, 7.5)):
+        row = {"max_concurrency": load, "output_throughput": rate, "mean_itl_ms": itl}
+        (path / f"results/{load}.json").write_text(json.dumps(row))
+    return path
+
+
+@dataclass
+class Desk:
+    """What carries a page out. printed: by the last command; None if that was only parsed."""
+
+    pytester: pytest.Pytester
+    capfd: pytest.CaptureFixture[str]
+    printed: str | None = None
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def block(self, words: Sequence[str], text: str) -> None:
+        match words:
+            case ["python", "runs"]:
+                self.example(text)
+            case ["python"]:
+                exec(compile(text, "a page", "exec"), self.names)
+            case ["python", file]:
+                (self.pytester.path / file).write_text(text)
+            case ["sh"]:
+                self.commands(text)
+            case ["console"]:
+                for command, below in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+                    self.commands(command)
+                    assert not below or self.printed is not None, f"{command}: cannot be run here, so: text recorded"
+                    assert missing(below, self.printed or "") == []
+            case ["text"]:
+                assert self.printed is not None, "nothing above it was run: text recorded, formula or diagram"
+                assert missing(text, self.printed) == []
+            case ["text", "recorded"]:
+                assert unknown_words(text) == set()
+            case ["text", "formula" | "diagram"]:
+                assert not re.search(r"^ *(\$|slmserve|pytest|pip|tox|python) .*--", text, re.MULTILINE)
+            case ["yaml"]:
+                check_workflow(yaml.load(text, yaml.BaseLoader))
+            case ["toml"]:
+                settings = tomllib.loads(text)["tool"]["pytest"]["ini_options"]
+                assert set(settings) <= {opt.key for opt in OPTS}
+                read_options({}, settings, {})
+            case ["json", kind]:
+                path = self.pytester.path / "block.json"
+                path.write_text(text)
+                assert {"waivers": read_waivers, "runtime_env": runtime_env}[kind](path)
+            case ["{toctree}"]:
+                pages = re.findall(r"^(?:.*<)?([\w-]+)>?$", text, re.MULTILINE)
+                assert pages and [page for page in pages if not (DOCS / f"{page}.md").is_file()] == []
+            case ["{eval-rst}"]:
+                names = re.findall(r"^\.\. auto\w+:: (?:pytest_slmserve\.)?(\S+)$", text, re.MULTILINE)
+                assert [name for name in names if not resolves(name)] == []
+            case _:
+                pytest.fail(f"a block of no kind that is known: {' '.join(words)}")
+
+    def example(self, text: str) -> None:
+        self.pytester.makepyfile(example=text)
+        wanted = len(re.findall(r"^def test_", text, re.MULTILINE))
+        assert wanted
+        result = self.pytester.runpytest_inprocess("--slm-simulate", *NOT_KEPT, "example.py")
+        result.assert_outcomes(passed=wanted)
+        self.printed = result.stdout.str()
+        self.pytester.runpytest_inprocess(*NOT_KEPT, "example.py").assert_outcomes(skipped=wanted)
+
+    def commands(self, text: str) -> None:
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+        for line in text.replace("\\\n", " ").splitlines():
+            status = re.search(r"# (\d+)$", line)
+            for command in commands_of(line):
+                self.command(command, [int(status[1])] if status else [0, 1, 10])
+
+    def command(self, command: Sequence[str], status: Sequence[int]) -> None:
+        """Runs it, or parses it, or fails where no rule knows it."""
+        self.printed = None
+        match command:
+            case ["slmserve", name, *arguments] if name in OFFLINE and "--verify" not in arguments:
+                self.capfd.readouterr()
+                assert main([name, *globbed(arguments)]) in status
+                self.printed, errors = self.capfd.readouterr()
+                assert "error:" not in errors
+            case ["slmserve", name, *arguments]:
+                assert parser(name).parse_args([name, *arguments]).carry_out
+            case ["pytest", *arguments] if "--slm-simulate" in arguments:
+                result = self.pytester.runpytest_inprocess(*NOT_KEPT, *arguments)
+                assert result.ret in status
+                self.printed = result.stdout.str()
+            case ["pytest", *arguments]:
+                config = self.pytester.parseconfig(*arguments)
+                read_options({opt.name: config.getoption(opt.key) for opt in OPTS}, {}, {})
+                assert [word for word in config.args if not Path(path_of(word)).exists()] == []
+            case ["tox" | ".venv/bin/tox", "-e", name, *_]:
+                assert re.search(rf"^ +{name}: |^\[testenv:{name}\]", (CHECKOUT / "tox.ini").read_text(), re.MULTILINE)
+            case ["pip" | ".venv/bin/pip", "install", *packages]:
+                extras = re.findall(r"\[(\w+)\]", " ".join(packages))
+                known = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+                assert packages and set(extras) <= set(known)
+            case ["python", script, *arguments]:
+                source = (CHECKOUT / script).read_text()
+                assert [word for word in arguments if word.startswith("--") and f'"{word}"' not in source] == []
+            case ["python3", "-m", "venv", _] | [".venv/bin/pre-commit", "install"]:
+                pass
+            case ["cd", path]:
+                assert path == "pytest-slmserve" or (CHECKOUT / path).is_dir()
+            case [program, *_] if program in OTHERS:
+                pass
+            case _:
+                pytest.fail(f"a command that no rule knows: {command}")
+
+
+def commands_of(line: str) -> Iterator[list[str]]:
+    """Words of each command in a line of the shell; a substitution is one file, and a loop is what it repeats."""
+    words = shlex.shlex(re.sub(r"\$\([^)]*\)", "records.jsonl.gz", line), posix=True, punctuation_chars=";&|")
+    words.commenters, words.whitespace_split = "#", True
+    command: list[str] = []
+    for word in [*words, ";"]:
+        if set(word) <= set(";&|"):
+            while command and (command[0] == "do" or re.match(r"\w+=", command[0])):
+                command.pop(0)
+            if command and command[0] not in ("for", "done"):
+                yield command
+            command = []
+        else:
+            command.append(word)
+
+
+def globbed(words: Sequence[str]) -> list[str]:
+    return [path for word in words for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
+
+
+def missing(shown: str, printed: str) -> list[str]:
+    """Lines shown that were not printed in this order: the words of each are among those of a printed line (or of that
+    and the next two, if the terminal was too narrow for it), in their order."""
+    lines, at, lost = [words(line) for line in printed.splitlines()], 0, []
+    for line in shown.splitlines():
+        wanted = words(line)
+        for i in range(at, len(lines)):
+            near = iter([word for three in lines[i : i + 3] for word in three])
+            if set(wanted[:1]) <= set(lines[i]) and all(word in near for word in wanted):
+                at = i
+                break
+        else:
+            lost.append(line)
+    return lost
+
+
+def words(line: str) -> list[str]:
+    """Words of a line, but for rules of tables and what says that something is left out."""
+    return [word for word in line.replace("...", " ").split() if not re.fullmatch(r"-{3,}", word)]
+
+
+def unknown_words(text: str) -> set[str]:
+    """Words of a recorded text that the package has nowhere."""
+    source = " ".join(path.read_text("utf-8") for path in Path(pytest_slmserve.__file__).parent.rglob("*.py"))
+    return set(re.findall(r"(?<![\w/.-])[a-z_]{4,}(?![\w/-])", text)) - set(re.findall(r"[a-z_]+", source))
+
+
+def resolves(name: str) -> bool:
+    module, _, attribute = f"pytest_slmserve.{name}".rpartition(".")
+    return hasattr(__import__(module, fromlist=[attribute]), attribute)
+
+
+def check_workflow(workflow: Any) -> None:
+    """Each use of our own workflow or action: there, with inputs that it has, all that it requires, and its outputs."""
+    steps = [step for job in workflow["jobs"].values() for step in (job, *job.get("steps", ()))]
+    ours = [step for step in steps if "/pytest-slmserve/" in step.get("uses", "")]
+    assert ours
+    for step in ours:
+        path = CHECKOUT / step["uses"].partition("/pytest-slmserve/")[2].partition("@")[0]
+        called = read_yaml(path / "action.yml" if path.is_dir() else path)
+        inputs = called.get("inputs") or called["on"]["workflow_call"]["inputs"]
+        required = {name for name, each in inputs.items() if str(each.get("required")).lower() == "true"}
+        assert required <= set(step["with"]) <= set(inputs)
+        for output in re.findall(rf"steps\.{step.get('id')}\.outputs\.(\w+)", str(workflow)):
+            assert output in called["outputs"]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_every_block_of_a_page_is_true(
+    name: str, folder: Path, pytester: pytest.Pytester, capfd: pytest.CaptureFixture[str]
+) -> None:
+    desk, page = Desk(pytester, capfd), HERE[name].read_text("utf-8")
+    # indented are those before the first fence of the README, which is two commands
+    indented = re.findall(r"\n\n((?: {4,}\S.*\n)+)", unfenced(page))
+    for kind, text in [*(("sh", dedent(text)) for text in indented), *fences(page)]:
+        desk.block(kind.split(), text)
+
+
+def test_no_block_is_hidden_from_this_test() -> None:
+    for name, page in HERE.items():
+        text = page.read_text("utf-8")
+        assert len(re.findall(r"^ *(?:```|~~~|:::)", text, re.MULTILINE)) == 2 * len(fences(text)), name
+
+
+def test_what_is_shown_but_not_printed_is_found() -> None:
+    printed = (
+        "flight  tokens/s  95 %\n------  --------\n     1     501.6\n    16     5,581\nundecided: a\n  long line\n"
+    )
+    assert missing("flight  95 %\n---\n16  5,581\n...\nundecided: a long line", printed) == []
+    assert missing("16  5,580", printed) == ["16  5,580"]
+    assert missing("16  5,581\n 1  501.6", printed) == [" 1  501.6"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("rust", "fn main() {}", "no kind that is known: rust"),
+        ("sh", "slmserve report --no-such-option", "assert 4 in"),
+        ("sh", "slmserve no-such-command", "invalid choice"),
+        ("sh", "pytest --slm-gpu --slm-window=soon", "'soon' is not a positive number"),
+        ("sh", "pytest --slm-gpu benchmarks/test_nothing.py", "test_nothing.py"),
+        ("sh", "tox -e nothing", "nothing: "),
+        ("sh", "pip install 'pytest-slmserve[nothing]'", "'nothing'"),
+        ("sh", "python benchmarks/pack.py --nothing", "'--nothing'"),
+        ("sh", "rm -r folder", "no rule knows"),
+        ("sh", "pytest --slm-gpu &&", "'bash', '-n'"),
+        ("console", "$ slmserve measure --endpoint http://x --model y\nnothing was run\n", "cannot be run here"),
+        ("text recorded", "a sentence of flibbertigibbets", "flibbertigibbets"),
+        ("python", "import pytest_slmserve\npytest_slmserve.Nothing", "no attribute 'Nothing'"),
+        (
+            "yaml",
+            "jobs: {a: {uses: A/pytest-slmserve/.github/actions/gate@B, with: {baseline: 1}}}",
+            "'candidate'",
+        ),
+        ("toml", "[tool.pytest.ini_options]\nslm_nothing = 1", "slm_nothing"),
+        ("json waivers", "[{}]", "has no endpoint"),
+        ("{toctree}", "nothing", "'nothing'"),
+        ("{eval-rst}", ".. autoclass:: Nothing", "'Nothing'"),
+    ],
+)
+def test_a_block_that_is_wrong_is_found(
+    kind: str, text: str, said: str, folder: Path, pytester: pytest.Pytester, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((Exception, pytest.fail.Exception), match=said):
+        Desk(pytester, capfd).block(kind.split(), text)
