@@ -1,10 +1,13 @@
-"""What the documentation promises: commands, links, options and examples.
+"""What the documentation promises: commands, links and options; and the words of all that users read, help and messages
+too. test_blocks.py runs the examples.
 
 python tests/test_docs.py      writes docs/glossary.md and the tables of docs/options.md anew
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -12,7 +15,9 @@ from pathlib import Path
 
 import pytest
 from scripts import benchmark_script, loaded
+from shipped import PACKAGE
 
+from pytest_slmserve.__main__ import parser as command_line
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.plan.engine_specs import DEFAULTS
@@ -36,9 +41,14 @@ NEVER = (
     (r"\binterim looks?\b|\blooks? after \d", "interim analysis"),
     (r"\bforeign (?:records|results)\b", "external results"),
     (r"\bstarts (?:spread|together)=", "ramp-up"),
-    (r"\b(?:sound|trusted|standing) (?:measurement|window|point)s?\b", "valid"),
+    (r"\b(?:sound|standing) (?:measurement|window|point)s?\b|\btrusted\b", "valid"),
+    (r"\bwhat is asked\b", "case"),
+    (r"\bstart of a turn\b", "launch"),
+    (r"\bfound from\b", "minimum detectable change"),
+    (r"\bpriced?\b of (?:a|the) (?:plan|run)", "estimated time"),
     (r"\bmood\b|\bruler\b(?!\.|-)", "plain words"),
 )
+NO_MESSAGES = ("old_names.py", "prefix_cache.py")  # names of before; words for prompts
 SETUP = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
 
 if not README.is_file():
@@ -149,6 +159,45 @@ def sentences(text: str) -> list[int]:
     return [words for part in parts if (words := len(part.split())) > 2]
 
 
+# What users read elsewhere
+
+
+def help_texts(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Pairs of where it stands and a text, of this parser and those of its commands."""
+    yield parser.prog, f"{parser.description or ''} {parser.epilog or ''}"
+    for action in parser._actions:
+        yield f"{parser.prog} {' '.join(action.option_strings) or action.dest}", action.help or ""
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from help_texts(command)
+
+
+def messages(node: ast.AST) -> Iterator[str]:
+    """Texts of two words or more; what an f-string puts in is one word. Docstrings are none."""
+    match node:
+        case ast.Expr(value=ast.Constant()):
+            return
+        case ast.Constant(value=str(text)):
+            pass
+        case ast.JoinedStr(values=parts):
+            text = "".join(part.value if isinstance(part, ast.Constant) else "…" for part in parts)
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from messages(child)
+            return
+    if " " in text.strip():
+        yield text
+
+
+HELP = [*help_texts(command_line()), *((opt.flag, opt.help) for opt in OPTS)]
+MESSAGES = [
+    (path.relative_to(PACKAGE).as_posix(), text)
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.name not in NO_MESSAGES
+    for text in messages(ast.parse(path.read_text("utf-8")))
+]
+
+
 def runnable(page: Path) -> list[str]:
     """Its Python blocks that are marked as runnable: ```python runs"""
     return [text for words, text in fences(page.read_text("utf-8")) if words == "python runs"]
@@ -165,10 +214,25 @@ def test_a_page_is_short_and_its_sentences_too(name: str) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "instead"), NEVER)
-def test_the_pages_have_the_words_of_the_field(pattern: str, instead: str) -> None:
-    texts = {name: re.sub(r"`[^`]+`", "", page.read_text("utf-8")) for name, page in PAGES.items()}
-    found = {name: words for name, text in texts.items() if (words := re.findall(pattern, text, re.IGNORECASE))}
-    assert not found, instead
+def test_all_that_users_read_has_the_words_of_the_field(pattern: str, instead: str) -> None:
+    pages = [(name, re.sub(r"`[^`]+`", "", page.read_text("utf-8"))) for name, page in PAGES.items()]
+    texts = [*pages, *HELP, *MESSAGES]
+    assert [(where, text) for where, text in texts if re.search(pattern, text, re.IGNORECASE)] == [], instead
+
+
+def test_no_sentence_of_the_help_or_a_message_is_long() -> None:
+    assert {"slmserve baseline accept --replace", "--slm-gate"} <= dict(HELP).keys() and len(MESSAGES) > 1000
+    assert [(where, text) for where, text in HELP + MESSAGES if max(sentences(text), default=0) > 25] == []
+
+
+def test_messages_are_found_in_code() -> None:
+    code = """
+"No docstring, please."
+def f(n):
+    "No docstring, either."
+    raise ValueError(f"{n} of {'all':>3} are there", "a hint" " in two parts", "word")
+"""
+    assert list(messages(ast.parse(code))) == ["… of … are there", "a hint in two parts"]
 
 
 def test_sentences_are_counted_as_a_reader_would() -> None:

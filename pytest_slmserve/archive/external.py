@@ -360,7 +360,7 @@ def _csv_rows(text: str, name: str) -> Iterator[Row]:
             raise BadUsage(f"{name}: several columns are called {min(twice)!r}", "a name of its own for each column")
         for cells in reader:
             if len(cells) not in (0, len(header)):
-                seen = f"{name}: line {reader.line_num} has {len(cells)} cells, the header has {len(header)}"
+                seen = f"{name}: line {reader.line_num} has {len(cells)} fields, the header has {len(header)}"
                 raise BadUsage(seen, "a whole CSV file with a header")
             if cells:
                 yield Row(f"{name}: line {reader.line_num}", dict(zip(header, cells, strict=True)))

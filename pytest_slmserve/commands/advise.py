@@ -35,9 +35,9 @@ from pytest_slmserve.schema.kv_cache import parse_memory
 from pytest_slmserve.schema.records import Progress
 
 STATUS = (
-    f"{cli.HOLDS} something is advised, {cli.UNDECIDED} nothing can be, {cli.USAGE} wrong usage or a file that cannot "
+    f"{cli.HOLDS} something is advised; {cli.UNDECIDED} nothing can be; {cli.USAGE} wrong usage or a file that cannot "
     "be read. With --knob, --throughput and --latency the files are external results, as `judge` reads them. "
-    f"With --verify: {cli.HOLDS} all is as predicted, {cli.FAILS} something is not, {cli.UNDECIDED} undecided or "
+    f"With --verify: {cli.HOLDS} all is as predicted; {cli.FAILS} something is not; {cli.UNDECIDED} undecided or "
     "nothing to verify."
 )
 

@@ -22,8 +22,8 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import content
 from pytest_slmserve.schema.records import Measurement
 
-STATUS = f"{HOLDS} results were written, {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
-INIT_STATUS = f"{HOLDS} the folder is ready, {USAGE} its list of releases is not usable, or git is missing."
+STATUS = f"{HOLDS} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
+INIT_STATUS = f"{HOLDS} the folder is ready; {USAGE} its list of releases is not usable, or git is missing."
 HINT = "--into with another folder"
 
 

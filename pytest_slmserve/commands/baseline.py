@@ -21,9 +21,9 @@ from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
-ACCEPT_STATUS = f"{HOLDS} something was kept, {USAGE} nothing was, wrong usage or an archive that cannot be read."
+ACCEPT_STATUS = f"{HOLDS} something was kept; {USAGE} nothing was, wrong usage or an archive that cannot be read."
 KEPT_IN = f"where baselines are kept (default: {baselines.FOLDER})"
-STATUS = f"{HOLDS} it was printed, {USAGE} wrong usage or an archive that cannot be read."
+STATUS = f"{HOLDS} it was printed; {USAGE} wrong usage or an archive that cannot be read."
 # What of the environment is shown, by the line it stands in.
 LINES = {
     "device": (("", "gpu_name"), ("", "gpu_memory_bytes"), ("driver ", "driver")),

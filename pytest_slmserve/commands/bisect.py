@@ -25,8 +25,8 @@ from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import BadUsage
 
 STATUS = (
-    f"{cli.HOLDS} the first slow release is named, or the last one is not slow, {cli.UNDECIDED} several may be the "
-    f"first, {cli.USAGE} wrong usage, {cli.INTERRUPTED} interrupted: the same command goes on."
+    f"{cli.HOLDS} the first slow release is named, or the last one is not slow; {cli.UNDECIDED} several may be the "
+    f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: the same command goes on."
 )
 FINAL = re.compile(r"\d+(\.\d+)+")  # no release candidate
 SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")

@@ -32,8 +32,8 @@ from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema.errors import BadUsage
 
 STATUS = (
-    f"{HOLDS} no metric is worse, {FAILS} one is, {UNDECIDED} none is for certain but one is undecided, or nothing "
-    f"could be compared, {USAGE} wrong usage or an archive that cannot be read."
+    f"{HOLDS} no metric is worse; {FAILS} one is; {UNDECIDED} none is for certain but one is undecided, or nothing "
+    f"could be compared; {USAGE} wrong usage or an archive that cannot be read."
 )
 
 

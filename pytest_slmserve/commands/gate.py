@@ -19,7 +19,7 @@ from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema.errors import BadUsage
 
 SIDES = ("baseline", "candidate")
-STATUS = f"{HOLDS} it passes, {FAILS} it fails, {UNDECIDED} inconclusive, {USAGE} wrong usage, or a file without pairs."
+STATUS = f"{HOLDS} it passes; {FAILS} it fails; {UNDECIDED} inconclusive; {USAGE} wrong usage, or a file without pairs."
 
 
 def add(commands: Commands) -> None:

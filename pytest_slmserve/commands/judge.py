@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.archive.external import Columns, Row
     from pytest_slmserve.report.page.content import Part
 
-STATUS = f"{HOLDS} it could be judged, {USAGE} wrong usage, or a file that cannot be judged."
+STATUS = f"{HOLDS} it could be judged; {USAGE} wrong usage, or a file that cannot be judged."
 COLUMN_OPTIONS = (
     ("knob", True, "column of the load: max_num_seqs, max_concurrency"),
     ("throughput", True, "column of tokens/s, of whatever tokens"),

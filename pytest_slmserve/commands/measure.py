@@ -46,8 +46,8 @@ from pytest_slmserve.telemetry.host_probe import remote
 
 SHOWN = 100  # characters of what cannot be read
 STATUS = (
-    f"{HOLDS} measured, and all of it valid, {FAILS} measured, but not all valid or not all in the archive, or broken "
-    f"off, {USAGE} wrong usage, or no server that streams."
+    f"{HOLDS} measured, and all of it valid; {FAILS} measured, but not all valid or not all in the archive, or broken "
+    f"off; {USAGE} wrong usage, or no server that streams."
 )
 
 

@@ -12,7 +12,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import is_file
 
 STATUS = (
-    f"{HOLDS} everything is in OUT, {FAILS} all but what the notes name, {USAGE} wrong usage or an archive that "
+    f"{HOLDS} everything is in OUT; {FAILS} all but what the notes name; {USAGE} wrong usage or an archive that "
     "cannot be read."
 )
 

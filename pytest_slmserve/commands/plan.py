@@ -17,7 +17,7 @@ SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
 QUIET = ("-q", "--no-header", "-p", "no:cacheprovider")
 STATUS = (
     "Such as: slmserve plan --slm-gpu --slm-models=opt-1.3b --slm-plan-gpus=4. `pytest --help` has all options, in the "
-    f"groups that begin with slmserve. Exit status: {HOLDS} planned, {USAGE} wrong usage."
+    f"groups that begin with slmserve. Exit status: {HOLDS} planned; {USAGE} wrong usage."
 )
 
 

@@ -16,8 +16,8 @@ from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import TooFewPoints
 
 STATUS = (
-    f"{cli.HOLDS} predicted, and within 10 % where the archives have that GPU, {cli.FAILS} farther off somewhere, "
-    f"{cli.UNDECIDED} too noisy to tell or nothing can be predicted, {cli.USAGE} wrong usage or an archive that cannot "
+    f"{cli.HOLDS} predicted, and within 10 % where the archives have that GPU; {cli.FAILS} farther off somewhere; "
+    f"{cli.UNDECIDED} too noisy to tell or nothing can be predicted; {cli.USAGE} wrong usage or an archive that cannot "
     "be read."
 )
 STATUSES = {State.HOLDS: cli.HOLDS, State.FAILS: cli.FAILS, State.UNDECIDED: cli.UNDECIDED}

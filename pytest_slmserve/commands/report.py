@@ -46,12 +46,12 @@ from pytest_slmserve.schema.literals import Detail
 from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
-    f"{cli.HOLDS} all verdicts are as expected and gates pass, {cli.FAILS} one is not or fails, {cli.UNDECIDED} none "
-    f"is wrong but one is undecided or nothing was measured, {cli.USAGE} wrong usage or an archive that cannot be read."
+    f"{cli.HOLDS} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.UNDECIDED} none "
+    f"is wrong but one is undecided or nothing was measured; {cli.USAGE} wrong usage or an archive that cannot be read."
 )
 UNPROVED = "simulated numbers prove no claim of the papers, so their run judged none; --strict judges them"
 FIGURES_STATUS = (
-    f"{cli.HOLDS} something was drawn, {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
+    f"{cli.HOLDS} something was drawn; {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
 )
 
 

@@ -73,8 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., ramp_up=..., needs=..., gpus=..., "
         "gate=..., **spec): a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its "
-        "requests, `ramp_up` how they begin, `gpus` how many there must be, "
-        "`gate` that it compares two sides of a simulated engine without --slm-gate",
+        "requests, `ramp_up` how they begin; `gpus` is how many there must be; "
+        "`gate`: it compares two sides of a simulated engine without --slm-gate",
     )
     config.addinivalue_line("markers", "slm_suite(name): the suite that a test is part of: core, papers or all")
     options = _options(config)

@@ -194,7 +194,7 @@ def in_view_of_noise(session: Session, model: str, gated: Gated) -> Gated:
 
 def _calibrated(gated: Gated, place: NoiseKey) -> StoredNoise:
     if len(gated.pairs) < FEWEST_PAIRS:
-        raise BadUsage(f"{len(gated.pairs)} pairs of {gated.model} can be trusted", "a quieter host: see doctor")
+        raise BadUsage(f"{len(gated.pairs)} pairs of {gated.model} are valid, too few", "a quieter host: see doctor")
     series = gated_series(gated.pairs)
     noise = noise_of(series)
     now = datetime.now(UTC).isoformat(timespec="seconds")

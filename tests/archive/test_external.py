@@ -228,7 +228,7 @@ def test_a_mixture_is_said():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a,b\n1,2,3\n", "line 2 has 3 cells, the header has 2"),
+        ("a,b\n1,2,3\n", "line 2 has 3 fields, the header has 2"),
         ("a,a\n1,2\n", "several columns are called 'a'"),
         ('a,b\n"1,2\n', "no CSV in line 2"),
         ('{"a": 1', "no JSON in what begins at line 1"),

@@ -154,8 +154,8 @@ def test_an_empty_cell_does_not_hide_a_failure(tmp_path, capsys):
         ("100,inf", "line 4: candidate is 'inf', which is no number"),
         ("0,100", "line 4: baseline is '0', which no rate and no latency can be"),
         ("100,-5", "line 4: candidate is '-5', which no rate and no latency can be"),
-        ("100", "line 4 has 1 cells, the header has 2"),
-        ("1,2,3", "line 4 has 3 cells, the header has 2"),
+        ("100", "line 4 has 1 fields, the header has 2"),
+        ("1,2,3", "line 4 has 3 fields, the header has 2"),
     ],
 )
 def test_what_is_no_measurement_is_wrong_usage(tmp_path, capsys, cells, said):

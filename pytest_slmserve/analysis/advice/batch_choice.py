@@ -208,7 +208,7 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
         return replace(known, reason=f"by the law through {_both(loads)}, no batch has {conditions(wish, limit)}")
     notes = [f"predicted by the saturation law through {_both(loads)}, and not measured: measure there before use"]
     if batch == reach:
-        notes.append(f"the law allows more, but {REACH} times the largest load measured is as far as it is trusted")
+        notes.append(f"the law allows more, but no prediction goes beyond {REACH} times the largest load measured")
     if subject.footprint is None or wish.budget_bytes is None:
         notes.append("no limit of the memory is known: a KV cache that is full ends the growth earlier")
     return replace(known, batch=batch, predicted=True, notes=(*notes, *known.notes))

@@ -144,7 +144,7 @@ def _beyond_graphs(curve: Curve) -> Iterator[str]:
     idle = idle_share(best.engine_active)
     if idle is not None and idle >= IDLE and prompts >= MANY and tokens > LARGEST_GRAPH:
         yield (
-            f"no kernel runs for {percent(idle)} of the time at {best.concurrency} in flight, where {percent(prompts)} "
+            f"no kernel runs for {percent(idle)} of the time at {best.concurrency} in flight; {percent(prompts)} "
             f"of the steps hold a prompt and more tokens than vLLM's largest CUDA graph: measure again with "
             "--slm-engine-arg max_cudagraph_capture_size=2048"
         )

@@ -42,9 +42,9 @@ LEAST_BUSY = 0.001  # of a GPU that a sensor saw idle throughout nothing is know
 COMMON, THROUGHPUT, LATENCY = "baseline-in-common", "throughput-not-below-baseline", "latency-not-above-baseline"
 NO_SENSOR = "another host or boot, and no sensor told how long the device waited for its host"
 WARNING = (
-    "a stored baseline was measured at another time: a machine that has drifted since, the noise between hosts and "
-    "launches, and the order of measuring cannot be told from a change of the software. What matters is decided by "
-    "measuring both sides in turns: --slm-gate"
+    "a stored baseline was measured at another time: drift of the machine, noise between hosts and launches, and the "
+    "order of measuring cannot be told from a change of the software. What matters is decided by measuring both sides "
+    "in turns: --slm-gate"
 )
 
 Served = Point | JobPoint | ReplicaPoint

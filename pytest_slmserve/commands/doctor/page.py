@@ -19,7 +19,7 @@ from pytest_slmserve.commands.doctor.software_checks import of_extras, of_lock, 
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.report.text_table import hanging
 
-STATUS = f"{HOLDS} nothing is a problem, {FAILS} something is, {USAGE} wrong usage."
+STATUS = f"{HOLDS} nothing is a problem; {FAILS} something is; {USAGE} wrong usage."
 COLOURS: dict[State, int] = {"ok": 32, "warning": 33, "problem": 31}
 
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import re
 
 GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
-    ("requests in flight", "in flight"): "Requests that the client keeps in the engine at once: the load.",
+    (
+        "requests in flight",
+        "in flight",
+        "concurrency",
+    ): "Requests that the client keeps in the engine at once: the load.",
     ("batch",): "Sequences that one step of the engine computes together.",
+    ("max_num_seqs",): "The engine's limit of sequences in a batch.",
+    ("point", "points"): "One load, measured once or several times (repeats).",
+    ("curve", "curves"): "The points of one engine, workload, way of loading and machine.",
     ("step",): "One pass of the model over the batch.",
     ("TTFT",): "Time to first token: from sending a request to its first output token.",
     ("TPOT",): "Time per output token: from the first to the last, over the tokens after the first.",
@@ -31,6 +38,7 @@ GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
     ("replicas",): "Several engines that are measured at once, mostly on one GPU.",
     ("launch", "launches"): "One start of an engine.",
     ("claim", "claims"): "A published statement with a bound, which measurements are held against.",
+    ("verdict", "verdicts"): "The answer: a claim holds, fails, or is undecided.",
     ("95 % interval", "95 %"): "Where the true value lies in 19 of 20 such measurements.",
     ("undecided", "inconclusive"): "The measurements do not suffice to tell whether it holds or fails.",
     ("valid",): "yes; noisy: disturbed, but counted; partly: some repeats left out; degraded; NO: invalid.",

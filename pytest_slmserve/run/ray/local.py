@@ -29,7 +29,7 @@ from pytest_slmserve.telemetry.host_probe import probe
 
 UNCHECKED = (
     "whether engines on several GPUs disturbed each other was not looked at: the shipped test_neighbours.py does, by "
-    "two cells of each model alone"
+    "two loads of each model alone"
 )
 
 

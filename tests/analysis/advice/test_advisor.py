@@ -97,7 +97,7 @@ def test_on_a_planted_law_two_loads_tell_what_the_closed_form_does(b_half, secon
     )
     cap = min((1 + b_half) / threshold - b_half, factor * (second + b_half) - b_half)
     if cap >= REACH * second:
-        assert seen.batch == REACH * second and "as far as it is trusted" in seen.notes[1]
+        assert seen.batch == REACH * second and "no prediction goes beyond" in seen.notes[1]
     else:
         assert seen.batch == pytest.approx(cap, abs=1 + 1e-6 * (cap + b_half)) and seen.batch <= cap * (1 + 1e-9) + 1e-6
 

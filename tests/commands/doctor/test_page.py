@@ -54,7 +54,7 @@ def test_wrong_usage_is_4_and_help_tells_the_exit_statuses(capsys):
     assert main(["doctor", "--nonsense"]) == 4
     with pytest.raises(SystemExit):
         main(["doctor", "--help"])
-    assert "Exit status: 0 nothing is a problem, 1 something is" in " ".join(capsys.readouterr().out.split())
+    assert "Exit status: 0 nothing is a problem; 1 something is" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("arguments", [(), ("--python", sys.executable, "--python", "/nowhere/python")])
