@@ -32,7 +32,7 @@ from typing import Any
 import published
 import pytest
 from scripts import BASELINES, CHECKOUT
-from test_docs import DOCS, PAGES, fences, unfenced
+from test_docs import ALL_PAGES, DOCS, fences, unfenced
 from workflow_steps import read as read_yaml
 from workflow_steps import yaml
 
@@ -61,7 +61,6 @@ OFFLINE = {
     "report",
 }
 OTHERS = ("asv", "docker", "git", "./config.sh", "./run.sh", "test")  # test_asv_page.py runs those of asv
-HERE = {f"{name}.md": CHECKOUT / f"{name}.md" for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")} | PAGES
 DECODE = BASELINES / "h200-vllm-0.26.0-decode.jsonl.xz"
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,374,44
@@ -276,11 +275,11 @@ def check_workflow(workflow: Any) -> None:
             assert output in called["outputs"]
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", ALL_PAGES)
 def test_every_block_of_a_page_is_true(
     name: str, folder: Path, pytester: pytest.Pytester, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    desk, page = Desk(pytester, capfd), HERE[name].read_text("utf-8")
+    desk, page = Desk(pytester, capfd), ALL_PAGES[name].read_text("utf-8")
     # indented are those before the first fence of the README, which is two commands
     indented = re.findall(r"\n\n((?: {4,}\S.*\n)+)", unfenced(page))
     for kind, text in [*(("sh", dedent(text)) for text in indented), *fences(page)]:
@@ -288,7 +287,7 @@ def test_every_block_of_a_page_is_true(
 
 
 def test_no_block_is_hidden_from_this_test() -> None:
-    for name, page in HERE.items():
+    for name, page in ALL_PAGES.items():
         text = page.read_text("utf-8")
         assert len(re.findall(r"^ *(?:```|~~~|:::)", text, re.MULTILINE)) == 2 * len(fences(text)), name
 

@@ -30,6 +30,9 @@ EXAMPLES = CHECKOUT / "examples/README.md"
 OPTIONS = DOCS / "options.md"
 TERMS = DOCS / "glossary.md"
 PAGES = {p.relative_to(CHECKOUT).as_posix(): p for p in (README, EXAMPLES, *sorted(DOCS.glob("*.md")))}
+ALL_PAGES = PAGES | {
+    p.relative_to(CHECKOUT).as_posix(): p for p in sorted([*CHECKOUT.glob("*.md"), *CHECKOUT.glob(".github/*.md")])
+}
 WANTED = (
     "README.md",
     *(f"docs/{n}.md" for n in ("architecture", "gpu-runner", "index", "method", "options", "records")),
@@ -48,6 +51,9 @@ NEVER = (
     (r"\bpriced?\b of (?:a|the) (?:plan|run)", "estimated time"),
     (r"\bmood\b|\bruler\b(?!\.|-)", "plain words"),
 )
+ADDRESS = re.compile(r"https://[\w-]+(\.[\w-]+)+(:\d+)?(/[\w./~%?=&#+-]*)?")
+FOLDERS = ("benchmarks", "docs", "examples", "pytest_slmserve", "requirements", "tests", r"\.ci", r"\.github")
+OF_A_RUNNER = ".github/calibration.json"  # who sets one up commits it
 NO_MESSAGES = ("old_names.py", "prefix_cache.py")  # names of before; words for prompts
 SETUP = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
 
@@ -135,7 +141,7 @@ def links(text: str) -> list[str]:
 
 def anchors(text: str) -> set[str]:
     """Fragments that GitHub gives to the headings of a page."""
-    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", unfenced(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
@@ -251,9 +257,28 @@ def test_the_first_block_of_the_readme_is_two_commands() -> None:
     assert block == f"{SETUP} slm-cpu\n{SETUP} tests\n"
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", ALL_PAGES)
 def test_every_link_leads_somewhere(name: str) -> None:
-    assert broken_links(PAGES[name]) == []
+    assert broken_links(ALL_PAGES[name]) == []
+
+
+@pytest.mark.parametrize("name", ALL_PAGES)
+def test_every_link_to_another_site_is_well_formed(name: str) -> None:
+    """Whether it answers, no test asks: tests need no network."""
+    text = unfenced(ALL_PAGES[name].read_text("utf-8"))
+    targets = re.findall(r"\]\(([^)]*)\)", text)
+    assert len(targets) == text.count("](")
+    assert [target for target in targets if ":" in target and not ADDRESS.fullmatch(target)] == []
+    assert [
+        paper for paper in re.findall(r"arXiv[: ]([\w.]*\w)", text) if not re.fullmatch(r"\d{4}\.\d{5}", paper)
+    ] == []
+    assert [pair for pair in re.findall(r"\[arXiv:([\d.]+)\]\(\S+/([\d.]+)\)", text) if len(set(pair)) > 1] == []
+
+
+@pytest.mark.parametrize("name", ALL_PAGES)
+def test_every_file_of_this_repository_that_is_named_exists(name: str) -> None:
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[a-z0-9_./*-]+)`", ALL_PAGES[name].read_text("utf-8"))
+    assert [path for path in named if path != OF_A_RUNNER and not [*CHECKOUT.glob(path)]] == []
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
