@@ -70,7 +70,7 @@ def apart(planned: Sequence[PlannedItem]) -> list[Group]:
 
 def rows(planned: Sequence[PlannedItem], gpus: Sequence[int]) -> Iterator[tuple[str, ...]]:
     whole, single = groups_of(planned), apart(planned)
-    yield "GPUs", "engine starts", "makespan", "least possible", "over it", "a start per cell", "makespan"
+    yield "GPUs", "engine starts", "makespan", "least possible", "over it", "a start per case", "makespan"
     for count in gpus:
         grouped = divided(whole, count)
         reached, least = makespan_s(spread(grouped, count)), least_s(whole, count)
@@ -80,7 +80,7 @@ def rows(planned: Sequence[PlannedItem], gpus: Sequence[int]) -> Iterator[tuple[
 
 def main(gpus: Sequence[int]) -> int:
     planned = cells()
-    print(f"{len(planned)} cells of {len(MODELS)} models\n")
+    print(f"{len(planned)} cases of {len(MODELS)} models\n")
     for number, row in enumerate(rows(planned, gpus)):
         print(f"| {' | '.join(row)} |")
         if number == 0:

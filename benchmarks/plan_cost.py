@@ -93,7 +93,7 @@ def of_release(cell: PlannedItem, number: int) -> PlannedItem:
 def main(count: int) -> int:
     runs = [planned(count) for _ in range(RUNS)]
     middle = statistics.median(seconds for _, seconds in runs)
-    print(f"{count:,} cells: {middle:.3f} s in the median of {RUNS} (bound {LIMIT_S:g} s)")
+    print(f"{count:,} cases: {middle:.3f} s in the median of {RUNS} (bound {LIMIT_S:g} s)")
     groups = groups_of([of_release(cell, n) for cell in runs[0][0] for n in range(RELEASES)][:: RELEASES - 1])
     reached, least = makespan_s(spread(groups, GPUS)), least_s(groups, GPUS)
     print(f"{len(groups)} engines on {GPUS} GPUs: {clock(reached)}, no order takes less than {clock(least)}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from scripts import benchmark_script, loaded
-from shipped import PACKAGE
+from shipped import BENCHMARKS, PACKAGE
 
 from pytest_slmserve.__main__ import parser as command_line
 from pytest_slmserve.analysis.claims.table import CLAIMS
@@ -197,8 +197,8 @@ def messages(node: ast.AST) -> Iterator[str]:
 
 HELP = [*help_texts(command_line()), *((opt.flag, opt.help) for opt in OPTS)]
 MESSAGES = [
-    (path.relative_to(PACKAGE).as_posix(), text)
-    for path in sorted(PACKAGE.rglob("*.py"))
+    (path.name, text)
+    for path in sorted({*PACKAGE.rglob("*.py"), *BENCHMARKS.glob("test_*.py")})
     if path.name not in NO_MESSAGES
     for text in messages(ast.parse(path.read_text("utf-8")))
 ]
