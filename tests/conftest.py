@@ -3,16 +3,20 @@
 import gc
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
-from hypothesis import settings
 from real_engine import vllm_here  # noqa: F401 - a fixture for tests/engines and tests/real
 from simulated_sessions import opened  # noqa: F401
 
-# A busy machine is no finding, so there is no deadline. `tox -e coverage` tries four times as many examples.
-settings.register_profile("tests", deadline=None, max_examples=50)
-settings.register_profile("thorough", deadline=None, max_examples=200)
-settings.load_profile("tests")
+# pytest reads this file for whatever runs in the checkout, where only the package may be installed.
+with suppress(ImportError):
+    from hypothesis import settings
+
+    # A busy machine is no finding, so there is no deadline. `tox -e coverage` tries four times as many examples.
+    settings.register_profile("tests", deadline=None, max_examples=50)
+    settings.register_profile("thorough", deadline=None, max_examples=200)
+    settings.load_profile("tests")
 
 
 # What a shell starts in the background ignores SIGINT, and so would all that a test starts and then interrupts.
