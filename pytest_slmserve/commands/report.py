@@ -49,7 +49,7 @@ REPORT_STATUS = (
     f"{cli.HOLDS} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.UNDECIDED} none "
     f"is wrong but one is undecided or nothing was measured; {cli.USAGE} wrong usage or an archive that cannot be read."
 )
-UNPROVED = "simulated numbers prove no claim of the papers, so their run judged none; --strict judges them"
+NOT_JUDGED = "claims that no test of these runs judges are left out; --strict judges all"
 FIGURES_STATUS = (
     f"{cli.HOLDS} something was drawn; {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
 )
@@ -88,9 +88,8 @@ def report(given: argparse.Namespace) -> int:
     archives = read_each(given)
     contents, (gates, remarks) = merged([each for _, each in archives]), gates_of(archives)
     loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
-    found, notes = judged_again(contents, given.strict, terms.slo), [*contents.notes, *remarks]
-    if (found.curves or found.jobs) and not given.strict and is_unproved(contents):
-        notes.append(UNPROVED)
+    found = judged_again(contents, given.strict, terms.slo)
+    notes = [*contents.notes, *remarks, *found.notes]
     if not (found.curves or found.jobs or gates or loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
     found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)))
@@ -232,22 +231,28 @@ def curves_of(contents: Contents) -> Sequence[Curve]:
     return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
 
 
-def is_unproved(contents: Contents) -> bool:
-    """Did each run of these archives leave out the claims of the papers?"""
-    return bool(contents.sessions) and all(session.plan.get("unproved") for session in contents.sessions)
+def judged_claims(contents: Contents) -> set[str] | None:
+    """Names of the claims that the tests of these runs judge; None where one of them, an older one, does not tell."""
+    told = [session.plan.get("claims") for session in contents.sessions]
+    lists = [names for names in told if isinstance(names, list)]
+    return {str(name) for names in lists for name in names} if told and len(lists) == len(told) else None
 
 
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
-    """Curves, points, verdicts and the history over releases; of a run that left out the claims of the papers, verdicts
-    on arithmetic alone, unless `strict`. Raises BadArchive where the stored claims or plans are none."""
+    """Curves, points, the history over releases, and verdicts on the claims that the runs judged, or on all where one
+    does not tell, and where `strict`. Raises BadArchive where the stored claims or plans are none."""
     jobs = job_points(contents.measurements)
     sweeps = curves_of(contents)
     curves = with_jobs(sweeps, jobs)
-    provable = curves if strict or not is_unproved(contents) else ()
-    judged = judge_all(provable, table.ROWS, rows_from(contents.claims)) if curves else []
+    judged = judge_all(curves, table.ROWS, rows_from(contents.claims)) if curves else []
+    names = None if strict else judged_claims(contents)
+    kept = [pair for pair in judged if names is None or pair[0].claim in names]
     shared = shared_points(contents.measurements)
     history = release_histories(contents.measurements)
-    return Findings(curves=sweeps, judged=judged, shared=shared, jobs=jobs, history=history, strict=strict, slo=slo)
+    notes = [NOT_JUDGED] if len(kept) < len(judged) else []
+    return Findings(
+        curves=sweeps, judged=kept, shared=shared, jobs=jobs, history=history, strict=strict, notes=notes, slo=slo
+    )
 
 
 def merged(archives: Sequence[Contents]) -> Contents:

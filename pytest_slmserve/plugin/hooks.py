@@ -20,11 +20,11 @@ from pytest_slmserve.plugin.items import (
     COLLECTED,
     PARAMETRISED,
     PROBLEM,
-    PROVES_NOTHING,
     SESSION,
     detail_of,
     is_gate,
     is_measured,
+    judged_claims,
     left_out_reason,
     path_of,
 )
@@ -216,6 +216,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
     try:
         _leave_out(config, items)
+        slm.claims = judged_claims(items)
         if slm.options.gate and not any(map(is_gate, items)) and not session.testsfailed:
             flag = "--slm-calibrate" if slm.options.calibrate else "--slm-gate"
             hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
@@ -250,7 +251,6 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item, why in zip(items, reasons) if not why]
-    session.unproved = PROVES_NOTHING in reasons
     counts = Counter(filter(None, reasons))
     config.stash[COLLECTED] = [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
 

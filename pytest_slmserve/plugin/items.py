@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from textwrap import dedent
@@ -107,6 +107,12 @@ def planned_claims(items: Sequence[Any]) -> dict[str, list[str]]:
             if claim_of(claim).of == "sweeps":
                 found.setdefault(item.callspec.params["slm_model"], []).append(claim)
     return found
+
+
+def judged_claims(items: Iterable[Any]) -> set[str]:
+    """Names of the claims that items judge."""
+    judging = [item for item in items if "slm_claim" in item.fixturenames and not is_skipped(item)]
+    return {item.get_closest_marker("slm").kwargs["claim"] for item in judging}
 
 
 def marker_overrides(item: Any) -> MarkerOverrides:
@@ -239,10 +245,11 @@ def path_of(arg: str) -> str:
 
 
 def judges_the_papers(item: Any) -> bool:
-    """Does it judge, in the shipped suite, a claim of the papers on what was measured? Some claims are arithmetic."""
+    """Does it judge, in the shipped suite, a claim of the papers on what was measured? Some claims are arithmetic. A
+    checkout has a suite of its own beside that of an installed wheel."""
     from pytest_slmserve.analysis.claims.lookup import claim_of
 
-    shipped = item.path.parent.resolve() == shipped_folder().resolve()
+    shipped = item.path.parent.name == "benchmarks" and (shipped_folder() / item.path.name).exists()
     if not shipped or "slm_claim" not in item.fixturenames or is_skipped(item):
         return False
     return bool(claim_of(item.get_closest_marker("slm").kwargs["claim"]).reads(item.callspec.params["slm_model"]))

@@ -31,7 +31,7 @@ from pytest_slmserve.report.tables.goodput import highest_good_load
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import jobs_title
 from pytest_slmserve.report.tables.replicas import alone_at, deployed
-from pytest_slmserve.report.tables.run import Colour, Judged, outcome
+from pytest_slmserve.report.tables.run import Colour, Judged, by_outcome, tally
 from pytest_slmserve.report.tables.valid_column import AnyPoint
 from pytest_slmserve.report.text_table import Column, folded, layout, table_parts
 
@@ -270,29 +270,15 @@ def _releases(gated: Gated) -> str:
 
 def _claims(found: Findings, longest: int) -> Iterator[Section]:
     """How many claims hold, which do not and were expected to, and what would decide the others."""
-    kinds = claims_by_outcome(found)
-    if not any(kinds.values()):
+    kinds = by_outcome(found.judged, strict=found.strict)
+    if not found.judged:
         return
     wrong = kinds["FAIL"] or kinds["HOLD, UNEXPECTED"]
     colour: Colour = "red" if wrong else "yellow" if kinds["undecided"] else "green"
-    head = _block(
-        f"claims: {', '.join(f'{len(each)} {name}' for name, each in kinds.items() if each)}", longest, colour
-    )
+    head = _block(f"claims: {tally(kinds)}", longest, colour)
     yield Section(head, [_block(f"  {text}", longest, "red") for text in unexpected(kinds)], "claim", weight=4)
     entries = [_block(f"  {text}", longest, "yellow") for text in undecided(kinds, found.curves)]
     yield Section([], entries, "reason", weight=2)
-
-
-def claims_by_outcome(found: Findings) -> dict[str, list[Verdict]]:
-    """Verdicts by the words for their outcome."""
-    seen = [(verdict, outcome(verdict, row, strict=found.strict)) for verdict, row in found.judged]
-    return {
-        "hold": [v for v, how in seen if how == "as expected" and v.state is State.HOLDS],
-        "fail as expected": [v for v, how in seen if how == "as expected" and v.state is State.FAILS],
-        "FAIL": [v for v, how in seen if how == "unexpected" and v.state is State.FAILS],
-        "HOLD, UNEXPECTED": [v for v, how in seen if how == "unexpected" and v.state is State.HOLDS],
-        "undecided": [v for v, how in seen if how == "undecided"],
-    }
 
 
 def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:

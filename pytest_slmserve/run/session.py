@@ -5,6 +5,7 @@ Knows nothing of pytest.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -51,7 +52,7 @@ class Session:
     gates: list[Gated] = field(default_factory=list)
     slo: Slo | None = None
     page: RunPage | None = None
-    unproved: bool = False  # claims of the papers were left out, since the numbers are simulated
+    claims: Collection[str] | None = None  # that the tests of this run judge; None where no tests are known
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
@@ -137,7 +138,7 @@ class Session:
             plan = self.verdicts.plan()
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none
             plan |= {"gate": asdict(self.gate_terms)} if self.options.gate or compares else {}
-            plan |= {"unproved": True} if self.unproved else {}
+            plan |= {} if self.claims is None else {"claims": sorted(self.claims)}
             archive.begin({"rows": rows}, plan, resumes=bool(self.options.resume))
 
     def close(self) -> None:

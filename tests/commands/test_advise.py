@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import time
 from pathlib import Path
@@ -12,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import CSV
-from scripts import BASELINES, CHECKOUT
+from scripts import BASELINES
 from test_main import NAMES, PLAIN, archive, external, measured, run, spoilt, watched
 
-PAGE = CHECKOUT / "docs" / "advisor.md"
 OUTPUT = ("--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
 MODEL = ("--model", "opt-1.3b", "--gpu-memory", "63.43GiB", "--max-model-len", "632")
 
@@ -155,14 +153,3 @@ def test_the_committed_records(name, capsys):
         assert models["opt-13b"]["batch"] is None and models["opt-1.3b"]["memory"]["allowance_seen"]
     else:
         assert tightest["unit"] == "roofline" and not models["opt-1.3b"]["memory"]["allowance_seen"]
-
-
-@pytest.mark.skipif(not PAGE.is_file(), reason="the documentation is in the checkout")
-def test_the_example_in_the_documentation_is_what_is_printed(monkeypatch, capsys):
-    page = PAGE.read_text("utf-8")
-    blocks = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    [command] = [row for row in page.splitlines() if row.strip().startswith("slmserve advise ") and "baselines" in row]
-    monkeypatch.chdir(PAGE.parent.parent)
-    status, out, err = run(capsys, *shlex.split(command)[1:])
-    assert (status, err) == (0, "") and len(blocks) == 3 and out.startswith(blocks[0])
-    assert [block for block in blocks if block not in out] == []

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripts import CHECKOUT
 from strategies import H200, law, measurement
 
 from pytest_slmserve.__main__ import main
@@ -67,16 +65,3 @@ def test_a_gpu_that_was_not_measured_is_predicted_unchecked(records, capsys):
 def test_wrong_usage_names_the_gpus(records, capsys):
     assert main(["predict", records, "--gpu", "MI300X"]) == 4
     assert "try: one of T4, V100S" in capsys.readouterr().err
-
-
-PAGE = CHECKOUT / "docs" / "predict.md"
-
-
-@pytest.mark.skipif(not PAGE.is_file(), reason="the documentation is in the checkout")
-def test_the_example_in_the_documentation_is_what_is_printed(monkeypatch, capsys):
-    monkeypatch.chdir(CHECKOUT)
-    monkeypatch.setenv("COLUMNS", "100")
-    _, _, command, _, shown, *_ = PAGE.read_text("utf-8").split("\n\n")
-    main(shlex.split(command)[1:])
-    table = "\n".join(line.removeprefix("    ") for line in shown.splitlines())
-    assert table in capsys.readouterr().out

@@ -37,7 +37,6 @@ from pytest_slmserve.report.screen import (
     ROWS,
     Findings,
     best_deployments,
-    claims_by_outcome,
     disturbances,
     model_rows,
     undecided,
@@ -59,7 +58,15 @@ from pytest_slmserve.report.tables.replicas import (
     replica_report,
     replicas_by_host,
 )
-from pytest_slmserve.report.tables.run import heading, in_order_of_claims, outcome_words, point_columns, reason, remarks
+from pytest_slmserve.report.tables.run import (
+    by_outcome,
+    heading,
+    in_order_of_claims,
+    outcome_words,
+    point_columns,
+    reason,
+    remarks,
+)
 from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.text_table import Column, laid_out, telling
 from pytest_slmserve.schema.environment import Environment
@@ -72,13 +79,8 @@ TEXT_WIDTH = 150  # columns of a table as text
 WIDE = 100_000  # columns of a layout in which no line is broken: the browser breaks them
 STARTING_SLO = parse_slo("ttft:200ms,tpot:50ms")  # where none was given
 SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
-KINDS: dict[str, tuple[str, str]] = {  # of the outcomes of claims: words and look
-    "hold": ("hold", "good"),
-    "fail as expected": ("fail as expected", "good"),
-    "FAIL": ("fail", "bad"),
-    "HOLD, UNEXPECTED": ("hold, unexpected", "bad"),
-    "undecided": ("undecided", "open"),
-}
+# Of the outcomes of claims; others are open.
+LOOKS = {"hold": "good", "fail as expected": "good", "FAIL": "bad", "HOLD, UNEXPECTED": "bad"}
 GATE_KINDS = {State.HOLDS: ("pass", "good"), State.FAILS: ("fail", "bad"), State.UNDECIDED: ("inconclusive", "open")}
 STATUSES = {
     0: "all is as expected",
@@ -186,13 +188,14 @@ def page_content(
 ) -> dict[str, Any]:
     """Names of the template with their values. sections: further ones."""
     gates = [PageSection("Gate", list(map(_gate, found.gates)))] if found.gates else []
-    kinds = claims_by_outcome(found)
+    kinds = by_outcome(found.judged, strict=found.strict)
     shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
     with laid_out(WIDE):
         title, sentences = disturbances(found)
         return {
             "title": _title(measurements) or " and ".join(section.heading for section in sections) or NOTHING,
-            "tallies": [Tally(len(v), *KINDS[name]) for name, v in kinds.items() if v] + _gate_tallies(found.gates),
+            "tallies": [Tally(len(v), name, LOOKS.get(name, "open")) for name, v in kinds.items() if v]
+            + _gate_tallies(found.gates),
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*unexpected(kinds), *_gate_failures(found.gates)],

@@ -44,6 +44,15 @@ from pytest_slmserve.schema.workloads import WorkloadReference
 Judged = tuple[Verdict, ClaimRow | None]
 Colour = Literal["green", "red", "yellow"]
 Outcome = Literal["as expected", "unexpected", "undecided"]
+EITHER = "either expected: "
+PLURALS = {  # of the words for an outcome
+    "holds": "hold",
+    "fails, as expected": "fail as expected",
+    "FAILS": "FAIL",
+    "HOLDS, UNEXPECTED": "HOLD, UNEXPECTED",
+    "undecided": "undecided",
+    "fails": "fail",
+}
 
 STATES = len("fails, as expected")
 LEGEND = (
@@ -259,7 +268,8 @@ def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator
         for verdict, row in group:
             line = hanging(_verdict_line(verdict, row, width, strict), 6 + STATES + width)
             yield line, _colour(outcome(verdict, row, strict=strict))
-    yield _tally([outcome(verdict, row, strict=strict) for verdict, row in pairs]), None
+    told = f"{counted(len(pairs), 'verdict')}: {tally(by_outcome(pairs, strict=strict))}"
+    yield told if pairs else "no claim was judged", None
 
 
 def _verdict_line(verdict: Verdict, row: ClaimRow | None, width: int, strict: bool) -> str:
@@ -304,10 +314,23 @@ def _colour(seen: Outcome) -> Colour:
             return "yellow"
 
 
-def _tally(seen: Sequence[Outcome]) -> str:
-    kinds: tuple[Outcome, ...] = ("as expected", "unexpected", "undecided")
-    counts = [f"{seen.count(kind)} {kind}" for kind in kinds if kind in seen]
-    return f"{counted(len(seen), 'verdict')}: {', '.join(counts)}" if seen else "no claim was judged"
+def by_outcome(judged: Iterable[Judged], *, strict: bool = False) -> dict[str, list[Verdict]]:
+    """Verdicts by the words for their outcome: each is in one list, and of those behind EITHER nothing is expected."""
+    either = "" if strict else EITHER
+    kinds = (*PLURALS.values(), *(f"{EITHER}{PLURALS[state.value]}" for state in State))
+    found: dict[str, list[Verdict]] = {kind: [] for kind in kinds}
+    for verdict, row in judged:
+        words = PLURALS[outcome_words(verdict, row, strict=strict)]
+        found[f"{either}{words}" if row is not None and row.expected == "either" else words].append(verdict)
+    return found
+
+
+def tally(kinds: Mapping[str, Sequence[Verdict]]) -> str:
+    """ "16 hold, 5 fail as expected; either expected: 2 fail" """
+    counts = {words: f"{len(each)} {words.removeprefix(EITHER)}" for words, each in kinds.items() if each}
+    expected = ", ".join(text for words, text in counts.items() if not words.startswith(EITHER))
+    either = ", ".join(text for words, text in counts.items() if words.startswith(EITHER))
+    return "; ".join(filter(None, (expected, either and f"{EITHER}{either}")))
 
 
 COLUMNS: tuple[Column[AtBothInterfaces], ...] = (

@@ -265,7 +265,7 @@ def test_two_workloads_under_one_load_are_told_apart():
 
 
 def test_the_warning_names_the_other_mode():
-    assert "--slm-gate" in baseline.WARNING and "drifted" in baseline.WARNING
+    assert "--slm-gate" in baseline.WARNING and "drift" in baseline.WARNING
 
 
 SOME = st.lists(st.floats(900, 1100), min_size=2, max_size=3, unique=True)
