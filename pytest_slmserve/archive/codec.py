@@ -354,6 +354,9 @@ def _column(cls: type, name: str, coded: Any, rows: int, clock: Clock) -> tuple[
         raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
     if isinstance(coded, list) and name != "finished":
         told = _sums(coded)
+    known = [value for value in told if value is not None] if None in told else told
+    if known and max(max(known), -min(known)) >= LARGEST:
+        raise ValueError(f"{name}: a number that cannot be meant")
     values: tuple[Any, ...]
     if clock is not None and _is_stamp(name):
         values = _stamps(name, told, clock)

@@ -485,6 +485,8 @@ def test_a_damaged_line_is_named_and_can_be_skipped(three, number, new, what):
         (4, ("run", "clock_us"), [12, "AB", "A"], "places of unequal length"),
         (4, ("run", "clock_us"), [12, "A B"], "or what is no digit"),
         (4, ("run", "samples", "prompt_tokens"), "512", "prompt_tokens: str among its values"),
+        (4, ("run", "samples", "prompt_tokens"), 10**400, "prompt_tokens: a number that cannot be meant"),
+        (4, ("run", "samples", "prompt_tokens"), [-(1 << 62), -(1 << 62)], "prompt_tokens: a number that cannot"),
         (4, ("run", "samples", "finished"), [1, 0], "finished: int among its values"),
         (4, ("run", "steps", "new_tokens"), 1.5, "new_tokens: float among its values"),
     ],

@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,17 @@ def odd_values(good: bytes, count: int = MADE) -> Iterator[tuple[str, bytes]]:
         else:
             place[name] = odd
         yield f"value-{number}", b"".join(json.dumps(line).encode() + b"\n" for line in changed)
+
+
+NAMES = {"terminal": "\x1b]0;owned\x07\x1b[2Jopt-125m", "long": "x" * 5000, "surrogate": "\ud800"}
+
+
+def everywhere(good: bytes) -> Iterator[tuple[str, bytes]]:
+    """What reaches names of files and the screen, or is divided by, becomes odd in all lines."""
+    for name, odd in NAMES.items():
+        yield f"model-{name}", good.replace(b'"opt-125m"', json.dumps(odd).encode())
+    for count in (b"0", b"-1"):
+        yield f"tokens{count.decode()}", re.sub(rb'"(mean_(prompt|output)_tokens)":[\d.]+', rb'"\1":' + count, good)
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:

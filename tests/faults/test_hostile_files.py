@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import hostile
@@ -26,15 +26,20 @@ COMMANDS: dict[str, WORDS] = {
     "merge": lambda path: ["merge", str(path), "--out", "out.jsonl"],
     "baseline": lambda path: ["baseline", "accept", str(path), "--into", "kept"],
     "advise": lambda path: ["advise", str(path)],
-    "asv": lambda path: ["asv", str(path), "--out", "asv"],
-    "judge": lambda path: ["judge", str(path)],
-    "replicas": lambda path: ["replicas", str(path)],
-    "gate": lambda path: ["gate", str(path)],
+    "asv": lambda path: ["asv", "convert", str(path), "--into", "asv"],
+    "judge": lambda path: ["judge", str(path), *COLUMNS],
+    "replicas": lambda path: ["replicas", str(path), *COLUMNS, "--replicas=engines"],
+    "gate": lambda path: ["gate", str(path), "--direction=higher"],
     "figures": lambda path: ["figures", str(path), "--out", "pictures"],
     "trace": lambda path: [*MEASURE, "--trace", str(path)],
     "lengths": lambda path: [*MEASURE, "--max-concurrency=1", "--lengths-from", str(path)],
 }
 MEASURE = ("measure", "--endpoint=http://127.0.0.1:9/v1/completions", "--model=m")
+COLUMNS = ("--knob=load", "--throughput=rate", "--latency=wait_ms")
+RESULTS = [{"load": load, "rate": 100.0 + load, "wait_ms": 5.0, "engines": 1 + load % 2} for load in range(1, 9)]
+ROWS = [{"timestamp": at, "input_length": 8, "output_length": 4} for at in range(0, 20_000, 500)]
+# Lines of what a reader takes that reads no archives; asv takes archives of real engines.
+OWN = {"judge": RESULTS, "replicas": RESULTS, "trace": ROWS, "lengths": ROWS, "asv": []}
 RUNS: dict[str, WORDS] = {
     "resume": lambda path: [*GOOD, f"--slm-resume={path}", "test_it.py"],
     "append": lambda path: [*GOOD, f"--slm-records={path}", "test_it.py"],
@@ -58,10 +63,23 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def hostile_files(tmp_path_factory: pytest.TempPathFactory, good: bytes) -> list[Path]:
     """A hundred and more, some of them with a suffix of their own."""
     folder = tmp_path_factory.mktemp("files")
-    made = [(f"{name}.jsonl", data) for name, data in (*hostile.odd_values(good), *hostile.damaged(good))]
+    changed = (*hostile.odd_values(good), *hostile.everywhere(good), *hostile.damaged(good))
+    made = [(f"{name}.jsonl", data) for name, data in changed]
     for each, data in (*made, *hostile.packed(good)):
         (folder / each).write_bytes(data)
     return [*sorted(folder.iterdir()), *hostile.no_files(folder)]
+
+
+def read_by(reader: str, folder: Path, archive: bytes) -> list[Path]:
+    """A good file of what the reader takes, and some with something odd; none of one that takes any archive."""
+    if reader not in OWN:
+        return []
+    lines = b"".join(json.dumps(line).encode() + b"\n" for line in OWN[reader])
+    good = lines or archive.replace(b'"vllm":null', b'"vllm":"0.26.0"')
+    made = [("good", good), *([] if lines else hostile.everywhere(good)), *hostile.odd_values(good)]
+    for name, data in made:
+        (folder / f"{name}.own").write_bytes(data)
+    return [folder / f"{name}.own" for name, _ in made]
 
 
 def plant(
@@ -73,12 +91,16 @@ def plant(
 ) -> None:
     """Each file in turn; what went wrong is told of all of them."""
     (case.folder / "test_it.py").write_text(POINTS, "utf-8")
+    if words is COMMANDS["asv"]:
+        case.fork(command(["asv", "init", "--into", "asv"]))
     wrong = []
     for path in paths:
         there = len(path.name) < 256 and path.is_file() and path.stat().st_size < 1 << 30
         before = path.read_bytes() if there else None
+        seen = case.fork(run(words(path)), memory)
         try:
-            case.judge("hostile files", case.fork(run(words(path)), memory), STATUSES)
+            assert " --help" not in seen.text, f"it is no use of the command: {seen.text}"
+            case.judge("hostile files", seen, STATUSES)
         except AssertionError as error:
             wrong.append(f"== {path.name}: {error}")
         if before is not None:
@@ -92,10 +114,15 @@ def test_a_command_with_some_hostile_files(case: Case, hostile_files: list[Path]
     plant(case, COMMANDS[reader], hostile_files[list(COMMANDS).index(reader) :: 24], command, LESS)
 
 
+@pytest.mark.parametrize("reader", OWN)
+def test_a_command_with_some_files_of_what_it_takes(case: Case, good: bytes, reader: str) -> None:
+    plant(case, COMMANDS[reader], read_by(reader, case.folder, good)[::14], command, LESS)
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("reader", COMMANDS)
-def test_a_command_with_each_hostile_file(case: Case, hostile_files: list[Path], reader: str) -> None:
-    plant(case, COMMANDS[reader], hostile_files, command)
+def test_a_command_with_each_hostile_file(case: Case, good: bytes, hostile_files: list[Path], reader: str) -> None:
+    plant(case, COMMANDS[reader], [*hostile_files, *read_by(reader, case.folder, good)], command)
 
 
 @pytest.mark.faults
