@@ -159,6 +159,8 @@ def test_problems_are_told_and_nothing_is_written(command: Any) -> None:
     assert command(of={"message": "not found"}) == (4, "", "error: the index names no releases\n")
     assert command("--candidate", "0.26.0") == (4, "", "error: 0.26.0 on both sides\n")
     assert command("--index", "nowhere.json")[:2] == (4, "")
+    two = command("--candidate", "0.27.0", pin="0.26.0\nstatus=0\n")
+    assert two == (4, "", "error: the baseline '0.26.0\\nstatus=0' is no final release\n")
     assert command(pin="newest\n") == (4, "", "error: the baseline 'newest' is no final release\n")
 
 

@@ -91,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
         baseline = given.baseline or given.pin.read_text("utf-8").strip()
+        if not BY_NAME.fullmatch(baseline):
+            raise ValueError(f"the baseline {baseline!r} is no final release")
         index, titles = json.loads(given.index.read_text("utf-8")), given.titles.read_text("utf-8").splitlines()
         candidate = given.candidate or choose(index, baseline, titles)
         if candidate == baseline:

@@ -6,6 +6,7 @@ The format: a JSON list of {"id", "conversations": [{"from": role, "value": text
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,8 @@ from pytest_slmserve.workload.tokens import INSTALL, package_folder
 
 CHUNK_BYTES = 1 << 16
 PACKAGED = "ShareGPT_V3_unfiltered_cleaned_split.json"
+DEEPEST = 100  # levels, of which a conversation has 4; ijson keeps the path of each, in memory by their square
+STEPS = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 FORMAT = 'a JSON list of {"id": ..., "conversations": [{"from": "human", "value": "..."}, ...]}'
 
 
@@ -112,9 +115,14 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
     ijson = _ijson()
     found = ijson.sendable_list()
     parser = ijson.items_coro(found, "item", use_float=True)
-    offset = whole = 0
+    events = ijson.sendable_list()
+    flat = ijson.basic_parse_coro(events, use_float=True)  # it keeps no paths
+    offset = whole = depth = 0
     bad: int | None = None
     while bad is None and (chunk := file.read(CHUNK_BYTES)):
+        with suppress(ijson.JSONError, UnicodeDecodeError):  # which the other parser tells
+            flat.send(chunk)
+        depth = _depth(events, depth, path)
         try:
             parser.send(chunk)
         except (ijson.JSONError, UnicodeDecodeError):
@@ -129,6 +137,16 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
         parser.close()
     except ijson.JSONError:
         raise DamagedDataset(path, offset, whole, ends=True) from None
+
+
+def _depth(events: list[tuple[str, Any]], depth: int, path: Path) -> int:
+    """Depth after the events, which are removed. Raises BadDataset where one is deeper than DEEPEST."""
+    for event, _ in events:
+        depth += STEPS.get(event, 0)
+        if depth > DEEPEST:
+            raise _not_sharegpt(path, f"it is nested more than {DEEPEST} deep")
+    del events[:]
+    return depth
 
 
 def _first_bad_byte(path: Path, offset: int) -> int:

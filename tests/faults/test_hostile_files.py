@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hostile
@@ -123,6 +123,10 @@ def test_a_command_with_some_files_of_what_it_takes(case: Case, good: bytes, rea
 @pytest.mark.parametrize("reader", COMMANDS)
 def test_a_command_with_each_hostile_file(case: Case, good: bytes, hostile_files: list[Path], reader: str) -> None:
     plant(case, COMMANDS[reader], [*hostile_files, *read_by(reader, case.folder, good)], command)
+
+
+def test_a_run_with_a_deep_dataset(case: Case, hostile_files: list[Path]) -> None:
+    plant(case, RUNS["dataset"], [path for path in hostile_files if "deep" in path.name], pytest_run, LESS)
 
 
 @pytest.mark.faults

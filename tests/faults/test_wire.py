@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import wire_server
 from judged import Case, Seen, command, pytest_run, waited_for
 from processes import until
+from test_kills import SIGNALS, killed
 
 from pytest_slmserve.engines.load_client import CLIENT
 
@@ -148,6 +150,17 @@ def kill_generator(case: Case, url: str, processes: int, number: signal.Signals)
     seen = Seen(status, log.read_text("utf-8", errors="surrogateescape"), time.monotonic() - began)
     said = SAID_OF_KILLED[processes].format(number.name)
     case.judge("kills", seen, (1,), said, may_stay=["pytest-slmserve-*"])  # of its log, which is named
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_command_that_is_ended_under_its_load(case: Case, url: str, number: signal.Signals) -> None:
+    words = ["measure", f"--endpoint={url}/good/v1/completions", "--model=m", "--max-concurrency=2", "--window=60"]
+
+    def end(pid: int) -> None:
+        until(lambda: sending(pid, 1), case.within_s, "a load")
+        os.kill(pid, number)
+
+    case.judge("kills", killed(case, ["-m", "pytest_slmserve", *words], end, "", 0.0), (130, -number))
 
 
 def sending(pid: int, processes: int) -> list[psutil.Process]:

@@ -123,6 +123,8 @@ def test_a_file_that_is_not_json(dataset, content, byte):
         ("[3]", "its item 1 is a number"),
         ('["a"]', "its item 1 is a string"),
         ('[{"conversations": [{"role": "user", "content": "a"}]}]', "conversation 1 is an object with the keys role"),
+        pytest.param("[" * 2000, "it is nested more than 100 deep", id="deep"),
+        pytest.param('[{"conversations": ' * 20_000, "it is nested more than 100 deep", id="deep objects"),
         ('[{"conversations": [{"from": "human", "value": null}]}]', "conversation 1 is an object with the keys from"),
     ],
 )

@@ -109,6 +109,7 @@ MOONCAKE_LINES = [
     '{"timestamp": 6000, "input_length": true, "output_length": 52}',
     '{"timestamp": "6000", "input_length": 6955, "output_length": 52}',
     '{"timestamp": NaN, "input_length": 6955, "output_length": 52}',
+    '{"timestamp": 1e999, "input_length": 6955, "output_length": 52}',
     "[6000, 6955, 52]",
     "7",
 ]
