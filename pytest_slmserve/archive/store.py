@@ -111,12 +111,12 @@ class Archive:
     """An archive open for appending; made by `Archive.open`, by one run at a time.
 
     `notes` tells what had to be repaired when it was opened. moved: why and where a run goes on in a second file; ""
-    where it does not.
+    where it does not. lost: why a measurement is nowhere; "" while none is.
     """
 
     def __init__(self, path: Path, file: io.FileIO, notes: tuple[str, ...] = (), *, moves: bool = False) -> None:
         self.path, self.notes = path, notes
-        self.moved = ""
+        self.moved = self.lost = ""
         self._file = file
         self._moves = moves
         self._session: bytes | None = None  # its line, once it is written
@@ -182,22 +182,41 @@ class Archive:
         """Go on in a second file. Raises BadUsage where that cannot be written either, or is not wanted."""
         if not self._moves or self.moved:
             raise BadUsage(why, ANOTHER)
-        for folder in (tempfile.gettempdir(), self.path.parent, Path.home()):
+        for folder in (Path(tempfile.gettempdir()), self.path.parent, Path.home()):
             try:
-                descriptor, name = tempfile.mkstemp(".jsonl", "pytest-slmserve-rescued-", folder)
-                os.close(descriptor)
-                second = Archive(Path(name), Path(name).open("ab+", buffering=0))  # noqa: SIM115 - closed by `close`
-                second._append([self._session] if self._session else [])
-                second._session = self._session
-                for measurement in measurements:
-                    second.add(measurement)
+                second = self._second(folder, measurements)
             except (OSError, BadUsage):
                 continue
             self._file.close()
             self.path, self._file, self._size, self._engines = second.path, second._file, second._size, second._engines
-            self.moved = f"{why}; all measurements of this run are in {name} (--slm-resume={name} goes on with them)"
+            self.moved = (
+                f"{why}; all measurements of this run are in {second.path} "
+                f"(--slm-resume={second.path} goes on with them)"
+            )
             return
-        raise BadUsage(f"{why}, and no second file can be written", ANOTHER)
+        self.lost = f"{why}, and no second file can be written"
+        self.check_writable()
+
+    def _second(self, folder: Path, measurements: Sequence[Measurement]) -> Archive:
+        """A new archive with the session and the measurements. Raises OSError or BadUsage, and leaves nothing."""
+        descriptor, name = tempfile.mkstemp(".jsonl", "pytest-slmserve-rescued-", folder)
+        os.close(descriptor)
+        second = Archive(Path(name), Path(name).open("ab+", buffering=0))  # noqa: SIM115 - closed by `close`
+        try:
+            second._append([self._session] if self._session else [])
+            second._session = self._session
+            for measurement in measurements:
+                second.add(measurement)
+        except BaseException:
+            second._file.close()
+            second.path.unlink(missing_ok=True)
+            raise
+        return second
+
+    def check_writable(self) -> None:
+        """Raises BadUsage once a measurement could be written nowhere: the next one would be lost, too."""
+        if self.lost:
+            raise BadUsage(self.lost, ANOTHER)
 
     def add_lines(self, pieces: Iterable[bytes]) -> None:
         """Append lines of another archive as they stand, on disk on return. pieces: lines that are packed together."""

@@ -112,6 +112,8 @@ class Executor:
                 self.export.add(m)
 
     def _measure(self, case: Case, title: str) -> ReplicaGroup:
+        if self.archive:
+            self.archive.check_writable()
         devices = self.devices
         running: Engine | ReplicaEngines
         match case.engine:

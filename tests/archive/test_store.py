@@ -731,6 +731,23 @@ def test_a_full_disk_loses_no_measurement(three, tmp_path, monkeypatch):
         archive.add(example(8))
 
 
+def test_what_can_be_written_nowhere_is_said_before_more_is_measured(three, tmp_path, monkeypatch):
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "t")
+
+    def no_room(file: io.FileIO, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Archive.open(three, moves=True) as archive:
+        archive.check_writable()
+        monkeypatch.setattr(store, "_append", no_room)
+        for again in (lambda: archive.add(example(8)), archive.check_writable):
+            with pytest.raises(BadUsage, match="No space left on device, and no second file can be written"):
+                again()
+    assert not [*(tmp_path / "t").iterdir()] and sorted(tmp_path.iterdir()) == sorted([three, tmp_path / "t"])
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_no_number_that_json_does_not_know_is_written(three, number):
     before = three.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import textwrap
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from judged import Case, pytest_run
+
+from pytest_slmserve.run import executor
 
 # The fault comes after the second measurement of four, from the run's own test: always at the same place.
 POINTS = """
@@ -90,6 +93,7 @@ def run(records: str, planted: str, *more: str) -> int:
     return pytest_run([*WORDS, f"--slm-records={records}", *more])()
 
 
+FEW_BYTES = 50_000  # more than what stands before the first measurement, and than one or two of them
 FAST = [("removed", ".jsonl"), ("truncated", ".jsonl.xz"), ("a_pipe", ".jsonl.gz")]
 
 
@@ -135,6 +139,25 @@ def test_each_room_that_is_left(case: Case, small: Path, suffix: str, left: int)
     told = os.statvfs(small)
     (small / "other").write_bytes(bytes(told.f_bavail * told.f_bsize - left - 4096))  # 4096: the archive's folder entry
     judge(case, str(small / f"r{suffix}"), (0, 1, 4))
+
+
+def test_no_room_anywhere(case: Case) -> None:
+    """What no file holds ends the measuring, and no attempt is left."""
+    (case.folder / "test_it.py").write_text(textwrap.dedent(POINTS), "utf-8")
+
+    def work() -> int:
+        os.environ["HOME"] = str(case.temporary)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FEW_BYTES, FEW_BYTES))
+        measure = executor.measure_case
+        executor.measure_case = lambda *of: print("MEASURES") or measure(*of)
+        return run("kept/r.jsonl", "")
+
+    seen = case.fork(work)
+    case.records = "kept/r.jsonl"
+    made = seen.text.count("MEASURED")
+    case.judge("disk", seen, (1,), "and no second file can be written", kept=made)
+    assert 0 < made < 3 and seen.text.count("MEASURES") == made + 1, seen.text
+    assert [path.name for path in (case.folder / "kept").iterdir()] == ["r.jsonl"]
 
 
 def test_a_full_disk_is_said_before_the_first_measurement(case: Case) -> None:

@@ -155,6 +155,8 @@ NO_WAIVERS = {
     "day-number": json.dumps([WAIVER | {"until": 20991231}]).encode(),
     "unknown-endpoint": json.dumps([WAIVER | {"endpoint": "speed"}]).encode(),
     "surrogate": json.dumps([WAIVER | {"endpoint": "\ud800"}]).encode(),
+    "large-number": json.dumps([10**400]).encode(),
+    "day-far": json.dumps([WAIVER | {"until": "99999-12-31"}]).encode(),
 }
 # What is written there is no calibration.
 ENTRY = {"model": "m", "loads": [1], "backend": "cpu", "gpu_name": None, "driver": None, "margin": 0.03, "pairs": 12}
@@ -172,7 +174,7 @@ NO_CALIBRATIONS = {
     **{
         f"{name}-{number}": json.dumps([WHOLE | {name: value}]).encode()
         for name in ("loads", "margin", "pairs", "noise", "unchanged", "worse", "measured_at")
-        for number, value in enumerate((None, {"a": 1}, float("nan")))
+        for number, value in enumerate((None, {"a": 1}, float("nan"), 10**400))
         if (name, value) != ("worse", {"a": 1})
     },
     "worse-number": json.dumps([WHOLE | {"worse": {"a": 1}}]).encode(),
