@@ -131,7 +131,7 @@ def test_a_small_disk(case: Case, small: Path) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("left", [0, 4096, 8192, 12288, 16384, 1 << 20])
+@pytest.mark.parametrize("left", [0, 4096, 8192, 12288, 16384, 24576, 49152, 1 << 20])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("small", [2 << 20], indirect=True)
 def test_each_room_that_is_left(case: Case, small: Path, suffix: str, left: int) -> None:
