@@ -32,7 +32,7 @@ from pytest_slmserve.run.ray.task import (
     unpacked,
 )
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
 from pytest_slmserve.schema.records import ReplicaGroup
 from pytest_slmserve.telemetry.host_probe import Host, this_host
 
@@ -240,8 +240,13 @@ class Cluster:
                 sent.node = node
                 self._ran[self._name(node)] += 1
             case CaseMeasured(key, packed):
-                session.executor.keep(sent.open[key], self._group(sent, packed))
                 self._came += 1
+                try:
+                    session.executor.keep(sent.open[key], self._group(sent, packed))
+                except SlmError as error:
+                    self._failed[key] = error
+                    if isinstance(error, BadUsage):
+                        self._stop(error)
             case CaseEnded(key, error):
                 if error:
                     self._failed[key] = error
@@ -249,6 +254,14 @@ class Cluster:
             case UserNote(note):
                 if note not in session.notes:
                     session.notes.append(note)
+
+    def _stop(self, error: BadUsage) -> None:
+        """Cancels and fails all that still runs or waits: what comes could not be written."""
+        for sent in self._pending:
+            self._fail(sent, error)
+        for stream in self._sent:
+            self.ray.cancel(stream)
+        self._sent.clear()
 
     def _group(self, sent: Submission, packed: bytes) -> ReplicaGroup:
         return unpacked(packed)

@@ -23,6 +23,7 @@ from pytest_slmserve.run.ray.driver import TICK_S, Cluster, Submission
 from pytest_slmserve.run.ray.nodes import Need, Node
 from pytest_slmserve.run.ray.task import EngineTask
 from pytest_slmserve.run.session import Session
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import ReplicaGroup
 from pytest_slmserve.telemetry.host_probe import probe
@@ -129,6 +130,10 @@ class LocalGpus(Cluster):
 
     def _resources(self, need: Need) -> dict[str, Any]:
         return {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
+
+    def _stop(self, error: BadUsage) -> None:
+        super()._stop(error)
+        self._waiting.clear()
 
     def _hear(self, within_s: float) -> bool:
         heard = bool(self._sent) and super()._hear(within_s)

@@ -3,6 +3,7 @@ ends their tasks where it is told to."""
 
 from __future__ import annotations
 
+import errno
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from simulated_sessions import MODEL
 
+from pytest_slmserve.archive import store
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.costs import PlannedItem
@@ -19,7 +21,7 @@ from pytest_slmserve.run.ray.driver import Cluster
 from pytest_slmserve.run.ray.nodes import nodes_of
 from pytest_slmserve.run.ray.task import CaseMeasured, Message, TaskStarted, carried_out
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 OTHER = "opt-1.3b"
 LOADS = (1, 2, 4, 8)
@@ -121,7 +123,7 @@ class Run:
         for cell, case in self.cases.items():
             try:
                 assert len(self.session.executor.measure(case, 2)) == 2
-            except EngineFailed as error:
+            except (BadUsage, EngineFailed) as error:
                 found[cell] = str(error)
         self.cluster.close()
         return found
@@ -178,6 +180,18 @@ def test_when_the_second_node_dies_too_one_item_fails_and_no_other(run):
     assert made.pop((MODEL, 4)) == 1, "what came of it is kept"
     assert len(made) == 7 and set(made.values()) == {2}
     assert on_cluster.ray.sent[-1][1] == [8], "the rest of its engine goes on"
+
+
+def test_an_archive_that_can_be_written_nowhere_stops_all(run, monkeypatch, tmp_path):
+    def no_room(file: Any, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    on_cluster = run()
+    monkeypatch.setattr(store, "_append", no_room)
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
+    failures = on_cluster.failures()
+    assert failures.keys() == on_cluster.cases.keys() and on_cluster.cluster._came == 1, "nothing more was taken"
+    assert all("and no second file can be written" in sentence for sentence in failures.values())
 
 
 def test_what_came_of_a_cell_that_failed_is_resumed(run):
