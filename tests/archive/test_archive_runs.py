@@ -100,12 +100,12 @@ def test_cases_apart_need_no_note(tmp_path):
 
 def test_a_run_that_resumes_goes_on_with_all_before_it(tmp_path):
     resumed, another = [at(2, day=2)], [at(3, 16, day=3)]
-    path = archive(tmp_path / "r.jsonl", ({}, [at(1)]), ({"resumes": True}, resumed), ({"run": "cccc0003"}, another))
+    path = archive(tmp_path / "r.jsonl", ({}, [at(1)]), ({"resumes": True}, resumed), ({"run": "xx"}, another))
     found = chosen(read(path), RunChoice())
     assert (seconds(found), found.notes) == ([1, 2, 3], ())
-    again = archive(tmp_path / "s.jsonl", ({}, [at(1)]), ({}, [at(2, day=2)]), ({"run": "cccc0003", "resumes": True}, []))
+    again = archive(tmp_path / "s.jsonl", ({}, [at(1)]), ({}, [at(2, day=2)]), ({"run": "xx", "resumes": True}, []))
     assert seconds(chosen(read(again), RunChoice())) == [1, 2], "it took over both, and measured nothing"
-    assert seconds(chosen(read(again), RunChoice("last"))) == seconds(chosen(read(again), RunChoice("cccc0003"))) == [1, 2]
+    assert seconds(chosen(read(again), RunChoice("last"))) == seconds(chosen(read(again), RunChoice("xx"))) == [1, 2]
 
 
 def test_a_run_by_its_id_or_its_beginning(two):
