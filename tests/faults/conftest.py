@@ -6,11 +6,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from judged import PLANTED, Case, table
+from judged import ANSWERED, PLANTED, Case, table
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -20,6 +21,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = [item for item in items if item.get_closest_marker("faults")]
     config.hook.pytest_deselected(items=long)
     items[:] = [item for item in items if item not in set(long)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist tells what it has planted."""
+    if (told := getattr(session.config, "workeroutput", None)) is not None:
+        told["faults"] = dict(PLANTED), dict(ANSWERED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    planted, answered = getattr(node, "workeroutput", {}).get("faults", ({}, {}))
+    PLANTED.update(planted)
+    ANSWERED.update(answered)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -16,6 +16,7 @@ from judged import Case, Seen, waited_for
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 REAL_S = 300.0  # where an engine or a cluster starts
+ONE_AT_A_TIME = pytest.mark.xdist_group("engines and clusters")
 POINTS = """
     import time, pytest
     print("MOMENT imported", flush=True)
@@ -114,7 +115,7 @@ def test_a_signal_at_a_moment(case: Case, engine: str, number: int, moment: str)
 @pytest.mark.faults
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("engine", ["simulated", "stand-in", "ray"])
+@pytest.mark.parametrize("engine", ["simulated", "stand-in", pytest.param("ray", marks=ONE_AT_A_TIME)])
 def test_each_signal_at_each_moment(case: Case, engine: str, number: int, moment: str) -> None:
     case.within_s = REAL_S if engine == "ray" else case.within_s
     judge(case, engine, number, moment)
@@ -122,6 +123,7 @@ def test_each_signal_at_each_moment(case: Case, engine: str, number: int, moment
 
 @pytest.mark.faults
 @pytest.mark.slow
+@ONE_AT_A_TIME
 @pytest.mark.usefixtures("vllm_here")
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("number", SIGNALS)
@@ -145,6 +147,7 @@ LOADS = ("--slm-models=opt-125m,opt-1.3b", "--slm-concurrency=1,2,4", "--slm-eng
 
 @pytest.mark.faults
 @pytest.mark.slow
+@ONE_AT_A_TIME
 @pytest.mark.parametrize(("dead", "status", "said"), [(1, 0, r"\) died; "), (2, 1, "EngineFailed: .* died")])
 @pytest.mark.parametrize("moment", ["starting", "ready", "measuring", "between two points"])
 def test_nodes_that_die(case: Case, moment: str, dead: int, status: int, said: str, monkeypatch) -> None:
