@@ -1,5 +1,6 @@
 """--slm-simulate runs the same benchmarks on a simulated engine, and says so."""
 
+import shutil
 import sys
 
 import pytest
@@ -107,6 +108,24 @@ def test_strict_judges_them(pytester):
 def test_what_is_arithmetic_is_judged(pytester):
     result = pytester.runpytest_subprocess(BENCHMARKS / "test_table_1.py", *ONE)
     result.assert_outcomes(passed=7, xfailed=4)
+
+
+def test_a_report_judges_no_claim_that_no_test_judges(pytester):
+    """A sweep of one's own, which has no plateau, is no statement on the papers."""
+    pytester.makepyfile("def test_mine(slm_sweep): assert slm_sweep([1, 2, 4])")
+    records = "--slm-records=r.jsonl"
+    pytester.runpytest_subprocess(*ONE, records, "test_a_report_judges_no_claim_that_no_test_judges.py")
+    report = pytester.run(sys.executable, "-m", "pytest_slmserve", "report", "r.jsonl")
+    assert report.ret == 0
+    report.stdout.fnmatch_lines(["note: claims that no test of these runs judges are left out; --strict judges all"])
+    report.stdout.no_fnmatch_line("*verdict*")
+
+
+def test_in_the_folder_of_a_checkout_they_are_left_out_too(pytester):
+    shutil.copy(PLATEAU, pytester.mkdir("benchmarks"))
+    result = pytester.runpytest_subprocess(*SMALL, *FEW, "benchmarks")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines([UNPROVED])
 
 
 def test_a_claim_in_a_file_of_one_s_own_is_judged(pytester):

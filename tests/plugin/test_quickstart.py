@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 import pytest
+from scripts import CHECKOUT
 
 from pytest_slmserve.archive.store import read
 
@@ -26,6 +28,21 @@ def test_it_is_green_in_a_few_seconds_and_its_archive_is_reported_as_its_run_was
     result.stdout.fnmatch_lines(["opt-125m: PASS after * pairs of launches"])
     (session,) = read(pytester.path / ".slm" / "records.jsonl").sessions
     assert session.plan["gate"]["pairs"] == 12, "the terms, without which a report would assume some"
+
+
+def test_in_a_checkout_it_needs_the_package_alone(pytester, monkeypatch):
+    """pytest reads tests/conftest.py there, and Hypothesis is not installed."""
+    for path in [CHECKOUT / "conftest.py", *(CHECKOUT / "tests").glob("*.py")]:
+        to = pytester.path / path.relative_to(CHECKOUT)
+        to.parent.mkdir(exist_ok=True)
+        shutil.copy(path, to)
+    hidden = pytester.mkdir("hidden")
+    (hidden / "hypothesis.py").write_text("raise ModuleNotFoundError('hypothesis')")
+    monkeypatch.setenv("PYTHONPATH", str(hidden), prepend=os.pathsep)
+    plugins = ("-p", "no:hypothesispytest", "-p", "no:cacheprovider")
+    result = pytester.run(sys.executable, "-m", "pytest", *plugins, *QUICKSTART[:2], "--slm-simulate")
+    assert result.ret == 0
+    result.assert_outcomes(passed=3)
 
 
 def test_without_a_mode_it_says_what_it_needs(pytester):

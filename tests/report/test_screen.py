@@ -116,6 +116,10 @@ def test_claims_are_counted_and_those_that_fail_have_a_sentence():
         ("  FAILS throughput-plateau, opt-2.7b: because of this", "red"),
         ("  HOLDS, UNEXPECTED table-1-batch-fits, opt-2.7b: because of this", "red"),
     ]
+    either = replace(EXPECTED_TO_FAIL, expected="either")
+    open_ones = [(verdict(state), either) for state in (State.FAILS, State.UNDECIDED)]
+    text = "claims: 1 hold, 1 fail as expected; either expected: 1 fail, 1 undecided"
+    assert screen(Findings(judged=[*judged[:2], *open_ones])) == [(text, "green")]
     assert screen(Findings(judged=judged[:2])) == [("claims: 1 hold, 1 fail as expected", "green")]
     assert screen(Findings(judged=judged[:2], strict=True))[0][1] == "red"
 

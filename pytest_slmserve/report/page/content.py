@@ -26,7 +26,7 @@ from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
 from pytest_slmserve.analysis.sweep.labels import labels
-from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.compare import METRICS
 from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.numbers import ABSENT, figure, milliseconds
@@ -59,6 +59,7 @@ from pytest_slmserve.report.tables.replicas import (
     replicas_by_host,
 )
 from pytest_slmserve.report.tables.run import (
+    EITHER,
     by_outcome,
     heading,
     in_order_of_claims,
@@ -66,6 +67,7 @@ from pytest_slmserve.report.tables.run import (
     point_columns,
     reason,
     remarks,
+    tally,
 )
 from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.text_table import Column, laid_out, telling
@@ -194,8 +196,7 @@ def page_content(
         title, sentences = disturbances(found)
         return {
             "title": _title(measurements) or " and ".join(section.heading for section in sections) or NOTHING,
-            "tallies": [Tally(len(v), name, LOOKS.get(name, "open")) for name, v in kinds.items() if v]
-            + _gate_tallies(found.gates),
+            "tallies": [*_tallies(kinds), *_gate_tallies(found.gates)],
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*unexpected(kinds), *_gate_failures(found.gates)],
@@ -433,6 +434,16 @@ def _window(group: Sequence[Measurement]) -> dict[str, Any]:
 
 def _us(seconds: float) -> int:
     return round(1e6 * seconds)
+
+
+def _tallies(kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[Tally]:
+    """Of each outcome of claims; those of which nothing is expected together."""
+    either = {name: them for name, them in kinds.items() if name.startswith(EITHER) and them}
+    for name, them in kinds.items():
+        if them and name not in either:
+            yield Tally(len(them), name, LOOKS.get(name, "open"))
+    if either:
+        yield Tally(sum(map(len, either.values())), tally(either), "open")
 
 
 def _gate_tallies(found: Iterable[Gated]) -> list[Tally]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import BASELINES
+from scripts import BASELINES, CHECKOUT
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.advice.advisor import cost_per_million
@@ -18,6 +19,7 @@ from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.numbers import figure, hundredths
+from pytest_slmserve.report.tables.run import by_outcome, tally
 
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright")
@@ -313,3 +315,47 @@ def violations(opened: Opened) -> list[tuple[str, list[str]]]:
     opened.page.evaluate(UNFOLD)
     found = axe.Axe().run(opened.page).response["violations"]
     return [(rule["id"], [node["html"][:200] for node in rule["nodes"]][:3]) for rule in found]
+
+
+# The picture in README
+
+PICTURE = CHECKOUT / "docs" / "images" / "page.png"
+PICTURED = BASELINES / "h200-vllm-0.26.0-spread.jsonl.xz"
+HEADER = 33  # bytes of a PNG up to its first further chunk
+
+
+def told_by(picture: bytes) -> str:
+    """The comment of a PNG, right behind its header."""
+    length = int.from_bytes(picture[HEADER : HEADER + 4], "big")
+    return picture[HEADER + 8 : HEADER + 8 + length].removeprefix(b"Comment\0").decode()
+
+
+def pictured() -> str:
+    found = judged_again(read(PICTURED))
+    return tally(by_outcome(found.judged))
+
+
+def draw_picture() -> None:
+    """The top of the page, with what it says of the claims as a comment (PNG, section 11.3.4.3, a tEXt chunk)."""
+    page = PICTURE.with_suffix(".html")
+    main(["report", str(PICTURED), "--goodput", "ttft:200ms,tpot:20ms", "--show", "summary", "--html", str(page)])
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=list(FLAGS))
+        shown = browser.new_page(viewport={"width": 1280, "height": 884})
+        shown.goto(page.as_uri())
+        shown.wait_for_selector("html[data-ready=yes]")
+        drawn = shown.screenshot()
+        browser.close()
+    page.unlink()
+    chunk = b"tEXtComment\0" + pictured().encode()
+    comment = (len(chunk) - 4).to_bytes(4, "big") + chunk + zlib.crc32(chunk).to_bytes(4, "big")
+    PICTURE.write_bytes(drawn[:HEADER] + comment + drawn[HEADER:])
+
+
+def test_the_picture_says_what_the_page_says_today():
+    """`PYTHONPATH=.:tests python tests/report/page/test_page_in_browser.py` draws it anew."""
+    assert told_by(PICTURE.read_bytes()) == pictured()
+
+
+if __name__ == "__main__":
+    draw_picture()
