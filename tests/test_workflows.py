@@ -171,6 +171,14 @@ def test_actions_are_pinned_and_leave_no_credentials_in_every_workflow(path):
     assert credentials_left_behind(workflow) == []
 
 
+def test_what_makes_a_release_is_installed_by_hash() -> None:
+    scripts = [step["run"] for _, step in steps(read(WORKFLOWS / "release.yml")) if "run" in step]
+    assert [line for line in scripts if "pip install" in line] == [
+        "python -m pip install --require-hashes -r requirements/publish.lock"
+    ]
+    assert "python -m build --no-isolation" in scripts, "or pip would fetch what the backend needs"
+
+
 GUARD = "github.repository == vars.SLM_GPU_REPOSITORY"
 NOT_A_FORK = "github.event.pull_request.head.repo.fork != true"
 FOR_THE_GATE = {"contents": "read", "issues": "write"}  # of a job that calls it, whose jobs take less each
