@@ -172,7 +172,7 @@ def test_actions_are_pinned_and_leave_no_credentials_in_every_workflow(path):
 
 
 def test_what_makes_a_release_is_installed_by_hash() -> None:
-    scripts = [step["run"] for _, step in steps(read(WORKFLOWS / "release.yml")) if "run" in step]
+    scripts = [step["run"] for _, step in steps(read(FOLDER / "release.yml")) if "run" in step]
     assert [line for line in scripts if "pip install" in line] == [
         "python -m pip install --require-hashes -r requirements/publish.lock"
     ]
