@@ -418,11 +418,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
         session.exitstatus = EXIT_UNDECIDED
     if slm is not None:
+        slm.failed = [_failure(report) for report in (*stats.get("failed", ()), *stats.get("error", ()))]
         try:
-            if slm.page and (slm.results or slm.gates):
+            if slm.page and (slm.results or slm.gates or slm.failed):
                 slm.page.write(slm, status=int(session.exitstatus))
         finally:
             slm.close()
+
+
+def _failure(report: Any) -> str:
+    """The test of a report, and the first line of what it failed with."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash else str(report.longrepr)).splitlines()
+    return f"{report.nodeid}: {lines[0] if lines else 'failed'}"
 
 
 def _without_failure(stats: Mapping[str, Sequence[Any]]) -> int:
@@ -444,7 +452,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if (
         session is None
         or session.options.plan
-        or not (session.results or session.verdicts.judged or session.gates or session.notes)
+        or not (session.results or session.verdicts.judged or session.gates or session.failed or session.notes)
     ):
         return
     from pytest_slmserve.report.summary import write_summary

@@ -45,8 +45,9 @@ Line = tuple[str, Colour | None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """All that there is to report of a run, or of archives. history: of releases, where archives hold several. slo: of
-    a request, where goodput is asked for. strict: every claim is expected to hold. reused: a sentence on measurements
-    of an archive that stood in for new ones. archives: paths of the measurements. written: what else was written."""
+    a request, where goodput is asked for. strict: every claim is expected to hold. failed: tests that did,
+    with a line of why. reused: a sentence on measurements of an archive that stood in for new ones. archives: paths of
+    the measurements. written: what else was written."""
 
     curves: Sequence[Curve] = ()
     judged: Sequence[Judged] = ()
@@ -56,6 +57,7 @@ class Findings:
     history: Sequence[ReleaseHistory] = ()
     slo: Slo | None = None
     strict: bool = False
+    failed: Sequence[str] = ()
     notes: Sequence[str] = ()
     reused: str = ""
     archives: Sequence[str] = ()

@@ -17,6 +17,7 @@ from pytest_slmserve.report.tables.history import history_report
 from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.literals import Detail
+from pytest_slmserve.schema.printable import printable
 
 ON_A_PAGE = 100  # columns of a summary on the page of a workflow
 
@@ -46,6 +47,7 @@ def findings_of(session: Any) -> Findings:
         gates=session.gates,
         slo=session.slo,
         strict=session.options.strict,
+        failed=session.failed,
         notes=session.notes,
         reused=f"{sum(cells.values())} measurements were reused from {session.source}" if cells else "",
         archives=[str(archive.path)] if archive else [],
@@ -96,10 +98,11 @@ def write_gates(gates: Sequence[Gated], path: Path) -> None:
 
 
 def as_page(found: Findings) -> str:
-    """Markdown: the gates in full, and the last screen where there is more than gates."""
+    """Markdown: the gates in full, the tests that failed, and the last screen where there is more than gates."""
     gates = as_markdown(found.gates)
-    if found.gates and not (found.curves or found.judged):
-        return gates
-    with laid_out(ON_A_PAGE):
-        lines = "\n".join(text for text, _ in screen(replace(found, gates=())))
-    return f"{gates}### pytest-slmserve\n\n```text\n{lines}\n```\n" if lines else gates
+    lines = [f"failed: {printable(text, layout='')}" for text in found.failed]  # never folded: none can end the block
+    if not found.gates or found.curves or found.judged:
+        with laid_out(ON_A_PAGE):
+            lines += [text for text, _ in screen(replace(found, gates=()))]
+    text = "\n".join(lines)
+    return f"{gates}### pytest-slmserve\n\n```text\n{text}\n```\n" if lines else gates

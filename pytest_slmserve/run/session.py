@@ -53,6 +53,7 @@ class Session:
     slo: Slo | None = None
     page: RunPage | None = None
     claims: Collection[str] | None = None  # that the tests of this run judge; None where no tests are known
+    failed: list[str] = field(default_factory=list)  # tests that did, each with a line of why, once all have ended
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:

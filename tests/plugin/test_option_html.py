@@ -63,3 +63,35 @@ def test_a_page_that_cannot_be_written_is_a_note(sweep, pytester, archive):
     result = sweep("--slm-html=taken/out.html", "--slm-concurrency=1")
     assert "no page was written: cannot write taken/out.html" in result.stdout.str()
     assert archive().measurements
+
+
+FAILS = """
+import pytest
+
+@pytest.mark.slm(model="opt-125m")
+def test_objective(slm_measure):
+    point = slm_measure(concurrency=8)
+    assert point.goodput("ttft:0.001ms").attainment >= 0.99, "<b>first</b>\\x1b token"
+
+@pytest.mark.slm(model="opt-125m", extra=(("die_at", 1),))
+def test_engine(slm_measure):
+    slm_measure(concurrency=8)
+"""
+
+
+def test_a_failed_test_is_named_on_the_page_and_in_the_step_summary(pytester, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "summary.md"))
+    pytester.makepyfile(FAILS)
+    pytester.runpytest_inprocess("--slm-simulate", "--slm-window=1", "--slm-html=out.html").assert_outcomes(failed=2)
+    test = "test_a_failed_test_is_named_on_the_page_and_in_the_step_summary.py"
+    objective = f"{test}::test_objective: AssertionError: <b>first</b>\\x1b token"
+    engine = f"{test}::test_engine: EngineFailed: the simulated engine died at 8 in flight, as it was told to"
+    seen, summary = page(pytester), (pytester.path / "summary.md").read_text("utf-8")
+    assert objective in seen.text and engine in seen.text
+    assert f"```text\nfailed: {objective}\nfailed: {engine}\n" in summary
+
+
+def test_a_run_of_which_every_test_failed_before_it_measured_has_a_page(pytester):
+    pytester.makepyfile("def test_engine(slm_spec):\n    raise RuntimeError\n")
+    pytester.runpytest_inprocess("--slm-simulate", "--slm-html=out.html").assert_outcomes(failed=1)
+    assert "::test_engine: RuntimeError" in page(pytester).text

@@ -31,6 +31,7 @@ def session(records, strict: bool = False):
         verdicts=SimpleNamespace(curves=lambda: [curve], judged=judged),
         results=SimpleNamespace(job_points=lambda: (), shared_points=lambda: ()),
         gates=[],
+        failed=[],
         notes=["the line was torn"],
         reused_cells={"opt-1.3b at 128": 3, "opt-1.3b at 256": 1},
         source="some.jsonl",

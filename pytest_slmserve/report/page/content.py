@@ -199,7 +199,7 @@ def page_content(
             "tallies": [*_tallies(kinds), *_gate_tallies(found.gates)],
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
-            "unexpected": [*unexpected(kinds), *_gate_failures(found.gates)],
+            "unexpected": [*unexpected(kinds), *_gate_failures(found.gates), *found.failed],
             "undecided": list(undecided(kinds, found.curves)),
             "facts": _facts(measurements),
             "reproduce": reproduce(measurements),
