@@ -41,6 +41,7 @@ from pytest_slmserve.telemetry.simulated import simulated
 
 BLOCK_SIZE = 16
 BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else
+LEAST_READ_S = 1e-4  # but no weights in less: of a tiny model a window would have a million steps
 LAYOUT_UNKNOWN = 1 << 17  # bytes per token of a model whose cache only a real engine knows: a guess
 MAX_STEPS = 2_000_000
 LAYER_LAUNCH_S = 0.5e-3  # in which a host launches the kernels of a layer: without captured graphs a step waits for it
@@ -142,8 +143,8 @@ class _Simulation:
 
 
 class SimulatedEngine:
-    """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s. On
-    several GPUs each does its part of a step, and then waits for the others.
+    """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s, or
+    where that would read all weights in less than 0.1 ms, at the speed that takes so long. On several GPUs each does its part of a step, and then waits for the others.
 
     speed: of that, what the others on its device leave it. gpus: whose sensors tell of it; 0: its own. extra_env:
     variables of this start alone.
@@ -194,8 +195,9 @@ class SimulatedEngine:
         """t_inf in output tokens/s and b_half in sequences, of one GPU."""
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
         per_sequence = self.shape.kv_read_bytes(context, kv_value_bytes(self.spec) or 2) or context * LAYOUT_UNKNOWN
-        b_half = (self.resolved.weight_bytes or per_sequence) / per_sequence
-        return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
+        weights = self.resolved.weight_bytes or per_sequence
+        speed = min(BYTES_PER_S, weights / LEAST_READ_S)
+        return self.faults.t_inf or speed / per_sequence, self.faults.b_half or weights / per_sequence
 
     def drawn_law(self, workload: Workload) -> tuple[float, float]:
         """The law of all its GPUs in one run, a little off: t_inf in output tokens/s, and b_half in sequences."""

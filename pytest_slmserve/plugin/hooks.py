@@ -26,6 +26,7 @@ from pytest_slmserve.plugin.items import (
     is_measured,
     judged_claims,
     left_out_reason,
+    models_of_markers,
     path_of,
 )
 from pytest_slmserve.plugin.progress import ProgressLine
@@ -82,7 +83,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.pyargs:
         config.args[:] = map(path_of, config.args)
     if options is not None and (misread := _misread_path(config)):
-        config.issue_config_time_warning(pytest.PytestConfigWarning(f"slmserve: {misread}"), stacklevel=2)
+        try:
+            config.issue_config_time_warning(pytest.PytestConfigWarning(f"slmserve: {misread}"), stacklevel=2)
+        except pytest.PytestConfigWarning as error:  # the settings of that other project make warnings errors
+            raise pytest.UsageError(str(error)) from None
     if options is None or options.platform is None:
         return
     if config.getoption("tx", None) and config.getoption("dist") != "no":
@@ -222,6 +226,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
             raise BadUsage(f"{flag}: no test uses slm_gate", hint)
         ordered = in_running_order(slm, list(filter(is_measured, items)))
+        if said := models_of_markers(slm, ordered):
+            config.stash[COLLECTED] = [*config.stash.get(COLLECTED, []), said]
     except SlmError as error:
         config.stash[PROBLEM] = f"slmserve: {error}"
         raise pytest.UsageError(config.stash[PROBLEM]) from None

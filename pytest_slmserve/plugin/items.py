@@ -297,6 +297,22 @@ def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
     return None
 
 
+def models_of_markers(session: Session, items: Sequence[Any]) -> str | None:
+    """A sentence on the items whose marker names a model that the options do not; None where there is none, and of an
+    endpoint, which skips them."""
+    from pytest_slmserve.report.numbers import counted
+
+    markers = (None if is_skipped(item) else item.get_closest_marker("slm") for item in items)
+    named = [marker.kwargs["model"] for marker in markers if marker and "model" in marker.kwargs]
+    others = [model for model in named if session.options.models and not session.planner.swept(model)]
+    if not others or session.platform == "remote":
+        return None
+    models = ", ".join(dict.fromkeys(others))
+    return (
+        f"slmserve: {counted(len(others), 'test')} of {models}, as the marker has it: --slm-models does not change that"
+    )
+
+
 def skip_reason(session: Session, item: Any) -> str | None:
     """The reason why an item cannot be carried out in this mode; None if it can."""
     from pytest_slmserve.schema.catalog import short_name

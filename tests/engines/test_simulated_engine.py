@@ -46,6 +46,15 @@ def test_by_default_the_law_is_that_of_the_models_shape():
     assert rate(run) == pytest.approx(t_inf * 64 / (64 + b_half), rel=0.02)
 
 
+def test_a_tiny_models_window_has_no_more_steps_than_one_whose_weights_take_a_tenth_of_a_millisecond():
+    tiny = SimulatedEngine(replace(SIMULATED, model="opt-tiny", extra=(("noise", 0.0),)))
+    run = tiny.run(WORKLOAD, ClosedLoop(1, window_s=1.0))
+    assert 9_000 < len(run.steps.time_s) < 10_200
+    read = WORKLOAD.mean_prompt_tokens + WORKLOAD.mean_output_tokens / 2
+    per_sequence = read * shape_of("opt-125m").kv_bytes_per_token()
+    assert engine().law(WORKLOAD)[0] == pytest.approx(1e12 / per_sequence), "larger ones are as they were"
+
+
 def test_its_clock_is_virtual():
     began = time.monotonic()
     run = engine(t_inf=1.0, b_half=1.0).run(WORKLOAD, ClosedLoop(2, window_s=3600.0))

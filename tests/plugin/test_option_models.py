@@ -107,3 +107,27 @@ def test_a_config_that_is_not_json_is_an_error(pytester):
     (pytester.mkdir("mine") / "config.json").write_text("{")
     pytester.makepyfile(SWEEP)
     assert "is not JSON" in usage_error(pytester.runpytest_inprocess("--slm-simulate", "--slm-models=mine"))
+
+
+def test_a_model_that_a_marker_names_stays_and_the_run_says_so(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.slm(model="opt-1.3b")
+        def test_other(slm_measure, slm_spec):
+            assert slm_measure(4) and slm_spec.model == "opt-1.3b"
+
+        @pytest.mark.slm(model="facebook/opt-125m")
+        def test_same(slm_measure):
+            assert slm_measure(4)
+        """
+    )
+    words, said = (
+        ("--slm-simulate", "--slm-window=1"),
+        "slmserve: 1 test of opt-1.3b, as the marker has it: --slm-models",
+    )
+    result = pytester.runpytest_inprocess(*words, "--slm-models=opt-125m")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines([f"{said} does not change that"])
+    pytester.runpytest_inprocess(*words).stdout.no_fnmatch_line("*as the marker has it*")

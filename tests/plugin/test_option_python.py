@@ -45,6 +45,13 @@ def test_a_path_by_which_pytest_takes_another_project_for_the_root_is_warned_of(
     result.stdout.fnmatch_lines([f"*PytestConfigWarning: {sentence}--slm-python={other}/python"])
 
 
+def test_where_that_project_makes_warnings_errors_it_is_one_of_usage(pytester, two_projects):
+    _, other = two_projects
+    (other / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", "utf-8")
+    text = usage_error(pytester.runpytest_inprocess("--slm-simulate", "--slm-python", f"{other}/python"))
+    assert f"type --slm-python={other}/python" in text and "INTERNALERROR" not in text
+
+
 @pytest.mark.parametrize("ini", [False, True])
 def test_a_path_after_the_sign_is_not_warned_of_nor_one_in_the_project(pytester, two_projects, ini):
     mine, other = two_projects
