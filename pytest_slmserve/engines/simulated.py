@@ -144,7 +144,8 @@ class _Simulation:
 
 class SimulatedEngine:
     """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s, or
-    where that would read all weights in less than 0.1 ms, at the speed that takes so long. On several GPUs each does its part of a step, and then waits for the others.
+    where that would read all weights in less than 0.1 ms, at the speed that takes so long. On several GPUs each does
+    its part of a step, and then waits for the others.
 
     speed: of that, what the others on its device leave it. gpus: whose sensors tell of it; 0: its own. extra_env:
     variables of this start alone.

@@ -307,10 +307,8 @@ def models_of_markers(session: Session, items: Sequence[Any]) -> str | None:
     others = [model for model in named if session.options.models and not session.planner.swept(model)]
     if not others or session.platform == "remote":
         return None
-    models = ", ".join(dict.fromkeys(others))
-    return (
-        f"slmserve: {counted(len(others), 'test')} of {models}, as the marker has it: --slm-models does not change that"
-    )
+    tests = f"{counted(len(others), 'test')} of {', '.join(dict.fromkeys(others))}"
+    return f"slmserve: {tests}, as the marker has it: --slm-models does not change that"
 
 
 def skip_reason(session: Session, item: Any) -> str | None:
