@@ -307,7 +307,7 @@ def test_nothing_to_draw_is_4_and_leaves_no_folder(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
     status, _, err = run(capsys, "figures", archive(tmp_path / "a.jsonl", []), "--out", out)
-    assert status == 4 and err.startswith("error: there is no valid point to draw") and not out.exists()
+    assert status == 4 and err.startswith("error: there is no sweep, no job and no gate to draw") and not out.exists()
 
 
 def test_a_damaged_line_stops_the_figures_unless_it_is_left_out(tmp_path, capsys):

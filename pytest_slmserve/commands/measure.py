@@ -21,7 +21,7 @@ from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import measure_loads, measure_requests
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats, add_html
 from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
-from pytest_slmserve.engines.endpoint import EndpointEngine
+from pytest_slmserve.engines.endpoint import EndpointEngine, only_model
 from pytest_slmserve.engines.load_client import TIMEOUT_S
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.report.as_csv import as_csv
@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
     command = add_command(commands, "measure", "measure loads on a server that runs", STATUS, measure_all)
     url = "of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     command.add_argument("--endpoint", metavar="URL", required=True, help=url)
-    command.add_argument("--model", metavar="NAME", required=True, help="as the server calls it")
+    command.add_argument("--model", metavar="NAME", help="as the server calls it (default: its only one)")
     measure_loads.add_arguments(command)
     measure_requests.add_arguments(command)
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
@@ -109,6 +109,7 @@ def measure_all(given: argparse.Namespace) -> int:
     export = export_to(given.export, terms.slo) if given.export else None
     if given.html:
         template()  # what is missing is said before anything is measured
+    given.model = given.model or only_model(completed(given.endpoint), given.timeout)
     own_prompts = given.seed is None  # who gives one wants the very requests again
     wanted = asked(given)
     if given.attainment is not None and len(wanted) == 1 and not given.ramp:

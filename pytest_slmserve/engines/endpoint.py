@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, combinations
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from pytest_slmserve.engines.base import Outputs, ProgressCallback, Scores, WindowBarrier, ignore_progress, message_of
 from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completion, run_of
@@ -69,8 +69,7 @@ class EndpointEngine:
         self._own_prompts = own_prompts and not spec.allow_prefix_cache
         self._counts = True
         self._key = usable(os.environ.get(KEY, "") if key is None else key)
-        self._headers = {"Content-Type": "application/json"}
-        self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._headers = headers_of(self._key)
         self._check()
         self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
@@ -95,8 +94,7 @@ class EndpointEngine:
         return self._asked(self.body(Request((5, 6, 7), 2)))
 
     def _told(self, text: str) -> str:
-        """The first characters of a server's text, without our key: some servers repeat the key that they refuse."""
-        return printable(hidden(text, [self._key]))[:TOLD]
+        return told(text, self._key)
 
     def _asked(self, body: str) -> tuple[int, str, str]:
         """Status, content type and text of one answer."""
@@ -169,6 +167,32 @@ class EndpointEngine:
     def close(self) -> None:
         self.ready = False
         self._client.kill()
+
+
+def headers_of(key: str) -> dict[str, str]:
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def told(text: str, key: str) -> str:
+    """The first characters of a server's text, without our key: some servers repeat the key that they refuse."""
+    return printable(hidden(text, [key]))[:TOLD]
+
+
+def only_model(url: str, timeout_s: float) -> str:
+    """The model that the server of `url` lists at /models beside its completions. Raises BadUsage where it lists none,
+    or several."""
+    parts, key = urlsplit(url), usable(os.environ.get(KEY, ""))
+    path = parts.path.removesuffix("/completions").removesuffix("/chat")
+    listed = urlunsplit(parts._replace(path=f"{path}/models"))
+    try:
+        _, _, text = ask_once("GET", listed, headers_of(key), None, min(ANSWER_S, timeout_s))
+        names = [told(str(each["id"]), key) for each in json.loads(text)["data"]]
+    except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError):
+        names = []
+    if len(names) != 1:
+        seen = f"lists {len(names)} models: {', '.join(names)}" if names else "does not list its models"
+        raise BadUsage(f"no model was named, and {listed} {seen}", f"--model {names[0] if names else 'NAME'}")
+    return names[0]
 
 
 def hint_of(status: int) -> str:

@@ -311,7 +311,7 @@ def test_json_and_csv_are_two_answers(there, tmp_path):
 
 def test_a_page_about_a_ramp(there, tmp_path):
     out = command(there, tmp_path, "--ramp", "20,60", "--step", "1s", "--settle", "0.2").out
-    assert "ramp 20,60/s, 1 s each, gamma 1, seed 0; the first 0.2 s of a step are not judged" in out
+    assert "ramp 20,60/s, 1 s each, Poisson arrivals, seed 0; the first 0.2 s of a step are not judged" in out
     assert len([line for line in out.splitlines() if line.strip().startswith(("20 ", "60 "))]) == 2
 
 

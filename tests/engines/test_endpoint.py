@@ -9,7 +9,9 @@ import time
 from base64 import b64encode
 from contextlib import suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 import pytest
@@ -19,13 +21,15 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_line, measurement_of
-from pytest_slmserve.engines.endpoint import EndpointEngine
+from pytest_slmserve.engines.endpoint import EndpointEngine, only_model
+from pytest_slmserve.engines.loadgen.streams import TOLD, shortened
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import text_of
-from pytest_slmserve.report.loads.single_load import as_text
+from pytest_slmserve.report.loads.single_load import as_text, in_words
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Request
 from pytest_slmserve.telemetry.host_probe import remote
@@ -316,3 +320,67 @@ def test_nobody_there(there):
     spec = replace(spec_of(there), url="http://127.0.0.1:1/v1/completions")
     with pytest.raises(BadUsage, match="127.0.0.1:1/v1/completions does not answer"):
         EndpointEngine(spec)
+
+
+class Listing(BaseHTTPRequestHandler):
+    """A server that lists models, to those who have its key."""
+
+    models: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        may = self.headers["Authorization"] == "Bearer sesame"
+        answer = json.dumps({"data": [{"id": name} for name in self.models]} if may else {"error": "no"}).encode()
+        self.send_response(200 if self.path == "/v1/models" and may else 401)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def listing(monkeypatch):
+    monkeypatch.setenv("SLM_ENDPOINT_KEY", "sesame")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
+def test_the_only_model_of_a_server_needs_no_name(listing, monkeypatch, path):
+    monkeypatch.setattr(Listing, "models", ["me/mine"])
+    assert only_model(listing + path, 10) == "me/mine"
+
+
+def test_which_of_several_models_is_not_guessed(listing, monkeypatch):
+    monkeypatch.setattr(Listing, "models", ["base", "tuned"])
+    with pytest.raises(BadUsage, match="lists 2 models: base, tuned\n  try: --model base"):
+        only_model(f"{listing}/completions", 10)
+
+
+def test_a_server_that_lists_none_needs_a_name(listing, monkeypatch):
+    monkeypatch.setenv("SLM_ENDPOINT_KEY", "wrong")
+    with pytest.raises(BadUsage, match="/v1/models does not list its models\n  try: --model NAME"):
+        only_model(f"{listing}/completions", 10)
+
+
+def test_a_load_of_which_nothing_came_has_no_table_of_dashes(endpoint):
+    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), remote())
+    none = replace(found.run, samples=Samples(*[()] * 8), stream=None, failures=20, first_failure="HTTP 400: no")
+    told = as_text(replace(found, run=none))
+    assert "TTFT" not in told and "INVALID: 20 requests failed, the first with HTTP 400: no" in told
+
+
+def test_gamma_gaps_have_the_name_of_the_field():
+    assert in_words("gamma 1, 20/s, seed 0") == "Poisson arrivals, 20/s, seed 0"
+    assert in_words("ramp 20,60/s, 1 s each, gamma inf") == "ramp 20,60/s, 1 s each, arrivals with constant gaps"
+    assert in_words("gamma 0.5") == "arrivals with gamma gaps, burstiness 0.5"
+    assert in_words("every 20 ms") == "every 20 ms"
+
+
+def test_a_long_failure_ends_behind_a_word():
+    assert shortened("short") == "short"
+    told = shortened('HTTP 400: {"error":{"message":' + 40 * '"some words here","type":"x",')
+    assert len(told) <= TOLD and told.endswith(("words ...", "some ...", ", ...", '"some ...')), told
+    assert len(shortened("x" * 400)) == TOLD

@@ -78,7 +78,8 @@ class Answer:
             raise RequestFailed("broke off", f"the stream ended before it was complete{self._so_far()}")
         if self.response.ended and not self.times:
             counted = "" if self.usage[1] is None else f", of which the server counts {self.usage[1]}"
-            raise RequestFailed("no tokens", f"the stream was complete without a token{counted}")
+            hint = "" if self.usage[1] is None else " (does the server decode them to text?)"
+            raise RequestFailed("no tokens", f"the stream was complete without a token{counted}{hint}")
 
     def _begins(self) -> bool:
         """Report whether the response is a stream of events, by its status and content type so far."""

@@ -7,6 +7,7 @@ are one piece and have the time of the last of them: how far that can be off for
 
 from __future__ import annotations
 
+import re
 import select
 import ssl
 import time
@@ -354,7 +355,7 @@ class Streams:
             self._drop(connection)
 
     def _fail(self, stream: RequestStream, kind: str, why: str) -> None:
-        stream.failure, stream.failed = (kind, self.target.without_secrets(why)[:TOLD]), time.monotonic()
+        stream.failure, stream.failed = (kind, shortened(self.target.without_secrets(why))), time.monotonic()
         self._unread_bytes -= sum(len(data) for _, _, data in stream.unread)
         stream.unread.clear()
         if stream in self._without_connection:
@@ -362,6 +363,11 @@ class Streams:
         if stream in self.in_flight:
             self._leave(stream)
             self.ended.append(stream)
+
+
+def shortened(text: str) -> str:
+    """A text of `TOLD` characters at most; where it is longer, it ends behind a word and says so."""
+    return text if len(text) <= TOLD else f"{re.sub(r'[^ ,]*$', '', text[: TOLD - 4]) or text[: TOLD - 4]} ..."
 
 
 def secure_context() -> ssl.SSLContext:

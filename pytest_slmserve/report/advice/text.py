@@ -19,7 +19,7 @@ from pytest_slmserve.report.advice.deploy_commands import line, lines, starts
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import ABSENT, between, figure, gib, hundredths, milliseconds, whole
 from pytest_slmserve.report.tables.several_gpus import best_on_several, name_of
-from pytest_slmserve.report.text_table import Column, hanging, layout, named, table
+from pytest_slmserve.report.text_table import Column, folded, hanging, laid_out, layout, named, table
 
 COLUMNS: tuple[Column[Advice], ...] = (
     Column("\nmodel", lambda a: a.subject.name, "left"),
@@ -61,9 +61,10 @@ NEEDS = ("kv_blocks", "kv_bytes", "total_bytes", "utilization", "freed_bytes", "
 
 def text(plan: Plan, source: ResultSource) -> str:
     """Heading, table, reasons, commands."""
-    pieces = [heading(plan, source)]
+    pieces = [folded(heading(plan, source))]
     if plan.possible:
-        pieces += [table(plan.advices, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
+        with laid_out(every_column=True):  # what is asked for must not be what a narrow terminal leaves out
+            pieces += [table(plan.advices, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
     pieces += [reasons(advice, plan) for advice in plan.advices]
     if remarks := list(general(plan, source)):
         pieces.append("\n".join(hanging(remark, 2) for remark in remarks))

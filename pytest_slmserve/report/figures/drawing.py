@@ -86,9 +86,11 @@ def has_valid(curve: Curve) -> bool:
 
 
 def shown(curves: Sequence[Curve]) -> list[Shown]:
-    """The curves with a valid point, of a sweep or of replicas, in the order given. Raises BadUsage where none has
-    one."""
+    """The curves with a valid point, of a sweep or of replicas, in the order given. Raises BadUsage where there
+    is none."""
     found = list(filter(has_valid, curves))
+    if not curves:
+        raise BadUsage("there is no sweep, no job and no gate to draw", "slmserve report, which prints rates and ramps")
     if not found:
         raise BadUsage("there is no valid point to draw", "slmserve report says what is wrong")
     return [Shown(curve, name, *look(i)) for i, (curve, name) in enumerate(zip(found, labels(found), strict=True))]

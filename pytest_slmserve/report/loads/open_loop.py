@@ -20,6 +20,7 @@ from pytest_slmserve.report.loads.single_load import (
     failed_text,
     figures_of,
     good,
+    in_words,
     latencies,
     request_lines,
     single_load_facts,
@@ -83,7 +84,7 @@ def rates_text(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
     first = points[0].load
     assert isinstance(first, OpenLoop)
     judged = f"each judged for {first.window_s:g} s after {first.settle_s:g} s"
-    timing = f"{_heading(_process(points[0]))}: one load after the other, {judged}"
+    timing = f"{in_words(_process(points[0]))}: one load after the other, {judged}"
     return "\n".join([*request_lines(points[0]), *_told(points), timing, "", *_body(points, terms)])
 
 
@@ -97,7 +98,7 @@ def ramp_text(measurement: Measurement, terms: ValidityCriteria) -> str:
     """A page on one ramp."""
     load = measurement.load
     assert isinstance(load, OpenLoop)
-    timing = f"{load.arrivals}; the first {load.settle_s:g} s of a step are not judged"
+    timing = f"{in_words(load.arrivals)}; the first {load.settle_s:g} s of a step are not judged"
     return "\n".join(
         [*request_lines(measurement), *told_of(measurement), timing, "", *_body(steps_of(measurement), terms)]
     )
@@ -193,19 +194,6 @@ def _process(m: Measurement) -> str:
     """The arrival process that loads of different rates have in common: "gamma 1"."""
     assert isinstance(m.load, OpenLoop)
     return m.load.arrivals.partition(",")[0]
-
-
-def _heading(process: str) -> str:
-    """The arrival process in words: "gamma 1" is Poisson."""
-    name, _, burstiness = process.partition(" ")
-    match name, burstiness:
-        case "gamma", "1":
-            return "Poisson arrivals"
-        case "gamma", "inf":
-            return "arrivals with constant gaps"
-        case "gamma", _:
-            return f"arrivals with gamma gaps, burstiness {burstiness}"
-    return process
 
 
 def _rate(m: Measurement) -> float:

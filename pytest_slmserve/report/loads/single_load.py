@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -97,9 +98,11 @@ def figures_of(measurement: Measurement, terms: ValidityCriteria = STRICT) -> di
 
 
 def as_text(measurement: Measurement, terms: ValidityCriteria = STRICT) -> str:
-    """A head, a table of latencies, what was good, and what is wrong."""
+    """A head, a table of latencies where there are any, what was good, and what is wrong."""
     told = [_served(served)] if (served := good(measurement, terms.slo)) else []
-    return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement, terms)])
+    found = latencies(measurement)
+    rows = ["", _table(found)] if any(each.known for each in found.values()) else []
+    return "\n".join([*_head(measurement), *rows, *told, *_doubts(measurement, terms)])
 
 
 def _load(m: Measurement) -> str:
@@ -109,8 +112,18 @@ def _load(m: Measurement) -> str:
     match m.load:
         case OpenLoop(requests=None, arrivals=arrivals) if delay:
             sent = f"{figure(delay.requested_per_s, 4)} requests/s scheduled, {figure(delay.achieved_per_s, 4)} sent"
-            return f"{arrivals}: {sent}{late}"
+            return f"{in_words(arrivals)}: {sent}{late}"
     return f"{m.load.title}{late}"
+
+
+def in_words(arrivals: str) -> str:
+    """How requests come, with the usual name of gamma gaps: those of burstiness 1 are Poisson arrivals."""
+
+    def named(found: re.Match[str]) -> str:
+        usual = {"1": "Poisson arrivals", "inf": "arrivals with constant gaps"}
+        return usual.get(found[0].split()[1], f"arrivals with gamma gaps, burstiness {found[0].split()[1]}")
+
+    return re.sub(r"(?<![^ ])gamma [^ ,]+", named, arrivals)
 
 
 def _held_back(m: Measurement) -> Iterator[str]:

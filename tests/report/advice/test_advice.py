@@ -58,6 +58,14 @@ def flat(out: str) -> str:
     return " ".join(out.split())
 
 
+def test_a_narrow_terminal_has_every_column_and_no_longer_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = text(planned(), replace(SOURCE, latency="the mean time per output token after the first, TPOT"))
+    answers = out[: out.index("batch: what max_num_seqs")]
+    assert "freed" in answers and "MPS" in answers and "not shown" not in answers
+    assert max(map(len, answers.splitlines())) <= 80
+
+
 def test_one_model_as_text():
     out = text(planned(), SOURCE)
     table = out.splitlines()[3:7]

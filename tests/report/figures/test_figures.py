@@ -58,9 +58,11 @@ def test_a_law_that_does_not_describe_the_curve_is_not_drawn(tmp_path):
     assert "<!-- fitted law -->" not in drawn(tmp_path, bent)
 
 
-@pytest.mark.parametrize("curves", [[], [Curve(subject="x")]])
-def test_nothing_to_draw(curves, tmp_path):
-    with pytest.raises(BadUsage, match="no valid point to draw"):
+@pytest.mark.parametrize(
+    ("curves", "why"), [([], "no sweep, no job and no gate"), ([Curve(subject="x")], "no valid point to draw")]
+)
+def test_nothing_to_draw(curves, why, tmp_path):
+    with pytest.raises(BadUsage, match=why):
         draw_sweeps(curves, tmp_path / "out.png")
 
 
