@@ -29,6 +29,8 @@ OF_OUR_ENGINES = (
     "telemetry_interval",
     "tensor_parallel_size",
 )
+# Values to type where an option has no default of its own, by what stands for them in the help.
+SUCH_AS = {"N": "8", "S": "5", "SHARE": "0.05", "SIZE": "40GiB", "tflops=N,gbps=N": "tflops=989,gbps=3350"}
 OWN_MODES = "--slm-gpu, --slm-cpu or --slm-simulate"
 
 
@@ -166,8 +168,9 @@ def _shown(opt: Opt, text: str | Sequence[str]) -> str | Sequence[str]:
 
 def _to_type(opt: Opt, text: str | Sequence[str]) -> str:
     """The option as it may be typed in place of a wrong value: of several words the one that is near, or the last one,
-    which is no default."""
+    which is no default; of others the default, or an example."""
     if isinstance(opt.read, OneOf):
         near = get_close_matches(str(text), opt.read.choices, 1)
         return f"{opt.flag}={near[0] if near else opt.read.choices[-1]}"
-    return f"{opt.flag} {opt.metavar or ''}".rstrip()
+    value = opt.default_text or SUCH_AS.get(opt.metavar or "", opt.metavar)
+    return f"{opt.flag}={value}" if value else opt.flag

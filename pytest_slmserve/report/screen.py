@@ -37,7 +37,7 @@ from pytest_slmserve.report.text_table import Column, folded, layout, table_part
 
 MOST_LINES = 23  # and the line that pytest puts above them
 # Lines of one sentence, of verdicts and notes and of all else, as there is room; the tables have all of it.
-LONGEST = ((9, 2), (2, 2), (2, 1), (1, 1))
+LONGEST = ((99, 99), (9, 2), (2, 2), (2, 1), (1, 1))
 
 Line = tuple[str, Colour | None]
 
@@ -103,14 +103,14 @@ class Section:
             self.head = last[:1]
 
 
-def screen(found: Findings) -> list[Line]:
-    """Lines of the screen, the most important first, each with a colour."""
+def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
+    """Lines of the screen, the most important first, each with a colour. most: lines that there is room for."""
     for of_verdicts, of_others in LONGEST:
         longest: dict[Maker, int] = dict.fromkeys((_gates, _claims, _notes), of_verdicts)
         sections = [part for make in PARTS for part in make(found, longest.get(make, of_others))]
-        if sum(len(part.lines) for part in sections) <= MOST_LINES:
+        if sum(len(part.lines) for part in sections) <= most:
             break
-    while sum(len(part.lines) for part in sections) > MOST_LINES:
+    while sum(len(part.lines) for part in sections) > most:
         largest = max(reversed(sections), key=lambda part: part.excess)
         if not largest.excess:
             break

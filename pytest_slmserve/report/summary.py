@@ -19,7 +19,7 @@ from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.literals import Detail
 from pytest_slmserve.schema.printable import printable
 
-ON_A_PAGE = 100  # columns of a summary on the page of a workflow
+ON_A_PAGE = 100  # columns, and lines, of a summary on the page of a workflow
 
 
 def write_summary(terminal: Any, session: Any, detail: Detail = "summary") -> None:
@@ -103,6 +103,6 @@ def as_page(found: Findings) -> str:
     lines = [f"failed: {printable(text, layout='')}" for text in found.failed]  # never folded: none can end the block
     if not found.gates or found.curves or found.judged:
         with laid_out(ON_A_PAGE):
-            lines += [text for text, _ in screen(replace(found, gates=()))]
+            lines += [text for text, _ in screen(replace(found, gates=()), most=ON_A_PAGE)]
     text = "\n".join(lines)
     return f"{gates}### pytest-slmserve\n\n```text\n{text}\n```\n" if lines else gates

@@ -150,10 +150,11 @@ def _sizes(path: Path, changed_ns: int) -> dict[str, Any]:
 
 
 def _instead_of(model: str) -> str:
-    """What to type in place of an unknown name: near ones first, then what else a model may be."""
+    """What to type in place of an unknown name: near ones, or all that are known; then what else a model may be."""
     near = dict.fromkeys(KNOWN_AS[each] for each in get_close_matches(model.lower(), KNOWN_AS, cutoff=0.75))
     suggestions = [" or ".join(near)] if near else []
     if on_the_hub(model):
         own = model.rsplit("/", 1)[-1]
         suggestions.append(f"`hf download {model} config.json --local-dir {own}` and the folder {own}")
-    return "; ".join([*suggestions, f"one of {', '.join(CATALOGUE)}, or a folder that holds a config.json"])
+    known = "" if near else f"one of {', '.join(CATALOGUE)}, or "
+    return "; ".join([*suggestions, f"{known}a folder that holds a config.json"])

@@ -242,12 +242,20 @@ def test_a_bad_text_is_told_with_where_it_stood(opt, text):
         ("ramp_up", "stagered", "--slm-ramp-up=staggered"),
         ("gate_caches", "WARM", "--slm-gate-caches=cold"),
         ("interface", "severs", "--slm-interface=server"),
+        ("input_len", "abc", "--slm-input-len=8"),
+        ("repeats", "0", "--slm-repeats=2"),
+        ("window", "-1", "--slm-window=5"),
+        ("gpu_memory", "much", "--slm-gpu-memory=40GiB"),
+        ("gpu_peaks", "fast", "--slm-gpu-peaks=tflops=989,gbps=3350"),
+        ("concurrency", "4,2", "--slm-concurrency=1,2,4"),
     ],
 )
-def test_a_bad_choice_gets_one_that_can_be_typed(name, typed, hint):
+def test_a_bad_value_gets_one_that_can_be_typed(name, typed, hint):
     with pytest.raises(BadUsage) as error:
         read_options({name: typed}, {}, {})
     assert error.value.hint == hint
+    _, _, good = hint.partition("=")
+    read_options({name: good, "simulate": True, "gate": name.startswith("gate") or None}, {}, {})
 
 
 def test_every_option_with_a_syntax_has_a_bad_text():

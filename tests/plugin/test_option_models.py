@@ -15,10 +15,10 @@ def test_each_model_has_its_points_on_its_own_engine(sweep, archive):
     assert models == ["opt-125m"] * 10 + ["opt-350m"] * 10
 
 
-def test_an_unknown_model_is_an_error_that_names_the_known_ones(sweep):
+def test_an_unknown_model_is_an_error_that_names_near_ones_or_all(sweep):
     text = usage_error(sweep("--slm-models=opt-2b"))
-    assert "unknown model 'opt-2b'" in text
-    assert "opt-125m, opt-350m, opt-1.3b" in text
+    assert "unknown model 'opt-2b'" in text and "opt-2.7b" in text and "opt-tiny" not in text
+    assert "opt-125m, opt-350m, opt-1.3b" in usage_error(sweep("--slm-models=falcon"))
 
 
 @pytest.mark.parametrize("wrong", ["opt-1.4b", "empty"])

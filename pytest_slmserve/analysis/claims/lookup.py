@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims.claim import ANY, ANY_RELEASE, Claim, ClaimRow, Others
@@ -25,7 +26,9 @@ def claim_of(name: str) -> Claim:
     for claim in CLAIMS:
         if claim.name == name:
             return claim
-    raise BadUsage(f"unknown claim {name!r}", f"one of {', '.join(c.name for c in CLAIMS)}")
+    known = [claim.name for claim in CLAIMS]
+    near = get_close_matches(name, known)
+    raise BadUsage(f"unknown claim {name!r}", " or ".join(near) or f"one of {', '.join(known)}")
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -137,6 +137,8 @@ def test_release(version, expected):
 def test_unknown_claims_and_empty_tables():
     with pytest.raises(BadUsage, match="unknown claim 'flying'.*\n.*throughput-plateau"):
         row_for("flying", "opt-1.3b")
+    with pytest.raises(BadUsage, match="unknown claim 'throughput-platau'\n  try: throughput-plateau or "):
+        row_for("throughput-platau", "opt-1.3b")
     with pytest.raises(BadUsage, match="no row"):
         row_for(PLATEAU, "opt-1.3b", rows=())
 
