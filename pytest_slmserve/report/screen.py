@@ -37,7 +37,7 @@ from pytest_slmserve.report.text_table import Column, folded, layout, table_part
 
 MOST_LINES = 23  # and the line that pytest puts above them
 # Lines of one sentence, of verdicts and notes and of all else, as there is room; the tables have all of it.
-LONGEST = ((99, 99), (9, 2), (2, 2), (2, 1), (1, 1))
+LONGEST = ((99, 99), (9, 4), (9, 3), (9, 2), (2, 2), (2, 1), (1, 1))
 
 Line = tuple[str, Colour | None]
 
@@ -84,8 +84,13 @@ class Section:
 
     @property
     def lines(self) -> list[Line]:
-        more: list[Line] = [(f"  and {counted(self.left_out, f'more {self.unit}')}", None)] if self.left_out else []
-        return [*self.head, *(line for entry in self.entries for line in entry), *more, *self.foot]
+        more = f"and {counted(self.left_out, f'more {self.unit}')}" if self.entries else self._none_shown
+        left_out: list[Line] = [(f"  {more}", None)] if self.left_out else []
+        return [*self.head, *(line for entry in self.entries for line in entry), *left_out, *self.foot]
+
+    @property
+    def _none_shown(self) -> str:
+        return f"{counted(self.left_out, self.unit)}, which the tables have"
 
     @property
     def excess(self) -> float:
@@ -180,11 +185,13 @@ def _place(curve: Curve) -> str:
 
 
 def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
-    flat = curve.plateau(found.tolerance(curve, label)).value
+    tolerance = found.tolerance(curve, label)
+    flat = curve.plateau(tolerance).value
     point = max(curve.valid, key=lambda p: fmean(p.repeats), default=None)
     plateau = ""
     if is_sweep(curve) and len(curve.valid) > 1:
-        unsure = "?" if obstacle(curve) else ""
+        undecided = obstacle(curve) or curve.pareto_plateau(tolerance).state is State.UNDECIDED
+        unsure = "?" if undecided else ""
         plateau = f"past {curve.valid[-1].concurrency}{unsure}" if flat is None else f"from {flat}{unsure}"
         point = next((p for p in curve.valid if p.concurrency == flat), point)
     return ModelRow(label, curve, point, plateau, _good(curve, found.slo))

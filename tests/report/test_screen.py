@@ -66,6 +66,9 @@ def test_without_a_plateau_the_figures_are_those_of_the_most_throughput():
     assert rows(lines_of(curves=[rising]))["opt-1.3b"][:3] == ["past", "4", "4"]
     unsure = noisy_curve({1: 1000.0, 2: 2000.0, 4: 4000.0}, noise=0.0, repeats=1)
     assert rows(lines_of(curves=[unsure]))["opt-1.3b"][:2] == ["past", "4?"], "nothing tells the noise"
+    noisy = noisy_curve({1: 1000.0, 2: 2000.0, 4: 2100.0}, noise=0.1, repeats=2)
+    assert noisy.pareto_plateau().state is State.UNDECIDED
+    assert rows(lines_of(curves=[noisy]))["opt-1.3b"][1].endswith("?"), "the claim is undecided"
     alone = Curve(subject="opt-1.3b", points=(point(8, [100.0]),))
     assert rows(lines_of(curves=[alone]))["opt-1.3b"][:2] == ["8", "100.0"], "one point has no plateau to be named"
 
@@ -193,7 +196,11 @@ def test_it_is_one_screen_however_much_there_is(width):
     assert max(map(len, lines)) <= width and len(lines) == MOST_LINES
     text = "\n".join(lines)
     assert "model-0  from" in text and "FAILS throughput-plateau, model-0" in text and "undecided: model-0" in text
-    assert "more models" in text and "20 more jobs" in text and lines[-1] == "more: slmserve report a.jsonl"
+    assert (
+        "more models" in text
+        and "20 jobs, which the tables have" in text
+        and lines[-1] == "more: slmserve report a.jsonl"
+    )
 
 
 def test_several_gates_are_one_screen():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import GIB, EngineSpec
+
+# Fields of an engine's specification that a label names otherwise, or that change no measurement.
+NAMED_APART = ("model", "platform", "interface", "url", "tensor_parallel_size", "gpu", "python", "env", "extra")
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
@@ -16,13 +21,19 @@ def labels(curves: Sequence[Curve]) -> list[str]:
 
 
 def _distinction(curve: Curve, curves: Sequence[Curve]) -> list[str]:
-    rivals = [_facts(other) for other in curves if other.subject == curve.subject]
-    own = _facts(curve)
-    return [fact for i, fact in enumerate(own) if any(rival[i : i + 1] != [fact] for rival in rivals)]
+    alike = [other for other in curves if other.subject == curve.subject]
+    rivals, own = list(map(_facts, alike)), _facts(curve)
+    plain = [fact for i, fact in enumerate(own) if any(rival[i : i + 1] != [fact] for rival in rivals)]
+    measured = [other.first for other in alike if other.first]
+    if curve.first is None:
+        return plain
+    requests = _differing(_requests(curve.first), list(map(_requests, measured)))
+    return [*plain, *requests, *_differing(_arguments(curve.first), list(map(_arguments, measured)))]
 
 
 def _facts(curve: Curve) -> list[str]:
-    """All that can differ between two curves of one model, the plainest first; empty where nothing was measured."""
+    """What can differ between two curves of one model beside requests and engine, the plainest first; empty where
+    nothing was measured."""
     first, load = curve.first, curve.load
     if first is None or load is None:
         return []
@@ -35,14 +46,55 @@ def _facts(curve: Curve) -> list[str]:
         f"warm-up {load.settle_lifetimes:g}",
         where.url or where.gpu_name or where.cpu or "unknown device",
         f"vLLM {where.vllm or '-'}",
-        f"workload {first.workload.hash[:6]}",
-        f"engine {_limits(first.spec)[:6]}",
     ]
 
 
-def _limits(spec: EngineSpec) -> str:
-    """Key of the engine's specification, without the facts that a label names separately: server, front ends, GPUs."""
-    return replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1).key
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Settings that a label may name, by name, and the hash of all there are, for where they are the same."""
+
+    settings: dict[str, str]
+    hash: str
+
+
+def _differing(own: _Named, others: Sequence[_Named]) -> list[str]:
+    """The settings of `own` that are not those of all others; the hash where all have the same words."""
+    if all(other.hash == own.hash for other in others):
+        return []
+    told = [text for name, text in own.settings.items() if any(each.settings.get(name) != text for each in others)]
+    elsewhere = dict.fromkeys(name for each in others for name in each.settings if name not in own.settings)
+    return [*told, *(f"{name.replace('_', ' ')} unset" for name in elsewhere)] or [own.hash]
+
+
+def _requests(first: Measurement) -> _Named:
+    spec = first.workload.spec
+    lengths = (
+        f"{spec.prompt_tokens or 'natural'}/{spec.output_tokens} tokens" if spec.output_tokens else "natural lengths"
+    )
+    others = {name: value for name, value in asdict(spec).items() if name not in ("prompt_tokens", "output_tokens")}
+    return _Named({"lengths": lengths, **_settings(others)}, f"workload {first.workload.hash[:6]}")
+
+
+def _arguments(first: Measurement) -> _Named:
+    """Limits and arguments of the engine, without those that a label names separately: server, front ends, GPUs."""
+    spec = first.spec.without_http if first.spec.interface == "server" else first.spec
+    spec = replace(spec, tensor_parallel_size=1)
+    own = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in NAMED_APART}
+    settings = _settings({**own, **dict(spec.env), **dict(spec.extra)})
+    return _Named(
+        settings | {"kv_cache_bytes": f"KV cache {spec.kv_cache_bytes / GIB:.6g} GiB"}, f"engine {spec.key[:6]}"
+    )
+
+
+def _settings(values: Mapping[str, Any]) -> dict[str, str]:
+    """Words for each value: "max num seqs 256", "no enforce eager"."""
+    return {name: _words(name.replace("_", " "), value) for name, value in values.items()}
+
+
+def _words(name: str, value: Any) -> str:
+    if isinstance(value, bool) or value == "":
+        return name if value else f"no {name}"
+    return f"{name} {value}"
 
 
 def front_ends(spec: EngineSpec | None) -> str:

@@ -11,6 +11,7 @@ from pytest_slmserve.report.tables.findings import amount, findings, hosts, rema
 from pytest_slmserve.report.tables.run import sweep_report
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import GIB
 
 BATCHES = (1, 4, 16, 64, 256)
 CPU = Environment(platform="cpu", cpu="Imagined CPU")
@@ -57,6 +58,31 @@ def test_labels_tell_curves_of_one_subject_apart():
     assert labels([sweep(), longer, other]) == ["opt-1.3b, window 5 s", "opt-1.3b, window 9 s", "opt-2.7b"]
     assert labels([sweep(), sweep(CPU)])[1].startswith("opt-1.3b, Imagined CPU")
     assert labels([Curve(subject="x"), Curve(subject="x")]) == ["x", "x"]
+
+
+def test_engines_and_requests_that_differ_are_named_in_words():
+    def changed(**fields):
+        made = [replace(m, spec=replace(m.spec, **fields)) for m in sweep().measurements]
+        return curve_of("opt-1.3b", made)
+
+    limits = labels([changed(max_num_seqs=256), changed(enforce_eager=True), changed(kv_cache_bytes=3 * GIB)])
+    assert limits[0] == "opt-1.3b, max num seqs 256, KV cache 4 GiB, no enforce eager"
+    assert limits[1] == "opt-1.3b, max num seqs 1024, KV cache 4 GiB, enforce eager"
+    assert "KV cache 3 GiB" in limits[2]
+    graphs = labels([sweep(), changed(extra=(("max_cudagraph_capture_size", 2048),))])
+    assert graphs == ["opt-1.3b, max cudagraph capture size unset", "opt-1.3b, max cudagraph capture size 2048"]
+
+    def sent(hash_, **fields):
+        made = [
+            replace(m, workload=replace(m.workload, hash=hash_, spec=replace(m.workload.spec, **fields)))
+            for m in sweep().measurements
+        ]
+        return curve_of("opt-1.3b", made)
+
+    natural = labels([sweep(), sent("fedcba987654", prompt_tokens=None, output_tokens=None)])
+    assert natural[0].endswith(" tokens") and natural[1] == "opt-1.3b, natural lengths"
+    same_words = labels([sweep(), sent("fedcba987654")])
+    assert same_words[1] == "opt-1.3b, workload fedcba", "nothing else tells them apart"
 
 
 def test_spread_is_over_the_mean():
