@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import jobs_title
 from pytest_slmserve.report.tables.replicas import alone_at, deployed
 from pytest_slmserve.report.tables.run import Colour, Judged, by_outcome, tally
-from pytest_slmserve.report.tables.valid_column import AnyPoint
+from pytest_slmserve.report.tables.valid_column import AnyPoint, first_of_each_kind, kind_of
 from pytest_slmserve.report.text_table import Column, folded, layout, table_parts
 
 MOST_LINES = 23  # and the line that pytest puts above them
@@ -361,12 +360,12 @@ def _standing(point: AnyPoint) -> str:
 
 
 def _reason(point: AnyPoint) -> str:
-    return "; ".join(dict.fromkeys((*point.degraded, *point.problems) or point.noise))
+    return "; ".join(dict.fromkeys((*point.degraded, *point.problems)) or first_of_each_kind(point.noise))
 
 
 def _kind(point: AnyPoint) -> str:
     """The first reason without its figures."""
-    return re.split(r":| [-+.\d]+ ", _reason(point), maxsplit=1)[0]
+    return kind_of(_reason(point))
 
 
 def _notes(found: Findings, longest: int) -> Iterator[Section]:

@@ -157,13 +157,15 @@ def test_what_was_disturbed_is_named_the_worst_first():
 
 def test_noise_comes_last_and_what_was_left_out_before_it():
     curve = noisy_curve({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})
-    slow = tuple(replace(p, noise=(f"not steady: {p.concurrency} apart",)) for p in curve.points)
+    slow = tuple(
+        replace(p, noise=tuple(f"not steady: {p.concurrency * i} apart" for i in (1, 2))) for p in curve.points
+    )
     partly = replace(slow[0], left_out=1, problems=("1 requests failed",))
     lines = lines_of(curves=[replace(curve, points=(partly, *slow[1:3], curve.points[3]))])
     assert lines[-4:-1] == [
         "disturbed: 3 of 4 points",
         "  some left out: opt-1.3b at 1: 1 requests failed",
-        "  noisy, kept: opt-1.3b at 2, 4: not steady: 2 apart",
+        "  noisy, kept: opt-1.3b at 2, 4: not steady: 2 apart, and 1 more like it",
     ]
 
 

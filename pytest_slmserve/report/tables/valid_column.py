@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.validity import CheckResult
 from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
@@ -42,4 +44,15 @@ def reasons(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
     if point.degraded:
         yield hanging(f"degraded: {name}: {'; '.join(point.degraded)}", 2)
     if point.noise:
-        yield hanging(f"noisy, kept: {name}: {'; '.join(point.noise)}", 2)
+        yield hanging(f"noisy, kept: {name}: {'; '.join(first_of_each_kind(point.noise))}", 2)
+
+
+def first_of_each_kind(texts: Sequence[str]) -> list[str]:
+    """The first of the texts that differ only in their figures, and how many more there are."""
+    kinds = grouped(texts, kind_of).values()
+    return [f"{first}{f', and {len(more)} more like it' if more else ''}" for first, *more in kinds]
+
+
+def kind_of(text: str) -> str:
+    """A reason without its figures."""
+    return re.split(r":| [-+.\d]+ ", text, maxsplit=1)[0]
