@@ -477,3 +477,30 @@ def leaves(value: object, where: tuple[object, ...]) -> list[tuple[object, ...]]
     """Where plain values stand; of a list, the first alone."""
     inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else None
     return [where] if inner is None else [leaf for key, each in inner for leaf in leaves(each, (*where, key))]
+
+
+def vllms_results(folder, loads):
+    for load in loads:
+        rate = law(load or 32)
+        facts = {"max_concurrency": load, "output_throughput": rate, "mean_tpot_ms": 1e3 * (load or 32) / rate}
+        (folder / f"{load}.json").write_text(json.dumps(facts), "utf-8")
+    return sorted(folder.iterdir())
+
+
+def test_of_vllms_own_results_the_columns_are_known(tmp_path, capsys):
+    paths = vllms_results(tmp_path, (32, 64, 128, 256))
+    status, out, err = run(capsys, "judge", *paths, "--json")
+    assert (status, err) == (0, "")
+    named = json.loads(out)["columns"]
+    assert (named["knob"], named["throughput"], named["latency"]) == (
+        "max_concurrency",
+        "output_throughput",
+        "mean_tpot_ms",
+    )
+    status, _, err = run(capsys, "judge", external(tmp_path))
+    assert status == 4 and "try: --knob --throughput --latency NAME" in err, "of others they are not guessed"
+
+
+def test_too_few_results_say_which_had_no_load(tmp_path, capsys):
+    status, _, err = run(capsys, "judge", *vllms_results(tmp_path, (32, 64, None)))
+    assert status == 4 and "2 values of max_concurrency, 3 are needed; left out, without a value of max_c" in err

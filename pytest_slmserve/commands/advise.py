@@ -46,19 +46,19 @@ def add(commands: cli.Commands) -> None:
     words = "advise the batch, the memory and the number of engines to serve with"
     command = cli.add_command(commands, "advise", words, STATUS, advise)
     cli.add_archives(command, "RECORDS")
-    add_columns(command, required=False)
+    add_columns(command)
     command.add_argument(
         "--model", metavar="NAME", help="advise on this model alone; tells the shape of external results"
     )
     blocks = "column of the engine's KV blocks, of external results: tells with --model the memory that a batch frees"
     command.add_argument("--kv-blocks", metavar="NAME", help=blocks)
-    longest = "of a request at full length, prompt and output (default: the longest measured)"
+    longest = "tokens of a full request, prompt and output (default: the longest measured)"
     command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=longest)
-    memory = "of the GPU: 80GiB, or bytes (default: that of the GPU measured on)"
+    memory = "memory of the GPU, as 80GiB or in bytes (default: that of the GPU measured on)"
     command.add_argument("--gpu-memory", metavar="SIZE", help=memory)
-    part = "of the GPU's memory for all engines together (default: 0.9)"
+    part = "share of the GPU's memory for all engines together (default: 0.9)"
     command.add_argument("--gpu-memory-utilization", metavar="SHARE", type=float, default=0.9, help=part)
-    price = "of the GPU, in any currency: adds what a million output tokens cost"
+    price = "price of the GPU in any currency: adds what a million output tokens cost"
     command.add_argument("--price-per-hour", metavar="PRICE", type=float, help=price)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
     cli.add_html(command)

@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
     command = add_command(commands, "gate", words, STATUS, gate)
     columns = "a CSV with the columns baseline and candidate, one row per pair in the order measured"
     command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
-    better = "whether more is better, as of throughput, or less, as of latency"
+    better = "direction in which the figure is better: higher for throughput, lower for latency"
     command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
     margin = "how much worse the candidate may be (default: 0.03, which is 3 %%)"
     command.add_argument("--margin", metavar="SHARE", type=float, default=0.03, help=margin)

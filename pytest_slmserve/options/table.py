@@ -130,7 +130,7 @@ class Options:
         RUN,
         OneOf(get_args(Suite)),
         "core",
-        "shipped tests to run: core (planned for 15 minutes on a GPU), papers (with all published claims), or all",
+        "shipped tests to run: core (planned for 10 minutes on a GPU), papers (with all published claims), or all",
         "NAME",
     )
     plan: bool = opt(RUN, truth, False, "print items, engines, order and expected seconds, and run nothing")
@@ -143,7 +143,11 @@ class Options:
     strict: bool = opt(RUN, truth, False, "assert the claims as published: ignore the list of known exceptions")
 
     concurrency: tuple[int, ...] | None = opt(
-        LOAD, ascending, None, "requests in flight at each point; default: 1,2,4 ... up to the capacity", "1,2,4"
+        LOAD,
+        ascending,
+        None,
+        "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity",
+        "1,2,4",
     )
     sweep: Sweeping = opt(
         LOAD,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
-from scripts import benchmark_script, loaded
+from scripts import CHECKOUT, benchmark_script, loaded
 from shipped import BENCHMARKS
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands.plan import SHIPPED, words_of
+from pytest_slmserve.options.table import OPTS
 
 
 def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, monkeypatch):
@@ -86,3 +90,14 @@ def test_an_engine_that_starts_once_is_through_sooner_than_one_that_starts_for_e
 def seconds(clock: str) -> int:
     minutes, rest = clock.split(":")
     return 60 * int(minutes) + int(rest)
+
+
+@pytest.mark.skipif(not (CHECKOUT / "README.md").is_file(), reason="the documentation is in the checkout")
+def test_the_minutes_of_the_core_suite_are_those_of_its_plan(tmp_path, monkeypatch, capfd):
+    """In its help, and so in docs/options.md, and in the README."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "--slm-gpu", str(BENCHMARKS)]) == 0
+    minutes, seconds = re.findall(r"(\d+):(\d\d)  end:", capfd.readouterr().out)[-1]
+    planned = f"planned for {math.ceil(int(minutes) + int(seconds) / 60)} minutes"
+    [suite] = [opt for opt in OPTS if opt.name == "suite"]
+    assert planned in suite.help and planned in (CHECKOUT / "README.md").read_text("utf-8")
