@@ -99,7 +99,7 @@ def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, records: 
     (path / "AzureLLMInferenceTrace_conv.csv").write_text(TRACE)
     (path / "results").mkdir()
     for load, rate, itl in ((1, 270.0, 3.6), (8, 1740.0, 4.5), (32, 4160.0, 7.5)):
-        row = {"max_concurrency": load, "output_throughput": rate, "mean_itl_ms": itl}
+        row = {"max_concurrency": load, "output_throughput": rate, "mean_tpot_ms": itl}
         (path / f"results/{load}.json").write_text(json.dumps(row))
     return path
 
