@@ -284,7 +284,7 @@ def test_figures_of_several_archives_are_written_and_named(suffix, tmp_path, cap
     paths = [archive(tmp_path / f"{i}.jsonl", watched(m)) for i, m in enumerate((small, large))]
     out = tmp_path / "new" / "pictures"
     status, text, err = run(capsys, "figures", *paths, "--out", out, "--format", suffix)
-    names = ("sweeps", *SENSED)
+    names = ("sweeps", "latency", *SENSED)
     assert (status, err) == (0, "") and text.splitlines() == [f"drawn: {out / name}.{suffix}" for name in names]
     assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in names}
     if suffix == "svg":
@@ -297,17 +297,18 @@ def test_without_sensors_the_sweeps_are_drawn_and_the_rest_is_excused(tmp_path, 
     path, out = archive(tmp_path / "a.jsonl", measured()), tmp_path / "out"
     path.write_bytes(path.read_bytes()[:-10])
     status, text, err = run(capsys, "figures", path, "--out", out)
-    note, drawn, *others = text.splitlines()
-    assert (status, err) == (0, "") and "ends early" in note and drawn == f"drawn: {out / 'sweeps.png'}"
+    note, sweeps, latency, *others = text.splitlines()
+    assert (status, err) == (0, "") and "ends early" in note
+    assert [sweeps, latency] == [f"drawn: {out / name}.png" for name in ("sweeps", "latency")]
     assert [line.split(":")[:2] for line in others] == [["not drawn", f" {name}"] for name in SENSED]
-    assert [path.name for path in out.iterdir()] == ["sweeps.png"]
+    assert {path.name for path in out.iterdir()} == {"sweeps.png", "latency.png"}
 
 
 def test_nothing_to_draw_is_4_and_leaves_no_folder(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
     status, _, err = run(capsys, "figures", archive(tmp_path / "a.jsonl", []), "--out", out)
-    assert status == 4 and err.startswith("error: there is no sweep, no job and no gate to draw") and not out.exists()
+    assert status == 4 and err.startswith("error: there is no sweep, no job, no request rate") and not out.exists()
 
 
 def test_a_damaged_line_stops_the_figures_unless_it_is_left_out(tmp_path, capsys):

@@ -59,6 +59,12 @@ def add_formats(command: Parser, csv: str) -> None:
     formats.add_argument("--csv", action="store_true", help=f"CSV instead of text: a line for {csv}")
 
 
+def add_goodput(command: Taker, adds: str = "goodput") -> None:
+    """adds: what the bounds add to the output."""
+    bounds = f"bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds {adds}"
+    command.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
+
+
 def add_html(command: Parser) -> None:
     page = "also write one page with charts, tables and the records, which needs no network (needs Jinja2)"
     command.add_argument("--html", metavar="OUT.html", type=Path, help=page)

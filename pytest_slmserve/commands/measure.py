@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import measure_loads, measure_requests
-from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats, add_html
+from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats, add_goodput, add_html
 from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model
 from pytest_slmserve.engines.load_client import TIMEOUT_S
@@ -58,8 +58,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--model", metavar="NAME", help="as the server calls it (default: its only one)")
     measure_loads.add_arguments(command)
     measure_requests.add_arguments(command)
-    bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
-    command.add_argument("--goodput", metavar="BOUNDS", help=bounds)
+    add_goodput(command)
     enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"
     command.add_argument("--attainment", metavar="SHARE", type=float, help=enough)
     failed = (
@@ -140,7 +139,7 @@ def terms_of(given: argparse.Namespace) -> ValidityCriteria:
             f"--allow-failed {given.allow_failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         )
         raise BadUsage(problem, "--allow-failed 0.01")
-    return ValidityCriteria(slo_of_requests(given.goodput or ""), attainment, given.allow_failed)
+    return ValidityCriteria(slo_of_requests(given.goodput), attainment, given.allow_failed)
 
 
 def measured(

@@ -64,16 +64,16 @@ def add(commands: cli.Commands) -> None:
     report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
     cli.add_html(report_)
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
-    bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
-    report_.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
+    cli.add_goodput(report_)
     cli.add_formats(report_, "each point, job and load")
     add_question(report_.add_argument_group("external results, as `judge` reads them"))
-    words = "draw what archives hold: throughput, GPU use, energy, replicas, gates (needs matplotlib)"
+    words = "draw what archives hold: throughput, latency, rates, GPU use, energy, replicas, gates (needs matplotlib)"
     figures_ = cli.add_command(commands, "figures", words, FIGURES_STATUS, figures)
     cli.add_archives(figures_, "RECORDS")
     where = "where to write the pictures; made if it is not there (default: figures)"
     figures_.add_argument("--out", metavar="FOLDER", type=Path, default=Path("figures"), help=where)
     figures_.add_argument("--format", choices=("png", "svg"), default="png", help="of the pictures (default: png)")
+    cli.add_goodput(figures_, "goodput at each rate, and the bounds as lines")
 
 
 def report(given: argparse.Namespace) -> int:
@@ -165,12 +165,17 @@ def rows_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriter
 
 def figures(given: argparse.Namespace) -> int:
     """Every picture that the archives have the measurements for, and why there is no other."""
+    slo = slo_of_requests(given.goodput)
     archives = read_each(given)
     contents, (gates, remarks) = merged([each for _, each in archives]), gates_of(archives)
     for note in (*contents.notes, *remarks):
         print(f"note: {note}")
     curves, jobs, drawn = curves_of(contents), job_points(contents.measurements), gate_pictures(gates)
-    drawn += [] if gates and not (curves or jobs) else pictures(curves, jobs)
+    at_rates = [m for m in contents.measurements if is_windowed(m.load)]
+    if not (drawn or curves or jobs or at_rates):
+        why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
+        raise BadUsage(why, "slmserve report prints what there is")
+    drawn += pictures(curves, jobs, at_rates, slo) if curves or jobs or at_rates else []
     make(given.out)
     for picture in drawn:
         if picture.figure is None:

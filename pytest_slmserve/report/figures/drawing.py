@@ -88,9 +88,9 @@ def has_valid(curve: Curve) -> bool:
 def shown(curves: Sequence[Curve]) -> list[Shown]:
     """The curves with a valid point, of a sweep or of replicas, in the order given. Raises BadUsage where there
     is none."""
-    found = list(filter(has_valid, curves))
     if not curves:
-        raise BadUsage("there is no sweep, no job and no gate to draw", "slmserve report, which prints rates and ramps")
+        raise BadUsage("there is no sweep to draw", "slmserve report prints what there is")
+    found = list(filter(has_valid, curves))
     if not found:
         raise BadUsage("there is no valid point to draw", "slmserve report says what is wrong")
     return [Shown(curve, name, *look(i)) for i, (curve, name) in enumerate(zip(found, labels(found), strict=True))]
@@ -221,6 +221,14 @@ def log_axis(axes: Any, axis: Any, base: float = 10) -> None:
     """Logarithmic, with plain numbers."""
     (axes.set_yscale if axis is axes.yaxis else axes.set_xscale)("log", base=base)
     axis.set_major_formatter(plain)
+
+
+def decade_axis(axes: Any) -> None:
+    """Logarithmic in y, with numbers between the powers of ten too, as many as there is room for."""
+    log_axis(axes, axes.yaxis)
+    low, high = axes.get_ylim()
+    named = "123456789" if high < 10 * low else "25" if high < 1e3 * low else ""
+    axes.yaxis.set_minor_formatter(lambda value, _: plain(value) if f"{value:e}"[0] in named else "")
 
 
 def plain(value: float, position: int | None = None) -> str:

@@ -14,6 +14,7 @@ from pytest_slmserve.report.figures.drawing import (
     Panel,
     Picture,
     Series,
+    decade_axis,
     dress,
     log_axis,
     look,
@@ -83,10 +84,7 @@ def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [plain(tick) for tick in ticks])
         axes.minorticks_off()
-        log_axis(axes, axes.yaxis)
-        low, high = axes.get_ylim()
-        if high < 10 * low:  # within a decade there may be no major tick
-            axes.yaxis.set_minor_formatter(plain)
+        decade_axis(axes)
 
     x = "output tokens of a request"
     drawn = [Panel(served, finish, x, "requests/s"), Panel(waited, finish, x, "mean E2E latency, s")]

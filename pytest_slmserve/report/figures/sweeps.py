@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.sweep_points import Point
@@ -31,6 +32,7 @@ from pytest_slmserve.report.figures.drawing import (
     shown,
 )
 from pytest_slmserve.report.figures.jobs import job_pictures
+from pytest_slmserve.report.figures.latencies import latency, rates
 from pytest_slmserve.report.figures.replicas import gpus_pictures, replica_pictures
 from pytest_slmserve.report.figures.sensors import (
     decoding,
@@ -41,21 +43,27 @@ from pytest_slmserve.report.figures.sensors import (
     utilisation,
 )
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
+from pytest_slmserve.schema.records import Measurement
 
 SAMPLES = 60  # of a smooth line
 SHAPE = 4  # loads from which a curve has one
 
 
-def pictures(curves: Sequence[Curve], jobs: Sequence[JobPoint] = ()) -> list[Picture]:
-    """All pictures of the sweeps and jobs; one that cannot be drawn holds the reason instead. Raises BadUsage where
-    matplotlib is missing, or no point is valid."""
-    of_jobs = job_pictures(jobs)
-    known = [] if of_jobs and not any(map(has_valid, curves)) else shown(curves)
-    replicas = [*(replica_pictures(known) if known else []), *(gpus_pictures(known) if known else []), *of_jobs]
+def pictures(
+    curves: Sequence[Curve],
+    jobs: Sequence[JobPoint] = (),
+    at_rates: Sequence[Measurement] = (),
+    slo: Slo | None = None,
+) -> list[Picture]:
+    """All pictures of the sweeps, jobs and loads at a rate; one that cannot be drawn holds the reason instead. Raises
+    BadUsage where matplotlib is missing, or no point is valid."""
+    others = [*([rates(at_rates, slo)] if at_rates else []), *job_pictures(jobs)]
+    known = [] if others and not any(map(has_valid, curves)) else shown(curves)
+    others = [*(replica_pictures(known) if known else []), *(gpus_pictures(known) if known else []), *others]
     if not (sweeps := _swept(known)):
-        return replicas
+        return others
     sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound, decoding))
-    return [Picture("sweeps", _draw(sweeps)), *_relative(sweeps), *sensed, *replicas]
+    return [Picture("sweeps", _draw(sweeps)), *_relative(sweeps), latency(sweeps, slo), *sensed, *others]
 
 
 def draw_sweeps(curves: Sequence[Curve], path: Path) -> None:

@@ -47,7 +47,13 @@ LEGEND_OF_GOODPUT = (
 
 
 def open_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:
-    """Pages on all open loops among these: a ramp by itself, the others with those that differ in their rate alone."""
+    """Pages on all open loops among these, one for each series."""
+    for points in rate_series(measurements):
+        yield (ramp_text(points[0], terms) if steps_of(points[0]) else rates_text(points, terms))
+
+
+def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
+    """The open loops among these: a ramp by itself, the others with those that differ in their rate alone, by rate."""
 
     def alike(m: Measurement) -> str:
         assert isinstance(m.load, OpenLoop)
@@ -55,9 +61,8 @@ def open_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria
         timing = (m.load.settle_s, m.load.window_s)
         return m.id if m.load.steps else short_hash([m.spec.key, asked, m.environment.key, _process(m), *timing])
 
-    for group in grouped((m for m in measurements if is_windowed(m.load)), alike).values():
-        points = sorted(group, key=_rate)
-        yield (ramp_text(points[0], terms) if steps_of(points[0]) else rates_text(points, terms))
+    groups = grouped((m for m in measurements if is_windowed(m.load)), alike)
+    return [sorted(group, key=_rate) for group in groups.values()]
 
 
 def facts_of_load(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_a_law_that_does_not_describe_the_curve_is_not_drawn(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("curves", "why"), [([], "no sweep, no job and no gate"), ([Curve(subject="x")], "no valid point to draw")]
+    ("curves", "why"), [([], "no sweep to draw"), ([Curve(subject="x")], "no valid point to draw")]
 )
 def test_nothing_to_draw(curves, why, tmp_path):
     with pytest.raises(BadUsage, match=why):

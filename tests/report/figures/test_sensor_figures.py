@@ -38,7 +38,7 @@ SENSED = {
 
 
 def sensed(concurrency: int, rate: float = 1000.0, **figures: object) -> Point:
-    return replace(point(concurrency, [rate, rate]), **figures)
+    return replace(point(concurrency, [rate, rate]), ttft_p50_s=0.01, **figures)
 
 
 def powered(concurrency: int, *repeats: tuple[float, float, float | None]) -> Point:
@@ -253,7 +253,8 @@ def test_a_model_has_one_colour_in_all_pictures():
         replace(sensed(256, **SENSED), each=(Summary(power_w=9.0, energy_per_token_j=1.0),)),
     )
     drawn = {picture.name: picture.figure for picture in pictures([first, second])}
-    assert list(drawn) == ["sweeps", "sm-per-batch", "energy-per-token", "utilisation", "memory-bound", "decoding"]
+    sensors = ["sm-per-batch", "energy-per-token", "utilisation", "memory-bound", "decoding"]
+    assert list(drawn) == ["sweeps", "latency", *sensors]
     bars = drawn.pop("energy-per-token").axes[0].patches
     assert [to_hex(bar.get_facecolor()).upper() for bar in bars] == [COLOURS[1]]
     for figure in drawn.values():
@@ -265,7 +266,7 @@ def test_simulated_sensors_say_so_in_every_picture():
     fake = Environment(platform="simulated", gpu_name="simulated")
     spent = replace(sensed(512, **SENSED), each=(Summary(power_w=9.0, energy_per_token_j=1.0),))
     drawn = pictures([curve("opt-125m", sensed(1, **SENSED), spent, environment=fake)])
-    assert [words(picture.figure) for picture in drawn] == ["SIMULATED, not measured on a device"] * 6
+    assert [words(picture.figure) for picture in drawn] == ["SIMULATED, not measured on a device"] * 7
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""Pictures for an SLO: latency percentiles against requests in flight or their rate, with its bounds, and goodput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from pytest_slmserve.analysis.metrics.goodput import Slo
+from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
+from pytest_slmserve.analysis.metrics.summary import Summary, summarize
+from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.report.figures.drawing import (
+    GREY,
+    Panel,
+    Picture,
+    Series,
+    Shown,
+    decade_axis,
+    load_axis,
+    look,
+    origin,
+    picture,
+)
+from pytest_slmserve.report.loads.open_loop import rate_series
+from pytest_slmserve.report.loads.single_load import good
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.records import Measurement
+
+STROKES = {"p50": "-", "p99": "--"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """Figures under one valid load. x: requests in flight, or sent per second. good_per_s: None without an SLO."""
+
+    x: float
+    figures: Summary
+    degraded: bool
+    good_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSeries:
+    """Loads in their order, and how they look."""
+
+    name: str
+    colour: str
+    marker: str
+    loads: Sequence[LoadFigures]
+
+    def line(self, value: Callable[[LoadFigures], float | None], stroke: str, factor: float = 1.0) -> Series:
+        """Line through a figure, times `factor`, of the loads at which it is known."""
+        known = ((load, value(load)) for load in self.loads)
+        dots = [(load.x, factor * y, load.degraded) for load, y in known if y is not None and math.isfinite(y)]
+        return Series(self.name if stroke == "-" else "", self.colour, self.marker, dots, stroke)
+
+
+def latency(sweeps: Sequence[Shown], slo: Slo | None = None) -> Picture:
+    """p50 and p99 of TTFT and TPOT against requests in flight, of E2E too where the SLO bounds it."""
+    seen = [sweep for sweep in sweeps if sum(p.ttft_p50_s is not None for p in sweep.curve.valid) > 1]
+    if not seen:
+        return Picture("latency", None, "percentiles of TTFT are not known at two loads of any model")
+    series = []
+    for one in seen:
+        loads = [LoadFigures(p.concurrency, p, bool(p.degraded)) for p in one.curve.valid]
+        series.append(LoadSeries(one.name, one.colour, one.marker, loads))
+    names = ["ttft", "tpot", *(["e2e"] if slo and slo.e2e_s else [])]
+    drawn = _percentiles(names, series, slo, "requests in flight", lambda axes: load_axis(axes, seen))
+    return picture("latency", [sweep.origin for sweep in seen], list(drawn))
+
+
+def rates(measurements: Sequence[Measurement], slo: Slo | None = None) -> Picture:
+    """Requests served, and those that are good, per second against the rate that was sent, with p50 and p99 of TTFT,
+    TPOT and E2E. A ramp is a line by itself; loads that differ in their rate alone are another."""
+    groups = [(group, loads) for group in rate_series(measurements) if (loads := list(_loads(group, slo)))]
+    if not groups:
+        return Picture("rates", None, "no load at a request rate is valid")
+    names = _names([group[0] for group, _ in groups])
+    looks = {name: look(number) for number, name in enumerate(dict.fromkeys(names))}
+    series = [LoadSeries(name, *looks[name], loads) for name, (_, loads) in zip(names, groups, strict=True)]
+    most = max(load.x for one in series for load in one.loads)
+
+    def scale(axes: Any) -> None:
+        axes.set_xlim(0, 1.04 * most)
+
+    def finish(axes: Any) -> None:
+        scale(axes)
+        axes.set_ylim(bottom=0)
+        axes.plot([0, most], [0, most], ":", color=GREY, linewidth=1, label="as many as were sent")
+        axes.plot([], [], "-", color=GREY, linewidth=1, label="served")
+        if slo:
+            axes.plot([], [], "--", color=GREY, linewidth=1, label=f"good: {slo}")
+
+    lines = [one.line(lambda load: load.figures.requests_per_s, "-") for one in series]
+    lines += [one.line(lambda load: load.good_per_s, "--") for one in series if slo]
+    x = "requests/s sent"
+    drawn = [Panel(lines, finish, x, "requests/s"), *_percentiles(("ttft", "tpot", "e2e"), series, slo, x, scale)]
+    return picture("rates", [origin(group[0].environment, group[0].workload) for group, _ in groups], drawn, rows=2)
+
+
+def _loads(group: Sequence[Measurement], slo: Slo | None) -> Iterator[LoadFigures]:
+    """The valid loads of a series, of a ramp its steps."""
+    for m in steps_of(group[0]) or group:
+        found, delay = check(m), delay_of(m.run)
+        if found.problems or delay is None:
+            continue
+        served = good(m, slo)
+        per_s = served.per_s if served else None
+        yield LoadFigures(delay.achieved_per_s, summarize(m), bool(found.degradations), per_s)
+
+
+def _names(firsts: Sequence[Measurement]) -> list[str]:
+    """The model of each series, with what tells it from the others."""
+    rows = [_facts(m) for m in firsts]
+    differ = [len({*column} - {""}) > 1 for column in zip(*rows, strict=True)]
+    return [", ".join([row[0], *(fact for fact, told in zip(row[1:], differ[1:]) if told and fact)]) for row in rows]
+
+
+def _facts(m: Measurement) -> list[str]:
+    assert isinstance(m.load, OpenLoop)
+    process = m.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
+    timing = "ramp" if m.load.steps else f"each judged for {m.load.window_s:g} s after {m.load.settle_s:g} s"
+    return [short_name(m.spec.model), origin(m.environment, m.workload), timing, "" if m.load.steps else process]
+
+
+def _percentiles(
+    names: Sequence[str], series: Sequence[LoadSeries], slo: Slo | None, x: str, scale: Callable[[Any], None]
+) -> Iterator[Panel]:
+    """A panel for each latency: p50 solid, p99 dashed, its bound dotted. scale: sets the axis of x."""
+    told = dict(zip(slo.bounds, str(slo).split(","), strict=True)) if slo else {}
+    for name in names:
+
+        def finish(axes: Any, name: str = name) -> None:
+            scale(axes)
+            if slo and name in told:
+                bound = 1e3 * slo.bounds[name]
+                axes.axhline(bound, color=GREY, linewidth=1.2, linestyle="-.")
+                at, beside = (
+                    axes.get_yaxis_transform(),
+                    {"xytext": (3, 0), "textcoords": "offset points", "va": "center"},
+                )
+                words = told[name].replace(":", ":\n")  # beside the axes it hides no dot, and is narrow
+                axes.annotate(words, (1, bound), xycoords=at, fontsize=8, color=GREY, **beside)
+            decade_axis(axes)
+            for part, stroke in STROKES.items():
+                axes.plot([], [], stroke, color=GREY, linewidth=1, label=part)
+
+        lines = [
+            one.line(attrgetter(f"figures.{name}_{part}_s"), stroke, 1e3)
+            for one in series
+            for part, stroke in STROKES.items()
+        ]
+        yield Panel(lines, finish, x, f"{name.upper()}, ms")
