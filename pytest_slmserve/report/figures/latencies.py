@@ -100,7 +100,8 @@ def rates(measurements: Sequence[Measurement], slo: Slo | None = None) -> Pictur
     lines += [one.line(lambda load: load.good_per_s, "--") for one in series if slo]
     x = "requests/s sent"
     drawn = [Panel(lines, finish, x, "requests/s"), *_percentiles(("ttft", "tpot", "e2e"), series, slo, x, scale)]
-    return picture("rates", [origin(group[0].environment, group[0].workload) for group, _ in groups], drawn, rows=2)
+    origins = [origin(group[0].environment, group[0].workload) for group, _ in groups]
+    return picture("rates", origins, drawn, rows=1 + (len(drawn) == 4))
 
 
 def _loads(group: Sequence[Measurement], slo: Slo | None) -> Iterator[LoadFigures]:
@@ -131,28 +132,29 @@ def _facts(m: Measurement) -> list[str]:
 def _percentiles(
     names: Sequence[str], series: Sequence[LoadSeries], slo: Slo | None, x: str, scale: Callable[[Any], None]
 ) -> Iterator[Panel]:
-    """A panel for each latency: p50 solid, p99 dashed, its bound dotted. scale: sets the axis of x."""
-    told = dict(zip(slo.bounds, str(slo).split(","), strict=True)) if slo else {}
+    """A panel for each latency that is known: p50 solid, p99 dashed, and a line at its bound. scale: sets axis x."""
+    bounds = dict(zip(slo.bounds, str(slo).split(","), strict=True)) if slo else {}
     for name in names:
-
-        def finish(axes: Any, name: str = name) -> None:
-            scale(axes)
-            if slo and name in told:
-                bound = 1e3 * slo.bounds[name]
-                axes.axhline(bound, color=GREY, linewidth=1.2, linestyle="-.")
-                at, beside = (
-                    axes.get_yaxis_transform(),
-                    {"xytext": (3, 0), "textcoords": "offset points", "va": "center"},
-                )
-                words = told[name].replace(":", ":\n")  # beside the axes it hides no dot, and is narrow
-                axes.annotate(words, (1, bound), xycoords=at, fontsize=8, color=GREY, **beside)
-            decade_axis(axes)
-            for part, stroke in STROKES.items():
-                axes.plot([], [], stroke, color=GREY, linewidth=1, label=part)
-
         lines = [
             one.line(attrgetter(f"figures.{name}_{part}_s"), stroke, 1e3)
             for one in series
             for part, stroke in STROKES.items()
         ]
-        yield Panel(lines, finish, x, f"{name.upper()}, ms")
+
+        def finish(axes: Any, name: str = name) -> None:
+            scale(axes)
+            if slo and name in bounds:
+                _draw_bound(axes, 1e3 * slo.bounds[name], bounds[name])
+            decade_axis(axes)
+            for part, stroke in STROKES.items():
+                axes.plot([], [], stroke, color=GREY, linewidth=1, label=part)
+
+        if any(line.dots for line in lines):
+            yield Panel(lines, finish, x, f"{name.upper()}, ms")
+
+
+def _draw_bound(axes: Any, bound: float, words: str) -> None:
+    """The words stand beside the axes, where they hide no dot, in two rows."""
+    axes.axhline(bound, color=GREY, linewidth=1.2, linestyle="-.")
+    place = {"xycoords": axes.get_yaxis_transform(), "xytext": (3, 0), "textcoords": "offset points", "va": "center"}
+    axes.annotate(words.replace(":", ":\n"), (1, bound), fontsize=8, color=GREY, **place)

@@ -121,6 +121,14 @@ def test_words_stay_in_the_picture_and_off_the_axes():
         assert not any(box.overlaps(other.get_tightbbox()) for other in figure.axes if other is not axes)
 
 
+def test_a_latency_that_is_not_known_has_no_panel():
+    """As TPOT of answers of one token."""
+    known = noisy_curve({1: 1.0, 2: 2.0})
+    points = tuple(replace(p, ttft_p50_s=0.1 * p.concurrency, ttft_p99_s=0.5) for p in known.points)
+    (axes,) = latency(shown([replace(known, points=points)]), parse_slo("tpot:20ms")).figure.axes
+    assert axes.get_ylabel() == "TTFT, ms" and lines(axes, "-") == [[(1, 100.0), (2, 200.0)]]
+
+
 def failed(m: Measurement) -> Measurement:
     return replace(m, run=replace(m.run, failures=1 + len(m.run.samples)))
 
