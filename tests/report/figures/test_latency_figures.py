@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from scripts import BASELINES
-from strategies import noisy_curve
+from strategies import measurement, noisy_curve
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.goodput import parse_slo
@@ -20,6 +20,7 @@ from pytest_slmserve.report.figures.latencies import latency, rates
 from pytest_slmserve.report.loads.open_loop import is_windowed, rows_of_load
 from pytest_slmserve.report.loads.single_load import ValidityCriteria
 from pytest_slmserve.report.point_facts import point_facts
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 
 pytest.importorskip("matplotlib")
@@ -155,6 +156,14 @@ def test_where_no_rate_is_valid_the_status_says_so(tmp_path, capsys):
     path = archive(tmp_path / "a.jsonl", [failed(m) for m in at_rates()])
     assert main(["figures", str(path), "--out", str(tmp_path)]) == 4
     assert "not drawn: rates: no load at a request rate is valid\n" in capsys.readouterr().out
+
+
+def test_a_number_of_requests_in_a_closed_loop_has_no_picture(tmp_path, capsys):
+    """As `measure --max-concurrency 4 --num-prompts 40` keeps it."""
+    path = archive(tmp_path / "a.jsonl", [measurement(4, load=ClosedLoop(4, requests=40))])
+    assert main(["figures", str(path), "--out", str(tmp_path / "out")]) == 4
+    assert "there is no sweep, no job, no request rate, no ramp and no gate to draw" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_bounds_are_read_before_the_archive(tmp_path, capsys):
