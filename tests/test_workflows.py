@@ -564,12 +564,31 @@ def test_each_release_has_an_environment_of_its_own_and_says_what_is_in_it(step:
     step.environments(pip='echo "installed: ${0%/bin/pip}"')
     ran = step.act(INSTALL, {})
     assert ran.status == 0, ran.printed
-    assert "pip install pytest-slmserve[report]\n" in ran.called
     assert [line for line in ran.called.splitlines() if "vllm==" in line] == [
         "pip install --only-binary vllm vllm==0.26.0",
         "pip install --only-binary vllm vllm==0.27.0",
     ]
     assert "vllm-0.27.0" in (step.folder / "gate/vllm-0.27.0.txt").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    "plugin", ["pytest-slmserve", ".", f"git+https://example.org/o/r@{SHA}", f"pytest-slmserve @ git+https://o/r@{SHA}"]
+)
+def test_the_plugin_is_what_pip_takes_and_gets_its_extra_by_name(step: Step, plugin: str) -> None:
+    step.environments()
+    ran = step.act(INSTALL, {"plugin": plugin})
+    assert ran.status == 0, ran.printed
+    assert ran.called.startswith(
+        f"python3 -m venv --clear {step.temp}/plugin\npip install -- {plugin}\npip install pytest-slmserve[report]\n"
+    )
+
+
+def test_without_a_plugin_that_of_the_action_is_installed(step: Step) -> None:
+    """It is on no index yet, and its commit is the one that the caller has read."""
+    step.environments()
+    called = step.act(INSTALL, {}).called.splitlines()
+    installed = next(line for line in called if line.startswith("pip install")).removeprefix("pip install -- ")
+    assert Path(installed).resolve() == CHECKOUT and (CHECKOUT / "pyproject.toml").is_file()
 
 
 def test_the_nightly_run_takes_the_release_in_use(step: Step) -> None:

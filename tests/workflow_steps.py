@@ -93,6 +93,7 @@ class Step:
         action = read(ACTION)
         given = {key: each.get("default", "") for key, each in action["inputs"].items()} | RELEASES | inputs
         (found,) = (each for each in action["runs"]["steps"] if each["name"] == name)
+        variables["GITHUB_ACTION_PATH"] = str(ACTION.parent)
         own = {
             key: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda m: given[m[1]], text) for key, text in found["env"].items()
         }
