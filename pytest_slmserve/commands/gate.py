@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
     better = "direction in which the figure is better: higher for throughput, lower for latency"
     command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
-    margin = "how much worse the candidate may be (default: 0.03, which is 3 %%)"
+    margin = "worse by less for sure passes, worse for sure by more than half fails (default: 0.03, which is 3 %%)"
     command.add_argument("--margin", metavar="SHARE", type=float, default=0.03, help=margin)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_html(command)
@@ -42,7 +42,7 @@ def gate(given: argparse.Namespace) -> int:
     if not rows:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
     external.check_columns(rows, SIDES)
-    series = decision.PairSeries(given.path.stem, given.direction, tuple(map(_pair, rows)))
+    series = decision.PairSeries(given.path.name, given.direction, tuple(map(_pair, rows)))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
     text = "\n".join([report.text([found]), *report.interim_lines([found])])
     print(as_json(report.comparison_facts(found)) if given.json else text)

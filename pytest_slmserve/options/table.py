@@ -293,7 +293,11 @@ class Options:
         GATE, truth, False, "measure what change a gate can detect on this host, from pairs of equal launches"
     )
     gate_margin: float = opt(
-        GATE, margin, 0.03, "share by which a candidate may be worse; start-up has one of its own", "SHARE"
+        GATE,
+        margin,
+        0.03,
+        "worse by less for sure passes, worse for sure by more than half fails; start-up has its own",
+        "SHARE",
     )
     gate_pairs: int = opt(
         GATE, AtLeast(FEWEST_PAIRS, MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N"

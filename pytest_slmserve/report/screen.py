@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.gate.text import COLUMNS as COMPARED
-from pytest_slmserve.report.gate.text import WORDS, goes_on, title
+from pytest_slmserve.report.gate.text import WORDS, has_few_pairs, is_simulated, next_step, title
 from pytest_slmserve.report.numbers import change, changes, counted, figure, milliseconds
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.goodput import highest_good_load
@@ -33,6 +33,7 @@ from pytest_slmserve.report.tables.replicas import alone_at, deployed
 from pytest_slmserve.report.tables.run import Colour, Judged, by_outcome, tally
 from pytest_slmserve.report.tables.valid_column import AnyPoint, first_of_each_kind, kind_of
 from pytest_slmserve.report.text_table import Column, folded, layout, table_parts
+from pytest_slmserve.schema.environment import SIMULATED
 
 MOST_LINES = 23  # and the line that pytest puts above them
 # Lines of one sentence, of verdicts and notes and of all else, as there is room; the tables have all of it.
@@ -179,7 +180,7 @@ def model_rows(found: Findings) -> Iterator[tuple[str, list[ModelRow]]]:
 
 def _place(curve: Curve) -> str:
     if curve.environment and curve.environment.platform == "simulated":
-        return "SIMULATED ENGINE: these numbers come from a formula, not from a device"
+        return SIMULATED
     return served_on(curve.environment)
 
 
@@ -249,12 +250,12 @@ def _gates(found: Findings, longest: int) -> Iterator[Section]:
     colours: dict[State, Colour] = {State.HOLDS: "green", State.FAILS: "red", State.UNDECIDED: "yellow"}
     worst = [State.FAILS, State.UNDECIDED, State.HOLDS]
     for gated in found.gates:
-        more = goes_on(gated)
-        compared = sorted(() if more else gated.gated, key=lambda each: worst.index(each.outcome))
+        few, more = has_few_pairs(gated), next_step(gated)
+        compared = sorted(() if few else gated.gated, key=lambda each: worst.index(each.outcome))
         parts = table_parts([(each, True) for each in compared], COMPARED)
         entries: list[list[Line]] = []
         for each, lines in zip(compared, parts.rows):
-            why = [] if each.outcome is State.HOLDS else _block(f"  {each.why}", longest)
+            why = [] if each.outcome is State.HOLDS else _block(f"  {each.why}", max(longest, 2))
             entries.append([*((line, colours[each.outcome]) for line in lines), *why])
         for verdict in sorted(gated.exact, key=lambda each: worst.index(each.state)):
             text = f"{verdict.claim}: {WORDS[verdict.state]}, {verdict.why}"
@@ -263,7 +264,8 @@ def _gates(found: Findings, longest: int) -> Iterator[Section]:
             entries.append(_block(f"left out: {'; '.join(gated.dropped)}", longest))
         head = [
             *_block(f"{title(gated)}{_releases(gated)}", longest, colours[gated.outcome]),
-            *(_block(f"  undecided: {more}", 2, "yellow") if more else ()),
+            *(_block(SIMULATED, longest) if is_simulated(gated) else ()),
+            *(_block(f"  next: {more}", 3, "yellow") if more else ()),
             *_plain(parts.head if compared else []),
         ]
         yield Section(head, entries, "endpoint", weight=4, foot=_plain(parts.foot))

@@ -65,7 +65,7 @@ class Column(Generic[Row]):
     @property
     def name(self) -> str:
         """The heading on one line."""
-        return " ".join(self.head.replace("-\n", "").replace("/\n", "/").split())
+        return " ".join(self.head.replace("-\n", "").replace(" /\n", " / ").replace("/\n", "/").split())
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,10 @@ def run_gate(session: Session, model: str) -> Gated:
                         break
         assert gated is not None
         traced = one.traced(gated.failing_load) if options.profile and not options.calibrate else ""
+    except KeyboardInterrupt:
+        if gated:  # the last screen says how far it came
+            session.gates.append(gated)
+        raise
     finally:
         session.devices.pool.close()
     if not is_short(session):
@@ -182,9 +186,9 @@ def in_view_of_noise(session: Session, model: str, gated: Gated) -> Gated:
         kept = _calibrated(gated, place)
         keep(path, kept)
     elif (known := find(path, place)) is None:
-        session.notes.append(
-            f"no calibration of {gated.model} on this host: --slm-calibrate measures what a gate can detect"
-        )
+        if session.platform != "simulated":  # whose noise is that of a formula
+            unknown = f"no calibration of {gated.model} on this host"
+            session.notes.append(f"{unknown}: --slm-calibrate measures what a gate can detect")
         return gated
     else:
         kept = known

@@ -12,6 +12,7 @@ from pytest_slmserve.schema.stored_names import stored_value
 
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
 # on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
+SIMULATED = "SIMULATED ENGINE: these numbers come from a formula, not from a device"
 MUST_MATCH = ("platform", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
 OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
 
@@ -64,13 +65,19 @@ class Environment:
         """The device as people read it: name of the GPU, CPU and cores, or URL."""
         match self.platform:
             case "simulated":
-                return "a SIMULATED ENGINE: these numbers come from a formula, NOT FROM A DEVICE"
+                return f"a {SIMULATED}"
             case "remote":
                 return f"whatever serves at {self.url or 'an endpoint'}"
             case "cpu":
                 return f"{self.cpu or 'an unknown CPU'}, {self.cores or '-'} cores"
             case _:
                 return self.gpu_name or "an unknown GPU"
+
+    @property
+    def mode(self) -> str:
+        """The option of pytest that measures in such a place."""
+        modes: dict[str | None, str] = {"cuda": "--slm-gpu", "cpu": "--slm-cpu", "simulated": "--slm-simulate"}
+        return modes.get(self.platform, f"--slm-endpoint={self.url}")
 
     @cached_property
     def per_gpu_key(self) -> str:

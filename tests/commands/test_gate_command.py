@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_too_noisy_is_10(tmp_path, capsys):
 
 def test_json_has_all_that_is_known(tmp_path, capsys):
     _, found = asked(capsys, write(tmp_path, *lines(pairs_of(0.9))))
-    assert set(found) == KEYS and found["name"] == "rate" and found["margin"] == 0.03
+    assert set(found) == KEYS and found["name"] == "rate.csv" and found["margin"] == 0.03
     assert (
         found["worse"] == pytest.approx(1 / 0.9 - 1, rel=0.05)
         and found["ratio"]["low"] < found["ratio"]["value"] < found["ratio"]["high"]
@@ -97,6 +98,14 @@ def test_text_has_the_table_and_the_reason(tmp_path, capsys):
     status, out, err = run(capsys, write(tmp_path, *lines(pairs_of(0.9))), "--direction", "higher")
     assert (status, err) == (1, "") and "candidate /" in out and "rate" in out
     assert "fail: costs 1" in out and "which noise does not explain" in out
+
+
+def test_a_failure_within_the_margin_says_that_it_is_above_half_of_it(tmp_path, capsys):
+    status, out, _ = run(capsys, write(tmp_path, *lines(pairs_of(0.98))), "--direction", "higher")
+    assert status == 1 and re.search(
+        r"costs 2\.\d % more( in the first \d pairs)?: more than half of the 3 % margin, and noise does not explain it",
+        " ".join(out.split()),
+    )
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])

@@ -1,13 +1,16 @@
 """`slmserve report` on an archive of a gate gives what its run gave."""
 
 import json
+from itertools import islice
 
 import pytest
+from inside import GATE
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Rates
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, keep
+from pytest_slmserve.run import gate as gate_run
 from pytest_slmserve.telemetry.host_probe import probe
 
 pytestmark = pytest.mark.usefixtures("kept")
@@ -97,3 +100,21 @@ def test_an_archive_given_twice_tells_of_its_gate_once(gate, again):
     gate()
     _, lines = again(RECORDS, RECORDS)
     assert sum(line.startswith("opt-125m: PASS") for line in lines) == 1
+
+
+def test_an_interrupted_gate_says_how_far_it_came_and_goes_on(gate, again, pytester, monkeypatch):
+    measured = gate_run.OneGate.pairs
+
+    def broken_off(self, numbers):
+        yield from islice(measured(self, numbers), 3)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gate_run.OneGate, "pairs", broken_off)
+        result = pytester.runpytest_inprocess(*GATE, no_reraise_ctrlc=True)
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(
+        ["opt-125m: speed NOT JUDGED after 3 pairs of launches", "  next: 1 more pair, about *--slm-gate --slm-resume*"]
+    )
+    assert again()[0] == 10
+    gate("--slm-resume").stdout.fnmatch_lines(["opt-125m: PASS after 4 pairs*", "note: *goes on from 3 pairs*"])

@@ -433,8 +433,8 @@ def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(pytester, sta
     goes_on = "--slm-gate --slm-resume --slm-concurrency=4"
     result.stdout.fnmatch_lines(
         [
-            "opt-tiny: INCONCLUSIVE after 2 pairs of launches",
-            f"  undecided: about * s more can decide: {goes_on}",
+            "opt-tiny: speed NOT JUDGED after 2 pairs of launches",
+            f"  next: 2 more pairs, about * s, can decide: --slm-cpu {goes_on}",
             "kv-blocks: pass, *",
         ]
     )

@@ -232,9 +232,11 @@ def _comparison(series: PairSeries, terms: GateCriteria, interim: Sequence[Inter
     worse, detectable = sign * fmean(ratios), _detectable(sd, n, terms, margin, family)
     if outcome is State.FAILS:
         pairs = "" if at == n else f" in the first {at} pairs"
-        why = f"costs {percent(growth(sign * fmean(ratios[:at])))} more{pairs}, which noise does not explain"
+        cost = growth(sign * fmean(ratios[:at]))
+        within = f": more than half of the {100 * margin:.3g} % margin, and noise does not explain it"
+        why = f"costs {percent(cost)} more{pairs}{within if cost <= margin else ', which noise does not explain'}"
     else:
-        why = _missing(series) or _why(outcome, n, margin, terms, detectable)
+        why = _missing(series) or _why(outcome, n, margin, detectable)
     ratio, steps = factor(hodges_lehmann(ratios)), tuple(interim)
     return Comparison(series.name, series.better, outcome, why, margin, n, ratio, worse, sd, detectable, at, steps)
 
@@ -248,18 +250,13 @@ def _missing(series: PairSeries) -> str:
     return ""
 
 
-def _why(outcome: State, n: int, margin: float, terms: GateCriteria, detectable: float | None) -> str:
-    found = "" if detectable is None else f"; {percent(detectable)} worse in it alone is detected with 90 % power"
-    match outcome:
-        case State.HOLDS:
-            return f"within the {100 * margin:.3g} % margin{found}"
-        case _ if n < FIRST_LOOKS[0]:
-            return f"{n} pairs, {FIRST_LOOKS[0]} are wanted at least"
-        case _:
-            of = max(n, terms.pairs)
-            return (
-                f"neither worse for certain nor within the {100 * margin:.3g} % margin after {n} of {of} pairs{found}"
-            )
+def _why(outcome: State, n: int, margin: float, detectable: float | None) -> str:
+    if outcome is State.HOLDS:
+        return f"within the {100 * margin:.3g} % margin"
+    if n < FIRST_LOOKS[0]:
+        return f"{n} pairs, {FIRST_LOOKS[0]} are wanted at least"
+    found = "" if detectable is None else f"; detectable: {percent(detectable)} worse"
+    return f"neither worse for certain nor within the {100 * margin:.3g} % margin{found}"
 
 
 def _detectable(sd: float | None, n: int, terms: GateCriteria, margin: float, family: int) -> float | None:

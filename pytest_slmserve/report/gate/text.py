@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from pytest_slmserve.analysis.gate.calibration import Calibration
-from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis
+from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, next_look
 from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import percent
@@ -19,6 +19,7 @@ from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.gate.diagnosis import diagnosis_lines
 from pytest_slmserve.report.numbers import ABSENT, counted, ends, figure
 from pytest_slmserve.report.text_table import Column, hanging, named, table
+from pytest_slmserve.schema.environment import SIMULATED
 from pytest_slmserve.schema.literals import Side
 from pytest_slmserve.schema.records import Measurement
 
@@ -29,8 +30,9 @@ CACHES = {
 WORDS = {State.HOLDS: "pass", State.FAILS: "fail", State.UNDECIDED: "inconclusive"}  # as a gate says them
 KEY = (
     "candidate / baseline: Hodges-Lehmann estimate over the pairs. spread: standard deviation of a pair. detectable: "
-    "the smallest worsening of one endpoint, the others unchanged, that so many pairs find with a power of 90 %. "
-    "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests."
+    "of what does not pass, the smallest worsening of it alone that so many pairs find with a power of 90 %. "
+    "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests; both bounds "
+    "allow for the noise of so many pairs."
 )
 Row = tuple[Comparison, bool]  # what was compared, and whether it is gated
 COLUMNS: tuple[Column[Row], ...] = (
@@ -40,7 +42,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("candidate /\nbaseline", lambda row: ABSENT if row[0].ratio is None else f"{row[0].ratio.value:.4f}"),
     Column("95 %", lambda row: ends(row[0].ratio, "{:.4f}".format), "left", rank=1),
     Column("spread\n%", lambda row: _percents(row[0].sd), rank=4),
-    Column("detectable\n% worse", lambda row: _percents(row[0].detectable), rank=2),
+    Column("detectable\n% worse", lambda row: _percents(_detectable(*row)), rank=2),
     Column("margin\n%", lambda row: f"{100 * row[0].margin:.3g}" if row[1] else ABSENT, rank=3),
     Column("", lambda row: WORDS[row[0].outcome] if row[1] else "", "left"),
 )
@@ -50,8 +52,8 @@ INTERIM: tuple[Column[Step], ...] = (
     Column("interim analysis", lambda step: step[0], "left"),
     Column("pairs", lambda step: str(step[1].pairs)),
     Column("mean\nratio", lambda step: f"{step[1].mean:.4f}"),
-    Column("fails if\nworse than", lambda step: f"{step[1].fails_beyond:.4f}"),
-    Column("passes if\nbetter than", lambda step: f"{step[1].passes_within:.4f}"),
+    Column("fails if mean\nis worse than", lambda step: f"{step[1].fails_beyond:.4f}"),
+    Column("passes if mean\nis better than", lambda step: f"{step[1].passes_within:.4f}"),
     Column("", lambda step: WORDS[step[1].outcome], "left"),
 )
 
@@ -59,9 +61,10 @@ INTERIM: tuple[Column[Step], ...] = (
 def gate_text(gated: Gated) -> str:
     """Text of a gate: what was compared, the table, the diagnosis if it failed, and the launches that do not count."""
     found = text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
-    pieces = [title(gated), *(f"  {side}: {words}" for side, words in _sides(gated)), f"  {caches_text(gated)}"]
+    pieces = [title(gated), *([SIMULATED] if is_simulated(gated) else ())]
+    pieces += [*(f"  {side}: {words}" for side, words in _sides(gated)), f"  {caches_text(gated)}"]
     pieces += ["", found, *_exact(gated)]
-    pieces += [f"undecided: {more}"] if (more := goes_on(gated)) else []
+    pieces += [f"next: {more}"] if (more := next_step(gated)) else []
     pieces += [outputs] if (outputs := outputs_text(gated)) else []
     pieces += [f"left out: {why}" for why in gated.dropped]
     pieces += [*interim_lines(gated.gated), "", hanging(KEY, 0)]
@@ -71,21 +74,52 @@ def gate_text(gated: Gated) -> str:
 
 
 def title(gated: Gated) -> str:
+    """The outcome; of fewer pairs than an outcome takes, that speed is not judged."""
+    if has_few_pairs(gated):
+        return f"{gated.model}: speed NOT JUDGED after {counted(len(gated.pairs), 'pair')} of launches"
     return f"{gated.model}: {WORDS[gated.outcome].upper()} after {len(gated.pairs)} pairs of launches"
 
 
-def goes_on(gated: Gated) -> str:
-    """Options that measure what an undecided gate lacks for its first planned look, and how long that takes by the
-    pairs there; empty where it has been looked at, and where no pair counts."""
-    there = len(gated.pairs)
-    if gated.outcome is not State.UNDECIDED or not 0 < there < FIRST_LOOKS[0]:
+def is_simulated(gated: Gated) -> bool:
+    """Whether its numbers come from a formula."""
+    return any(pair.baseline.measurements[0].environment.platform == "simulated" for pair in gated.pairs)
+
+
+def has_few_pairs(gated: Gated) -> bool:
+    """Whether an undecided gate has some pairs, and fewer than its first look takes."""
+    return gated.outcome is State.UNDECIDED and 0 < len(gated.pairs) < FIRST_LOOKS[0]
+
+
+def next_step(gated: Gated) -> str:
+    """What may decide an undecided gate; empty of another one, and where no pair counts."""
+    if gated.outcome is not State.UNDECIDED or not gated.pairs:
         return ""
+    if len(gated.pairs) < gated.terms.pairs and not gated.dropped:
+        return goes_on(gated)
+    unknown = any(each.state is State.UNDECIDED for each in gated.exact)
+    if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
+        return "repair what is missing (slmserve doctor), and gate again"
+    more = f"--slm-gate-pairs={2 * gated.terms.pairs}"
+    return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
+
+
+def goes_on(gated: Gated) -> str:
+    """Options that measure what a gate lacks for its next planned look, and up to which time it may take by the pairs
+    there, with their engine starts: a pair more, for the launches that do not count."""
+    there, most = len(gated.pairs), gated.terms.pairs
+    look = next_look(there, gated.terms) or most
     began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
     took_s = (datetime.fromisoformat(began[-1]) - datetime.fromisoformat(began[0])).total_seconds()
-    lacking = FIRST_LOOKS[0] - there
-    more = f"about {lacking * took_s / (there - 1):.0f} s more" if there > 1 else counted(lacking, "more pair")
-    loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.measurements)
-    return f"{more} can decide: --slm-gate --slm-resume --slm-concurrency={loads}"
+    more = counted(look - there, "more pair")
+    if there > 1:
+        each_s = took_s / (there - 1)
+        more += f", about {(look - there + 1) * each_s:.0f} s, can decide"
+        more += f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
+    else:
+        more += " can decide"
+    first = gated.pairs[0].baseline.measurements
+    loads = ",".join(f"{m.load.max_concurrency}" for m in first)
+    return f"{more}: {first[0].environment.mode} --slm-gate --slm-resume --slm-concurrency={loads}"
 
 
 def diagnosis(gated: Gated) -> Diagnosis:
@@ -169,18 +203,18 @@ def as_markdown(gates: Sequence[Gated]) -> str:
 def _markdown(gated: Gated) -> Iterator[str]:
     yield f"### {title(gated)}"
     yield ""
+    yield from (f"**{SIMULATED}**", "") if is_simulated(gated) else ()
     yield from (f"- {side}: {words}" for side, words in _sides(gated))
     yield f"- {caches_text(gated)}"
     yield ""
-    yield "| endpoint | better | pairs | candidate / baseline | 95 % | margin | outcome |"
-    yield "|---|---|---:|---:|---|---:|---|"
+    yield f"| {' | '.join(column.name or 'outcome' for column in COLUMNS)} |"
+    yield f"|{'|'.join('---:' if column.side == 'right' else '---' for column in COLUMNS)}|"
     for each in (*gated.gated, *gated.shown):
-        name, better, pairs, ratio, interval, _, _, margin, outcome = (
-            column.cell((each, each in gated.gated)) for column in COLUMNS
-        )
-        yield f"| {name} | {better} | {pairs} | {ratio} | {interval} | {margin} | {outcome} |"
+        yield f"| {' | '.join(column.cell((each, each in gated.gated)) for column in COLUMNS)} |"
     yield ""
-    yield "\n\n".join(_exact(gated))
+    yield from (f"- {e.name}: {WORDS[e.outcome]}, {e.why}" for e in gated.gated if e.outcome is not State.HOLDS)
+    yield from (f"- {line}" for line in _exact(gated))
+    yield from ("", f"**Next:** {more}") if (more := next_step(gated)) else ()
     yield from ("", outputs) if (outputs := outputs_text(gated)) else ()
     yield from (f"\nleft out: {why}" for why in gated.dropped)
     if gated.outcome is State.FAILS and (lines := list(diagnosis_lines(diagnosis(gated)))):
@@ -218,6 +252,11 @@ def interim_lines(found: Sequence[Comparison]) -> list[str]:
     """The boundaries at each interim analysis, as a table below an empty line; nothing before the first one."""
     steps = interim_steps(found)
     return ["", table(steps, INTERIM)] if steps else []
+
+
+def _detectable(seen: Comparison, gated: bool) -> float | None:
+    """None of what passes: its noise was small enough."""
+    return None if gated and seen.outcome is State.HOLDS else seen.detectable
 
 
 def _percents(share: float | None) -> str:

@@ -71,7 +71,7 @@ from pytest_slmserve.report.tables.run import (
 )
 from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.text_table import Column, laid_out, telling
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.environment import SIMULATED, Environment
 from pytest_slmserve.schema.records import Measurement
 
 Row = TypeVar("Row")
@@ -223,7 +223,9 @@ def page_content(
 
 
 def _title(measurements: Sequence[Measurement]) -> str:
-    """Devices and releases; empty of nothing."""
+    """Devices and releases, or that they are simulated; empty of nothing."""
+    if measurements and all(m.environment.platform == "simulated" for m in measurements):
+        return SIMULATED
     facts = measured_facts(measurements)
     devices, releases = ", ".join(facts["devices"]), ", ".join(facts["vllm"])
     return f"{devices}, vLLM {releases}" if releases and devices else devices

@@ -43,7 +43,10 @@ GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
     ("undecided", "inconclusive"): "The measurements do not suffice to tell whether it holds or fails.",
     ("valid",): "yes; noisy: disturbed, but counted; partly: some repeats left out; degraded; NO: invalid.",
     ("gate",): "The test whether a candidate is slower than a baseline, by pairs of launches.",
-    ("margin",): "How much worse a candidate may be and still pass.",
+    (
+        "margin",
+    ): "The change that matters. Worse by less for certain passes a gate, worse for certain by more than half "
+    "of it fails.",
     ("interim analysis", "interim analyses"): "One of several tests of a gate, after more pairs each time.",
     ("minimum detectable change", "detectable"): "The smallest worsening that so much data find in nine of ten cases.",
     ("spread",): "How far repeats lie apart, over their mean; in a gate, the standard deviation of a pair.",

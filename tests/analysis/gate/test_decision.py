@@ -180,7 +180,22 @@ def test_fewer_than_four_pairs_never_decide(n):
 def test_too_noisy_for_any_decision_is_inconclusive():
     found = one(costly(*[0.5, -0.5] * 6))
     assert (found.outcome, found.decided_at) == (INCONCLUSIVE, None)
-    assert "neither worse for certain nor within the 3 % margin after 12 of 12 pairs" in found.why
+    assert found.why == "neither worse for certain nor within the 3 % margin; detectable: 107.8 % worse"
+
+
+@pytest.mark.parametrize(
+    ("cost", "why"),
+    [
+        (0.02, "costs 2 % more in the first 4 pairs: more than half of the 3 % margin, and noise does not explain it"),
+        (0.05, "costs 5.1 % more in the first 4 pairs, which noise does not explain"),
+    ],
+)
+def test_a_failure_says_by_which_rule_it_fails(cost, why):
+    assert one(costly(*[cost] * 12)).why == why
+
+
+def test_what_passes_says_no_more_than_that():
+    assert one(costly(*[0.02, -0.02] * 6)).why == "within the 3 % margin"
 
 
 def test_more_pairs_than_planned_are_all_looked_at():

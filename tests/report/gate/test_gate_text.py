@@ -1,28 +1,79 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from launches import pairs
+from launches import pair_of_launches, pairs
 
 from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, InterimAnalysis
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.report.gate.text import gate_text, goes_on, interim_lines
+from pytest_slmserve.report.gate.text import as_markdown, gate_text, interim_lines, next_step, title
+from pytest_slmserve.report.page.content import page_content
+from pytest_slmserve.report.screen import Findings, screen
+from pytest_slmserve.schema.environment import SIMULATED
 
-OPTIONS = "can decide: --slm-gate --slm-resume --slm-concurrency=8,64"
+OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"
+NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
 
 
 @pytest.mark.parametrize(
     ("there", "more"),
-    [(1, f"3 more pairs {OPTIONS}"), (2, f"about 120 s more {OPTIONS}"), (3, f"about 60 s more {OPTIONS}"), (4, "")],
+    [
+        (1, f"3 more pairs can decide: {OPTIONS}"),
+        (2, f"2 more pairs, about 180 s, can decide, and all 12 take 660 s: {OPTIONS}"),
+        (3, f"1 more pair, about 120 s, can decide, and all 12 take 600 s: {OPTIONS}"),
+    ],
 )
 def test_a_gate_before_its_first_look_says_what_can_decide_it(there, more):
     gated = judge_gate(pairs(there), GateCriteria())
-    assert goes_on(gated) == more
-    assert (f"undecided: {more}" in gate_text(gated)) is bool(more)
+    assert next_step(gated) == more and f"**Next:** {more}" in as_markdown([gated])
+    assert f"next: {more}" in gate_text(gated)
+    assert title(gated).startswith("opt-1.3b: speed NOT JUDGED after ")
 
 
-def test_a_gate_that_fails_needs_no_more():
-    assert goes_on(judge_gate(pairs(2, kv_blocks=1000), GateCriteria())) == ""
+def test_a_gate_that_was_interrupted_goes_on():
+    gated = judge_gate([m for m in NOISY if m.paired.pair <= 9], GateCriteria())
+    assert next_step(gated) == f"3 more pairs, about 240 s, can decide: {OPTIONS}"
+
+
+@pytest.mark.parametrize("measured", [pairs(2, kv_blocks=1000), pairs(4)])
+def test_a_gate_that_fails_or_passes_needs_no_more(measured):
+    found = judge_gate(measured, GateCriteria())
+    assert next_step(found) == "" and "Next" not in as_markdown([found])
+
+
+def test_an_inconclusive_gate_says_why_and_what_may_decide_it():
+    gated = judge_gate(NOISY, GateCriteria())
+    said = as_markdown([gated])
+    assert title(gated) == "opt-1.3b: INCONCLUSIVE after 12 pairs of launches"
+    assert "| detectable % worse |" in said
+    assert (
+        "- output tokens/s, large load: inconclusive, neither worse for certain nor within the 3 % margin; det" in said
+    )
+    assert "**Next:** a new gate with --slm-gate-pairs=24, a quieter host (slmserve doctor) or a larger margin" in said
+
+
+def test_where_a_value_is_missing_more_pairs_decide_nothing():
+    gated = judge_gate(pairs(12, ready_s=None), GateCriteria())
+    assert next_step(gated) == "repair what is missing (slmserve doctor), and gate again"
+
+
+def test_what_passes_has_no_smallest_change():
+    rows = [
+        line for line in as_markdown([judge_gate(pairs(4), GateCriteria())]).split("\n") if line.endswith(" pass |")
+    ]
+    assert rows and all(row.split(" | ")[6] == "-" for row in rows)
+
+
+@pytest.mark.parametrize("platform", ["simulated", "cuda"])
+def test_a_simulated_gate_says_so_wherever_it_is_shown(platform):
+    measured = [replace(m, environment=replace(m.environment, platform=platform)) for m in pairs(4)]
+    gated = judge_gate(measured, GateCriteria())
+    screen_text = "\n".join(line for line, _ in screen(Findings(gates=[gated])))
+    heading = page_content(Findings(gates=[gated]), measured, 0)["title"]
+    for said in (gate_text(gated), as_markdown([gated]), screen_text, heading):
+        assert (SIMULATED in said) is (platform == "simulated")
 
 
 def test_boundaries_of_each_interim_analysis_are_a_table():

@@ -64,10 +64,10 @@ def test_a_gate_of_anybody_s_pairs_has_each_pair(page, tmp_path):
     least, most = forest["layer"][-1]["encoding"]["x"]["scale"]["domain"]
     assert least < min(pairs) and most > 1, "a mark outside would squeeze the chart"
     assert " ".join(seen.tables["Endpoints"][1]) in lines(printed)
-    assert looks["description"] == "interim analyses of pairs"
+    assert looks["description"] == "interim analyses of pairs.csv"
     drawn = [row["shown"] for row in values_of(looks) if "shown" in row]
     (interim,) = seen.tables["Interim analyses"][1:]
-    assert interim == ["pairs", "4", *drawn, "fail"] and " ".join(interim) in lines(printed)
+    assert interim == ["pairs.csv", "4", *drawn, "fail"] and " ".join(interim) in lines(printed)
 
 
 def test_external_results_are_drawn_under_their_own_names(page, tmp_path):
