@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ from pytest_slmserve.report.tables.run import Judged, outcome, verdict_facts
 from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Detail
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
@@ -92,7 +94,7 @@ def report(given: argparse.Namespace) -> int:
     notes = [*contents.notes, *remarks, *found.notes]
     if not (found.curves or found.jobs or gates or loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
-    found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)))
+    found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)), command=command_of(contents))
     if given.json:
         print(as_json(facts_of(found, loads, terms)))
     elif given.csv:
@@ -258,6 +260,15 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
     return Findings(
         curves=sweeps, judged=kept, shared=shared, jobs=jobs, history=history, strict=strict, notes=notes, slo=slo
     )
+
+
+def command_of(contents: Contents) -> str:
+    """The command that made the run of these records; empty where they are of several commands, or none is stored."""
+    told = [str(session.plan.get("command", "")) for session in contents.sessions]
+    try:
+        return printable(shlex.join(shlex.split(told[0]))) if len(set(told)) == 1 else ""
+    except ValueError:  # a quotation without an end: none of ours
+        return ""
 
 
 def merged(archives: Sequence[Contents]) -> Contents:

@@ -79,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "slm_suite(name): the suite that a test is part of: core, papers or all")
     options = _options(config)
+    typed = [*config.args] if config.args_source is pytest.Config.ArgsSource.ARGS else []
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
     if config.option.pyargs:
         config.args[:] = map(path_of, config.args)
@@ -112,6 +113,21 @@ def pytest_configure(config: pytest.Config) -> None:
             config.stash[SESSION] = Session.from_options(options, config.rootpath)
     except SlmError as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
+    config.stash[SESSION].command = _command(config, typed, options)
+
+
+def _command(config: pytest.Config, typed: Sequence[str], options: Options) -> str:
+    """The command line that runs the same tests with the same options, wherever these came from. typed: names of tests
+    as they were given. Options that would reuse measurements, or write over a page, are left out."""
+    import shlex
+
+    from pytest_slmserve.options.read import as_words
+
+    chosen = {"-k": config.option.keyword, "-m": config.option.markexpr}
+    words = [*(["--pyargs"] if config.option.pyargs else []), *typed]
+    words += [word for flag, value in chosen.items() if value for word in (flag, value)]
+    left_out = ("plan", "plan_gpus", "resume", "skip_damaged", "html", "export")
+    return shlex.join(["pytest", *words, *as_words(options, left_out)])
 
 
 def _options(config: pytest.Config) -> Options | None:

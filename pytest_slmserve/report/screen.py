@@ -32,7 +32,7 @@ from pytest_slmserve.report.tables.jobs import jobs_title
 from pytest_slmserve.report.tables.replicas import alone_at, deployed
 from pytest_slmserve.report.tables.run import Colour, Judged, by_outcome, tally
 from pytest_slmserve.report.tables.valid_column import AnyPoint, first_of_each_kind, kind_of
-from pytest_slmserve.report.text_table import Column, folded, layout, table_parts
+from pytest_slmserve.report.text_table import Column, command_lines, folded, layout, table_parts
 from pytest_slmserve.schema.environment import SIMULATED
 
 MOST_LINES = 23  # and the line that pytest puts above them
@@ -47,7 +47,7 @@ class Findings:
     """All that there is to report of a run, or of archives. history: of releases, where archives hold several. slo: of
     a request, where goodput is asked for. strict: every claim is expected to hold. failed: tests that did,
     with a line of why. reused: a sentence on measurements of an archive that stood in for new ones. archives: paths of
-    the measurements. written: what else was written."""
+    the measurements. written: what else was written. command: that makes the same run again."""
 
     curves: Sequence[Curve] = ()
     judged: Sequence[Judged] = ()
@@ -62,6 +62,7 @@ class Findings:
     reused: str = ""
     archives: Sequence[str] = ()
     written: str = ""
+    command: str = ""
 
     def tolerance(self, curve: Curve, label: str) -> float:
         """The gain per doubling below which throughput counts as flat, by the claim that was judged."""
@@ -385,6 +386,8 @@ def _paths(found: Findings, longest: int) -> Iterator[Section]:
     if found.archives:
         paths = shlex.join(min(path, os.path.relpath(path), key=len) for path in found.archives)
         more = [f"archive: {paths}", f"more: slmserve report {paths}"]
+    if found.command and any(gated.outcome is State.FAILS for gated in found.gates):
+        more = [*command_lines("to repeat it:", found.command), *more]
     yield Section([*(_block(found.written, longest) if found.written else []), *_plain(more)], [], "path")
 
 

@@ -51,6 +51,7 @@ def findings_of(session: Any) -> Findings:
         notes=session.notes,
         reused=f"{sum(cells.values())} measurements were reused from {session.source}" if cells else "",
         archives=[str(archive.path)] if archive else [],
+        command=session.command,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -175,6 +176,17 @@ def folded(text: str) -> str:
     return "\n".join(
         line if len(line) <= width else hanging(line, len(line) - len(line.lstrip()) + 2) for line in text.split("\n")
     )
+
+
+def command_lines(before: str, command: str) -> list[str]:
+    """A command of the shell after what is said of it, as lines that may be typed together."""
+    lines = [before]
+    for word in map(shlex.quote, shlex.split(command)):
+        if len(f"{lines[-1]} {word} \\") > layout().width:
+            lines[-1] += " \\"
+            lines.append(" ")
+        lines[-1] += f" {word}"
+    return lines
 
 
 def named(pairs: Sequence[tuple[str, str]]) -> str:

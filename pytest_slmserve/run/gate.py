@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 import uuid
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -28,7 +27,6 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
 from pytest_slmserve.analysis.gate.waivers import Waiver, waiver_for
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.analysis.stored.claims import stored_gates
-from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, beside, find, keep, noise_key
 from pytest_slmserve.archive.calibrations import read as read_calibrations
 from pytest_slmserve.archive.store import read
@@ -38,7 +36,6 @@ from pytest_slmserve.engines.launch.compile_caches import caches
 from pytest_slmserve.engines.pool import abreast
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
-from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options, joined
 from pytest_slmserve.plan.titles import Engines
 from pytest_slmserve.report.gate.text import calibration_text
@@ -153,8 +150,6 @@ def run_gate(session: Session, model: str) -> Gated:
         session.notes.append(f"the gate of {short_name(model)} took {took}, {len(gated.pairs)} pairs count")
     if traced:
         session.notes.append(traced)
-    if gated.outcome is State.FAILS:
-        session.notes.append(f"to repeat it: {repeat_command(options, model)}")
     return gated
 
 
@@ -169,11 +164,6 @@ def launches_left(session: Session, model: str, launched: Collection[Engines] = 
     if goal is None or (gated and _is_over(gated, session)):
         return 0, 0
     return len(one.cold(found, launched)), 2 * (goal - there)
-
-
-def repeat_command(options: Options, model: str) -> str:
-    """The pytest command line that repeats the gate of this model alone."""
-    return shlex.join(["pytest", *as_words(options, ("models", "plan")), f"--slm-models={model}"])
 
 
 def in_view_of_noise(session: Session, model: str, gated: Gated) -> Gated:

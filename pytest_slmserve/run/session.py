@@ -54,6 +54,7 @@ class Session:
     page: RunPage | None = None
     claims: Collection[str] | None = None  # that the tests of this run judge; None where no tests are known
     failed: list[str] = field(default_factory=list)  # tests that did, each with a line of why, once all have ended
+    command: str = ""  # that makes the same run again
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
@@ -140,6 +141,7 @@ class Session:
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none
             plan |= {"gate": asdict(self.gate_terms)} if self.options.gate or compares else {}
             plan |= {} if self.claims is None else {"claims": sorted(self.claims)}
+            plan |= {"command": self.command} if self.command else {}
             archive.begin({"rows": rows}, plan, resumes=bool(self.options.resume))
 
     def close(self) -> None:

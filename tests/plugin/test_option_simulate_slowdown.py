@@ -53,7 +53,7 @@ def test_it_is_of_the_candidate_alone_and_of_no_start(gate, archive):
             "output tokens/s, large load*0.952*fail",
             "mean E2E, small load*1.0500*fail",
             "s to start*1.0000*pass",
-            "note: to repeat it: * --slm-simulate-slowdown=0.05 *",
+            "to repeat it: pytest* --slm-simulate-slowdown=0.05 *",
         ]
     )
     told = {(m.paired.side, dict(m.spec.extra).get("slowdown")) for m in archive().measurements}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import random
+import shlex
 import shutil
 from xml.etree import ElementTree
 
@@ -12,6 +14,7 @@ import pytest
 from inside import ENDPOINTS, GATE, usage_error
 from shipped import BENCHMARKS, put
 
+from pytest_slmserve.__main__ import main
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run import gate as gates
@@ -471,7 +474,42 @@ def test_where_it_cannot_be_written_the_run_goes_on(gate, pytester, monkeypatch)
     result.stdout.fnmatch_lines(["not written for others: *"])
 
 
-def test_a_failure_says_how_to_repeat_it(gate):
-    said = gate(*SLOWER).stdout
-    said.fnmatch_lines(["note: to repeat it: pytest --slm-simulate * --slm-gate * --slm-models=opt-125m"])
+def test_a_failure_says_how_to_repeat_it_in_the_terminal_and_on_the_page(gate, pytester, monkeypatch):
+    """By the tests, from wherever each option came, and it ends in the same way."""
+    pytest.importorskip("jinja2", reason="a page needs Jinja2")
+    monkeypatch.setenv("SLM_GATE_PAIRS", "6")
+    monkeypatch.setenv("COLUMNS", "80")
+    test = "test_gate_shipped.py"
+    said = gate(test, *SLOWER, "--slm-html=out.html", "--slm-resume", "-k", "throughput or start").outlines
+    begins = next(n for n, line in enumerate(said) if line.startswith("to repeat it: pytest "))
+    ends = next(n for n in range(begins, len(said)) if not said[n].endswith("\\"))
+    typed = "".join(line.removesuffix("\\") for line in said[begins : ends + 1])
+    words = shlex.split(typed.removeprefix("to repeat it: pytest"))
+    assert words[:3] == [test, "-k", "throughput or start"] and "--slm-gate-pairs=6" in words
+    assert ends > begins and all(len(line) <= 80 for line in said[begins : ends + 1])
+    assert f">pytest {html.escape(shlex.join(words))}</code>" in (pytester.path / "out.html").read_text("utf-8")
+    monkeypatch.delenv("SLM_GATE_PAIRS")
+    again = pytester.runpytest_inprocess(*words)
+    assert again.ret == 1 and any(line.startswith("to repeat it: pytest ") for line in again.outlines)
+    assert main(["report", ".slm/records.jsonl"]) == 1
     gate().stdout.no_fnmatch_line("*to repeat it*")
+
+
+def test_a_sweep_s_page_has_the_path_and_each_option(sweep, pytester):
+    pytest.importorskip("jinja2", reason="a page needs Jinja2")
+    sweep("--slm-html=out.html", "--slm-records=r.jsonl", "--slm-resume")
+    pages = [(pytester.path / "out.html").read_text("utf-8")]
+    assert main(["report", "r.jsonl", "--html", "again.html"]) in (0, 10)
+    pages.append((pytester.path / "again.html").read_text("utf-8"))
+    commands = [html.unescape(page.split('aria-labelledby="reproduce">')[1].partition("</code>")[0]) for page in pages]
+    assert commands[0] == commands[1]
+    assert {"--slm-window=1.0", "--slm-concurrency=1,16,64,128,256", "--slm-records=r.jsonl"} < {*commands[0].split()}
+    assert "--slm-html" not in commands[0] and "--slm-resume" not in commands[0]
+
+
+def test_shipped_tests_are_named_as_they_were_typed(pytester):
+    pytest.importorskip("jinja2", reason="a page needs Jinja2")
+    shipped = ("--pyargs", "pytest_slmserve.quickstart", "--slm-simulate")
+    pytester.runpytest_inprocess(*shipped, "--slm-html=out.html", "-k", "slo", "-p", "no:cacheprovider")
+    said = (pytester.path / "out.html").read_text("utf-8")
+    assert ">pytest --pyargs pytest_slmserve.quickstart -k slo --slm-simulate</code>" in said

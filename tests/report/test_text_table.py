@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+
 import pytest
 
-from pytest_slmserve.report.text_table import NOT_A_TERMINAL, Column, folded, grid, laid_out, layout, table, telling
+from pytest_slmserve.report.text_table import (
+    NOT_A_TERMINAL,
+    Column,
+    command_lines,
+    folded,
+    grid,
+    laid_out,
+    layout,
+    table,
+    telling,
+)
 
 LETTER: Column[str] = Column("a\nletter", lambda row: row, "left")
 CODE: Column[str] = Column("code", lambda row: str(ord(row)))
@@ -94,3 +107,13 @@ def test_the_width_is_that_of_the_terminal_or_what_columns_says(monkeypatch):
     assert layout().width == NOT_A_TERMINAL
     with laid_out(70):
         assert layout().width == 70
+
+
+def test_a_command_is_broken_between_words_and_can_be_typed():
+    command = shlex.join(["printf", "%s|", "a b c d e f", "it's", "x" * 30, "-k", "one or two"])
+    with laid_out(24):
+        first, *others = command_lines("to repeat it:", command)
+    assert others and all(line.endswith(" \\") for line in [first, *others[:-1]])
+    typed = "\n".join([first.removeprefix("to repeat it:"), *others])
+    printed = subprocess.run(["sh", "-c", typed], capture_output=True, text=True, check=True).stdout
+    assert printed == "a b c d e f|it's|" + "x" * 30 + "|-k|one or two|"

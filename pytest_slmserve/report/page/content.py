@@ -72,6 +72,7 @@ from pytest_slmserve.report.tables.run import (
 from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.text_table import Column, laid_out, telling
 from pytest_slmserve.schema.environment import SIMULATED, Environment
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 
 Row = TypeVar("Row")
@@ -202,7 +203,7 @@ def page_content(
             "unexpected": [*unexpected(kinds), *_gate_failures(found.gates), *found.failed],
             "undecided": list(undecided(kinds, found.curves)),
             "facts": _facts(measurements),
-            "reproduce": reproduce(measurements),
+            "reproduce": found.command or reproduce(measurements),
             "overview": [as_table(place, rows, ROWS) for place, rows in model_rows(found)],
             "deployments": list(best_deployments(found)),
             "jobs": [
@@ -248,19 +249,24 @@ def _facts(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
 
 
 def reproduce(measurements: Sequence[Measurement]) -> str:
-    """A command that measures the same models, interfaces and loads; empty of nothing, and of gates."""
+    """A command that measures the same models, interfaces and loads, where no archive has that of its run; empty of
+    nothing, and of gates."""
     if not measurements or measurements[0].paired:
         return ""
     first = measurements[0]
     models = dict.fromkeys(m.spec.model for m in measurements)
     loads = sorted({c for m in measurements if (c := m.load.max_concurrency) is not None})
-    mode = {"cuda": "--slm-gpu", "cpu": "--slm-cpu", "simulated": "--slm-simulate"}.get(first.spec.platform, "")
-    words = ["pytest", "--pyargs", "pytest_slmserve.benchmarks"]
-    words += [f"--slm-endpoint={first.spec.url}"] if first.spec.url else [mode]
+    words = ["pytest", "--pyargs", "pytest_slmserve.benchmarks", first.environment.mode]
     words += [f"--slm-models={','.join(models)}"]
     words += [f"--slm-concurrency={','.join(map(str, loads))}"] if loads else []
     words += [f"--slm-interface={first.spec.interface}"] if first.spec.interface == "server" else []
-    return shlex.join(word for word in words if word)
+    closed = [m.load for m in measurements if isinstance(m.load, ClosedLoop)]
+    for flag, values in (
+        ("--slm-window", {load.window_s for load in closed}),
+        ("--slm-ramp-up", {load.ramp_up for load in closed} - {"staggered"}),
+    ):
+        words += [f"{flag}={value}" for value in values if len(values) == 1]
+    return shlex.join(words)
 
 
 def _environments(measurements: Sequence[Measurement]) -> HtmlTable | None:
