@@ -113,9 +113,9 @@ class TimeLeft:
         return self.step_s + self.rest_s > 0 or self.more
 
     def text(self, elapsed_s: float = 0.0) -> str:
-        """In words. elapsed_s: of what is done at present; where that takes longer than was estimated, so much is left
-        at least."""
-        return left_text(max(0.0, self.step_s - elapsed_s) + self.rest_s, self.more or elapsed_s > self.step_s)
+        """In words. elapsed_s: of what is done at present; where that takes longer than was estimated, it is said."""
+        over = elapsed_s > max(1.0, self.step_s)
+        return left_text(max(0.0, self.step_s - elapsed_s) + self.rest_s, self.more, over)
 
 
 def time_left(session: Session, items: Sequence[Any], step_s: float = 0.0) -> TimeLeft:

@@ -54,9 +54,13 @@ def _joined(fields: Sequence[str]) -> str:
     return " | ".join(fields)
 
 
-def left_text(seconds: float, more: bool = False) -> str:
-    """The time that is left, never 0:00, for something is. more: so much at least."""
-    return f"{clock(max(1.0, seconds))}{'+' if more else ''} left"
+def left_text(seconds: float, more: bool = False, over: bool = False) -> str:
+    """The time that is left, never 0:00, for something is. more: so much at least. over: so much when what is done has
+    ended, which takes longer than planned."""
+    left = f"{clock(max(1.0, seconds))}{'+' if more or over else ''} left"
+    if not over:
+        return left
+    return f"{left}, longer than planned" if seconds >= 1.0 else "longer than planned"
 
 
 def columns_of(stream: TextIO) -> int:

@@ -314,14 +314,15 @@ def _named(verdicts: Sequence[Verdict]) -> str:
 def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
     """What would decide an undecided verdict; where no measurement of the same kind would, the reason."""
     repeats = max((len(point.repeats) for curve in curves for point in curve.points), default=1)
+    mode = next((f"{curve.environment.mode} " for curve in curves if curve.environment), "")
     if verdict.remedy:
         return verdict.remedy
     if verdict.low is not None:
-        return f"--slm-resume --slm-repeats {2 * repeats} or a longer --slm-window may decide"
+        return f"{mode}--slm-resume --slm-repeats {2 * repeats} or a longer --slm-window may decide"
     if verdict.why.startswith(("not measured at", "invalid at")):
-        return "--slm-resume measures what is missing or invalid"
+        return f"{mode}--slm-resume measures what is missing or invalid"
     if "one repeat" in verdict.why:
-        return "--slm-resume --slm-repeats 2 tells the noise"
+        return f"{mode}--slm-resume --slm-repeats 2 tells the noise"
     return verdict.why
 
 

@@ -97,8 +97,11 @@ def test_the_time_falls_while_something_is_done_and_no_further_than_the_rest():
         "1:00 left",
         "0:55 left",
         "0:40 left",
-        "0:40+ left",
+        "0:40+ left, longer than planned",
     ]
+    gate = TimeLeft(140.0)
+    assert [gate.text(elapsed_s) for elapsed_s in (130.0, 141.0, 672.0)] == ["0:10 left", *["longer than planned"] * 2]
+    assert TimeLeft(more=True).text(0.5) == "0:01+ left", "what takes no second is no longer than planned"
 
 
 def lengths(result):

@@ -55,6 +55,11 @@ def test_while_something_is_left_it_is_never_nothing():
     assert left_text(0.0, more=True) == "0:01+ left"
 
 
+def test_where_the_estimate_is_used_up_the_line_says_so():
+    assert left_text(0.0, over=True) == left_text(0.4, more=True, over=True) == "longer than planned"
+    assert left_text(40.0, over=True) == "0:40+ left, longer than planned"
+
+
 @pytest.mark.parametrize(("columns", "expected"), [(40, 40), (160, 160), (0, 80)])
 def test_the_width_is_that_of_the_terminal_and_not_of_the_environment(monkeypatch, columns, expected):
     monkeypatch.setenv("COLUMNS", "400")

@@ -133,9 +133,9 @@ def test_undecided_claims_are_together_by_what_would_decide_them():
     lost = Verdict.undecided("pareto-up-to-plateau", "opt-1.3b", "not measured at 8 in flight")
     assert lines_of(curves=[sweep()], judged=[*judged, (lost, None)])[-6:-1] == [
         "claims: 4 undecided",
-        "  undecided: --slm-resume --slm-repeats 4 or a longer --slm-window may decide:",
-        "    throughput-plateau (3 models)",
-        "  undecided: --slm-resume measures what is missing or invalid:",
+        "  undecided: --slm-gpu --slm-resume --slm-repeats 4 or a longer --slm-window may",
+        "    decide: throughput-plateau (3 models)",
+        "  undecided: --slm-gpu --slm-resume measures what is missing or invalid:",
         "    pareto-up-to-plateau (opt-1.3b)",
     ]
     assert remedy(Verdict.undecided("x", "y", "noise unknown: one repeat of each point"), []).endswith(

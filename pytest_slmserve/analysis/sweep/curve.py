@@ -355,7 +355,7 @@ def _verdict(
 
 def _remedy(curve: Curve, seen: Interval, bound: float, loads: tuple[int, ...]) -> str:
     """What would decide, roughly: an interval shrinks with the square root of the number of repeats, and has to end at
-    the bound. Of external results, whose repeats take nobody knows how long: more of them."""
+    the bound. An engine is started first. Of external results, whose repeats take nobody knows how long: more."""
     points = [p for p in curve.valid if p.concurrency in loads]
     there, where = min(len(p.repeats) for p in points), curve.axes.at(" and ".join(map(str, loads)))
     if curve.unneeded:
@@ -368,7 +368,10 @@ def _remedy(curve: Curve, seen: Interval, bound: float, loads: tuple[int, ...]) 
         return f"at {where} it is too near to its bound for {MOST_REPEATS} repeats to tell"
     more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
     seconds = more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
-    return f"about {seconds:.0f} s more at {where} would decide: --slm-resume"
+    starts = [each.ready_s for each in curve.resolved if each.ready_s is not None]
+    seconds += fmean(starts) if starts else 0.0
+    start, mode = ", with an engine start," if starts else "", curve.environment.mode if curve.environment else ""
+    return f"about {seconds:.0f} s more at {where}{start} would decide: {mode} --slm-resume"
 
 
 def _listed(concurrencies: Iterable[int]) -> str:
