@@ -39,6 +39,8 @@ def write_summary(terminal: Any, session: Any, detail: Detail = "summary") -> No
 def findings_of(session: Any) -> Findings:
     cells = session.reused_cells
     archive = session.executor.archive
+    if archive and not session.keeps_records:  # it goes with the run, and the page holds it
+        archive = session.page
     return Findings(
         curves=session.verdicts.curves(),
         judged=[(each.verdict, each.row) for each in session.verdicts.judged],

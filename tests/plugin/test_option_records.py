@@ -1,6 +1,7 @@
 """--slm-records names the archive that every measurement is appended to."""
 
 import gzip
+import importlib.util
 import json
 
 from inside import usage_error
@@ -27,6 +28,9 @@ def test_records_of_a_simulated_run_are_not_kept_unless_a_place_is_named(sweep, 
         ["*records: not kept*", "note: records of a simulated run are not kept; --slm-records=FILE keeps them"]
     )
     assert not (pytester.path / ".slm").exists() and not [*(tmp_path / "temp").glob("slmserve-*")]
+    if importlib.util.find_spec("jinja2"):
+        paged = sweep("--slm-html=out.html", "--slm-report=summary").outlines
+        assert "more: slmserve report out.html" in paged, "the page holds them, and no path is named that goes"
     named = sweep("--slm-records=.slm/records.jsonl")
     assert (pytester.path / ".slm/records.jsonl").is_file() and "not kept" not in named.stdout.str()
 

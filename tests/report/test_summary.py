@@ -28,6 +28,8 @@ def session(records, strict: bool = False):
     judged = [SimpleNamespace(verdict=lookup.judge_row(row.claim, curve, row), row=row) for row in rows]
     return SimpleNamespace(
         page=None,
+        command="",
+        keeps_records=True,
         verdicts=SimpleNamespace(curves=lambda: [curve], judged=judged),
         results=SimpleNamespace(job_points=lambda: (), shared_points=lambda: ()),
         gates=[],
