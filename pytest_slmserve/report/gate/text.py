@@ -94,11 +94,11 @@ def next_step(gated: Gated) -> str:
     """What may decide an undecided gate; empty of another one, and where no pair counts."""
     if gated.outcome is not State.UNDECIDED or not gated.pairs:
         return ""
-    if len(gated.pairs) < gated.terms.pairs and not gated.dropped:
-        return goes_on(gated)
     unknown = any(each.state is State.UNDECIDED for each in gated.exact)
     if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
         return "repair what is missing (slmserve doctor), and gate again"
+    if len(gated.pairs) < gated.terms.pairs and not gated.dropped:
+        return goes_on(gated)
     more = f"--slm-gate-pairs={2 * gated.terms.pairs}"
     return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
 

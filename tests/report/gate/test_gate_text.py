@@ -54,8 +54,10 @@ def test_an_inconclusive_gate_says_why_and_what_may_decide_it():
     assert "**Next:** a new gate with --slm-gate-pairs=24, a quieter host (slmserve doctor) or a larger margin" in said
 
 
-def test_where_a_value_is_missing_more_pairs_decide_nothing():
-    gated = judge_gate(pairs(12, ready_s=None), GateCriteria())
+@pytest.mark.parametrize("missing", [{"ready_s": None}, {"kv_blocks": None}])
+@pytest.mark.parametrize("there", [4, 12])
+def test_where_a_value_is_missing_more_pairs_decide_nothing(there, missing):
+    gated = judge_gate(pairs(there, **missing), GateCriteria())
     assert next_step(gated) == "repair what is missing (slmserve doctor), and gate again"
 
 
