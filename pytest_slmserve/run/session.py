@@ -49,6 +49,7 @@ class Session:
     verdicts: Verdicts = field(init=False)
     reused: set[str] = field(default_factory=set)
     stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
+    command: str = ""  # that makes the same run again
     gates: list[Gated] = field(default_factory=list)
     slo: Slo | None = None
     page: RunPage | None = None
@@ -137,11 +138,11 @@ class Session:
         """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
         if archive := self.executor.archive:
             rows = [lookup.row_to_record(row) for row in table.ROWS]
-            plan = self.verdicts.plan()
+            told = {"command": self.command} if self.command else {}
+            plan = self.verdicts.plan() | told
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none
             plan |= {"gate": asdict(self.gate_terms)} if self.options.gate or compares else {}
             plan |= {} if self.claims is None else {"claims": sorted(self.claims)}
-            plan |= {"command": self.command} if self.command else {}
             archive.begin({"rows": rows}, plan, resumes=bool(self.options.resume))
 
     def close(self) -> None:
