@@ -260,7 +260,7 @@ def _gates(found: Findings, longest: int) -> Iterator[Section]:
             entries.append([*((line, colours[each.outcome]) for line in lines), *why])
         for verdict in sorted(gated.exact, key=lambda each: worst.index(each.state)):
             text = f"{verdict.claim}: {WORDS[verdict.state]}, {verdict.why}"
-            entries.append(_block(text, longest, colours[verdict.state]))
+            entries.append(_block(text, max(longest, 2), colours[verdict.state]))
         if gated.dropped:
             entries.append(_block(f"left out: {'; '.join(gated.dropped)}", longest))
         head = [
