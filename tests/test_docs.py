@@ -82,7 +82,7 @@ PER_BACKEND = '\nWhere the default is "by mode":\n'
 
 def default_of(opt: Opt) -> str:
     if opt.default is None:
-        return opt.help.partition("default: ")[2] or "-"
+        return "by mode" if "by mode" in opt.help else "-"
     return "off" if opt.is_flag or opt.bare else f"`{opt.default_text}`" if opt.default_text else "-"
 
 

@@ -49,7 +49,6 @@ class Session:
     verdicts: Verdicts = field(init=False)
     reused: set[str] = field(default_factory=set)
     stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
-    command: str = ""  # that makes the same run again
     gates: list[Gated] = field(default_factory=list)
     slo: Slo | None = None
     page: RunPage | None = None
