@@ -313,7 +313,8 @@ class Cluster:
             if sent.node is None and not any(map(sent.need.fits, living)):
                 self.ray.cancel(stream)
                 del self._sent[stream]
-                lost = [*(how for _, how in sent.lost), *(f"{self._name(node)} died" for node in self._dead)]
+                gone = [node.name for node in self.nodes if node not in living]
+                lost = [*(how for _, how in sent.lost), *(f"{name} died" for name in gone)]
                 self._fail(sent, _lost(f"{_all(lost)}, and no other node has {sent.need} for {sent.name}"))
 
     def _living(self) -> list[Node]:
@@ -329,6 +330,10 @@ class Cluster:
                 self._failed[key] = error
 
     def _check_quiet(self) -> None:
+        """Fails what waits where nothing has come for too long, or at once where the nodes are gone: of a task that had
+        not begun there Ray tells nothing, and waits for others."""
+        if any(sent.node is None for sent in self._sent.values()):
+            self._strand()
         if time.monotonic() - self._heard_at < self._quiet_s:
             return
         for stream, sent in list(self._sent.items()):

@@ -226,6 +226,18 @@ def test_where_no_other_node_is_left_each_cell_that_is_missing_says_so(run):
     assert on_cluster.made().keys() == on_cluster.cases.keys() - failures.keys()
 
 
+def test_where_all_nodes_die_before_a_task_begins_nobody_waits_for_others(run, monkeypatch):
+    """Ray tells nothing of such a task: it is still to be placed."""
+    on_cluster = run(nodes=2)
+    monkeypatch.setattr(on_cluster.ray, "wait", lambda streams, **words: ([], streams))
+    for row in on_cluster.ray.rows:
+        row["Alive"] = False
+    failures = on_cluster.failures()
+    assert failures.keys() == on_cluster.cases.keys()
+    sentence = "node-0 (00000000) died and node-1 (00000001) died, and no other node has 1 GPU for opt-125m"
+    assert sentence in failures[MODEL, 1]
+
+
 @pytest.mark.parametrize(
     ("error", "says"),
     [
