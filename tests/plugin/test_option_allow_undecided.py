@@ -7,7 +7,7 @@ def test_what_is_undecided_is_shown_and_makes_the_run_no_failure(sweep):
     result = sweep("--slm-allow-undecided", UNDECIDED)
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["  undecided: --slm-resume --slm-repeats 2 tells the noise: *", "*5 passed, 1 undecided*"]
+        ["  undecided: --slm-simulate --slm-resume --slm-repeats 2 tells the noise: *", "*5 passed, 1 undecided*"]
     )
 
 

@@ -66,7 +66,7 @@ def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
     curves, text = judged_again(read(session.options.records)).curves, reported(session)
     assert list(map(judged_of, curves)) == list(map(judged_of, (planned, other)))
     assert (planned.beside, other.beside) == (False, True)
-    assert [c.missing for c in curves] == [(), ()] and "opt-125m, engine " in text
+    assert [c.missing for c in curves] == [(), ()] and "opt-125m, max_num_seqs 32" in text
 
 
 def test_a_users_load_on_a_planned_curve_joins_it(opened):

@@ -63,7 +63,7 @@ def _differing(own: _Named, others: Sequence[_Named]) -> list[str]:
         return []
     told = [text for name, text in own.settings.items() if any(each.settings.get(name) != text for each in others)]
     elsewhere = dict.fromkeys(name for each in others for name in each.settings if name not in own.settings)
-    return [*told, *(f"{name.replace('_', ' ')} unset" for name in elsewhere)] or [own.hash]
+    return [*told, *(f"{name} unset" for name in elsewhere)] or [own.hash]
 
 
 def _requests(first: Measurement) -> _Named:
@@ -87,8 +87,8 @@ def _arguments(first: Measurement) -> _Named:
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, str]:
-    """Words for each value: "max num seqs 256", "no enforce eager"."""
-    return {name: _words(name.replace("_", " "), value) for name, value in values.items()}
+    """A label for each value, by the name that vLLM has for it: "max_num_seqs 256", "no enforce_eager"."""
+    return {name: _words(name, value) for name, value in values.items()}
 
 
 def _words(name: str, value: Any) -> str:

@@ -66,11 +66,11 @@ def test_engines_and_requests_that_differ_are_named_in_words():
         return curve_of("opt-1.3b", made)
 
     limits = labels([changed(max_num_seqs=256), changed(enforce_eager=True), changed(kv_cache_bytes=3 * GIB)])
-    assert limits[0] == "opt-1.3b, max num seqs 256, KV cache 4 GiB, no enforce eager"
-    assert limits[1] == "opt-1.3b, max num seqs 1024, KV cache 4 GiB, enforce eager"
+    assert limits[0] == "opt-1.3b, max_num_seqs 256, KV cache 4 GiB, no enforce_eager"
+    assert limits[1] == "opt-1.3b, max_num_seqs 1024, KV cache 4 GiB, enforce_eager"
     assert "KV cache 3 GiB" in limits[2]
     graphs = labels([sweep(), changed(extra=(("max_cudagraph_capture_size", 2048),))])
-    assert graphs == ["opt-1.3b, max cudagraph capture size unset", "opt-1.3b, max cudagraph capture size 2048"]
+    assert graphs == ["opt-1.3b, max_cudagraph_capture_size unset", "opt-1.3b, max_cudagraph_capture_size 2048"]
 
     def sent(hash_, **fields):
         made = [
