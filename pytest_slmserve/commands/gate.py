@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
     better = "direction in which the figure is better: higher for throughput, lower for latency"
     command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
-    margin = "worse by less for sure passes, worse for sure by more than half fails (default: 0.03, which is 3 %%)"
+    margin = "smallest change that matters: surely less passes, surely worse and over half of it fails (default: 0.03)"
     command.add_argument("--margin", metavar="SHARE", type=float, default=0.03, help=margin)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_html(command)

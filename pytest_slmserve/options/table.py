@@ -296,7 +296,7 @@ class Options:
         GATE,
         margin,
         0.03,
-        "worse by less for sure passes, worse for sure by more than half fails; start-up has its own",
+        "smallest slowdown that matters: surely less passes, surely slower and over half of it fails; not of start-up",
         "SHARE",
     )
     gate_pairs: int = opt(

@@ -14,7 +14,7 @@ REHEARSAL = ("--slm-simulate", "--slm-gate", "-p", "no:cacheprovider")  # all el
 
 @pytest.fixture
 def rehearse(pytester, monkeypatch):
-    """Runs the shipped gate as docs/gate.md says, where a workflow would."""
+    """Runs the shipped gate where a workflow would."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "page.md"))
     put(pytester.path, "test_gate")
     return lambda *args: pytester.runpytest_inprocess(*REHEARSAL, "--junitxml=out.xml", *args)
