@@ -57,7 +57,8 @@ HOST = "127.0.0.1"
 NAME = "slm"  # of the model, as requests call it
 GUARD = "slm_auth.Guard"  # of the worker's folder, which is on the server's path
 LOOK_S = 0.1  # between two looks whether it is ready
-ANSWER_S = 10.0
+ANSWER_S = 60.0  # a first request with log probabilities compiles, on cores that others may use
+REST_S = 10.0
 IDLE_S = 0.2  # without a step; a long one of many prompts takes as much
 FIRST_PORT, TRIES = 20_000, 20
 OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -178,9 +179,9 @@ class ServerEngine(StaggeredEngine):
         return [row for row in trace_lines(self.child.folder, after) if row[0] >= began_s]
 
     def _await_idle(self) -> None:
-        """Wait until the server makes no more steps, at most ANSWER_S seconds. It serves requests that the load's end
+        """Wait until the server makes no more steps, at most REST_S seconds. It serves requests that the load's end
         cut off until it notices; that must be over when the next load begins."""
-        seen, until = -1, time.monotonic() + ANSWER_S
+        seen, until = -1, time.monotonic() + REST_S
         while (size := trace_file(self.child.folder).stat().st_size) != seen and time.monotonic() < until:
             seen = size
             time.sleep(IDLE_S)

@@ -44,7 +44,7 @@ def test_every_point_was_measured_and_every_claim_judged(finished):
     for batch in BATCHES:
         assert re.search(rf"test_point\[opt-tiny-{batch}\] PASSED", finished.text), finished.text
     assert re.search(r"predicted_kv_blocks\[opt-tiny\] PASSED", finished.text)
-    assert len(re.findall(r"\[opt-tiny\] (PASSED|FAILED|UNDECIDED)", finished.text)) == 4
+    assert len(re.findall(r"\[opt-tiny\] (X?PASS|X?FAIL|UNDECIDED)", finished.text)) == 5
     assert "Traceback" not in finished.text
 
 
