@@ -19,9 +19,10 @@ with suppress(ImportError):
     settings.load_profile("tests")
 
 
-# What a shell starts in the background ignores SIGINT, and so would all that a test starts and then interrupts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What a shell starts in the background ignores SIGINT, and behind nohup SIGHUP; so would all that a test starts and ends.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,6 +22,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,8 @@ def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, records: 
     """A folder with the files that pages name: archives, results of other tools, examples and benchmarks."""
     for variable in [opt.variable for opt in OPTS]:
         monkeypatch.delenv(variable, raising=False)
+    for name in [name for name in sys.modules if name.startswith("test_")]:  # pytest would take it for a page's file
+        monkeypatch.delitem(sys.modules, name)
     path = pytester.path
     (path / "benchmarks/baselines").mkdir(parents=True)
     for file in [*BASELINES.glob("*.xz"), *BASELINES.parent.glob("*.py")]:
