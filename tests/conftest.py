@@ -19,7 +19,7 @@ with suppress(ImportError):
     settings.load_profile("tests")
 
 
-# What a shell starts in the background ignores SIGINT, and behind nohup SIGHUP; so would all that a test starts and ends.
+# What a shell starts in the background ignores SIGINT, and behind nohup SIGHUP; so would all that a test starts.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
