@@ -387,6 +387,8 @@ def pytest_runtest_makereport(
 
     if call.excinfo.errisinstance(Undecided):
         state = "undecided"
+        if not is_gate(item) and "slm_claim" not in getattr(item, "fixturenames", ()):  # those have a line of their own
+            item.config.stash[SESSION].undecided.append(f"{item.nodeid}: {call.excinfo.value}")
     elif is_gate(item) and call.excinfo.errisinstance(Exception) and not call.excinfo.errisinstance(AssertionError):
         state = "broken off"
     else:

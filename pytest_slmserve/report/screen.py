@@ -45,9 +45,9 @@ Line = tuple[str, Colour | None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """All that there is to report of a run, or of archives. history: of releases, where archives hold several. slo: of
-    a request, where goodput is asked for. strict: every claim is expected to hold. failed: tests that did,
-    with a line of why. reused: a sentence on measurements of an archive that stood in for new ones. archives: paths of
-    the measurements. written: what else was written. command: that makes the same run again."""
+    a request, where goodput is asked for. strict: every claim is expected to hold. failed, undecided: tests
+    that are, with a line of why. reused: a sentence on measurements of an archive that stood in for new ones. archives:
+    paths of the measurements. written: what else was written. command: that makes the same run again."""
 
     curves: Sequence[Curve] = ()
     judged: Sequence[Judged] = ()
@@ -58,6 +58,7 @@ class Findings:
     slo: Slo | None = None
     strict: bool = False
     failed: Sequence[str] = ()
+    undecided: Sequence[str] = ()
     notes: Sequence[str] = ()
     reused: str = ""
     archives: Sequence[str] = ()
@@ -282,6 +283,8 @@ def _releases(gated: Gated) -> str:
 def _claims(found: Findings, longest: int) -> Iterator[Section]:
     """How many claims hold, which do not and were expected to, and what would decide the others."""
     kinds = by_outcome(found.judged, strict=found.strict)
+    if own := [_block(f"undecided: {text}", longest, "yellow") for text in found.undecided]:
+        yield Section([], own, "undecided test", weight=3)
     if not found.judged:
         return
     wrong = kinds["FAIL"] or kinds["HOLD, UNEXPECTED"]

@@ -50,6 +50,7 @@ def findings_of(session: Any) -> Findings:
         slo=session.slo,
         strict=session.options.strict,
         failed=session.failed,
+        undecided=session.undecided,
         notes=session.notes,
         reused=f"{sum(cells.values())} measurements were reused from {session.source}" if cells else "",
         archives=[str(archive.path)] if archive else [],
@@ -103,6 +104,8 @@ def write_gates(gates: Sequence[Gated], path: Path) -> None:
 def as_page(found: Findings) -> str:
     """Markdown: the gates in full, the tests that failed, and the last screen where there is more than gates."""
     gates = as_markdown(found.gates)
+    if found.command and found.gates:
+        gates += f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"
     lines = [f"failed: {printable(text, layout='')}" for text in found.failed]  # never folded: none can end the block
     if not found.gates or found.curves or found.judged:
         with laid_out(ON_A_PAGE):

@@ -201,7 +201,7 @@ def page_content(
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*unexpected(kinds), *_gate_failures(found.gates), *found.failed],
-            "undecided": list(undecided(kinds, found.curves)),
+            "undecided": [*undecided(kinds, found.curves), *found.undecided],
             "facts": _facts(measurements),
             "reproduce": found.command or reproduce(measurements),
             "overview": [as_table(place, rows, ROWS) for place, rows in model_rows(found)],
