@@ -463,8 +463,9 @@ def test_what_was_found_is_there_for_others(gate, pytester, monkeypatch):
     assert speed["ratio"]["value"] == pytest.approx(0.9, abs=0.01) and found["answers"]["differs"] is None
     markdown = (pytester.path / ".slm" / "gate.md").read_text("utf-8")
     assert "### opt-125m: FAIL after 4 pairs of launches" in markdown and "| s to start | lower | 4 |" in markdown
-    assert "<details>" in markdown and page.read_text("utf-8").startswith(f"# Before\n{markdown}###")
-    assert "::test_no_worse[opt-125m-throughput]: assert <fails: no-worse-throughput" in page.read_text("utf-8")
+    told = page.read_text("utf-8")
+    assert "<details>" in markdown and told.startswith(f"# Before\n{markdown}To repeat it:\n\n```sh\npytest ")
+    assert "::test_no_worse[opt-125m-throughput]: assert <fails: no-worse-throughput" in told
 
 
 def test_where_it_cannot_be_written_the_run_goes_on(gate, pytester, monkeypatch):
