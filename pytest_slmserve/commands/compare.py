@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_slmserve.analysis.compare.runs import MARGIN, METRICS, Judgement, RunComparison, compare_runs
+from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, RunComparison, compare_runs
+from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.analysis.stored.claims import unique
 from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.archive.runs import RunChoice, chosen, run_named, runs_of

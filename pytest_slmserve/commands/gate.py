@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pytest_slmserve.analysis.gate import decision
-from pytest_slmserve.analysis.gate.decision import Pair
+from pytest_slmserve.analysis.gate.decision import MARGIN, Pair
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import Row, rate_of, text_of
@@ -29,8 +29,9 @@ def add(commands: Commands) -> None:
     command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
     better = "direction in which the figure is better: higher for throughput, lower for latency"
     command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
-    margin = "smallest change that matters: surely less passes, surely worse and over half of it fails (default: 0.03)"
-    command.add_argument("--margin", metavar="SHARE", type=float, default=0.03, help=margin)
+    margin = "smallest change that matters: surely less passes, surely worse and over half of it fails"
+    margin += f" (default: {MARGIN})"
+    command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_html(command)
 

@@ -24,7 +24,7 @@ from pytest_slmserve.plugin.items import (
     detail_of,
     is_gate,
     is_measured,
-    judged_claims,
+    judged_claim,
     left_out_reason,
     models_of_markers,
     path_of,
@@ -236,7 +236,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
     try:
         _leave_out(config, items)
-        slm.claims = judged_claims(items)
+        slm.claims = set(filter(None, map(judged_claim, items)))
         if slm.options.gate and not any(map(is_gate, items)) and not session.testsfailed:
             flag = "--slm-calibrate" if slm.options.calibrate else "--slm-gate"
             hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
@@ -387,7 +387,7 @@ def pytest_runtest_makereport(
 
     if call.excinfo.errisinstance(Undecided):
         state = "undecided"
-        if not is_gate(item) and "slm_claim" not in getattr(item, "fixturenames", ()):  # those have a line of their own
+        if not is_gate(item) and not judged_claim(item):  # those have a line of their own
             item.config.stash[SESSION].undecided.append(f"{item.nodeid}: {call.excinfo.value}")
     elif is_gate(item) and call.excinfo.errisinstance(Exception) and not call.excinfo.errisinstance(AssertionError):
         state = "broken off"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from textwrap import dedent
@@ -102,17 +102,17 @@ def planned_claims(items: Sequence[Any]) -> dict[str, list[str]]:
 
     found: dict[str, list[str]] = {}
     for item in items:
-        if "slm_claim" in item.fixturenames and not is_skipped(item):
-            claim = item.get_closest_marker("slm").kwargs["claim"]
-            if claim_of(claim).of == "sweeps":
-                found.setdefault(item.callspec.params["slm_model"], []).append(claim)
+        if (claim := judged_claim(item)) and claim_of(claim).of == "sweeps":
+            found.setdefault(item.callspec.params["slm_model"], []).append(claim)
     return found
 
 
-def judged_claims(items: Iterable[Any]) -> set[str]:
-    """Names of the claims that items judge."""
-    judging = [item for item in items if "slm_claim" in item.fixturenames and not is_skipped(item)]
-    return {item.get_closest_marker("slm").kwargs["claim"] for item in judging}
+def judged_claim(item: Any) -> str | None:
+    """The name of the claim that an item judges; None where it judges none, or is skipped."""
+    if "slm_claim" not in getattr(item, "fixturenames", ()) or is_skipped(item):
+        return None
+    name: str = item.get_closest_marker("slm").kwargs["claim"]
+    return name
 
 
 def marker_overrides(item: Any) -> MarkerOverrides:
@@ -250,9 +250,8 @@ def judges_the_papers(item: Any) -> bool:
     from pytest_slmserve.analysis.claims.lookup import claim_of
 
     shipped = item.path.parent.name == "benchmarks" and (shipped_folder() / item.path.name).exists()
-    if not shipped or "slm_claim" not in item.fixturenames or is_skipped(item):
-        return False
-    return bool(claim_of(item.get_closest_marker("slm").kwargs["claim"]).reads(item.callspec.params["slm_model"]))
+    claim = judged_claim(item) if shipped else None
+    return claim is not None and bool(claim_of(claim).reads(item.callspec.params["slm_model"]))
 
 
 def larger_suite(session: Session, item: Any) -> str | None:

@@ -138,8 +138,8 @@ class Session:
         """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
         if archive := self.executor.archive:
             rows = [lookup.row_to_record(row) for row in table.ROWS]
-            told = {"command": self.command} if self.command else {}
-            plan = self.verdicts.plan() | told
+            plan = self.verdicts.plan()
+            plan |= {"command": self.command} if self.command else {}
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none
             plan |= {"gate": asdict(self.gate_terms)} if self.options.gate or compares else {}
             plan |= {} if self.claims is None else {"claims": sorted(self.claims)}

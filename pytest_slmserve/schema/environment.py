@@ -10,9 +10,9 @@ from typing import Any
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 from pytest_slmserve.schema.stored_names import stored_value
 
+SIMULATED = "SIMULATED ENGINE: these numbers come from a formula, not from a device"
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
 # on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
-SIMULATED = "SIMULATED ENGINE: these numbers come from a formula, not from a device"
 MUST_MATCH = ("platform", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
 OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
 

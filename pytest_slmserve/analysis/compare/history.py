@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
+from pytest_slmserve.analysis.claims.lookup import release
 from pytest_slmserve.analysis.compare.runs import (
-    MARGIN,
     METRICS,
     ComparedMetric,
     MetricChange,
@@ -25,6 +25,7 @@ from pytest_slmserve.analysis.compare.runs import (
     repeated,
     same_engines,
 )
+from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.stats.estimates import Interval, factor
 from pytest_slmserve.analysis.stored.baseline import (
@@ -104,12 +105,8 @@ def release_histories(measurements: Sequence[Measurement], margin: float = MARGI
 
 def release_order(version: str) -> tuple[object, ...]:
     """Sort key of a version: "0.9.0" before "0.10.0rc1.dev3", "0.10.0rc1", "0.10.0" and "0.10.0.post1"."""
-    public = version.partition("+")[0]
-    numbers = re.match(r"v?\d+(?:\.\d+)*", public)
-    plain = numbers[0] if numbers else ""
-    stages = re.findall(r"(dev|a|b|rc|post)(\d*)", public[len(plain) :])
-    parts = tuple(map(int, re.findall(r"\d+", plain)))
-    return parts, (*((STAGES[stage], int(number or 0)) for stage, number in stages), (0, 0)), version
+    stages = re.findall(r"(dev|a|b|rc|post)(\d*)", version.partition("+")[0])
+    return release(version), (*((STAGES[stage], int(number or 0)) for stage, number in stages), (0, 0)), version
 
 
 def _family(m: Measurement) -> Hashable:
@@ -122,9 +119,9 @@ def _of_engines(alike: Sequence[Measurement]) -> list[list[list[Measurement]]]:
     """Measurements by release, for each engine: as `compare` holds engines against each other."""
     lines: list[list[list[Measurement]]] = []
     by_release = grouped(alike, lambda m: m.environment.vllm or "")
-    for release in sorted(by_release, key=release_order):
+    for version in sorted(by_release, key=release_order):
         last = {requested_engine(line[-1][0]): line for line in lines}
-        for before, here in same_engines(list(chain(*(line[-1] for line in lines))), by_release[release]):
+        for before, here in same_engines(list(chain(*(line[-1] for line in lines))), by_release[version]):
             if before and here:
                 last[requested_engine(before[0])].append(here)
             elif here:
@@ -134,19 +131,20 @@ def _of_engines(alike: Sequence[Measurement]) -> list[list[list[Measurement]]]:
 
 def _at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None:
     """The history under the load that most releases have, the largest of several; None where no two have one."""
-    hosts = Counter(host for release in line for host in {m.environment.host for m in release})
-    loads = {case: case.concurrency for release in line for case in cells(release)}
-    found = [HistoryCase(case, list(_releases(line, case, hosts))) for case in loads]
+    hosts = Counter(host for measured in line for host in {m.environment.host for m in measured})
+    by_case = list(map(cells, line))
+    found = [HistoryCase(case, list(_releases(by_case, case, hosts))) for case in dict.fromkeys(chain(*by_case))]
     several = [each for each in found if len(each.releases) > 1]
     return max(several, key=lambda each: (len(each.releases), each.case.concurrency), default=None)
 
 
 def _releases(
-    line: Sequence[Sequence[Measurement]], case: ComparedCase, hosts: Counter[str | None]
+    by_case: Sequence[Mapping[ComparedCase, Sequence[Measurement]]], case: ComparedCase, hosts: Counter[str | None]
 ) -> Iterator[MeasuredRelease]:
-    """Releases that have a valid point of the case. hosts: number of releases that were measured on each."""
-    for release in line:
-        by_host = grouped(cells(release).get(case, ()), lambda m: m.environment.host)
+    """Releases that have a valid point of the case. by_case: of each release. hosts: number of releases measured on
+    each."""
+    for measured in by_case:
+        by_host = grouped(measured.get(case, ()), lambda m: m.environment.host)
         if by_host:
             there = max(by_host.values(), key=lambda group: (hosts[group[0].environment.host], len(group)))
             if (figures := served(case, there)).valid:

@@ -42,7 +42,6 @@ from pytest_slmserve.analysis.stored.baseline import (
 from pytest_slmserve.analysis.stored.comparability import MACHINE_FACTS, warnings
 from pytest_slmserve.schema.records import Measurement
 
-MARGIN = 0.03  # smallest change that matters, as a share; a gate's default too
 LAUNCHES = FIRST_LOOKS[0]  # of each side, as the gate wants pairs
 HOSTS = "other host or boot: hosts of one kind differ; the gate decides, which measures both sides in turns on one host"
 ONE_REPEAT = "one repeat on each side: the noise is not known"

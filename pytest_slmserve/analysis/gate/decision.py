@@ -29,6 +29,7 @@ from pytest_slmserve.schema.errors import BadUsage
 Better = Literal["higher", "lower"]
 Pair = tuple[float | None, float | None]  # baseline, candidate
 
+MARGIN = 0.03  # smallest change that matters, as a share
 MAX_GATED = 4
 POWER = 0.9
 RANKS_FROM = 6  # with fewer pairs no 95 % interval by ranks exists
@@ -39,7 +40,7 @@ class GateCriteria:
     """margin: how much worse a candidate may be, as a share. alpha, beta: how often an unchanged candidate fails, and
     one that is worse by the margin passes, at most. pairs: as many as may be measured."""
 
-    margin: float = 0.03
+    margin: float = MARGIN
     alpha: float = 0.01
     beta: float = 0.05
     pairs: int = FIRST_LOOKS[-1]

@@ -102,15 +102,17 @@ def _each(sizes: Sequence[int]) -> str:
 def replica_report(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[str]:
     """Tables of throughput, sensor values and memory for each kind of host, then a legend; nothing without measured
     replicas. One model's rows are together; sets of different models come last."""
+    used: list[MemoryRow] = []
     for title, points, entries in replicas_by_host(curves, shared):
         sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
         pieces = [title, "", table(entries, (*NAMES, *SERVED)), *_remarks(points, curves)]
         pieces += ["", table(sensed, (*NAMES, *SENSED))] if sensed else []
-        pieces += ["", table(used, MEMORY)] if (used := memory_rows(entries)) else []
+        used += (there := memory_rows(entries))
+        pieces += ["", table(there, MEMORY)] if there else []
         yield "\n".join(pieces)
     if shared:
         yield hanging(LEGEND, 0)
-    if any(memory_rows(entries) for _, _, entries in replicas_by_host(curves, shared)):
+    if used:
         yield hanging(MEMORY_LEGEND, 0)
 
 
