@@ -7,14 +7,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
 from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed, named, naming
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, naming
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
@@ -130,19 +130,28 @@ class ReplicaEngines:
             with naming(self.name(index), EngineFailed):
                 engine.load_requests(workload)
         barrier = SharedWindow(len(self.engines), max(load.window_s for load in loads))
-        parts = [
-            ReplicaThread(self.name(i), engine, workload, load, barrier, on_progress if i == 0 else ignore_progress)
-            for i, (engine, workload, load) in enumerate(zip(self.engines, workloads, loads))
-        ]
+        listeners = [on_progress, *[ignore_progress] * (len(self.engines) - 1)]
+        pool = ThreadPoolExecutor(len(self.engines), thread_name_prefix="slm-replica")
         try:
-            found = _runs(parts, self.close)
+            runs = [
+                pool.submit(engine.run, workload, load, listener, barrier)
+                for engine, workload, load, listener in zip(self.engines, workloads, loads, listeners)
+            ]
+            wait(runs, return_when=FIRST_EXCEPTION)
+            # Those that have ended come first: none of them was stopped for another's failure.
+            for index, run in sorted(enumerate(runs), key=lambda numbered: not numbered[1].done()):
+                with naming(self.name(index), EngineFailed):
+                    run.result()
             for index, engine in enumerate(self.engines):
                 with naming(self.name(index), EngineFailed):
                     self._check(self.name(index), engine)
-            return found
+            return tuple(run.result() for run in runs)
         except BaseException:
+            barrier.give_up()
             self.close()
             raise
+        finally:
+            pool.shutdown()
 
     def close(self) -> None:
         """Stop them all; may be called twice."""
@@ -158,10 +167,6 @@ class ReplicaEngines:
                     f"replicas of {short_name(spec.model)} got different numbers of KV blocks: {blocks}",
                     "a fixed kv_cache_bytes, and nobody else on the device",
                 )
-
-
-class Stopped(EngineFailed):
-    """A replica that was well, but is not needed without the others."""
 
 
 class SharedWindow:
@@ -181,64 +186,12 @@ class SharedWindow:
         try:
             self._barrier.wait(SETTLE_S)
         except threading.BrokenBarrierError:
-            raise Stopped("was stopped, for another replica did not come as far") from None
+            raise EngineFailed("was stopped, for another replica did not come as far") from None
         return self._window
 
     def give_up(self) -> None:
         """Release all that wait at the barrier: nobody needs to wait any more."""
         self._barrier.abort()
-
-
-class ReplicaThread(threading.Thread):
-    """One engine's run, in a thread of its own; `run` or `error` is there when it has ended."""
-
-    def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        workload: Workload,
-        load: ClosedLoop,
-        barrier: SharedWindow,
-        on_progress: ProgressCallback,
-    ) -> None:
-        super().__init__(name=f"slm-{name}", daemon=True)
-        self.called = name
-        self.found: Run | None = None
-        self.error: BaseException | None = None
-        self._arguments = workload, load, on_progress, barrier
-        self._engine, self._barrier = engine, barrier
-
-    def run(self) -> None:
-        try:
-            self.found = self._engine.run(*self._arguments)
-        except BaseException as error:
-            self.error = error
-            self._barrier.give_up()
-
-
-def _runs(parts: Sequence[ReplicaThread], stop: Callable[[], None]) -> tuple[Run, ...]:
-    """All runs; on the first failure the engines are stopped, which ends the other threads too."""
-    for part in parts:
-        part.start()
-    first: ReplicaThread | None = None
-    while not first and any(part.is_alive() for part in parts):
-        for part in parts:
-            part.join(0.05)
-        first = _culprit(parts)
-    if first := first or _culprit(parts):
-        stop()
-        for part in parts:
-            part.join()
-        if isinstance(first.error, EngineFailed):
-            raise named(first.called, first.error)
-        assert first.error
-        raise first.error
-    return tuple(part.found for part in parts if part.found)
-
-
-def _culprit(parts: Sequence[ReplicaThread]) -> ReplicaThread | None:
-    """The one that failed by itself; its error was there before any other was stopped for it."""
-    return next((part for part in parts if part.error and not isinstance(part.error, Stopped)), None)
 
 
 def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:
