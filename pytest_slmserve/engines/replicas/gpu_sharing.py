@@ -44,7 +44,7 @@ def start_replicas(
     if spec.sharing == "mig":
         extra_envs = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in mig_instances(device)]
         return ReplicaEngines(spec, launch, extra_envs=extra_envs)
-    daemon = mps.MpsDaemon(mps.Mps(device, spec.thread_percentage))
+    daemon = mps.MpsDaemon(device, spec.thread_percentage)
     return ReplicaEngines(
         spec,
         launch,

@@ -20,11 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from pytest_slmserve.engines.launch.child_process import GUARDIAN, LOG_LINES
 from pytest_slmserve.schema.child_environment import passed_on
@@ -45,63 +43,26 @@ POLL_S = 0.1
 PROHIBITED = 2  # NVML's compute modes
 
 
-@dataclass(frozen=True, slots=True)
-class Mps:
-    """gpu: its UUID (GPU-...), or NVML's index of it. active_thread_percentage: of the SMs, that each client may use.
-
-    logs: a folder that keeps the logs; without one they end with the daemon, and only errors show their ends.
-    """
-
-    gpu: str | int
-    active_thread_percentage: int | None = None
-    logs: Path | None = None
-
-    def __post_init__(self) -> None:
-        share = self.active_thread_percentage
-        if share is not None and not 0 < share <= 100:
-            raise BadUsage(f"an active thread percentage of {share}", "1 to 100")
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """The properties of a GPU that decide whether MPS can run on it. mode: NVML's compute mode."""
-
-    uuid: str
-    mig: bool
-    mode: int
-
-
-def card(gpu: str | int) -> Card:
-    """Ask NVML. Raises BadUsage where it does not know the GPU."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        by_uuid = str(gpu).startswith("GPU-")
-        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu) if by_uuid else pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
-        uuid, mode, mig = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetComputeMode(handle), False
-        with suppress(pynvml.NVMLError_NotSupported):
-            mig = bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
-        return Card(uuid.decode() if isinstance(uuid, bytes) else uuid, mig, mode)
-    except (pynvml.NVMLError, ValueError) as error:
-        raise BadUsage(f"no GPU {gpu} here: NVML says {error}", "nvidia-smi -L lists those that are there") from None
-
-
-def unable(gpu: str | int, look: Callable[[str | int], Card] = card) -> str | None:
-    """The reason that MPS cannot run here, in one sentence; None where nothing prevents it."""
+def unable(gpu: str) -> str | None:
+    """The reason that MPS cannot run on the GPU of this UUID, in one sentence; None where nothing prevents it."""
     if platform.system() != "Linux":
         return f"MPS runs on Linux, and this is {platform.system()}"
     if program() is None:
         return f"{PROGRAM}, which comes with NVIDIA's driver, is not on the PATH"
-    if str(gpu).startswith("MIG-"):
+    if gpu.startswith("MIG-"):
         return f"{gpu} is a part of a GPU, and MPS is to share a whole one"
+    import pynvml
+
     try:
-        found = look(gpu)
-    except BadUsage as error:
-        return error.problem
-    if found.mig:
-        return f"GPU {gpu} is in MIG mode, where MPS would share an instance and not the GPU"
-    return f"GPU {gpu} is in compute mode prohibited: nothing may run on it" if found.mode == PROHIBITED else None
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
+        mode = pynvml.nvmlDeviceGetComputeMode(handle)
+        with suppress(pynvml.NVMLError_NotSupported):
+            if pynvml.nvmlDeviceGetMigMode(handle)[0]:
+                return f"GPU {gpu} is in MIG mode, where MPS would share an instance and not the GPU"
+    except pynvml.NVMLError as error:
+        return f"no GPU {gpu} here: NVML says {error}"
+    return f"GPU {gpu} is in compute mode prohibited: nothing may run on it" if mode == PROHIBITED else None
 
 
 def program() -> str | None:
@@ -112,19 +73,19 @@ def program() -> str | None:
 class MpsDaemon:
     """Starts when made. Raises BadUsage where there is no control program, EngineFailed where it does not come up.
 
+    gpu: its UUID. thread_percentage: of the SMs, that each client may use.
+
     It runs in the foreground, as our child: its end is seen, with how it ended, and no process id has to be believed
     that a file names. With `-d` it would be nobody's child. A guardian kills its process group when we are gone,
     however we ended (only the folder stays then).
     """
 
-    def __init__(self, config: Mps) -> None:
+    def __init__(self, gpu: str, thread_percentage: int | None = None) -> None:
         if not (found := program()):
             raise BadUsage(f"{PROGRAM} is not on the PATH", "the programs of NVIDIA's driver, or time slicing")
-        self.config, self._program = config, found
-        self.gpu = str(config.gpu) if str(config.gpu).startswith("GPU-") else card(config.gpu).uuid
+        self.gpu, self.thread_percentage, self._program = gpu, thread_percentage, found
         self._folder = tempfile.TemporaryDirectory(prefix="slm-mps-", dir=_short_folder(), ignore_cleanup_errors=True)
-        self.pipe = Path(self._folder.name, "pipe")
-        self.logs = config.logs or Path(self._folder.name, "log")
+        self.pipe, self.logs = Path(self._folder.name, "pipe"), Path(self._folder.name, "log")
         self.process: subprocess.Popen[bytes] | None = None
         try:
             self._start()
@@ -135,7 +96,7 @@ class MpsDaemon:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that a client's environment needs, whatever else is in it; clients run as our user."""
-        share = self.config.active_thread_percentage
+        share = self.thread_percentage
         return self._shared | ({} if share is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)})
 
     @property
@@ -155,7 +116,7 @@ class MpsDaemon:
 
     def _start(self) -> None:
         self.pipe.mkdir()
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir()
         with (self.logs / "daemon.log").open("ab") as log:
             self.process = subprocess.Popen(
                 ["sh", "-c", LAUNCH, self._program, sys.executable, str(GUARDIAN), str(os.getpid())],
@@ -277,14 +238,6 @@ class MpsDaemon:
                 if named and mark in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
         return found
-
-    def __enter__(self) -> MpsDaemon:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _short_folder() -> str:

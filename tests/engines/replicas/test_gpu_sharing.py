@@ -26,9 +26,9 @@ class Daemon:
     lost: tuple[str, ...] = ()
     log: list[str]
 
-    def __init__(self, config):
-        Daemon.log = [f"start {config.gpu} {config.active_thread_percentage}"]
-        self.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe", "CUDA_VISIBLE_DEVICES": config.gpu}
+    def __init__(self, gpu, thread_percentage):
+        Daemon.log = [f"start {gpu} {thread_percentage}"]
+        self.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe", "CUDA_VISIBLE_DEVICES": gpu}
 
     def verify(self, name, pids):
         self.log.append(f"verify {name} {sorted(pids)}")

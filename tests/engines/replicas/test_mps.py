@@ -6,16 +6,16 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from fake_mps import CONTROL, SERVER, install
-from fake_nvml import UUID, FakeNvml, installed
+from fake_nvml import NOT_SUPPORTED, UUID, FakeNvml, State, installed
 from processes import alive, gone, until
 
 from pytest_slmserve.engines.replicas import mps
-from pytest_slmserve.engines.replicas.mps import Card, Mps, MpsDaemon, card, unable
+from pytest_slmserve.engines.replicas.mps import MpsDaemon, unable
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MPS runs on Linux only")
@@ -35,7 +35,7 @@ def told(tmp_path, monkeypatch):
 
 @pytest.fixture
 def daemon(told):
-    with MpsDaemon(Mps(UUID)) as daemon:
+    with closing(MpsDaemon(UUID)) as daemon:
         yield daemon
 
 
@@ -77,22 +77,16 @@ def test_clients_are_told_where_it_is_and_which_gpu_it_has(daemon):
 def test_a_share_of_the_sms_is_the_clients_matter(told, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with MpsDaemon(Mps(UUID, active_thread_percentage=60)) as daemon:
+    with closing(MpsDaemon(UUID, thread_percentage=60)) as daemon:
         own = environment_of(daemon.process.pid)
         assert daemon.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
     assert own["CUDA_VISIBLE_DEVICES"] == UUID
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in own
 
 
-@pytest.mark.parametrize("share", [0, 101, -5])
-def test_a_share_that_is_none_is_refused(share):
-    with pytest.raises(BadUsage, match=f"percentage of {share}"):
-        Mps(UUID, share)
-
-
 def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatch, tmp_path):
     monkeypatch.setattr(mps.tempfile, "tempdir", str(tmp_path / ("long" * 20)))
-    with MpsDaemon(Mps(UUID)) as daemon:
+    with closing(MpsDaemon(UUID)) as daemon:
         assert daemon.pipe.parent.stat().st_mode & 0o777 == 0o700
         assert len(str(daemon.pipe / "control_privileged")) < 108
 
@@ -153,7 +147,7 @@ def test_a_daemon_that_was_killed_is_noticed(daemon, told):
 def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(told, folders):
     (told / "fail").write_text("no driver for this", "utf-8")
     with pytest.raises(EngineFailed, match="ended .exit status 1.(.|\n)*daemon.log(.|\n)*no driver for this"):
-        MpsDaemon(Mps(UUID))
+        MpsDaemon(UUID)
     until(lambda: not of(told), 10, "all processes have ended")
     assert folders() == []
 
@@ -172,7 +166,7 @@ def test_one_that_never_answers_is_given_up(told, folders, monkeypatch):
     monkeypatch.setattr(mps, "START_S", 1.0)
     began = time.monotonic()
     with pytest.raises(EngineFailed, match="does not answer 1 s after its start(.|\n)*using socket"):
-        MpsDaemon(Mps(UUID))
+        MpsDaemon(UUID)
     assert time.monotonic() - began < 15
     until(lambda: not of(told), 10, "all processes have ended")
     assert folders() == []
@@ -184,14 +178,14 @@ def test_a_start_that_is_broken_off_leaves_nothing(told, folders, monkeypatch):
 
     monkeypatch.setattr(MpsDaemon, "_answers", stop)
     with pytest.raises(KeyboardInterrupt):
-        MpsDaemon(Mps(UUID))
+        MpsDaemon(UUID)
     until(lambda: not of(told), 10, "all processes have ended")
     assert folders() == []
 
 
 def test_closing_it_leaves_nothing_and_may_be_done_twice(told):
     clients(told, 11)
-    daemon = MpsDaemon(Mps(UUID))
+    daemon = MpsDaemon(UUID)
     daemon.clients()
     process = daemon.process
     assert len(of(told)) == 3  # itself, its server and its guardian
@@ -220,7 +214,7 @@ def test_one_that_will_not_leave_is_killed_with_its_servers(told, monkeypatch):
     for name in ("stubborn", "stray"):
         (told / name).touch()
     clients(told, 11)
-    daemon = MpsDaemon(Mps(UUID))
+    daemon = MpsDaemon(UUID)
     daemon.clients()
     (server,) = of(told, SERVER)
     assert os.getpgid(server) != daemon.process.pid
@@ -234,7 +228,7 @@ def test_one_that_will_not_leave_is_killed_with_its_servers(told, monkeypatch):
 def test_servers_that_left_the_group_do_not_outlive_a_killed_daemon(told):
     (told / "stray").touch()
     clients(told, 11)
-    with MpsDaemon(Mps(UUID)) as daemon:
+    with closing(MpsDaemon(UUID)) as daemon:
         daemon.clients()
         os.kill(daemon.process.pid, signal.SIGKILL)
     assert nothing_left(told, daemon)
@@ -249,7 +243,7 @@ def test_somebody_elses_daemon_is_left_alone(told, tmp_path, monkeypatch):
     other = subprocess.Popen([told / CONTROL, "-f"])
     try:
         until((theirs / f"{CONTROL}.pid").exists, 10, "their daemon is there")
-        with MpsDaemon(Mps(UUID)) as daemon:
+        with closing(MpsDaemon(UUID)) as daemon:
             assert daemon.clients() == set()
         assert not daemon.pipe.exists()
         assert other.poll() is None
@@ -259,18 +253,12 @@ def test_somebody_elses_daemon_is_left_alone(told, tmp_path, monkeypatch):
         other.wait()
 
 
-def test_logs_are_kept_where_a_folder_is_given(told, tmp_path):
-    with MpsDaemon(Mps(UUID, logs=tmp_path / "deep" / "logs")) as daemon:
-        assert daemon.environment["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path / "deep" / "logs")
-    assert "heard quit" in (tmp_path / "deep" / "logs" / "control.log").read_text("utf-8")
-
-
 def test_it_ends_with_the_process_that_started_it_however_that_ends(told, tmp_path):
     clients(told, 11)
     code = f"""
         import time
-        from pytest_slmserve.engines.replicas.mps import Mps, MpsDaemon
-        daemon = MpsDaemon(Mps({UUID!r}))
+        from pytest_slmserve.engines.replicas.mps import MpsDaemon
+        daemon = MpsDaemon({UUID!r})
         daemon.clients()
         print(daemon.process.pid, daemon.pipe.parent, flush=True)
         time.sleep(60)
@@ -288,7 +276,7 @@ def test_without_the_program_it_is_bad_usage_and_a_reason_to_skip(monkeypatch, t
     monkeypatch.setattr(mps, "DRIVER_FOLDER", "/nowhere")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadUsage, match=f"{CONTROL} is not on the PATH"):
-        MpsDaemon(Mps(UUID))
+        MpsDaemon(UUID)
     assert unable(UUID) == f"{CONTROL}, which comes with NVIDIA's driver, is not on the PATH"
 
 
@@ -296,41 +284,42 @@ def test_the_program_may_lie_where_containers_have_it(told, monkeypatch):
     monkeypatch.setattr(mps, "DRIVER_FOLDER", str(told))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert mps.program() == str(told / CONTROL)
-    with MpsDaemon(Mps(UUID)) as daemon:
+    with closing(MpsDaemon(UUID)) as daemon:
         assert environment_of(daemon.process.pid)["PATH"] == f"{told}:/usr/bin:/bin"
 
 
+class Gpu(FakeNvml):
+    mode = 0
+
+    def nvmlDeviceGetComputeMode(self, device, mode):  # noqa: N802 - NVML's name
+        mode._obj.value = self.mode
+
+
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("mig", "mode", "reason"),
     [
-        (Card(UUID, mig=False, mode=0), None),
-        (Card(UUID, mig=False, mode=3), None),
-        (Card(UUID, mig=True, mode=0), "MIG mode"),
-        (Card(UUID, mig=False, mode=2), "prohibited"),
+        (False, 0, None),
+        (False, 3, None),
+        (True, 0, f"GPU {UUID} is in MIG mode, where MPS would share an instance and not the GPU"),
+        (False, 2, f"GPU {UUID} is in compute mode prohibited: nothing may run on it"),
     ],
 )
-def test_the_card_decides(told, found, reason):
-    answer = unable(UUID, lambda gpu: found)
-    assert answer is None if reason is None else reason in answer
+def test_the_card_decides(told, mig, mode, reason):
+    gpu = Gpu(mig_mode=mig)
+    gpu.mode = mode
+    with installed(gpu):
+        assert unable(UUID) == reason
+        assert unable("GPU-of-nobody").startswith("no GPU GPU-of-nobody here: NVML says")
+
+
+def test_a_card_without_mig_may_be_shared(told):
+    with installed(Gpu(missing=frozenset({"nvmlDeviceGetMigMode"}))):
+        assert "Function Not Found" in unable(UUID), "the driver is too old to tell"
+    with installed(Gpu(State(refused={"nvmlDeviceGetMigMode": NOT_SUPPORTED}))):
+        assert unable(UUID) is None
 
 
 def test_other_reasons(told, monkeypatch):
     assert "a part of a GPU" in unable("MIG-7")
-    with installed(), pytest.raises(BadUsage, match="no GPU one here"):
-        card("one")
     monkeypatch.setattr(mps.platform, "system", lambda: "Darwin")
     assert unable(UUID) == "MPS runs on Linux, and this is Darwin"
-
-
-class Gpu(FakeNvml):
-    def nvmlDeviceGetComputeMode(self, device, mode):  # noqa: N802 - NVML's name
-        mode._obj.value = 2
-
-
-def test_the_card_is_asked_through_pynvml(told):
-    with installed(Gpu()):
-        assert card(UUID) == card(0) == card("0") == Card(UUID, mig=False, mode=2)
-        assert unable(0) == "GPU 0 is in compute mode prohibited: nothing may run on it"
-        assert unable("GPU-of-nobody").startswith("no GPU GPU-of-nobody here: NVML says")
-        with MpsDaemon(Mps(0)) as daemon:
-            assert daemon.environment["CUDA_VISIBLE_DEVICES"] == UUID
