@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import known_shape
-from pytest_slmserve.schema.loads import Load, OpenLoop
+from pytest_slmserve.schema.loads import Load, OpenLoop, is_job
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
@@ -32,8 +32,11 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
         )
 
 
-def check_load(load: Load) -> None:
-    """Raises BadUsage for a load that only a client of a server can make."""
+def check_load(spec: EngineSpec, load: Load) -> None:
+    """Raises BadUsage for a load that only a client of a server can make; and, where batches are made one after the
+    other, for users who send when they are answered: a static batch would wait for those that wait for it."""
+    if spec.interface == "transformers" and not is_job(load):
+        raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
     if isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None):
         raise BadUsage(
             "an open loop with a window or with max_concurrency needs a server", "the server interface, or an endpoint"

@@ -98,7 +98,7 @@ class OfflineEngine(StaggeredEngine):
         on_progress: ProgressCallback = ignore_progress,
         barrier: WindowBarrier | None = None,
     ) -> Run:
-        check_load(load)
+        check_load(self.spec, load)
         self.load_requests(workload)
         at = {"at": barrier.begins_s} if barrier else {}
         run = run_from(self.ask(on_progress, barrier, op="run", load=message_of(load), **at))

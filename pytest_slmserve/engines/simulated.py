@@ -230,7 +230,7 @@ class SimulatedEngine:
         barrier: WindowBarrier | None = None,
     ) -> Run:
         """barrier: its own clock needs none, and all that are alike have settled after the same time."""
-        check_load(load)
+        check_load(self.spec, load)
         self.load_requests(workload)
         loop = self._loop(workload, load)
         if loop.concurrency >= self.faults.die_at:

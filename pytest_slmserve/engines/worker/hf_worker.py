@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slm_guarded import guarded
-from slm_pacing import next_batch
+from slm_pacing import batch_rows, next_batch
 
 PROGRESS_S = 0.5
 PADDING = 1  # an id like any other: the attention mask leaves it out
@@ -104,7 +104,7 @@ class BatchServer:
         while first < len(times):
             at, count = next_batch(options[0], times, first, time.monotonic() - began, *options[1:])
             self.sleep_until(began + at, samples)
-            samples += self.batch([began + t for t in times[first : first + count]], first, steps, samples)
+            self.batch([began + t for t in times[first : first + count]], first, samples, steps)
             first += count
         return {
             "event": "done",
@@ -122,24 +122,17 @@ class BatchServer:
             self.tell(samples, 0, None)
 
     def batch(
-        self, sent: Sequence[float], first: int, steps: list[tuple[Any, ...]], before: Sequence[Any]
-    ) -> list[tuple[Any, ...]]:
-        """Serve these requests; a row for each."""
+        self, sent: Sequence[float], first: int, samples: list[tuple[Any, ...]], steps: list[tuple[Any, ...]]
+    ) -> None:
+        """Serve these requests, and add a row for each, and for each step."""
         rows = [(first + i) % len(self.prompts) for i in range(len(sent))]
-        wanted = [self.output_tokens[row] for row in rows]
-        computed = len(rows) * max(len(self.prompts[row]) for row in rows)
+        requests = [(row, at, len(self.prompts[row]), self.output_tokens[row]) for row, at in zip(rows, sent)]
         stamps: list[float] = []
         started = time.monotonic()
-        self.generate(rows, max(wanted), stamps, before)
-        ended = time.monotonic()
-        for number, stamp in enumerate(stamps):
-            useful = sum(tokens > number for tokens in wanted)
-            steps.append((stamp, len(rows), 0, useful, computed if number == 0 else 0, None, 0))
-        prompts = [len(self.prompts[row]) for row in rows]
-        return [
-            (row, at, started, stamps[0], ended, prompt, tokens, True, None)
-            for row, at, prompt, tokens in zip(rows, sent, prompts, wanted)
-        ]
+        self.generate(rows, max(self.output_tokens[row] for row in rows), stamps, samples)
+        made, answered = batch_rows(requests, started, stamps, time.monotonic())
+        steps += made
+        samples += answered
 
     def generate(
         self, rows: Sequence[int], tokens: int, stamps: list[float], before: Sequence[Any] = ()

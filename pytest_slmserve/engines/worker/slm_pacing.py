@@ -195,3 +195,19 @@ def next_batch(
             starts = max(now, min(full, times[first] + wait_s))
             return starts, sum(times[i] <= starts for i in range(first, last + 1))
     raise ValueError(f"unknown batching {batching!r}")
+
+
+def batch_rows(
+    requests: Sequence[tuple[int, float, int, int]], began: float, stamps: Sequence[float], ended: float
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Rows of the steps of a batch, and of its requests, as a worker tells of them.
+
+    requests: number, time it was sent, prompt and output tokens of each. began, ended: when the batch did. stamps: the
+    end of each step."""
+    slots = len(requests)
+    computed = slots * max(prompt for _, _, prompt, _ in requests)
+    steps = [
+        (stamp, slots, 0, sum(tokens > number for *_, tokens in requests), 0 if number else computed, None, 0)
+        for number, stamp in enumerate(stamps)
+    ]
+    return steps, [(row, at, began, stamps[0], ended, *tokens, True, None) for row, at, *tokens in requests]
