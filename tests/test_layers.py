@@ -34,8 +34,10 @@ ROOMS = (
     "schema",
 )
 WORKER, LOADGEN, PACING = "engines.worker", "engines.loadgen", "engines.worker.slm_pacing"
+GUARDED = "engines.worker.slm_guarded"
 # The file of pacing is pure, so that a simulated engine and the load generator send requests by the worker's own rule.
-OUT_OF_THE_WORKER = {PACING}
+# Who guards a process of ours is the same for every such process.
+OUT_OF_THE_WORKER = {PACING, GUARDED}
 # They are pure too: what a server says is hidden and written out by the same rules wherever it is told.
 TEXTS = {"schema.printable", "schema.secret_words"}
 MAY_IMPORT_RAY = "run.ray"
@@ -129,7 +131,7 @@ def foreign_to_the_worker(sources: Sources) -> list[tuple[str, str]]:
 
 
 def imports_of_the_worker(sources: Sources) -> list[tuple[str, str]]:
-    """The worker's folder is no part of the package that runs pytest; all but the pacing stays in its interpreter."""
+    """The worker's folder is no part of the package that runs pytest; all but two pure files stay there."""
     pairs = {(a, b) for a, b in own_imports(sources) if inside(b, WORKER) and not inside(a, WORKER)}
     return sorted((a, b) for a, b in pairs if b not in OUT_OF_THE_WORKER)
 
@@ -139,14 +141,17 @@ def foreign_to_the_load_generator(sources: Sources) -> list[tuple[str, str]]:
     own = {name: text for name, text in sources.items() if inside(name, LOADGEN)}
     known = sys.stdlib_module_names | {ROOT}
     found = [(name, top_of(i)) for name, text in own.items() for i in imports(text) if top_of(i) not in known]
-    ours = [(a, b) for a, b in own_imports(own | dict.fromkeys({PACING, *TEXTS}, "")) if not inside(b, LOADGEN)]
+    ours = [
+        (a, b) for a, b in own_imports(own | dict.fromkeys({*OUT_OF_THE_WORKER, *TEXTS}, "")) if not inside(b, LOADGEN)
+    ]
     impure = [(name, top_of(i)) for name in TEXTS & sources.keys() for i in imports(sources[name])]
     found += [(a, b) for a, b in impure if b not in sys.stdlib_module_names]
     return found + [(a, b) for a, b in ours if b not in OUT_OF_THE_WORKER | TEXTS]
 
 
 def impure_pacing(sources: Sources) -> list[str]:
-    return sorted({top_of(i) for i in imports(sources[PACING])} - sys.stdlib_module_names)
+    found = (imports(sources[name]) for name in OUT_OF_THE_WORKER & sources.keys())
+    return sorted({top_of(i) for each in found for i in each} - sys.stdlib_module_names)
 
 
 def cycle(sources: Sources) -> list[str]:
@@ -281,6 +286,7 @@ PLANTED = [
         {f"{LOADGEN}.run": "from pytest_slmserve.schema import errors"},
     ),
     ("pacing is pure", {PACING: "def admit():\n    from torch import Tensor"}),
+    ("pacing is pure", {GUARDED: "import psutil"}),
     ("no cycles", {"a": "from pytest_slmserve.b import x", "b": "def f():\n    from pytest_slmserve import a"}),
     ("no cycles", {"a": "from pytest_slmserve.a.b import x", "a.b": "import pytest_slmserve.a"}),
     ("no class name stands twice", {"schema.errors": "class A: ...", "engines.base": "class A: ..."}),

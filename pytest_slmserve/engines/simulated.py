@@ -25,9 +25,10 @@ from pytest_slmserve.engines.base import (
     check_fits,
     check_load,
     ignore_progress,
+    message_of,
 )
 from pytest_slmserve.engines.host_noise import HostNoise
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, closed_loop
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.kv_cache import in_flight, kv_bytes_per_token, kv_value_bytes, kv_windows, request_blocks
@@ -204,10 +205,7 @@ class SimulatedEngine:
         """The law of all its GPUs in one run, a little off: t_inf in output tokens/s, and b_half in sequences."""
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise)) / (1 + self.faults.slowdown)
-        return (
-            t_inf * self.spec.tensor_parallel_size,
-            b_half,
-        )  # of the work; what a step waits for is another part of it
+        return t_inf * self.spec.tensor_parallel_size, b_half  # of the work; the wait for others comes on top
 
     def start(self) -> None:
         """Do nothing: the engine has no device to wait for."""
@@ -285,10 +283,7 @@ class SimulatedEngine:
     def _loop(self, workload: Workload, load: Load) -> ClosedLoopPacer | SchedulePacer:
         if isinstance(load, OpenLoop):
             return SchedulePacer(load.times)
-        lifetime = workload.mean_output_tokens
-        return ClosedLoopPacer(
-            load.concurrency, lifetime, load.settle_lifetimes, load.window_s, load.requests, load.ramp_up
-        )
+        return closed_loop(message_of(load), [request.output_tokens for request in workload.requests], gated=False)
 
     def _send(self, state: _Simulation, loop: ClosedLoopPacer | SchedulePacer, workload: Workload, users: int) -> None:
         for _ in range(users):
@@ -321,10 +316,8 @@ class SimulatedEngine:
 
     def scores(self, workload: Workload, outputs: Outputs) -> Scores:
         """Its own tokens are likely, others less so; with the scatter of a launch's roundings."""
-        chance, own = (
-            random.Random(self.launch),
-            self.outputs(workload, len(outputs), max(map(len, outputs), default=0)),
-        )
+        chance = random.Random(self.launch)
+        own = self.outputs(workload, len(outputs), max(map(len, outputs), default=0))
         likely = (-0.5 if tokens == mine[: len(tokens)] else -2.0 for tokens, mine in zip(outputs, own))
         return tuple(chance.gauss(each - self.faults.logprob_drift, 1e-3) for each in likely)
 

@@ -18,13 +18,10 @@ from __future__ import annotations
 import os
 import resource
 import socket
-import subprocess
 import sys
-from pathlib import Path
 
 from pytest_slmserve.engines.loadgen.protocol import converse
-
-GUARDIAN = Path(__file__).parent.parent / "worker" / "guardian.py"
+from pytest_slmserve.engines.worker.slm_guarded import guarded
 
 
 def allow_many_connections() -> None:
@@ -35,15 +32,9 @@ def allow_many_connections() -> None:
 def main() -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)
-    guardian = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(GUARDIAN), parent, str(os.getpid())], stdin=subprocess.DEVNULL
-    )
-    try:
+    with guarded(parent):
         allow_many_connections()
         converse(socket.socket(fileno=descriptor))
-    finally:
-        guardian.terminate()  # where the parent is gone it removes our folder, and ends us
-        guardian.wait()
 
 
 if __name__ == "__main__":
