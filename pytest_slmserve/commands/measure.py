@@ -42,7 +42,7 @@ from pytest_slmserve.schema.records import Measurement, Progress
 from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.urls import KEY, completed
-from pytest_slmserve.telemetry.host_probe import remote
+from pytest_slmserve.telemetry.host_probe import this_host
 
 SHOWN = 100  # characters of what cannot be read
 STATUS = (
@@ -161,7 +161,7 @@ def measured(
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
         for number, (load, workload) in enumerate(wanted):
             shown = partial(_show, line, number, [load for load, _ in wanted])
-            found.append(measure(engine, workload, load, remote(), shown))
+            found.append(measure(engine, workload, load, this_host("remote"), shown))
             archive.add(found[-1])
             if export:
                 export.add(found[-1])

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pytest_slmserve.engines.base import Outputs, ProgressCallback, Scores, WindowBarrier, ignore_progress, message_of
 from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completion, run_of
-from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
+from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, words_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.printable import printable
@@ -117,7 +117,7 @@ class EndpointEngine:
         else token ids for completions, words for a chat or a server that refuses ids."""
         asked = completion(request, self.spec.model)
         own = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
-        asked["prompt"] = own or request.text or (text_of(request) if self._in_words else list(request.prompt))
+        asked["prompt"] = own or request.text or (words_of(request.prompt) if self._in_words else list(request.prompt))
         if self._chats:
             asked["messages"] = [{"role": "user", "content": asked.pop("prompt")}]
         for name in self.without:

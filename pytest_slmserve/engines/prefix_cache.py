@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from pytest_slmserve.schema.workloads import Request, Workload
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.http_once import ask_once
 from pytest_slmserve.telemetry.prometheus import samples
 
@@ -70,12 +70,8 @@ def fresh(workload: Workload, words: bool, draw: Callable[[int], int] = secrets.
     return Fresh((LEAST_ID + draw(span), LEAST_ID + draw(span)), words, largest)
 
 
-def text_of(request: Request) -> str:
-    """Text of about as many tokens as the prompt: common words, one token each for most tokenizers."""
-    return words_of(request.prompt)
-
-
 def words_of(ids: tuple[int, ...]) -> str:
+    """Text of about as many tokens as there are ids: common words, one token each for most tokenizers."""
     return " ".join(map(_word, ids))
 
 

@@ -72,13 +72,9 @@ def probe(platform: Platform, python: str = "", env: dict[str, str] | None = Non
     return Host(on_gpu, gpu.uuid, warnings, visible_gpus())
 
 
-def remote(root: Path | None = None) -> Environment:
-    """Environment of the client's host for a remote endpoint: nothing is known of the endpoint's own host."""
-    return this_host("remote", root)
-
-
-def this_host(platform: Platform, root: Path | None) -> Environment:
-    """Environment entries that hold for this host whatever serves on it."""
+def this_host(platform: Platform, root: Path | None = None) -> Environment:
+    """Environment entries that hold for this host whatever serves on it. Of a remote endpoint's host nothing else is
+    known: they are of the client's."""
     return Environment(
         platform=platform,
         operating_system=system.platform(),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, count, islice, pairwise
 from typing import Literal, get_args
 
@@ -153,20 +153,11 @@ def _stretched(times: Iterator[float], steps: Sequence[tuple[float, float]]) -> 
 
 
 def _refuse_what_does_not_apply(arrivals: Arrivals) -> None:
-    given = {
-        "rate": arrivals.rate is not None,
-        "burstiness": arrivals.burstiness != 1,
-        "duration_s": arrivals.duration_s is not None,
-        "requests": arrivals.requests is not None,
-        "steps": bool(arrivals.steps),
-        "offsets_s": bool(arrivals.offsets_s),
-        "speed": arrivals.speed != 1,
-    }
-    told_by = TOLD_BY[arrivals.process]
-    for name, is_given in given.items():
-        if is_given and name not in told_by:
-            takers = ", ".join(process for process, names in TOLD_BY.items() if name in names)
-            raise BadUsage(f"arrivals {arrivals.process!r} have no {name}", f"without it, or {takers}")
+    applies = {"process", "seed"} | TOLD_BY[arrivals.process]
+    for entry in fields(arrivals):
+        if entry.name not in applies and getattr(arrivals, entry.name) != entry.default:
+            takers = ", ".join(process for process, names in TOLD_BY.items() if entry.name in names)
+            raise BadUsage(f"arrivals {arrivals.process!r} have no {entry.name}", f"without it, or {takers}")
 
 
 def _check_steady(arrivals: Arrivals) -> None:

@@ -81,7 +81,8 @@ def requests_of(
     """The requests of a specification, or as many as there are, and where they came from.
 
     vocabulary: synthetic ids are below it. longest: tokens of the longest request of a trace. tokenizer: asked for only
-    where text is to be cut.
+    where text is to be cut; with the special tokens where the requests are to be vLLM's own. Raises BadDataset for a
+    file that is missing, damaged or of another kind.
     """
     match spec.source:
         case "trace":
@@ -91,7 +92,7 @@ def requests_of(
         case "lengths":
             return requests_of_lengths(spec, vocabulary)
         case "sharegpt":
-            return requests_of_conversations(spec, tokenizer())
+            return (_sampled if spec.as_vllm else _from_conversations)(spec, tokenizer())
 
 
 def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Request], str]:
@@ -100,7 +101,9 @@ def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Reque
         case int(prompt), int(output):
             lengths, source = [(prompt, output)] * spec.requests, "synthetic token ids"
         case _:
-            lengths = _natural_lengths(spec)
+            rows = shipped_lengths(spec.rule)
+            shuffled = ((row.prompt_tokens, row.reply_tokens) for row in first_in_order(rows, spec.seed, len(rows)))
+            lengths = list(islice((pair for pair in shuffled if within_vllm_limits(*pair)), spec.requests))
             source = f"synthetic token ids, lengths of ShareGPT ({spec.rule})"
     return synthetic_requests(lengths, vocabulary, spec.seed), source
 
@@ -115,25 +118,10 @@ def requests_of_trace(spec: WorkloadSpec, vocabulary: int, longest: int) -> tupl
     return synthetic_requests(lengths, vocabulary, spec.seed), source
 
 
-def requests_of_conversations(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
-    """Requests of a file's text, and where that came from; where it has fewer than are asked for, as many as it has.
-
-    tokenize: with the special tokens where the requests are to be vLLM's own. Raises BadDataset for a file that is
-    missing, damaged or not ShareGPT.
-    """
-    return _sampled(spec, tokenize) if spec.as_vllm else _from_conversations(spec, tokenize)
-
-
 def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int) -> list[Request]:
     """A request of ids below `vocabulary` for each pair of prompt and output tokens."""
     prompts = synthetic_prompts([prompt for prompt, _ in lengths], vocabulary, seed)
     return [Request(ids, output) for ids, (_, output) in zip(prompts, lengths, strict=True)]
-
-
-def _natural_lengths(spec: WorkloadSpec) -> list[tuple[int, int]]:
-    rows = shipped_lengths(spec.rule)
-    shuffled = ((row.prompt_tokens, row.reply_tokens) for row in first_in_order(rows, spec.seed, len(rows)))
-    return list(islice((lengths for lengths in shuffled if within_vllm_limits(*lengths)), spec.requests))
 
 
 def _from_conversations(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -42,14 +43,14 @@ WAY_S = {"engine": STAMP_S, "server": 0.1}  # from a step to who hears of it
 
 @pytest.fixture(scope="module")
 def pools():
-    with Pool() as fake, Pool() as with_stand_in, Pool() as served:
+    with closing(Pool()) as fake, closing(Pool()) as with_stand_in, closing(Pool()) as served:
         yield {"simulated": fake, "stand-in": with_stand_in, "stand-in server": served}
 
 
 @pytest.fixture(scope="module")
 def real_pools(vllm_here):
     """Both engines start at once: a start is mostly an import, which one core does while the other is idle."""
-    with Pool() as offline, Pool() as served, ThreadPoolExecutor() as at_once:
+    with closing(Pool()) as offline, closing(Pool()) as served, ThreadPoolExecutor() as at_once:
         pools = {"cpu": offline, "cpu server": served}
         list(at_once.map(lambda name: pools[name].engine(SPECS[name]), pools))
         yield pools
@@ -239,7 +240,7 @@ def test_it_tells_how_far_it_is(engine):
 
 @pytest.mark.parametrize("spec", [SIMULATED, stand_in()], ids=["simulated", "stand-in"])
 def test_it_may_be_closed_twice(spec):
-    with Pool() as pool:
+    with closing(Pool()) as pool:
         engine = pool.engine(spec)
         engine.run(WORKLOAD, OpenLoop(requests=2))
         engine.close()

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from base64 import b64encode
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,7 +24,7 @@ from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_li
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model
 from pytest_slmserve.engines.loadgen.streams import TOLD, shortened
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.prefix_cache import text_of
+from pytest_slmserve.engines.prefix_cache import words_of
 from pytest_slmserve.report.loads.single_load import as_text, in_words
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadUsage
@@ -32,7 +32,7 @@ from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Request
-from pytest_slmserve.telemetry.host_probe import remote
+from pytest_slmserve.telemetry.host_probe import this_host
 from pytest_slmserve.workload.arrivals import job
 
 SCHEDULE = tuple(i / 50 for i in range(100))
@@ -57,7 +57,7 @@ def endpoint(there):
 
 
 def test_a_closed_loop_without_a_step_trace(endpoint):
-    found = measure(endpoint, small_workload(), ClosedLoop(4, window_s=0.6), remote())
+    found = measure(endpoint, small_workload(), ClosedLoop(4, window_s=0.6), this_host("remote"))
     run = found.run
     assert problems_of([found]) == [] and len(run.steps) == 0
     assert window.step_s(run) is None and window.kv_usage(run) is None and window.littles_law(run) is None
@@ -75,7 +75,7 @@ def test_all_tokens_are_in_the_stream(endpoint):
 
 
 def test_requests_come_when_the_schedule_says(endpoint):
-    found = measure(endpoint, small_workload(), EVERY_20_MS, remote())
+    found = measure(endpoint, small_workload(), EVERY_20_MS, this_host("remote"))
     run = found.run
     assert run.window_s == (0.5, 1.5)
     assert run.stream.scheduled_s == pytest.approx(SCHEDULE, abs=1e-5)
@@ -85,14 +85,14 @@ def test_requests_come_when_the_schedule_says(endpoint):
 
 
 def test_a_client_that_lagged_makes_a_run_invalid(endpoint):
-    found = measure(endpoint, small_workload(), EVERY_20_MS, remote())
+    found = measure(endpoint, small_workload(), EVERY_20_MS, this_host("remote"))
     earlier = tuple(at - 0.05 for at in found.run.stream.scheduled_s)
     lagged = replace(found, run=replace(found.run, stream=replace(found.run.stream, scheduled_s=earlier)))
     assert any("the client lagged" in text for text in problems(lagged))
 
 
 def test_a_record_keeps_the_stream_and_not_the_schedule_twice(endpoint):
-    found = measure(endpoint, small_workload(), EVERY_20_MS, remote())
+    found = measure(endpoint, small_workload(), EVERY_20_MS, this_host("remote"))
     lines = json.loads(json.dumps([engine_line(found), measurement_line(found)]))
     again = measurement_of(lines[1], *engine_of(lines[0]))
     assert again.run.stream == found.run.stream and again.load == found.load and again.id == found.id
@@ -101,7 +101,7 @@ def test_a_record_keeps_the_stream_and_not_the_schedule_twice(endpoint):
 
 def test_a_schedule_is_for_a_server():
     with (
-        Pool() as pool,
+        closing(Pool()) as pool,
         pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"),
     ):
         pool.engine(SIMULATED).run(small_workload(), EVERY_20_MS)
@@ -109,7 +109,7 @@ def test_a_schedule_is_for_a_server():
 
 def test_requests_are_held_back_from_a_server():
     with (
-        Pool() as pool,
+        closing(Pool()) as pool,
         pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"),
     ):
         pool.engine(SIMULATED).run(small_workload(), job(4, max_concurrency=2))
@@ -122,7 +122,7 @@ def test_a_chat_is_asked_in_words_and_completions_in_ids(there):
     chat = EndpointEngine.__new__(EndpointEngine)
     chat.spec, chat._further = spec_of(there, path="/v1/chat/completions"), {"ignore_eos": None, "top_k": 1}
     asked = json.loads(chat.body(Request((5, 6, 7), 9)))
-    assert asked["messages"] == [{"role": "user", "content": text_of(Request((5, 6, 7), 9))}]
+    assert asked["messages"] == [{"role": "user", "content": words_of((5, 6, 7))}]
     assert len(asked["messages"][0]["content"].split()) == 3
     assert asked["top_k"] == 1 and not {"prompt", "ignore_eos"} & set(asked)
 
@@ -253,7 +253,7 @@ def test_an_error_in_the_stream_is_told_before_anything_is_measured(there, monke
 
 
 def test_requests_that_ended_early_are_counted(endpoint):
-    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), remote())
+    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
     short = replace(found.run.samples, output_tokens=(4, *found.run.samples.output_tokens[1:]))
     told = as_text(replace(found, run=replace(found.run, samples=short)))
     assert "1 of 20 requests ended early, 7.8 output tokens in the mean" in told and "ended early" not in as_text(found)
@@ -271,7 +271,7 @@ def test_a_server_that_has_nothing_more_to_say_is_slow_until_the_window_closes(e
 
 
 def test_the_page_says_what_a_chunk_is(endpoint):
-    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), remote())
+    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
 
     def page(tokens_per_chunk):
         return as_text(
@@ -284,7 +284,7 @@ def test_the_page_says_what_a_chunk_is(endpoint):
 
 
 def test_the_page_tells_the_throughput_of_requests_and_of_tokens_both_ways(endpoint):
-    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=40), remote())
+    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=40), this_host("remote"))
     line = re.search(
         r"^([\d.,]+) requests/s, ([\d.,]+) output and ([\d.,]+) prompt tokens/s over", as_text(found), re.M
     )
@@ -366,7 +366,7 @@ def test_a_server_that_lists_none_needs_a_name(listing, monkeypatch):
 
 
 def test_a_load_of_which_nothing_came_has_no_table_of_dashes(endpoint):
-    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), remote())
+    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
     none = replace(found.run, samples=Samples(*[()] * 8), stream=None, failures=20, first_failure="HTTP 400: no")
     told = as_text(replace(found, run=none))
     assert "TTFT" not in told and "INVALID: 20 requests failed, the first with HTTP 400: no" in told

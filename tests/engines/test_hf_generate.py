@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -62,7 +63,7 @@ def test_at_a_low_rate_a_dynamic_batch_does_not_wait_until_it_is_full():
 
 
 def test_users_who_wait_for_answers_and_an_engine_without_a_way_are_refused():
-    with Pool() as pool:
+    with closing(Pool()) as pool:
         with pytest.raises(BadUsage, match="for a fixed number of requests"):
             pool.engine(spec("static")).run(WORKLOAD, ClosedLoop(2))
         with pytest.raises(BadUsage, match="does not know how to batch"):
@@ -77,7 +78,7 @@ def test_users_who_wait_for_answers_and_an_engine_without_a_way_are_refused():
 @pytest.fixture(scope="module")
 def engine():
     pytest.importorskip("transformers")
-    with Pool() as pool:
+    with closing(Pool()) as pool:
         yield pool.engine(spec("dynamic", SPEC, ()))
 
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -341,7 +342,7 @@ def test_a_killed_worker_is_a_failure_and_leaves_nothing(start):
 
 
 def test_after_a_death_the_pool_starts_another():
-    with Pool() as pool:
+    with closing(Pool()) as pool:
         first = pool.engine(stand_in(fault="dead", fault_at=40))
         with pytest.raises(EngineFailed):
             first.run(small_workload(), LONG)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def events():
 
 @pytest.fixture
 def pool(events):
-    with Pool(lambda spec: Watched(spec, events)) as pool:
+    with closing(Pool(lambda spec: Watched(spec, events))) as pool:
         yield pool
 
 
@@ -75,7 +76,7 @@ def test_closing_stops_once_and_may_be_repeated(pool, events):
 
 
 def test_leaving_the_pool_closes_it(events):
-    with pytest.raises(KeyboardInterrupt), Pool(lambda spec: Watched(spec, events)) as pool:
+    with pytest.raises(KeyboardInterrupt), closing(Pool(lambda spec: Watched(spec, events))) as pool:
         pool.engine(SIMULATED)
         raise KeyboardInterrupt
     assert events[-1] == "close opt-tiny"
@@ -124,7 +125,7 @@ def test_a_start_is_heard_of_while_it_goes_on_and_when_it_is_ready(tmp_path):
         still_waiting(tmp_path)
         return SimulatedEngine(spec)
 
-    with Pool(slow) as pool:
+    with closing(Pool(slow)) as pool:
         pool.on_wait = lambda spec, log: heard.append((spec, log))
         pool.on_started = lambda spec, seconds: heard.append((spec, seconds >= 0))
         pool.engine(SIMULATED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import Request, Workload
-from pytest_slmserve.telemetry.host_probe import remote
+from pytest_slmserve.telemetry.host_probe import this_host
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again
 REASON = "of the prompt tokens came from a prefix cache"
@@ -129,8 +130,8 @@ def test_rounds_within_one_load_are_not_alike_either(caching):
     spec = EngineSpec("slm", platform="remote", interface="endpoint", url=url_of(server))
     engine = EndpointEngine(spec, server._key)
     try:
-        found = measure(engine, small_workload(), ClosedLoop(4, requests=160), remote())
-        again = measure(engine, small_workload(), ClosedLoop(4, requests=160), remote())
+        found = measure(engine, small_workload(), ClosedLoop(4, requests=160), this_host("remote"))
+        again = measure(engine, small_workload(), ClosedLoop(4, requests=160), this_host("remote"))
     finally:
         engine.close()
     assert [cache_hit_share(m.run).share for m in (found, again)] == [0, 0]
@@ -142,7 +143,7 @@ def test_a_server_that_does_not_tell_is_not_judged(tmp_path):
     with somebodys_server(enable_prefix_caching=True, enable_prompt_tokens_details=False) as server:
         spec = EngineSpec("slm", platform="remote", interface="endpoint", url=url_of(server))
         engine = EndpointEngine(spec, server._key, own_prompts=False)
-        found = [measure(engine, small_workload(), BURST, remote()) for _ in range(2)]
+        found = [measure(engine, small_workload(), BURST, this_host("remote")) for _ in range(2)]
         engine.close()
         assert lookups(url_of(server), {}) is None
     assert cache_hit_share(found[1].run) is None and problems_of(found[1:]) == []
@@ -154,8 +155,8 @@ def test_a_server_that_does_not_tell_is_not_judged(tmp_path):
 @pytest.mark.parametrize("interface", ["engine", "server"])
 def test_an_engine_of_ours_with_a_cache_says_when_it_is_warm(interface):
     spec = replace(stand_in(), interface=interface, prefix_caching=True)
-    with Pool() as pool:
-        first, second = (measure(pool.engine(spec), small_workload(), BURST, remote()) for _ in range(2))
+    with closing(Pool()) as pool:
+        first, second = (measure(pool.engine(spec), small_workload(), BURST, this_host("remote")) for _ in range(2))
     assert (
         cache_hit_share(first.run).share == pytest.approx(8 / 40 * 12 / 16)
         and cache_hit_share(second.run).share == 12 / 16
@@ -167,9 +168,9 @@ def test_an_engine_of_ours_with_a_cache_says_when_it_is_warm(interface):
 
 @pytest.mark.parametrize("interface", ["engine", "server"])
 def test_without_a_cache_there_is_nothing_to_tell(interface):
-    with Pool() as pool:
+    with closing(Pool()) as pool:
         engine = pool.engine(replace(stand_in(), interface=interface))
-        found = [measure(engine, small_workload(), BURST, remote()) for _ in range(2)]
+        found = [measure(engine, small_workload(), BURST, this_host("remote")) for _ in range(2)]
     assert [cache_hit_share(m.run) and cache_hit_share(m.run).share for m in found] == [
         0 if interface == "engine" else None
     ] * 2

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def pool(held):
             held.append(engine)
         return engine
 
-    with Pool(hold_engine=launch) as pool:
+    with closing(Pool(hold_engine=launch)) as pool:
         yield pool
 
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import PathDistribution
 from itertools import pairwise
@@ -100,7 +101,7 @@ def test_the_interface_is_part_of_the_key_and_the_old_one_keeps_its_own():
 
 @pytest.fixture(scope="module")
 def engine():
-    with Pool() as pool:
+    with closing(Pool()) as pool:
         yield pool.engine(stand_in_server())
 
 
@@ -144,7 +145,7 @@ def test_its_key_is_told_to_nobody(engine):
 
 def test_two_servers_share_a_device_as_two_engines_do():
     pair = (stand_in_server(),) * 2
-    with Pool() as pool:
+    with closing(Pool()) as pool:
         replicas = pool.replicas(ReplicaSpec(pair))
         runs = replicas.run([small_workload()] * 2, [ClosedLoop(3, window_s=0.5)] * 2)
         assert len({engine.port for engine in replicas.engines}) == 2

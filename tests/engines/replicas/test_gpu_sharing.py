@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pynvml
@@ -174,7 +175,7 @@ def test_an_engines_processes_are_its_own():
 
 def test_the_pool_holds_an_engine_or_replicas():
     pair = ReplicaSpec((SIMULATED, SIMULATED))
-    with Pool() as pool:
+    with closing(Pool()) as pool:
         alone = pool.engine(SIMULATED)
         assert pool.engine(SIMULATED) is alone and pool.current == SIMULATED
         two = pool.replicas(pair)
