@@ -34,10 +34,10 @@ ROOMS = (
     "schema",
 )
 WORKER, LOADGEN, PACING = "engines.worker", "engines.loadgen", "engines.worker.slm_pacing"
-GUARDED = "engines.worker.slm_guarded"
+GUARDED, LINES = "engines.worker.slm_guarded", "engines.worker.slm_lines"
 # The file of pacing is pure, so that a simulated engine and the load generator send requests by the worker's own rule.
-# Who guards a process of ours is the same for every such process.
-OUT_OF_THE_WORKER = {PACING, GUARDED}
+# Who guards a process of ours, and how it speaks to its parent, is the same for every such process.
+OUT_OF_THE_WORKER = {PACING, GUARDED, LINES}
 # They are pure too: what a server says is hidden and written out by the same rules wherever it is told.
 TEXTS = {"schema.printable", "schema.secret_words"}
 MAY_IMPORT_RAY = "run.ray"
@@ -131,7 +131,7 @@ def foreign_to_the_worker(sources: Sources) -> list[tuple[str, str]]:
 
 
 def imports_of_the_worker(sources: Sources) -> list[tuple[str, str]]:
-    """The worker's folder is no part of the package that runs pytest; all but two pure files stay there."""
+    """The worker's folder is no part of the package that runs pytest; all but three pure files stay there."""
     pairs = {(a, b) for a, b in own_imports(sources) if inside(b, WORKER) and not inside(a, WORKER)}
     return sorted((a, b) for a, b in pairs if b not in OUT_OF_THE_WORKER)
 

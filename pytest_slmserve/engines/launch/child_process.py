@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -20,13 +18,13 @@ from typing import Any
 
 from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier, ignore_progress
 from pytest_slmserve.engines.launch.start_stages import still_waiting
+from pytest_slmserve.engines.worker.slm_lines import Ended, Lines, TooLong
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.records import Progress, known_fields
 
 LOG_LINES = 25
 POLL_S = 0.5
 SILENCE_S = 120.0  # progress comes twice a second
-LONGEST_MESSAGE = 1 << 29  # bytes: the columns of five million requests
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
 
 
@@ -73,7 +71,7 @@ class Child:
             undo.pop_all()
         if cores:
             os.sched_setaffinity(self.process.pid, cores)  # before it has any child, which would keep the others
-        self.buffer = bytearray()
+        self._lines = Lines(self.socket)
         self.keep_log = self._killed = False
 
     def _places(self, env: Mapping[str, str]) -> dict[str, str]:
@@ -88,28 +86,24 @@ class Child:
 
     def send(self, **message: Any) -> None:
         try:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
+            self._lines.say(**message)
+        except Ended:
             raise self.failed(self._how_it_ended()) from None
 
     def receive(self, within_s: float, what: str) -> dict[str, Any]:
         """The next line. Raises EngineFailed when the child is gone, silent for `within_s` seconds, or without end."""
-        until, seen = time.monotonic() + within_s, 0
-        while (end := self.buffer.find(b"\n", seen)) < 0:
-            seen = len(self.buffer)
-            if seen > LONGEST_MESSAGE:
-                self.buffer.clear()
-                raise self.failed(f"sent a message of more than {LONGEST_MESSAGE >> 20} MiB without an end")
-            if not self._more(min(POLL_S, max(0.0, until - time.monotonic()))) and time.monotonic() >= until:
-                raise self.failed(f"was silent for {within_s:.0f} s while {what}")
-            still_waiting(self.log)
-        line, self.buffer = bytes(self.buffer[:end]), self.buffer[end + 1 :]
+        until = time.monotonic() + within_s
         try:
-            message = json.loads(line)
+            while (message := self._lines.hear(min(POLL_S, max(0.0, until - time.monotonic())))) is None:
+                if time.monotonic() >= until:
+                    raise self.failed(f"was silent for {within_s:.0f} s while {what}")
+                still_waiting(self.log)
+        except Ended:
+            raise self.failed(self._how_it_ended()) from None
+        except TooLong as error:
+            raise self.failed(f"sent {error}") from None
         except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, dict):
-            raise self.failed(NO_MESSAGE)
+            raise self.failed(NO_MESSAGE) from None
         return message
 
     def event(self, within_s: float, what: str) -> dict[str, Any]:
@@ -118,18 +112,6 @@ class Child:
         if "event" not in message:
             raise self.failed(NO_MESSAGE)
         return message
-
-    def _more(self, wait_s: float) -> bool:
-        if not select.select([self.socket], [], [], wait_s)[0]:
-            return False
-        try:
-            chunk = self.socket.recv(1 << 20)
-        except ConnectionError:
-            chunk = b""
-        if not chunk:
-            raise self.failed(self._how_it_ended())
-        self.buffer += chunk
-        return True
 
     def _how_it_ended(self) -> str:
         try:

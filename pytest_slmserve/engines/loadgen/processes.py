@@ -1,9 +1,7 @@
-"""Lines between processes; and several client processes that share one load, where one core is not enough: told as
-one."""
+"""Several client processes that share one load, where one core is not enough: told as one."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
@@ -13,49 +11,11 @@ from typing import Any
 
 from pytest_slmserve.engines.loadgen.columns import merged
 from pytest_slmserve.engines.loadgen.schedules import parts_of
+from pytest_slmserve.engines.worker.slm_lines import Lines
 
 BEGIN_S, OPEN_S = 0.2, 0.1  # from saying when to begin, or to open the window, to doing so: all have heard it by then
 PHASES = ("ramp", "settle", "window", "over")
 Message = dict[str, Any]
-
-
-class Ended(Exception):
-    """The error of a socket whose other end was closed. lines: of that socket."""
-
-    def __init__(self, lines: Lines) -> None:
-        super().__init__()
-        self.lines = lines
-
-
-class Lines:
-    """JSON lines over a socket."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        self._buffer = bytearray()
-
-    def say(self, **message: Any) -> None:
-        """Raises Ended."""
-        try:
-            self.end.sendall(json.dumps(message).encode() + b"\n")
-        except ConnectionError:
-            raise Ended(self) from None
-
-    def hear(self, wait_s: float | None = None) -> Message | None:
-        """The next message; None where none came in time. Raises Ended."""
-        while (end := self._buffer.find(b"\n")) < 0:
-            if not select.select([self.end], [], [], wait_s)[0]:
-                return None
-            try:
-                data = self.end.recv(1 << 20)
-            except ConnectionError:
-                data = b""
-            if not data:
-                raise Ended(self)
-            self._buffer += data
-        line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
-        message: Message = json.loads(line)
-        return message
 
 
 class Parts:

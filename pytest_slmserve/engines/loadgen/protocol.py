@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from pytest_slmserve.engines.loadgen.load_run import LoadRun
-from pytest_slmserve.engines.loadgen.processes import Ended, Lines, Message, Parts
+from pytest_slmserve.engines.loadgen.processes import Message, Parts
 from pytest_slmserve.engines.loadgen.streams import Streams
 from pytest_slmserve.engines.loadgen.target import Bodies, target_of
+from pytest_slmserve.engines.worker.slm_lines import Ended, Lines
 
 
 class StreamingClient:

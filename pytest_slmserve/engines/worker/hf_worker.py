@@ -10,35 +10,29 @@ computed, padding among them.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from slm_guarded import guarded
+from slm_lines import Ended, Lines
 from slm_pacing import batch_rows, next_batch
 
 PROGRESS_S = 0.5
 PADDING = 1  # an id like any other: the attention mask leaves it out
 
 
-class Parent:
+class Parent(Lines):  # type: ignore[misc]
     """Lines from and to the process that started us."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.lines = end.makefile("rw", encoding="utf-8")
-        self.told = time.monotonic()
-
-    def hear(self) -> dict[str, Any] | None:
-        line = self.lines.readline()
-        return json.loads(line) if line else None
+    told = 0.0  # when it was told something last
 
     def say(self, **message: Any) -> None:
-        self.lines.write(json.dumps(message) + "\n")
-        self.lines.flush()
+        super().say(**message)
         self.told = time.monotonic()
 
     @property
@@ -174,24 +168,21 @@ class BatchServer:
 
 
 def serve(parent: Parent) -> None:
-    arguments = parent.hear()
-    if arguments is None:
-        return
-    batches = BatchServer(parent, arguments)
+    batches = BatchServer(parent, parent.hear())
     try:
         facts = batches.start()
     except BaseException as error:
         parent.say(event="failed", cause=f"{type(error).__name__}: {error}")
         raise
     parent.say(event="ready", **facts)
-    while (message := parent.hear()) and message["op"] != "close":
+    while (message := parent.hear())["op"] != "close":
         parent.say(**batches.answer(message))
 
 
 def main() -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)
-    with guarded(parent):
+    with guarded(parent), suppress(Ended):
         serve(Parent(socket.socket(fileno=descriptor)))
 
 

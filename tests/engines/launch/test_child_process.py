@@ -14,6 +14,7 @@ from processes import gone, group, kill_group, until
 from pytest_slmserve.engines.launch import child_process
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.engines.worker import __file__ as worker_package
+from pytest_slmserve.engines.worker.slm_lines import Lines
 from pytest_slmserve.schema.errors import EngineFailed
 
 GUARDIAN = Path(worker_package).with_name("guardian.py")
@@ -63,7 +64,7 @@ def test_an_end_without_an_answer_tells_status_and_the_end_of_the_log(child):
     assert "Traceback" not in str(caught.value)
 
 
-@pytest.mark.parametrize("line", [r"garbage\n", r"{\n", r"[1]\n", r"\xff\xfe\n", "[" * 100_000 + r"\n"])
+@pytest.mark.parametrize("line", [r"garbage\n", r"{\n", r"[1]\n", r"null\n", r"\xff\xfe\n", "[" * 100_000 + r"\n"])
 def test_what_is_no_message_is_a_sentence(child, line):
     odd = child(f"end.sendall(b'{line}'); time.sleep(60)")
     with pytest.raises(EngineFailed, match="wrote what is no message into the socket"):
@@ -71,7 +72,7 @@ def test_what_is_no_message_is_a_sentence(child, line):
 
 
 def test_a_message_without_an_end_is_a_sentence_within_its_bound(child, monkeypatch):
-    monkeypatch.setattr(child_process, "LONGEST_MESSAGE", 1 << 20)
+    monkeypatch.setattr(Lines, "longest", 1 << 20)
     endless = child("while True: end.sendall(b'x' * 65536)")
     with pytest.raises(EngineFailed, match="the engine sent a message of more than 1 MiB without an end; "):
         endless.receive(20, "starting")
