@@ -6,7 +6,6 @@ GPM's ratios are what DCGM calls PROF fields there: DCGM itself takes them from 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.telemetry import nvml_calls as calls
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, known
 from pytest_slmserve.telemetry.gpm import GPM, Gpm
+from pytest_slmserve.telemetry.host_counters import own_pids
 
 SM, MEMORY = 1, 2  # kinds of clocks
 MEMORY_V2 = 0x02000028  # the version whose "used" leaves out what the driver reserves, as DCGM's number does
@@ -28,10 +28,8 @@ VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 WIDE_TYPES = (2, 3, 4)
 # Counters that only grow miss nothing when they are asked seldom, and some are dear: on an H200 with a driver of
 # release 580 energy took 3.5 ms of CPU time and a slowdown 1.1 ms, where any other field took 0.1 ms.
-COUNTERS = {
-    of.ENERGY, of.ECC_DOUBLE_BIT, of.REMAPPED_ROWS,
-    of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE,
-}  # fmt: skip
+SLOWDOWNS = (of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
+COUNTERS = {of.ENERGY, of.ECC_DOUBLE_BIT, of.REMAPPED_ROWS, of.CAPPED_POWER, *SLOWDOWNS}
 COUNTERS_S = 1.0
 
 
@@ -67,12 +65,8 @@ FIELDS = (
     Field(of.ECC_DOUBLE_BIT, 4),
     Field(of.REMAPPED_ROWS, 143),
     Field(of.CAPPED_POWER, 74, calls.NANO),
-    Field(of.CAPPED_SW_THERMAL, 269, calls.NANO, wide=True),
-    Field(of.CAPPED_HW_THERMAL, 270, calls.NANO, wide=True),
-    Field(of.CAPPED_BRAKE, 271, calls.NANO, wide=True),
-    Field(of.CAPPED_SW_THERMAL, 251, calls.NANO, wide=True),
-    Field(of.CAPPED_HW_THERMAL, 252, calls.NANO, wide=True),
-    Field(of.CAPPED_BRAKE, 253, calls.NANO, wide=True),
+    *(Field(number, 269 + i, calls.NANO, wide=True) for i, number in enumerate(SLOWDOWNS)),
+    *(Field(number, 251 + i, calls.NANO, wide=True) for i, number in enumerate(SLOWDOWNS)),
 )
 ASKS = (
     Ask(of.GPU_UTIL, "nvmlDeviceGetUtilizationRates", (), lambda rates: rates.gpu * calls.PERCENT),
@@ -90,7 +84,7 @@ ASKS = (
 )
 
 
-def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]], profile: bool = True) -> NvmlSource:
+def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, profile: bool = True) -> NvmlSource:
     """The source for the GPU, or the MIG device, of that UUID.
 
     own_pids: process ids of this run, asked at every reading that finds processes. profile: take GPM's ratios where
@@ -119,14 +113,12 @@ def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]], profile: bo
 class NvmlSource:
     """Readings of one GPU, from one thread at a time. name: nvml-gpm with ratios, else nvml.
 
-    unsupported: why numbers are never in a reading, found out once, when opened. events: how many critical events came
-    since then, by NVML's type; Xids are among them.
+    unsupported: why numbers are never in a reading, found out once, when opened.
     """
 
     def __init__(self, nv: Any, device: Any, own_pids: Callable[[], set[int]], undo: ExitStack) -> None:
         self.name = "nvml"
         self.unsupported: dict[int, str] = {}
-        self.events: Counter[int] = Counter()
         self._nv, self._device, self._own_pids, self._undo = nv, device, own_pids, undo
         self._fields = self._supported_fields()
         self._asks = self._supported_asks()
@@ -262,16 +254,12 @@ class NvmlSource:
             return {}
         try:
             for _ in range(MOST_EVENTS):
-                self._count(self._nv.nvmlEventSetWait_v2(self._event_set, 0))
+                event = self._nv.nvmlEventSetWait_v2(self._event_set, 0)
+                self._xid = event.eventData if event.eventType == XID_EVENT else self._xid
         except self._nv.NVMLError as error:
             if error.value != calls.TIMEOUT:
                 return calls.unknown([of.XID], calls.said(error), missing)
         return {of.XID: float(self._xid)}
-
-    def _count(self, event: Any) -> None:
-        self.events[event.eventType] += 1
-        if event.eventType == XID_EVENT:
-            self._xid = event.eventData
 
     def _read_processes(self, missing: list[str]) -> dict[int, float | None]:
         if not self._lists:

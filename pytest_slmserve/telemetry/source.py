@@ -1,5 +1,4 @@
-"""Selection of the sources that answer on this host. Each is imported on demand, for each needs something of its
-own."""
+"""Selection of the sources that answer on this host."""
 
 from __future__ import annotations
 
@@ -8,6 +7,10 @@ from collections.abc import Callable, Sequence
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.telemetry.base import NO_GPU, Reading, SensorSource
 from pytest_slmserve.telemetry.canary import open_canary
+from pytest_slmserve.telemetry.dcgm import ADDRESS, open_dcgm
+from pytest_slmserve.telemetry.dcgm_exporter import open_exporter
+from pytest_slmserve.telemetry.host_counters import open_host
+from pytest_slmserve.telemetry.nvml import open_nvml
 from pytest_slmserve.telemetry.sampler import Sampler, merged
 
 
@@ -51,7 +54,7 @@ def open_sampler(
 def _sources(choice: str, devices: Sequence[str], interval_s: float) -> tuple[list[SensorSource], list[str]]:
     notes: list[str] = []
     device = devices[0]
-    host = [*_tried(_host, notes), open_canary(device)]
+    host = [*_tried(open_host, notes), open_canary(device)]
     if choice == "host" or (choice == "auto" and device in NO_GPU):
         return host, notes
     if device in NO_GPU:
@@ -77,22 +80,20 @@ def _of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> li
         case "gpm", _:
             return [_gpm(device)]
         case "nvml", _:
-            return [_nvml(device, profile=False)]
+            return [open_nvml(device, profile=False)]
         case "dcgm", address:
-            return [_dcgm(device, interval_s, address)]
+            return [open_dcgm(device, interval_s=interval_s, address=address or ADDRESS)]
         case _:
-            from pytest_slmserve.telemetry.dcgm_exporter import open_exporter
-
             return [open_exporter(choice, device)]
 
 
 def _best(device: str, interval_s: float, notes: list[str]) -> list[SensorSource]:
     """NVML with the profiling counters of the GPU (Hopper and newer); else with those of DCGM, where it runs."""
-    nvml = _tried(lambda: _nvml(device, profile=True), notes)
+    nvml = _tried(lambda: open_nvml(device, profile=True), notes)
     if nvml and nvml[0].name == "nvml-gpm":
         return nvml
     why: list[str] = []
-    dcgm = _tried(lambda: _dcgm(device, interval_s), why)
+    dcgm = _tried(lambda: open_dcgm(device, interval_s=interval_s), why)
     if not dcgm:
         notes += [f"no profiling counters (SM, DRAM and tensor activity): NVML has none for this GPU; {w}" for w in why]
     return [*dcgm, *nvml]  # what both have, DCGM says
@@ -106,28 +107,9 @@ def _tried(opened: Callable[[], SensorSource], notes: list[str]) -> list[SensorS
         return []
 
 
-def _host() -> SensorSource:
-    from pytest_slmserve.telemetry.host_counters import open_host
-
-    return open_host()
-
-
-def _nvml(device: str, *, profile: bool) -> SensorSource:
-    from pytest_slmserve.telemetry.host_counters import own_pids
-    from pytest_slmserve.telemetry.nvml import open_nvml
-
-    return open_nvml(device, own_pids=own_pids, profile=profile)
-
-
 def _gpm(device: str) -> SensorSource:
-    source = _nvml(device, profile=True)
+    source = open_nvml(device, profile=True)
     if source.name != "nvml-gpm":
         source.close()
         raise SensorFailed("this GPU has no GPM counters (Hopper and newer have)", "--slm-telemetry dcgm, or auto")
     return source
-
-
-def _dcgm(device: str, interval_s: float, address: str = "") -> SensorSource:
-    from pytest_slmserve.telemetry.dcgm import ADDRESS, open_dcgm
-
-    return open_dcgm(device, interval_s=interval_s, address=address or ADDRESS)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice, takewhile
 from pathlib import Path
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
@@ -94,7 +94,8 @@ def load_trace(
         raise BadUsage(f"a slice of {requests} requests", "requests=600, or another number from 1 on")
     rows: list[TraceRow] = []
     left_out = 0
-    for row in _between(read_trace(path), from_s, until_s):
+    begun = dropwhile(lambda row: row.offset_s < from_s, read_trace(path))
+    for row in takewhile(lambda row: row.offset_s < until_s, begun):
         tokens = row.prompt_tokens, row.output_tokens
         if min(tokens) < 1 or sum(tokens) > max_model_len:
             left_out += 1
@@ -117,14 +118,6 @@ def sample_lengths(trace: Trace, requests: int, seed: int) -> list[tuple[int, in
     picks = islice(draws(seed, "trace"), requests)
     drawn = (trace.rows[int(pick * len(trace.rows))] for pick in picks)
     return [(row.prompt_tokens, row.output_tokens) for row in drawn]
-
-
-def _between(rows: Iterable[TraceRow], from_s: float, until_s: float) -> Iterator[TraceRow]:
-    for row in rows:
-        if row.offset_s >= until_s:
-            return
-        if row.offset_s >= from_s:
-            yield row
 
 
 # Formats: a line as nanoseconds on the trace's own clock, tokens in, tokens out

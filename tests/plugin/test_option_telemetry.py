@@ -32,10 +32,10 @@ def there(monkeypatch):
         return Named(name)
 
     def plant(nvml=None, dcgm=None):
-        monkeypatch.setattr(source, "_host", lambda: Named("host"))
+        monkeypatch.setattr(source, "open_host", lambda: Named("host"))
         monkeypatch.setattr(source, "open_canary", lambda device: Named("canary"))
-        monkeypatch.setattr(source, "_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml"))
-        monkeypatch.setattr(source, "_dcgm", lambda device, interval_s, address="": found(dcgm))
+        monkeypatch.setattr(source, "open_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml"))
+        monkeypatch.setattr(source, "open_dcgm", lambda device, interval_s, address="": found(dcgm))
 
     return plant
 

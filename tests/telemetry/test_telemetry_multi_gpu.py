@@ -67,9 +67,9 @@ def sources(monkeypatch):
         opened.append(gpu(there[device], name="nvml-gpm"))
         return opened[-1]
 
-    monkeypatch.setattr(source, "_nvml", open_one)
-    monkeypatch.setattr(source, "_dcgm", lambda *_: (_ for _ in ()).throw(SensorFailed("no DCGM")))
-    monkeypatch.setattr(source, "_host", lambda: Planted(name="host"))
+    monkeypatch.setattr(source, "open_nvml", open_one)
+    monkeypatch.setattr(source, "open_dcgm", lambda *_, **__: (_ for _ in ()).throw(SensorFailed("no DCGM")))
+    monkeypatch.setattr(source, "open_host", lambda: Planted(name="host"))
     monkeypatch.setattr(source, "open_canary", lambda device: Planted(name="canary"))
     return opened
 
