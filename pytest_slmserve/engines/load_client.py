@@ -39,7 +39,9 @@ class LoadClient:
     ) -> None:
         command = [sys.executable, str(CLIENT)]
         self._loaded: str | None = None
-        self.child = Child(command, client_environment(os.environ), cores=cores, name="the load generator")
+        # It imports our package from where it is, and nothing from the folder it works in.
+        env = passed_on(os.environ) | {"PYTHONPATH": str(PACKAGES)}
+        self.child = Child(command, env, cores=cores, name="the load generator")
         self.child.send(url=url, headers=dict(headers), timeout_s=timeout_s, processes=processes)
         ready = self.child.event(READY_S, "starting")
         if ready["event"] == "failed":
@@ -70,11 +72,6 @@ class LoadClient:
 
     def kill(self) -> None:
         self.child.kill()
-
-
-def client_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The client's environment: it imports our package from where it is, and nothing from the folder it works in."""
-    return passed_on(inherited) | {"PYTHONPATH": str(PACKAGES)}
 
 
 def completion(request: Request, model: str) -> dict[str, Any]:

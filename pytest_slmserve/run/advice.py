@@ -66,8 +66,7 @@ def _undecided(session: Session, name: str, why: str) -> Undecided:
     """An Undecided error, whose reason is also noted for the end of the run: pytest shows no reason for an undecided
     test."""
     said = f"no advice on {name}: {why}"
-    if said not in session.notes:
-        session.notes.append(said)
+    session.note(said)
     return Undecided(said)
 
 

@@ -53,8 +53,7 @@ class StoredBaseline:
         Each sentence appears once."""
         before, now = cells(there), cells(here)
         pairs = ((before[cell][0], now[cell][0]) for cell in before if cell in now)
-        said = [*self.notes, *on_one_side(there, here), *(text for pair in pairs for text in warnings(*pair))]
-        self.session.notes.extend(text for text in dict.fromkeys(said) if text not in self.session.notes)
+        self.session.note(*self.notes, *on_one_side(there, here), *(text for pair in pairs for text in warnings(*pair)))
 
 
 def _together(model: str, found: Sequence[Verdict]) -> Verdict:

@@ -43,7 +43,7 @@ class Devices:
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
         elif planner.platform != "simulated" and not (planner.options.plan or planner.options.ray):
-            found.open_sensors()  # the simulated engine simulates its own
+            found.sampler = found._opened((planner.host.device,))  # the simulated engine simulates its own
         return found
 
     def hold(self) -> None:
@@ -109,11 +109,8 @@ class Devices:
 
     # Sensors
 
-    def open_sensors(self) -> None:
-        """Raises SensorFailed or BadUsage where those that were asked for are not there."""
-        self.sampler = self._opened((self.planner.host.device,))
-
     def _opened(self, devices: Sequence[str]) -> Sampler | None:
+        """Raises SensorFailed or BadUsage where sensors that were asked for are not there."""
         options, notes = self.planner.options, self.planner.notes
         interval_s = options.telemetry_interval or INTERVAL_S
         sampler, said = open_sampler(options.telemetry, devices[0], interval_s, devices[1:])

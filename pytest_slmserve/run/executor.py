@@ -78,15 +78,11 @@ class Executor:
 
     def iter_repeats(self, case: Case, repeats: int | None = None, why: str = "") -> Iterator[ReplicaGroup]:
         """Measure what is missing of a case; each repeat is given when it has been kept."""
-        for number in self.missing_repeats(case, repeats):
+        known = self.results.repeats.setdefault(case.key, [])
+        for number in missing_repeats(known, repeats or self.repeats, is_clean):
             group = self._measure(case, f"{case.title}, repeat {number}{why and f' ({why})'}")
             self.keep(case, group)
             yield group
-
-    def missing_repeats(self, case: Case, repeats: int | None = None) -> Iterator[int]:
-        """Numbers of the repeats that are still to be made, while those that are made are kept."""
-        known = self.results.repeats.setdefault(case.key, [])
-        return missing_repeats(known, repeats or self.repeats, is_clean)
 
     def count_missing(self, case: Case, repeats: int | None = None) -> int:
         """The number of repeats of a case that are still to be made, if each new one is clean."""

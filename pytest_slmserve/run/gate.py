@@ -282,15 +282,12 @@ class OneGate:
                 told = [m.paired.outputs for m in found if m.paired and m.paired.side == "baseline"]
                 self.reference = next(filter(None, told), ())
                 there = f"{counted(len(pairs_of(found)), 'pair')} of launches in {self.session.source}"
-                self._note(f"{of} goes on from {there}")
+                self.session.note(f"{of} goes on from {there}")
                 return found, gated
-        self._note(f"{of} begins anew: {self.session.source} has none of the same sides, loads, caches and terms")
+        self.session.note(
+            f"{of} begins anew: {self.session.source} has none of the same sides, loads, caches and terms"
+        )
         return [], None
-
-    def _note(self, note: str) -> None:
-        """Says it once, however often the gate is estimated before it runs."""
-        if note not in self.session.notes:
-            self.session.notes.append(note)
 
     def _asks(self, m: Measurement) -> bool:
         """Would this gate measure it? On whatever host of the kind: a pair is compared within itself."""

@@ -100,6 +100,10 @@ class Session:
         """Notes of one sentence each, for the end of the run."""
         return self.planner.notes
 
+    def note(self, *sentences: str) -> None:
+        """Add notes, each once however often it is said."""
+        self.notes.extend(sentence for sentence in dict.fromkeys(sentences) if sentence not in self.notes)
+
     def open(self) -> None:
         """Takes the device, opens the archive, and resumes where requested. Raises BadUsage, DeviceBusy or
         BadArchive."""
@@ -149,8 +153,8 @@ class Session:
         if self.executor.remote:
             self.executor.remote.close()  # what has come goes into the archive
         self._undo.close()
-        if self.moved and self.moved not in self.notes:
-            self.notes.append(self.moved)
+        if self.moved:
+            self.note(self.moved)
         self.devices.close()
 
     @property

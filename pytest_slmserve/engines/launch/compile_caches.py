@@ -26,7 +26,8 @@ def caches(how: Caches, side: Side, specs: Mapping[Side, EngineSpec]) -> Iterato
     (`vllm/compilation/compiler_interface.py`). What is compiled beside that is kept where TORCHINDUCTOR_CACHE_DIR
     (`torch/_inductor/runtime/cache_dir_utils.py`) and TRITON_CACHE_DIR say.
 
-    Warm: the caches of everybody. Where the sides may run different code each has a folder of its own, which stays:
+    Warm: the caches of everybody. Where the sides may run different code, for they differ in interpreter or variables,
+    each has a folder of its own, which stays:
     vLLM keeps what it knows of a model's class for one version of its file (`vllm/model_executor/models/registry.py`),
     so of two releases that take turns in one folder each would import vLLM once more, in a process beside it. A side
     that says itself where its caches are has them there.
@@ -34,13 +35,7 @@ def caches(how: Caches, side: Side, specs: Mapping[Side, EngineSpec]) -> Iterato
     if how == "cold":
         with TemporaryDirectory(prefix="pytest-slmserve-cold-", ignore_cleanup_errors=True) as folder:
             yield {name: str(Path(folder) / name.lower()) for name in COLD}
-    elif _may_differ(specs) and ROOT not in dict(specs[side].env):
+    elif len({(spec.python, spec.env) for spec in specs.values()}) > 1 and ROOT not in dict(specs[side].env):
         yield {ROOT: str(Path(os.environ.get(ROOT) or own_cache()) / f"gate-{side}")}
     else:
         yield NOWHERE_ELSE
-
-
-def _may_differ(specs: Mapping[Side, EngineSpec]) -> bool:
-    """Report whether the sides may run different code: whether they differ in interpreter or variables. There is no
-    other fact about their code here."""
-    return len({(spec.python, spec.env) for spec in specs.values()}) > 1

@@ -31,8 +31,6 @@ class LoadRun:
         self.first, self.stride = load.get("part", (0, 1))
         self.rows: list[RequestRow] = []
         self.failed: list[Lost] = []
-        self.unsent: list[float] = []  # when those were due that a load was given up before
-        self.waited_s: list[float] = []  # how long each that was sent was held back
         self.sent = self.done = 0
         self.first_failure: str | None = None
         self.last_answer = 0.0
@@ -43,7 +41,8 @@ class LoadRun:
         gc.disable()  # a collection in the middle of a run would hold up all streams
         cpu = time.process_time()
         try:
-            window = self._serve(say, hear, at)
+            driver = Scheduled(self) if self._on_schedule else Looped(self, at is not None)
+            window = self._serve(driver, say, hear, at)
         finally:
             gc.enable()
             gc.unfreeze()
@@ -53,16 +52,15 @@ class LoadRun:
             "window": window,
             **found_in(self.rows, window, self._steps, self._on_schedule),
             "failed": lost_in(self.failed),
-            "failures": self.failures,
-            "unsent": self.unsent,
-            "waited": sorted(self.waited_s),
+            "failures": len(self.failed),
+            "unsent": driver.unsent,
+            "waited": sorted(driver.waited_s),
             "first_failure": self.first_failure,
             "client_cpu_s": time.process_time() - cpu,
             "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
         }
 
-    def _serve(self, say: Say, hear: Hear, at: float | None) -> tuple[float, float]:
-        driver = Scheduled(self) if self._on_schedule else Looped(self, at is not None)
+    def _serve(self, driver: Driver, say: Say, hear: Hear, at: float | None) -> tuple[float, float]:
         self.streams.start_count()
         self.streams.connect_ahead(driver.connections)
         while at is not None and (left := at - time.monotonic()) > 0:
@@ -71,7 +69,7 @@ class LoadRun:
         self._told_tokens = 0
         while not (self.given_up or driver.over):
             driver.send(time.monotonic())
-            self.streams.turn(max(0.0, min(self._next_look, driver.next_due) - time.monotonic()))
+            self.streams.turn(max(0.0, min(self.told + PROGRESS_S, driver.next_due) - time.monotonic()))
             driver.follow(say, hear)
             self._take_ended(driver)
             self._look(say, driver)
@@ -86,17 +84,13 @@ class LoadRun:
         return [(self.began + begin, self.began + end) for begin, end in self.load.get("steps", ())]
 
     @property
-    def failures(self) -> int:
-        return len(self.failed)
-
-    @property
     def given_up(self) -> bool:
-        return self.failures > max(FAILURES, FAILED_SHARE * self.sent) or self._silent
+        return len(self.failed) > max(FAILURES, FAILED_SHARE * self.sent) or self._silent
 
     @property
     def _silent(self) -> bool:
         """No user has heard anything for as long as one request may last."""
-        waits = not self._on_schedule and self.failures > 0
+        waits = not self._on_schedule and len(self.failed) > 0
         return waits and time.monotonic() - self.streams.heard > self.streams.timeout_s
 
     def send(self, number: int, due: float | None = None) -> None:
@@ -138,14 +132,10 @@ class LoadRun:
         self.done += not cut
         self.last_answer = max(self.last_answer, stream.read_until)
 
-    @property
-    def _next_look(self) -> float:
-        return self.told + PROGRESS_S
-
     def _look(self, say: Say, driver: Driver) -> None:
         """Look after the run now and then: end requests that last too long, and report progress."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self.told + PROGRESS_S:
             return
         self.streams.expire(now)
         tokens = self.streams.tokens_so_far
@@ -166,7 +156,6 @@ class LoadRun:
         for stream in cut:
             if stream.sent:
                 self._note(stream, cut=True)
-        self.unsent, self.waited_s = driver.unsent, driver.waited_s
         return driver.window or (self.began, self.last_answer)
 
 
@@ -178,8 +167,8 @@ class Looped:
         self.loop = closed_loop(run.load, run.output_tokens, gated)
         self.connections = self.loop.concurrency
         self.next_due = float("inf")
-        self.unsent: list[float] = []
-        self.waited_s: list[float] = []
+        self.unsent: list[float] = []  # when those were due that a load was given up before
+        self.waited_s: list[float] = []  # how long each that was sent was held back
         self.lead = Lead(run.streams.in_flight, run.streams.read)
         self._lived = 0.0  # steps by the answers that have ended
         self._unsettled = gated and self.loop.requests is None

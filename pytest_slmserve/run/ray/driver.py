@@ -170,7 +170,7 @@ class Cluster:
 
     def _is_open(self, case: Case) -> bool:
         assert self._session is not None
-        return any(True for _ in self._session.executor.missing_repeats(case, self.options.repeats))
+        return self._session.executor.count_missing(case, self.options.repeats) > 0
 
     def _submit(self, sent: Submission) -> None:
         # A process that has served one task may see the GPUs of that one for ever.
@@ -252,8 +252,7 @@ class Cluster:
                     self._failed[key] = error
                 del sent.open[key]
             case UserNote(note):
-                if note not in session.notes:
-                    session.notes.append(note)
+                session.note(note)
 
     def _stop(self, error: BadUsage) -> None:
         """Cancels and fails all that still runs or waits: what comes could not be written."""
