@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,6 +40,7 @@ from pytest_slmserve.schema.files import content, regular
 from pytest_slmserve.schema.printable import printable_value
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.telemetry.host_probe import own_version
 
 # 2: stamps are ticks of a clock. 1: first. Add a number only where an older release would misread what is written.
 FORMAT = 2
@@ -151,7 +151,7 @@ class Archive:
             "kind": "session",
             "format": FORMAT,
             "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "pytest_slmserve": _version(),
+            "pytest_slmserve": own_version(),
             "id": secrets.token_hex(4),
             "resumes": resumes,
             "claims": dict(claims),
@@ -358,13 +358,6 @@ def _repair(path: Path, file: io.FileIO) -> tuple[str, ...]:
         _append(torn, raw[stored.whole :])
     file.truncate(stored.whole)
     return (f"{torn_end(path, stored)}; these {len(raw) - stored.whole} bytes were moved to {aside}",)
-
-
-def _version() -> str | None:
-    try:
-        return version("pytest-slmserve")
-    except PackageNotFoundError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

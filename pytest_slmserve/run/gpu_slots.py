@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.telemetry.host_probe import Host, near_cores, numa_nodes, visible_names
+from pytest_slmserve.telemetry.host_probe import Host, near_cores, numa_nodes, own_cores, visible_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GpuSlots:
         if host.gpus and count > len(host.gpus):
             there = f"{len(host.gpus)} GPU{'s are' if len(host.gpus) > 1 else ' is'}"
             raise BadUsage(f"--slm-ray local:{count}: {there} visible", f"--slm-ray local:{len(host.gpus)}")
-        ours = cores_here()
+        ours = own_cores()
         if 0 < len(ours) < count:
             why = f"each engine needs a core, and there are {len(ours)}"
             raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(ours)}")
@@ -47,7 +47,7 @@ class GpuSlots:
             raise BadUsage(f"--slm-ray local:{count}: an engine takes {widest} GPUs", f"--slm-ray local:{widest}")
         if not host.gpus and 0 < each < widest:
             why = f"an engine of {widest} processes needs a core for each, and has {each}"
-            raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(cores_here()) // widest or 1}")
+            raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(own_cores()) // widest or 1}")
 
     def block(self, count: int, free: Set[int]) -> tuple[int, ...] | None:
         """The first of `free` for one GPU; for several, GPUs next to each other, in the order of the host: what vLLM
@@ -83,14 +83,9 @@ def slot_count(options: Options, host: Host) -> int:
         case "cuda":
             return len(host.gpus)
         case "simulated":
-            return min(len(host.gpus), len(cores_here()) or 1)
+            return min(len(host.gpus), len(own_cores()) or 1)
         case _:
             return numa_nodes()
-
-
-def cores_here() -> frozenset[int]:
-    """The CPU cores that this process may use; an empty set where the system does not report them."""
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def equal_parts(near: Sequence[frozenset[int]], ours: Sequence[int]) -> list[tuple[int, ...]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 from pytest_slmserve.telemetry.base import NO_GPU, Reading
+from pytest_slmserve.telemetry.host_probe import own_cores
 
 SCRIPT = Path(__file__).with_name("canary_process.py")
 MANY_CORES = 4  # from here on an engine on a GPU leaves one idle
@@ -72,7 +73,7 @@ class CanarySource:
 
 def open_canary(device: str) -> CanarySource:
     """The canary beside an engine on this device, a GPU's UUID or "cpu"."""
-    core = spare_core(device, os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    core = spare_core(device, own_cores())
     return CanarySource(core, SHARED_REST_S if core is None else OWN_REST_S)
 
 

@@ -79,16 +79,22 @@ def this_host(platform: Platform, root: Path | None = None) -> Environment:
         platform=platform,
         operating_system=system.platform(),
         cpu=cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cores=len(own_cores()) or os.cpu_count(),
         host=host_hash(),
         git_commit=git_commit(root or Path.cwd()),
-        pytest_slmserve=_version("pytest-slmserve"),
+        pytest_slmserve=own_version(),
     )
 
 
-def _version(name: str) -> str | None:
+def own_cores() -> frozenset[int]:
+    """The CPU cores that this process may run on; none where the system does not say."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def own_version() -> str | None:
+    """The release of this package; None where it is not installed."""
     try:
-        return version(name)
+        return version("pytest-slmserve")
     except PackageNotFoundError:
         return None
 

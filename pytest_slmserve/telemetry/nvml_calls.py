@@ -10,8 +10,6 @@ from typing import Any
 from pytest_slmserve.schema.errors import SensorFailed
 
 PERCENT, MILLI, NANO, MEGA = 1e-2, 1e-3, 1e-9, 1e6
-
-
 # Numbers are written out where releases of nvidia-ml-py from 12 to 13 do not all have the name.
 NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, UNKNOWN = 3, 4, 10, 13, 999
 UNABLE = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}

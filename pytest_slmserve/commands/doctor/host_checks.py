@@ -13,7 +13,7 @@ from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, State,
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
 from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
-from pytest_slmserve.telemetry.host_probe import cpu_model
+from pytest_slmserve.telemetry.host_probe import cpu_model, own_cores
 
 ENOUGH_CORES = 4  # vLLM's front end, its engine, the worker and the tests
 ENOUGH_MEMORY, LEAST_MEMORY = 8 * GIB, 2 * GIB
@@ -23,7 +23,7 @@ STEAL_SHARE, BUSY_SHARE = 0.01, 0.1  # of the cores
 
 
 def of_host(places: Places) -> list[Finding]:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = len(own_cores()) or os.cpu_count() or 1
     return [
         of_cores(places, usable, os.cpu_count() or 1),
         *of_a_second(open_host(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),

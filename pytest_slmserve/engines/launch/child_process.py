@@ -26,8 +26,6 @@ LOG_LINES = 25
 POLL_S = 0.5
 SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
-
-
 GUARDIAN = Path(__file__).parent.parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
 FOLDER = "SLM_FOLDER"  # variable of a child: its own folder, which its guardian removes where we were killed
 LONGEST = 60  # characters of a folder in which vLLM makes sockets, whose paths may have 107

@@ -12,16 +12,11 @@ from typing import Any
 from pytest_slmserve.engines.launch.staggered_start import StartTurn
 from pytest_slmserve.schema.child_environment import passed_on
 from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.telemetry.host_probe import own_cores
 
 WORKER = Path(__file__).parent.parent / "worker" / "vllm_worker.py"
-
-
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn; how long a start may take, we say
-
-
 NOWHERE_ELSE: Mapping[str, str] = MappingProxyType({})
-
-
 # Of an engine on several GPUs. NVLink's multicast needs a fabric manager that containers may not reach, and then an
 # engine hangs in its first all-reduce; whoever has it says so with --slm-env, which the records then tell.
 WITHOUT_MULTICAST: Mapping[str, str] = MappingProxyType(
@@ -70,7 +65,9 @@ def engine_environment(spec: EngineSpec, inherited: Mapping[str, str]) -> dict[s
     if spec.platform == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(spec.kv_cache_bytes // GIB)
         if spec.tensor_parallel_size > 1:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(own_cores(), spec.tensor_parallel_size)
+            env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(
+                own_cores() or range(os.cpu_count() or 1), spec.tensor_parallel_size
+            )
     if spec.platform == "cuda":
         env |= visible_to(spec, env.get("CUDA_VISIBLE_DEVICES", ""))
     if spec.tensor_parallel_size > 1:
@@ -106,8 +103,3 @@ def bound_to(cores: Collection[int], processes: int) -> str:
     together."""
     there, each = sorted(cores), max(1, len(cores) // processes)
     return "|".join(",".join(map(str, there[i * each : (i + 1) * each])) for i in range(processes))
-
-
-def own_cores() -> Collection[int]:
-    """The CPU cores that this process may run on; all where the system does not say."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

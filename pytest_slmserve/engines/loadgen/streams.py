@@ -13,6 +13,7 @@ import ssl
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from pytest_slmserve.engines.loadgen.connection import STAMP, Address, Connection, SecureConnection, address_of
 from pytest_slmserve.engines.loadgen.response import Answer, RequestFailed
@@ -64,8 +65,7 @@ class Streams:
         self.ended: deque[RequestStream] = deque()
         self.in_flight: dict[RequestStream, None] = {}
         self.heard = time.monotonic()  # when anything came last
-        self.pieces = self.pieces_read = self.tokens_read = 0
-        self.doubt_s = self.most_doubt_s = 0.0  # of the stamps of pieces: the sum, and the most
+        self.start_count()
         self.looked = self.heard  # at the sockets
         self._unread_bytes = 0
         self._address: Address | None = None
@@ -80,7 +80,7 @@ class Streams:
     def start_count(self) -> None:
         """Set the counts of pieces and tokens, and the doubt of the stamps, to zero for the next run."""
         self.pieces = self.pieces_read = self.tokens_read = 0
-        self.doubt_s = self.most_doubt_s = 0.0
+        self.doubt_s = self.most_doubt_s = 0.0  # the sum, and the most
 
     @property
     def tokens_so_far(self) -> int:
@@ -132,12 +132,7 @@ class Streams:
 
     def expire(self, now: float) -> None:
         """End what lasts too long; streams are in the order sent."""
-        late = []
-        for stream in self.in_flight:
-            if stream.deadline > now:
-                break
-            late.append(stream)
-        for stream in late:
+        for stream in list(takewhile(lambda stream: stream.deadline <= now, self.in_flight)):
             chunks = f"{len(stream.answer.times)} chunks with tokens came{', more are unread' if stream.unread else ''}"
             self._fail(stream, "timeout", f"no end within {self.timeout_s:g} s ({chunks})")
 

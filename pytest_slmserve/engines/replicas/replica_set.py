@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,8 +16,9 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, naming
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.specs import ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
+from pytest_slmserve.telemetry.host_probe import own_cores
 
 BEGIN_S = 0.5  # from saying when to begin to beginning: all workers have heard of it by then
 OPEN_S = 0.2  # likewise of the window
@@ -33,21 +33,14 @@ class HeldEngine(Engine, Protocol):
         """Start the engine, whose turn it is; returns when it is ready. Raises EngineFailed."""
 
 
-class EngineLaunch(Protocol):
-    """extra_env: variables that say where it runs beside others. cores: those that it may use; none: all. share: how
-    many it shares the device with, itself included."""
-
-    def __call__(
-        self, spec: EngineSpec, *, extra_env: Mapping[str, str], cores: Collection[int], share: int
-    ) -> HeldEngine: ...
-
-
 class ReplicaEngines:
     """Starts all when made; raises EngineFailed, naming the replica, when one does not start, and stops the others.
 
     All are launched at once, for half of a start is imports. Then each in turn takes its part of the device.
 
-    extra_envs: variables for each replica, which make it an MPS client or name its MIG instance. check: looks, after a
+    launch: launches the engine of a specification; extra_env are its variables of the following, cores those that it
+    may use, none for all, and share how many it shares the device with, itself included. extra_envs: variables for each
+    replica, which make it an MPS client or name its MIG instance. check: looks, after a
     start and after each run, whether the replica is where it should be, and raises EngineFailed. memory_used: bytes of
     the device that are taken, asked until they stand still before the next one starts: vLLM takes what others free or
     take meanwhile for its own. last: called when all have been stopped.
@@ -56,7 +49,7 @@ class ReplicaEngines:
     def __init__(
         self,
         spec: ReplicaSpec,
-        launch: EngineLaunch,
+        launch: Callable[..., HeldEngine],
         *,
         extra_envs: Sequence[Mapping[str, str]] = (),
         check: Callable[[str, Engine], None] = lambda name, engine: None,
@@ -77,7 +70,7 @@ class ReplicaEngines:
             self.close()
             raise
 
-    def _launch(self, launch: EngineLaunch, extra_envs: Sequence[Mapping[str, str]]) -> None:
+    def _launch(self, launch: Callable[..., HeldEngine], extra_envs: Sequence[Mapping[str, str]]) -> None:
         cores = cores_of_each(len(self.spec), self.spec.pinned)
         for index, each in enumerate(self.spec.engines):
             with naming(self.name(index), EngineFailed):
@@ -197,7 +190,7 @@ class SharedWindow:
 def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:
     """The CPU cores of each replica: ours in equal parts, neighbours together. Parts are empty, for "all", where they
     are not to be pinned or there are fewer cores than replicas."""
-    ours = sorted(os.sched_getaffinity(0)) if pinned and hasattr(os, "sched_getaffinity") else []
+    ours = sorted(own_cores()) if pinned else []
     each = len(ours) // replicas
     return [tuple(ours[i * each : (i + 1) * each]) for i in range(replicas)]
 

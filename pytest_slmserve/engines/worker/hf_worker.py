@@ -113,7 +113,7 @@ class BatchServer:
     def sleep_until(self, at: float, samples: Sequence[Any]) -> None:
         while (left := at - time.monotonic()) > 0:
             time.sleep(min(left, PROGRESS_S))
-            self.tell(samples, 0, None)
+            self.tell(samples, 0)
 
     def batch(
         self, sent: Sequence[float], first: int, samples: list[tuple[Any, ...]], steps: list[tuple[Any, ...]]
@@ -142,7 +142,7 @@ class BatchServer:
 
         def stepped(found: Any, scores: Any, **_: Any) -> Any:
             stamps.append(time.monotonic())
-            self.tell(before, len(rows), None)
+            self.tell(before, len(rows))
             return torch.zeros(found.shape[0], dtype=torch.bool, device=found.device)
 
         with torch.inference_mode():
@@ -154,7 +154,7 @@ class BatchServer:
             )
         return [list(map(int, row[longest:])) for row in made.cpu()]
 
-    def tell(self, samples: Sequence[Any], in_flight: int, tokens_per_s: float | None) -> None:
+    def tell(self, samples: Sequence[Any], in_flight: int) -> None:
         if self.parent.waits:
             now = time.monotonic()
             self.parent.say(
@@ -163,7 +163,7 @@ class BatchServer:
                 elapsed_s=now - (samples[0][1] if samples else now),
                 done=len(samples),
                 in_flight=in_flight,
-                tokens_per_s=tokens_per_s,
+                tokens_per_s=None,
             )
 
 
