@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
@@ -63,11 +63,11 @@ class Fresh:
         return " ".join(f"{_word(i // len(WORDS))} {_word(i)}" for i in ids) if self.words else ", ".join(map(str, ids))
 
 
-def fresh(workload: Workload, words: bool, draw: Callable[[int], int] = secrets.randbelow) -> Fresh:
+def fresh(workload: Workload, words: bool) -> Fresh:
     """The fresh ids for one hand-over of these requests, with a salt that is drawn for it."""
     largest = max(max(request.prompt, default=0) for request in workload.requests)
     span = max(1, largest - LEAST_ID)
-    return Fresh((LEAST_ID + draw(span), LEAST_ID + draw(span)), words, largest)
+    return Fresh((LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)), words, largest)
 
 
 def words_of(ids: tuple[int, ...]) -> str:

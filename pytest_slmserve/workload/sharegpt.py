@@ -99,11 +99,7 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
     it is JSON but not ShareGPT.
     """
     try:
-        file = open(path, "rb", opener=regular)  # noqa: SIM115
-    except OSError as error:
-        raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
-    try:
-        with file:
+        with open(path, "rb", opener=regular) as file:
             _need_list(file, path)
             for number, item in enumerate(_items(file, path), start=1):
                 yield _conversation(item, number, path)

@@ -165,14 +165,13 @@ class ReplicaEngines:
 class SharedWindow:
     """The gate of one run: `begins_s` is soon, and the window opens when `settled` has been said by all."""
 
-    def __init__(self, engines: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.begins_s = clock() + BEGIN_S
-        self._window_s, self._clock = window_s, clock
-        self._window = (0.0, 0.0)
+    def __init__(self, engines: int, window_s: float) -> None:
+        self.begins_s = time.monotonic() + BEGIN_S
+        self._window_s, self._window = window_s, (0.0, 0.0)
         self._barrier = threading.Barrier(engines, action=self._open)
 
     def _open(self) -> None:
-        opens = self._clock() + OPEN_S
+        opens = time.monotonic() + OPEN_S
         self._window = opens, opens + self._window_s
 
     def settled(self) -> tuple[float, float]:
