@@ -58,7 +58,7 @@ def slm_spec(request: pytest.FixtureRequest, slm_session: Session) -> EngineSpec
 @pytest.fixture
 def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
     """The interface to the session's engine for `slm_spec`: started at its first use, shared with later tests."""
-    return slm_session.engine(slm_spec)
+    return slm_session.devices.engine(slm_spec)
 
 
 @pytest.fixture

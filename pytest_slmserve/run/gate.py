@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
 from pytest_slmserve.analysis.gate.calibration import calibrate, noise_of
-from pytest_slmserve.analysis.gate.decision import GateCriteria, next_look
+from pytest_slmserve.analysis.gate.decision import next_look
 from pytest_slmserve.analysis.gate.launch_pairs import (
     ENDPOINTS,
     SIDES,
@@ -123,14 +123,16 @@ def check_gate(session: Session, model: str) -> None:
 def run_gate(session: Session, model: str) -> Gated:
     """Measure pairs until the outcome is known, or there are enough of them."""
     options, terms, began = session.options, session.gate_terms, time.monotonic()
-    one = OneGate(session, model, sides(session.planner.spec(model), options))
+    one = OneGate(session, model)
     if one.specs["baseline"] == one.specs["candidate"]:
         session.notes.append(f"both sides of the gate of {short_name(model)} are the same: what differs is noise")
     found, gated = one.go_on()
     try:
         if gated is None or not _is_over(gated, session):
             one.warm_up(found)
-            with closing(one.pairs(_numbers(terms, found))) as pairs:
+            there = {pair.number for pair in pairs_of(found)}
+            numbers = [number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there]
+            with closing(one.pairs(numbers)) as pairs:
                 for launched in pairs:
                     found += launched
                     gated = judge_gate(found, terms)
@@ -157,7 +159,7 @@ def launches_left(session: Session, model: str, launched: Collection[Engines] = 
     """Launches that do not count, one of each side, and those that a clear case measures then: to the next look at its
     pairs, or of a calibration all. launched: what other tests will have launched before."""
     options, terms = session.options, session.gate_terms
-    one = OneGate(session, model, sides(session.planner.spec(model), options))
+    one = OneGate(session, model)
     found, gated = one.go_on()
     there = len(gated.pairs) if gated else 0
     goal = SHORT if is_short(session) else terms.pairs if options.calibrate else next_look(there, terms)
@@ -193,12 +195,6 @@ def _calibrated(gated: Gated, place: NoiseKey) -> StoredNoise:
     noise = noise_of(series)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return StoredNoise(place, now, noise, calibrate(noise, series, gated.terms))
-
-
-def _numbers(terms: GateCriteria, found: Sequence[Measurement]) -> list[int]:
-    """Numbers of the pairs that may still be measured."""
-    there = {pair.number for pair in pairs_of(found)}
-    return [number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there]
 
 
 def _is_over(gated: Gated, session: Session) -> bool:
@@ -259,8 +255,9 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
 class OneGate:
     """One model's gate on its way."""
 
-    def __init__(self, session: Session, model: str, specs: dict[Side, EngineSpec]) -> None:
-        self.session, self.model, self.specs = session, model, specs
+    def __init__(self, session: Session, model: str) -> None:
+        self.session, self.model = session, model
+        self.specs = sides(session.planner.spec(model), session.options)
         self.id = uuid.uuid4().hex[:12]
         self.workload: Workload = session.planner.workload(model)
         self.loads = loads_of(session, model)

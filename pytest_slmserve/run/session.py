@@ -19,7 +19,6 @@ from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.replica_points import all_groups
 from pytest_slmserve.analysis.sweep.gains import looks_from
 from pytest_slmserve.archive.store import Archive, read
-from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.plan.planner import Planner, check_there
@@ -35,7 +34,6 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.literals import Platform
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.telemetry.host_probe import Host, probe
 
 
@@ -191,10 +189,6 @@ class Session:
         valid = [group for group in all_groups(self.stored) if not check(*group).problems]
         self.results.add(valid)
         self.reused.update(m.id for group in valid for m in group)
-
-    def engine(self, spec: EngineSpec) -> Engine:
-        """A running engine of `spec`. Raises BadUsage, DeviceBusy, EngineFailed."""
-        return self.devices.engine(spec)
 
     @property
     def reused_cells(self) -> dict[str, int]:

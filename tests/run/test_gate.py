@@ -502,12 +502,13 @@ def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):
     session = opened(resume=True, candidate_engine_arg=["b_half=9"])
     (found,), host = {m.paired.side: m for m in stored(session)}.values(), session.host.environment.host
     both = sides(session.planner.spec(MODEL), session.options)
-    one = gate.OneGate(session, MODEL, both)
+    one = gate.OneGate(session, MODEL)
     assert found.paired.side == "baseline" and found.environment.host == host
     assert one.cold([]) == SIDES and one.cold([found]) == ("candidate",)
     for other in (None, "another boot"):
         assert one.cold([replace(found, environment=replace(found.environment, host=other))]) == SIDES
-    same = gate.OneGate(session, MODEL, dict.fromkeys(SIDES, both["baseline"]))
+    same = gate.OneGate(session, MODEL)
+    same.specs = dict.fromkeys(SIDES, both["baseline"])
     assert same.cold([]) == ("baseline",) and same.cold([found]) == ()
 
 
