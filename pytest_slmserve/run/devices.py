@@ -15,7 +15,6 @@ from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.plan.planner import Planner, url_lock
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
-from pytest_slmserve.telemetry.host_probe import Host, memory_used
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
 
@@ -38,7 +37,7 @@ class Devices:
         """The devices of a run, with sensors where any can be read. Raises SensorFailed or BadUsage where requested
         sensors are missing."""
         timeout_s = planner.options.timeout
-        replicas = partial(_start_replicas, host=planner.host, timeout_s=timeout_s)
+        replicas = partial(start_replicas, device=planner.host.device, timeout_s=timeout_s)
         found = cls(planner, Pool(partial(start, timeout_s=timeout_s), replicas))
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
@@ -140,8 +139,3 @@ class Devices:
         from pytest_slmserve.telemetry.simulated import SimulatedSource
 
         return Sampler([SimulatedSource()], options.telemetry_interval or INTERVAL_S)
-
-
-def _start_replicas(spec: ReplicaSpec, host: Host, timeout_s: float) -> ReplicaEngines:
-    used = partial(memory_used, host.device) if spec.platform == "cuda" else None
-    return start_replicas(spec, host.device, used, timeout_s)

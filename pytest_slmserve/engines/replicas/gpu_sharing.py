@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import psutil
@@ -18,18 +18,14 @@ from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+from pytest_slmserve.telemetry.host_probe import memory_used
 
 IMAGINED_GAIN: dict[Sharing, float] = {"time-slicing": 1.0, "mps": 1.2, "mig": 1.0}  # of the one simulated device
 
 
-def start_replicas(
-    spec: ReplicaSpec,
-    device: str = "none",
-    memory_used: Callable[[], int] | None = None,
-    timeout_s: float = TIMEOUT_S,
-) -> ReplicaEngines:
-    """Start them on the device of that UUID ("cpu" and "none" are none). memory_used: bytes taken of its memory.
-    timeout_s: the longest that a request to an endpoint may last.
+def start_replicas(spec: ReplicaSpec, device: str = "none", timeout_s: float = TIMEOUT_S) -> ReplicaEngines:
+    """Start them on the device of that UUID ("cpu" and "none" are none). timeout_s: the longest that a request to an
+    endpoint may last.
 
     Raises BadUsage where they cannot share it so (`cannot_share` says it beforehand), EngineFailed where one of them
     does not start, or is not where it should be.
@@ -37,8 +33,9 @@ def start_replicas(
     if why := cannot_share(spec, device):
         raise BadUsage(why, "another way of sharing: time-slicing")
     launch = partial(_launch, sharing=spec.sharing, timeout_s=timeout_s)
+    used = partial(memory_used, device) if spec.platform == "cuda" else None
     if spec.platform == "simulated" or spec.sharing in ("time-slicing", "urls"):
-        return ReplicaEngines(spec, launch, memory_used=memory_used)
+        return ReplicaEngines(spec, launch, memory_used=used)
     if spec.sharing == "gpus":  # nobody takes memory where another looks
         return ReplicaEngines(spec, launch)
     if spec.sharing == "mig":
@@ -50,7 +47,7 @@ def start_replicas(
         launch,
         extra_envs=[daemon.environment] * len(spec),
         check=lambda name, engine: daemon.verify(name, processes(engine)),
-        memory_used=memory_used,
+        memory_used=used,
         last=daemon.close,
     )
 

@@ -61,6 +61,7 @@ def under_mps(monkeypatch):
     """Replicas on an imagined GPU that MPS can run on."""
     monkeypatch.setattr(gpu_sharing.mps, "unable", lambda gpu: None)
     monkeypatch.setattr(gpu_sharing.mps, "MpsDaemon", Daemon)
+    monkeypatch.setattr(gpu_sharing, "memory_used", lambda device: 0)
     monkeypatch.setattr(gpu_sharing, "_launch", lambda spec, *, extra_env, **others: Engine(spec, extra_env))
 
 
