@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -48,18 +47,10 @@ def _wider(curve: Curve) -> bool:
     return bool(curve.wider)
 
 
-def _wider_small(curve: Curve) -> bool:
-    return _wider(curve) and curve.subject in FIGURE_5
-
-
 def _wider_largest(curve: Curve) -> bool:
     """Returns whether the curve is of the claim's largest model, measured on 2 and on 4 GPUs, as the claim requires."""
     degrees = {c.spec.tensor_parallel_size for c in (curve, *curve.wider) if c.spec}
     return curve.subject == LARGEST and degrees >= {2, 4}
-
-
-def _wider_and_replicas(curve: Curve) -> bool:
-    return _wider(curve) and deployments.on_several_gpus(replace(curve, wider=()))
 
 
 def _measured(curve: Curve) -> bool:
@@ -77,33 +68,16 @@ def _sensed_decoding(curve: Curve) -> bool:
     return is_sweep(curve) and bool(curve.valid) and curve.valid[-1].saturation_gap is not None
 
 
-def _larger_in_table_1(curve: Curve) -> bool:
-    return gpu_claims.next_smaller(curve.subject) is not None and gpu_claims.at_table_1(curve) is not None
-
-
 def _and_smaller(model: str) -> tuple[str, ...]:
     """The models that a comparison with the next smaller one reads."""
     smaller = gpu_claims.next_smaller(short_name(model))
     return (model, smaller) if smaller else (model,)
 
 
-def _replicas_of_figure_7(curve: Curve, sharing: OwnSharing) -> bool:
-    return curve.subject in FIGURE_7 and replicas.has_replicas(curve, sharing)
-
-
 def _marginal(curve: Curve) -> bool:
     """A sweep of a model of which the paper says it, that has the two loads."""
     loads = {p.concurrency for p in curve.points}
     return is_main_sweep(curve) and curve.subject in FIGURE_7 and {AFTER, 2 * AFTER} <= loads
-
-
-def _large_in_table_1(curve: Curve) -> bool:
-    return curve.subject in ("opt-6.7b", "opt-13b") and gpu_claims.at_table_1(curve) is not None
-
-
-def _and_small(model: str) -> tuple[str, ...]:
-    """The models that a comparison with those of figure 4 reads."""
-    return (model, *gpu_claims.SMALL)
 
 
 MIND_THE_GAP = "arXiv:2503.08311"
@@ -113,70 +87,66 @@ FIGURE_7 = ("opt-125m", "opt-1.3b")  # the models whose power rises there; also 
 AFTER = 128
 FIGURE_5 = (*FIGURE_7, "opt-2.7b")  # the models of its replicas; also those whose frontier one GPU reaches
 LARGEST = "opt-13b"  # of the models that its figure 1 has
+_OF_GPUS, _OF_JOBS = partial(Claim, of="gpus"), partial(Claim, of="jobs")
 
 
 def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
+    claim = partial(Claim, of="replicas")
     where = "" if how == "gpus" else " on one GPU"
     return (
-        Claim(
+        claim(
             replicas.name_of(replicas.PAY, how),
             f"Replicas of a small model{where}, {replicas.HOW[how]}, serve more than one engine at its best load.",
             f"{TOWARDS_PARETO}, figure 5; {MIND_THE_GAP}",
             _by(replicas.replicas_pay, "sharing", "bound"),
             partial(replicas.has_replicas, sharing=how),
-            of="replicas",
             parameters={"sharing": how, "bound": 1.0},
             evidence=f"raw results of {MIND_THE_GAP}: 2 replicas of OPT-1.3B serve 1.236 times as much under MPS",
         ),
-        Claim(
+        claim(
             replicas.name_of(replicas.SOONER, how),
             f"Replicas {replicas.HOW[how]} answer sooner in the mean than one engine does.",
             f"{TOWARDS_PARETO}, figure 5",
             _by(replicas.replicas_answer_sooner, "sharing", "bound"),
             partial(replicas.has_replicas, sharing=how),
-            of="replicas",
             parameters={"sharing": how, "bound": 1.0},
             evidence="Little's law: as many requests in flight and more served means less time for each, in the mean",
         ),
-        Claim(
+        claim(
             replicas.name_of(replicas.TAIL, how),
             f"Replicas {replicas.HOW[how]} do not lengthen the 99th percentile of E2E.",
             "the run itself: no figure of the papers has tails",
             _by(replicas.replicas_keep_the_tail, "sharing", "bound"),
             partial(replicas.has_replicas, sharing=how),
-            of="replicas",
             parameters={"sharing": how, "bound": 1.0},
             evidence="where more is served in all, the slowest requests gain too if the replicas are served alike",
         ),
-        Claim(
+        claim(
             replicas.name_of(replicas.USE_MORE, how),
             f"Replicas {replicas.HOW[how]} use the GPU considerably more: a tenth or more of GPU utilisation.",
             f"{TOWARDS_PARETO}, figure 6",
             _by(replicas.replicas_use_more, "sharing", "bound"),
             partial(replicas.has_replicas, sharing=how),
-            of="replicas",
             parameters={"sharing": how, "bound": 1.1},
             expected="either",
             evidence="the paper's three models; no number is given",
         ),
-        Claim(
+        claim(
             replicas.name_of(replicas.DRAW_MORE, how),
             f"Replicas {replicas.HOW[how]} draw more power than one engine.",
             f"{TOWARDS_PARETO}, figure 7, of OPT-125M and OPT-1.3B",
             _by(replicas.replicas_draw_more, "sharing", "bound"),
-            partial(_replicas_of_figure_7, sharing=how),
-            of="replicas",
+            lambda curve: curve.subject in FIGURE_7 and replicas.has_replicas(curve, how),
             parameters={"sharing": how, "bound": 1.0},
             expected="either",
             evidence="a GPU that is used more draws more",
         ),
-        Claim(
+        claim(
             replicas.name_of(replicas.KEEP_POWER, how),
             f"Replicas {replicas.HOW[how]} of OPT-2.7B draw as much power as one engine, within 5 %.",
             f"{TOWARDS_PARETO}, figure 7",
             _by(replicas.replicas_keep_the_power, "sharing", "bound"),
             lambda curve: curve.subject == "opt-2.7b" and replicas.has_replicas(curve, how),
-            of="replicas",
             parameters={"sharing": how, "bound": 1.05},
             expected="either",
             evidence="the paper: constant for OPT-2.7B",
@@ -329,7 +299,7 @@ CLAIMS: tuple[Claim, ...] = (
         "A larger model takes more energy per output token, each at its largest batch of table 1.",
         f"by shapes; batches of {TOWARDS_PARETO}, table 1",
         _beside(gpu_claims.dearer_models),
-        _larger_in_table_1,
+        lambda curve: bool(gpu_claims.next_smaller(curve.subject) and gpu_claims.at_table_1(curve)),
         _and_smaller,
         parameters={"bound": 1.0},
         evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
@@ -339,176 +309,160 @@ CLAIMS: tuple[Claim, ...] = (
         "OPT-6.7B and 13B draw considerably more power than OPT-1.3B and 2.7B, each at its batch of table 1.",
         f"{TOWARDS_PARETO}, figure 4",
         _beside(gpu_claims.draws_more),
-        _large_in_table_1,
-        _and_small,
+        lambda curve: curve.subject in ("opt-6.7b", "opt-13b") and gpu_claims.at_table_1(curve) is not None,
+        lambda model: (model, *gpu_claims.SMALL),
         parameters={"bound": 1.1},
         expected="either",
         evidence='the paper: "considerably lower"; no number is given',
     ),
     *(claim for how in get_args(OwnSharing) for claim in _of_replicas(how)),
-    Claim(
+    _OF_GPUS(
         deployments.PER_GPU,
         "Spread over more GPUs, an engine whose load fits into one serves less per GPU.",
         f"{TOWARDS_PARETO}, figure 1",
         _by(deployments.loses_per_gpu, "bound"),
         _wider,
-        of="gpus",
         parameters={"bound": 1.0},
         evidence="each layer waits for two all-reduces, and what the host does for a step is not divided",
     ),
-    Claim(
+    _OF_GPUS(
         deployments.SLOWER,
         "Tensor parallelism lowers the total throughput of OPT-125M, 1.3B and 2.7B.",
         f"{TOWARDS_PARETO}, figure 1",
         _by(deployments.less_in_all, "bound"),
-        _wider_small,
-        of="gpus",
+        lambda curve: _wider(curve) and curve.subject in FIGURE_5,
         parameters={"bound": 1.0},
         expected="either",
         evidence="a step of OPT-125M takes some milliseconds, most of them not of the GPU; 24 all-reduces come on top",
     ),
-    Claim(
+    _OF_GPUS(
         deployments.STILL_GAINS,
         "The largest model still gains from two GPUs to four, each under its best load.",
         f"{TOWARDS_PARETO}, figure 1",
         _by(deployments.still_gains, "fewer", "more", "bound"),
         _wider_largest,
-        of="gpus",
         parameters={"fewer": 2, "more": 4, "bound": 1.0},
         evidence="reading 13 GB of weights and as much of KV cache takes longer than the 80 all-reduces of a step",
     ),
-    Claim(
+    _OF_GPUS(
         deployments.REPLICAS,
         "A model that fits one GPU gains less from an engine over several than from a replica on each of them.",
         f"{TOWARDS_PARETO}, figure 1",
         _by(deployments.replicas_beat, "bound"),
-        _wider_and_replicas,
-        of="gpus",
+        lambda curve: _wider(curve) and replicas.has_replicas(curve, "gpus"),
         parameters={"bound": 1.0},
         evidence="replicas wait for nobody; each reads all of the weights, which matters less the larger the batch is",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.FOLLOWS,
         "At a low rate of arrivals requests are served as fast as they come, whatever the length of their outputs.",
         f"{TOWARDS_PARETO}, figure 2, right",
         _by(job_claims.throughput_follows_arrivals, "bound"),
         job_claims.has_grid,
-        of="jobs",
         parameters={"bound": 0.8},
         evidence="below its capacity an engine serves what comes; the last requests of a job take their time as well",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.LONGER,
         "With all requests at once, fewer are served per second the longer their outputs are.",
         f"{TOWARDS_PARETO}, figure 2, right",
         _by(job_claims.longer_outputs_fewer_requests, "bound"),
         job_claims.has_grid,
-        of="jobs",
         parameters={"bound": 0.75},
         evidence="each output token is a step more: at 8 times the length only the prompt is as cheap as before",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.SHRINKS,
         "With all requests at once, the engine's mean batch is smaller the longer the outputs are.",
         f"{TOWARDS_PARETO}, figure 2, right",
         _by(job_claims.longer_outputs_shrink_the_batch, "bound"),
         job_claims.has_grid,
-        of="jobs",
         parameters={"bound": 1.0},
         expected="either",
         evidence="longer requests hold more of the KV cache, where that bounds the batch",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.SLIGHTLY,
         "With all requests at once, latency rises slightly with the length of the outputs: to 1.5 times at most.",
         f"{TOWARDS_PARETO}, figure 2, right",
         _by(job_claims.longer_outputs_wait_slightly_longer, "bound"),
         job_claims.has_grid,
-        of="jobs",
         parameters={"bound": 1.5},
         expected="either",
         evidence='the paper: "a slight increase"; no number is given',
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.WAITS,
         "A request that comes with all others at once lasts longer than one that comes at a low rate.",
         f"{TOWARDS_PARETO}, figure 2, right",
         _by(job_claims.all_at_once_waits_longer, "bound"),
         job_claims.has_rates,
-        of="jobs",
         parameters={"bound": 1.2},
         evidence="a step of all requests is longer than one of those that a low rate brings together",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.ALIKE,
         "Models of about one size have about the same throughput and latency, whatever their family.",
         f"{TOWARDS_PARETO}, figure 2, left",
         _beside(job_claims.alike_at_one_size),
         job_claims.is_compared,
         job_claims.compared_with,
-        of="jobs",
         parameters={"bound": 1.25},
         evidence="by shapes: weights and KV bytes per token differ by at most 14 %",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.KV,
         "Throughput grows with the number of KV blocks until all requests fit at once, and no more from there.",
         f"a talk of the authors of {TOWARDS_PARETO}",
         _by(job_claims.throughput_grows_with_kv_blocks, "bound", "flat"),
         job_claims.has_caches,
-        of="jobs",
         parameters={"bound": 1.1, "flat": 1.1},
         evidence="the blocks bound the batch, and the law of saturation does the rest",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.LIMIT_PLATEAU,
         "With all requests at once, throughput reaches a plateau: the last doubling of max_num_seqs gains little.",
         f"{TOWARDS_PARETO}, figure 1",
         _by(job_claims.batch_limit_reaches_a_plateau, "bound"),
         job_claims.has_limits,
-        of="jobs",
         parameters={"bound": 1.1},
         evidence="the paper: the frontier appears within the capacity of a single accelerator",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.LIMIT_MARGINAL,
         "With all requests at once, the improvement after a batch size of 128 is marginal: below 10 % each time.",
         TOWARDS_PARETO,
         _by(job_claims.batch_limit_gains_little_after, "bound", "after"),
         lambda curve: curve.subject in FIGURE_7 and job_claims.has_limits_after(curve, AFTER),
-        of="jobs",
         parameters={"bound": 1.1, "after": AFTER},
         expected="either",
         evidence="the paper, of OPT-125M and OPT-1.3B",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.LIMIT_LATENCY,
         "With all requests at once, a batch larger than the plateau needs costs considerable latency.",
         f"{TOWARDS_PARETO}, figure 1",
         _by(job_claims.batch_limit_costs_latency, "bound", "little"),
         job_claims.has_limits,
-        of="jobs",
         parameters={"bound": 1.1, "little": 1.1},
         expected="either",
         evidence="the paper gives no number; a request that waits less in the queue is served among more",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.CONTINUOUS_MOST,
         "Continuous batching serves more than any way to make batches one after the other.",
         "Orca (OSDI 2022); vLLM (arXiv:2309.06180)",
         _by(job_claims.continuous_batching_serves_most, "bound"),
         job_claims.has_ways,
-        of="jobs",
         parameters={"bound": 1.0},
         evidence="a batch lasts as long as its longest output, and a slot that is free earlier stays empty",
     ),
-    Claim(
+    _OF_JOBS(
         job_claims.DYNAMIC_SOONER,
         "At a rate, batches that wait for a while are answered sooner than batches that wait until they are full.",
         "Clipper (arXiv:1612.03079), adaptive batching with a delay",
         _by(job_claims.dynamic_batching_answers_sooner, "bound"),
         job_claims.has_dynamic,
-        of="jobs",
         parameters={"bound": 1.0},
         evidence="at a rate r the first request of a full batch of B waits (B - 1)/r, of a dynamic one 0.1 s at most",
     ),
@@ -650,19 +604,10 @@ ROWS: tuple[ClaimRow, ...] = (
         device="H200",
     ),
     *(
-        _fails(
-            replicas.name_of(claim, how),
-            model,
-            evidence,
-            device="H200",
-        )
+        _fails(replicas.name_of(claim, how), model, evidence, device="H200")
         for claim, how, model, evidence in FAILS_WITH_REPLICAS
     ),
-    _fails(
-        table1.BATCH_CLAIM,
-        table1.REQUEST_MODEL,
-        "512 times 151 MB are 77.3 GB",
-    ),
+    _fails(table1.BATCH_CLAIM, table1.REQUEST_MODEL, "512 times 151 MB are 77.3 GB"),
     _fails(
         table1.REQUEST_CLAIM,
         table1.REQUEST_MODEL,
