@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.points.job_points import (
     same_engine,
     worst_problem,
 )
-from pytest_slmserve.analysis.points.sweep_points import differences, e2e_s, figure, ratio, tokens_per_s
+from pytest_slmserve.analysis.points.sweep_points import Figure, differences, e2e_s, figure, ratio, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent, times
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -68,49 +68,38 @@ def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
 def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
     """Verdict on requests/s at the longest outputs, all requests at once: at most `bound` times those at the shortest.
     value: that ratio. arXiv:2404.03353, figure 2, right."""
-    at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
-    if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
-        return Verdict.undecided(LONGER, curve.subject, reason, bound)
-    short, long = at_once[0], at_once[-1]
-    shorter = short.output_tokens / long.output_tokens
-    seen = ratio(long, short, at_once).mapped(lambda tokens: tokens * shorter)
-    why = (
-        f"all at once, requests of {long.output_tokens:.0f} output tokens are served {times(seen)} as fast as those of "
-        f"{short.output_tokens:.0f} (bound {bound:g})"
-    )
-    return Verdict.from_interval(LONGER, curve.subject, below(seen, bound), why, seen, bound, *at_once)
+    words = "requests of {long} output tokens are served {times} as fast as those of {short}"
+    return _longest(LONGER, curve, bound, tokens_per_s, words, per_token=True)
 
 
 def longer_outputs_shrink_the_batch(curve: Curve, bound: float) -> Verdict:
     """Is the mean batch of the longest outputs, all requests at once, below `bound` times that of the shortest? value:
     that ratio. arXiv:2404.03353: longer outputs reduce the batch, which is why throughput falls."""
-    at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
-    if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
-        return Verdict.undecided(SHRINKS, curve.subject, reason, bound)
-    short, long, batch = at_once[0], at_once[-1], figure("batch")
-    if not all(map(batch, at_once)):
-        return Verdict.undecided(SHRINKS, curve.subject, "no engine reported its batch", bound)
-    seen = ratio(long, short, at_once, batch)
-    why = (
-        f"all at once, the mean batch of {long.output_tokens:.0f} output tokens is {times(seen)} that of "
-        f"{short.output_tokens:.0f} (bound {bound:g})"
-    )
-    return Verdict.from_interval(SHRINKS, curve.subject, below(seen, bound), why, seen, bound, *at_once)
+    words = "the mean batch of {long} output tokens is {times} that of {short}"
+    return _longest(SHRINKS, curve, bound, figure("batch"), words)
 
 
 def longer_outputs_wait_slightly_longer(curve: Curve, bound: float) -> Verdict:
     """Is mean E2E of the longest outputs, all requests at once, at most `bound` times that of the shortest? value: that
     ratio. arXiv:2404.03353, figure 2, right: "a slight increase in latency"."""
+    words = "a request of {long} output tokens lasts {times} as long as one of {short}"
+    return _longest(SLIGHTLY, curve, bound, e2e_s, words)
+
+
+def _longest(claim: str, curve: Curve, bound: float, what: Figure, words: str, *, per_token: bool = False) -> Verdict:
+    """Verdict on a figure of the longest outputs, all requests at once, over that of the shortest. per_token: the
+    figure counts tokens, the claim requests."""
     at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
     if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
-        return Verdict.undecided(SLIGHTLY, curve.subject, reason, bound)
+        return Verdict.undecided(claim, curve.subject, reason, bound)
+    if not all(map(what, at_once)):
+        return Verdict.undecided(claim, curve.subject, "no engine reported its batch", bound)
     short, long = at_once[0], at_once[-1]
-    seen = ratio(long, short, at_once, e2e_s)
-    why = (
-        f"all at once, a request of {long.output_tokens:.0f} output tokens lasts {times(seen)} as long as one of "
-        f"{short.output_tokens:.0f} (bound {bound:g})"
-    )
-    return Verdict.from_interval(SLIGHTLY, curve.subject, below(seen, bound), why, seen, bound, *at_once)
+    each = short.output_tokens / long.output_tokens if per_token else 1.0
+    seen = ratio(long, short, at_once, what).mapped(lambda end: end * each)
+    told = words.format(long=f"{long.output_tokens:.0f}", times=times(seen), short=f"{short.output_tokens:.0f}")
+    why = f"all at once, {told} (bound {bound:g})"
+    return Verdict.from_interval(claim, curve.subject, below(seen, bound), why, seen, bound, *at_once)
 
 
 def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
