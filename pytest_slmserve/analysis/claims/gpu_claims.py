@@ -105,30 +105,26 @@ def sm_activity_low(curve: Curve, bound: float) -> Verdict:
     """Do less than `bound` of the SMs have work in the mean, at every load? value: the largest share of any load.
     arXiv:2404.03353, figure 3: "average SM activity remains low"."""
     shares = {p.concurrency: each_of(p, "sm_active") for p in curve.valid}
-    return _never_above(SM_ACTIVITY, curve, bound, shares, "of the SMs have work", NO_PROFILE)
+    return _never_above(SM_ACTIVITY, curve, bound, shares, "of the SMs have work")
 
 
 def host_share(curve: Curve, bound: float) -> Verdict:
     """Is the GPU without a kernel for at most `bound` of the time, at every load? value: the largest share of any load.
     arXiv:2404.03353: CPU overheads take up to 50 % of the latency."""
     shares = {p.concurrency: [1 - busy for busy in each_of(p, "engine_active")] for p in curve.valid}
-    return _never_above(HOST_SHARE, curve, bound, shares, "of the time no kernel runs", NO_PROFILE)
+    return _never_above(HOST_SHARE, curve, bound, shares, "of the time no kernel runs")
 
 
-def _never_above(
-    claim: str, curve: Curve, bound: float, shares: Mapping[int, Sequence[float]], words: str, unseen: str
-) -> Verdict:
+def _never_above(claim: str, curve: Curve, bound: float, shares: Mapping[int, Sequence[float]], words: str) -> Verdict:
     """Verdict on the largest of these shares, which are of the repeats of each load."""
-    if reason := obstacle(curve) or _unseen(unseen, shares):
+    if reason := obstacle(curve) or _unseen(NO_PROFILE, shares):
         return Verdict.undecided(claim, curve.subject, reason, bound)
-    state, seen, load = every(
-        below,
-        bound,
-        lambda several: [
-            (possible(_around(values, list(shares.values()), several), most=1.0), load)
-            for load, values in shares.items()
-        ],
-    )
+    groups = list(shares.values())
+
+    def means(several: int) -> list[tuple[Interval, int]]:
+        return [(possible(_around(each, groups, several), most=1.0), load) for load, each in shares.items()]
+
+    state, seen, load = every(below, bound, means)
     why = f"{percent_interval(seen)} {words} at {load} in flight, the most of any load (bound {percent(bound)})"
     state = State.UNDECIDED if curve.unneeded and state is State.HOLDS else state
     why += f"{sparsely(curve)}{unsure(seen)}"
