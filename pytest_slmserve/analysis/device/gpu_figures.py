@@ -24,14 +24,12 @@ class DeviceFigures:
     """Over the window. Ratios and cores are means weighted by the time that each reading is a mean over.
 
     engine_active: share of time in which any kernel ran. power_w: of the energy counter where there is one, else
-    power_integrated_w. energy_j: power_w times the window, so for all of it where rows cover a part.
-    power_integrated_w: of the instant power readings as steps (the averaged ones where there are no others).
-    energy_deviation: integrated over counter, less 1, both over the counter's time. power_limit_w: None where it moved.
-    sm_clock_hz: the median. power_capped: share of the window in which the power limit held the clock down, by its
-    counter, or else share of the readings that said so. temperature_c, memory_used_bytes: the largest. coverage: share
-    of the window in which ratios were known.
+    of the instant power readings as steps (the averaged ones where there are no others). energy_deviation: integrated
+    over counter, less 1, both over the counter's time. power_limit_w: None where it moved. sm_clock_hz: the median.
+    power_capped: share of the window in which the power limit held the clock down, by its counter, or else share of the
+    readings that said so. memory_used_bytes: the largest. coverage: share of the window in which ratios were known.
 
-    Of several GPUs: power, energy and memory are those of all together, ratios means over them, the clock that of the
+    Of several GPUs: power and memory are those of all together, ratios means over them, the clock that of the
     slowest. power_imbalance: power of the GPU that takes most less that of the one that takes least, over their mean.
 
     canary_s, canary_cpu_s: time of the canary's piece of work, and its CPU time (`telemetry/canary.py`).
@@ -46,14 +44,10 @@ class DeviceFigures:
     tensor_active: float | None = None
     dram_active: float | None = None
     power_w: float | None = None
-    energy_j: float | None = None
-    power_integrated_w: float | None = None
     energy_deviation: float | None = None
     power_limit_w: float | None = None
     sm_clock_hz: float | None = None
-    sm_clock_min_hz: float | None = None
     power_capped: float | None = None
-    temperature_c: float | None = None
     memory_used_bytes: float | None = None
     own_cores: float | None = None
     host_cores: float | None = None
@@ -62,17 +56,6 @@ class DeviceFigures:
     canary_cpu_s: float | None = None
     coverage: float | None = None
     power_imbalance: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeFigures:
-    """Means over the readings of the window in which no prompt was processed. seconds: how much time they tell of."""
-
-    seconds: float = 0.0
-    engine_active: float | None = None
-    sm_active: float | None = None
-    tensor_active: float | None = None
-    dram_active: float | None = None
 
 
 class KnownFigures(NamedTuple):
@@ -155,7 +138,7 @@ def device_figures(run: Run) -> DeviceFigures:
     watch = watched(run)
     if watch is None:
         return DeviceFigures()
-    power_w, clocks, limits = _power_w(watch), watch.values(of.SM_CLOCK), set(watch.values(of.POWER_LIMIT))
+    clocks, limits = watch.values(of.SM_CLOCK), set(watch.values(of.POWER_LIMIT))
     return DeviceFigures(
         gpu_util=watch.mean(of.GPU_UTIL),
         engine_active=watch.mean(of.ENGINE_ACTIVE),
@@ -165,15 +148,11 @@ def device_figures(run: Run) -> DeviceFigures:
         sm_occupancy_max=watch.largest(of.SM_OCCUPANCY),
         tensor_active=watch.mean(of.TENSOR_ACTIVE),
         dram_active=watch.mean(of.DRAM_ACTIVE),
-        power_w=power_w,
-        energy_j=None if power_w is None else power_w * watch.length_s,
-        power_integrated_w=_integrated_w(watch),
+        power_w=_power_w(watch),
         energy_deviation=_energy_deviation(watch),
         power_limit_w=limits.pop() if len(limits) == 1 else None,
         sm_clock_hz=median(clocks) if clocks else None,
-        sm_clock_min_hz=min(clocks, default=None),
         power_capped=_power_capped(watch),
-        temperature_c=watch.largest(of.TEMPERATURE),
         memory_used_bytes=watch.largest(of.MEMORY_USED),
         own_cores=watch.mean(of.OWN_CORES),
         host_cores=watch.mean(of.HOST_CORES),
@@ -192,24 +171,18 @@ def figures_of_each_gpu(run: Run) -> tuple[DeviceFigures, ...]:
 
 
 @once
-def decode_figures(run: Run) -> DecodeFigures:
-    """The figures of the decoding alone, known where requests begin together: no reading is short enough to fall
-    between the prompts of requests that begin one by one."""
+def decode_window(run: Run) -> SensorWindow | None:
+    """The readings of the decoding alone: those of the window in which no prompt was processed. There are some where
+    requests begin together: no reading is short enough to fall between the prompts of requests that begin one by one.
+    None without telemetry or steps."""
     watch = watched(run)
     if watch is None or not len(run.steps):
-        return DecodeFigures()
+        return None
     prompts, spans, at = _prompt_times(run), watch.telemetry.span_s, watch.telemetry.time_s
     rows = tuple(
         row for row in watch.rows if (span := spans[row]) is not None and not _meets(prompts, at[row] - span, at[row])
     )
-    decoding = replace(watch, rows=rows)
-    return DecodeFigures(
-        seconds=math.fsum(known.weight_s for known in decoding.known(of.DRAM_ACTIVE)),
-        engine_active=decoding.mean(of.ENGINE_ACTIVE),
-        sm_active=decoding.mean(of.SM_ACTIVE),
-        tensor_active=decoding.mean(of.TENSOR_ACTIVE),
-        dram_active=decoding.mean(of.DRAM_ACTIVE),
-    )
+    return replace(watch, rows=rows)
 
 
 def _prompt_times(run: Run) -> list[tuple[float, float]]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
-from pytest_slmserve.analysis.device.gpu_figures import DecodeFigures, DeviceFigures, device_figures
+from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.roofline import Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
@@ -135,12 +135,11 @@ def bound_by_shapes(by_bytes: float, by_flops: float) -> Bound | None:
     return "memory" if by_bytes >= by_flops else "compute"
 
 
-def saturation_gap(figures: DeviceFigures | DecodeFigures) -> float | None:
+def saturation_gap(dram: float | None, tensor: float | None) -> float | None:
     """ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters.
 
     Positive where memory is nearer to its end. None where either is not known or was not busy at all.
     """
-    dram, tensor = figures.dram_active, figures.tensor_active
     if dram is None or tensor is None or dram <= 0 or tensor <= 0:
         return None
     return math.log(dram / REACHABLE_DRAM) - math.log(tensor / REACHABLE_TENSOR)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, decode_figures, device_figures
+from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, decode_window, device_figures
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import LatencyFigures, latencies_of
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
 from pytest_slmserve.analysis.metrics.step_time import Bound, bound_by_counters, saturation_gap, step_time
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.records import Measurement, Run
 
 
@@ -94,15 +95,16 @@ def finished_output_tokens(run: Run) -> list[int]:
 def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, Any]:
     """Summary fields by name that come from sensors, or from shapes and steps (the time of a step)."""
     seen = device_figures(measurement.run)
-    decoding = decode_figures(measurement.run)
+    decoding = decode_window(measurement.run)
+    dram, tensor = (decoding.mean(n) if decoding else None for n in (of.DRAM_ACTIVE, of.TENSOR_ACTIVE))
     step = step_time(measurement, seen)
     names = {f.name for f in fields(Summary)} & {f.name for f in fields(DeviceFigures)}
     per_token = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
     return {name: getattr(seen, name) for name in names} | {
         "energy_per_token_j": per_token,
         "unexplained": step and step.unexplained,
-        "decode_dram": decoding.dram_active,
-        "decode_tensor": decoding.tensor_active,
-        "saturation_gap": saturation_gap(decoding),
+        "decode_dram": dram,
+        "decode_tensor": tensor,
+        "saturation_gap": saturation_gap(dram, tensor),
         "bound": step.bound if step else bound_by_counters(seen),
     }

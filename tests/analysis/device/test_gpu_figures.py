@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import WELL, any_telemetry, planted_telemetry, watched_run
 
-from pytest_slmserve.analysis.device.gpu_figures import (
-    DecodeFigures,
-    DeviceFigures,
-    decode_figures,
-    device_figures,
-    watched,
-)
+from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, decode_window, device_figures, watched
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Steps, Telemetry
 
@@ -34,9 +28,9 @@ def test_what_was_planted_is_found():
     assert found.gpu_util == found.sm_clock_hz / 1980e6 == 1.0
     assert (found.sm_active, found.sm_active_max) == pytest.approx((0.8, 0.8))
     assert (found.tensor_active, found.dram_active) == pytest.approx((0.1, 0.6))
-    assert (found.power_w, found.power_integrated_w, found.energy_j) == pytest.approx((400, 400, 4000))
+    assert (found.power_w, figures({sensors.ENERGY: None}).power_w) == pytest.approx((400, 400))
     assert found.energy_deviation == pytest.approx(0, abs=1e-9)
-    assert (found.temperature_c, found.memory_used_bytes) == (55, 60e9)
+    assert found.memory_used_bytes == 60e9
     assert (found.own_cores, found.host_cores, found.stolen_cores) == pytest.approx((2, 2.5, 0))
     assert found.coverage == pytest.approx(1)
 
@@ -73,14 +67,14 @@ def test_means_are_weighted_by_span():
 def test_largest_and_median():
     found = figures({sensors.SM_ACTIVE: lambda at: at / 20, sensors.SM_CLOCK: lambda at: 1e9 if at == 3 else 2e9})
     assert found.sm_active_max == pytest.approx(12 / 20)
-    assert (found.sm_clock_hz, found.sm_clock_min_hz) == (2e9, 1e9)
+    assert found.sm_clock_hz == 2e9
 
 
 @given(st.floats(30, 700), st.floats(0, 1e9))
 def test_counter_and_integral_agree_on_a_steady_load(watts, start):
-    found = figures({sensors.ENERGY: lambda at: start + watts * at, sensors.POWER_INSTANT: watts})
-    assert found.power_w == pytest.approx(found.power_integrated_w, rel=1e-6)
-    assert found.energy_j == pytest.approx(10 * found.power_w)
+    counted = {sensors.ENERGY: lambda at: start + watts * at, sensors.POWER_INSTANT: watts}
+    integrated = figures({**counted, sensors.ENERGY: None})
+    assert figures(counted).power_w == pytest.approx(integrated.power_w, rel=1e-6)
 
 
 @pytest.mark.parametrize("phase_s", [0.0, 0.03, 0.05, 0.08])
@@ -95,20 +89,16 @@ def test_energy_counts_each_part_of_the_window_alike():
     assert found.power_w == pytest.approx(300 + 400 * 2 / 10, rel=0.03), "a fit would have 3/2 of the burst"
 
 
-def test_energy_is_of_the_whole_window_where_rows_cover_a_part():
-    assert figures(until_s=7.0).energy_j == pytest.approx(4000)
-
-
 def test_power_is_integrated_as_steps_not_as_ramps():
     rows = Telemetry(("planted",), 1.0, (3.0, 4.0, 8.0), (None,) * 3, {sensors.POWER_INSTANT: (0.0, 100.0, 500.0)})
     found = device_figures(watched_run(rows))
-    assert found.power_integrated_w == pytest.approx((100 * 1 + 500 * 4) / 5)
-    assert found.power_w == found.power_integrated_w, "there is no counter"
+    assert found.power_w == pytest.approx((100 * 1 + 500 * 4) / 5), "there is no counter"
 
 
 def test_averaged_power_stands_in_for_instant_power():
-    assert figures({sensors.POWER_INSTANT: None, sensors.POWER: 300.0}).power_integrated_w == pytest.approx(300)
-    assert figures({sensors.POWER_INSTANT: 350.0, sensors.POWER: 300.0}).power_integrated_w == pytest.approx(350)
+    both = {sensors.ENERGY: None, sensors.POWER_INSTANT: 350.0, sensors.POWER: 300.0}
+    assert figures(both).power_w == pytest.approx(350)
+    assert figures({**both, sensors.POWER_INSTANT: None}).power_w == pytest.approx(300)
 
 
 def test_the_power_limit_is_one_or_none():
@@ -123,16 +113,15 @@ def test_an_unknown_power_reading_is_left_out():
 
 def test_the_deviation_is_of_the_time_that_the_counter_tells_of():
     late = {sensors.ENERGY: lambda at: 400.0 * at if at > 7 else None}
-    found = figures({**late, sensors.POWER_INSTANT: lambda at: 440.0 if at > 7 else 100.0})
-    assert found.energy_deviation == pytest.approx(0.1)
-    assert found.power_integrated_w < 300
+    power = {sensors.POWER_INSTANT: lambda at: 440.0 if at > 7 else 100.0}
+    assert figures({**late, **power}).energy_deviation == pytest.approx(0.1)
+    assert figures({sensors.ENERGY: None, **power}).power_w < 300
 
 
 @pytest.mark.parametrize("counter", [lambda at: 5000.0 - at, lambda at: 400.0 * (at % 7), 1e6])
 def test_a_counter_that_falls_or_stands_still_is_no_figure(counter):
     found = figures({sensors.ENERGY: counter})
-    assert (found.power_w, found.energy_j, found.energy_deviation) == (None, None, None)
-    assert found.power_integrated_w == pytest.approx(400)
+    assert (found.power_w, found.energy_deviation) == (None, None)
 
 
 def test_coverage_counts_what_is_inside_once():
@@ -188,33 +177,40 @@ def test_how_much_the_power_limit_held_the_clock_down(columns, share):
 
 
 def decoding(prompt_steps, dram=0.6, step_s=0.1, window_s=(2.0, 12.0), **planted):
-    """Figures of the decoding in a run of even steps, some of which processed prompts."""
+    """Readings of the decoding in a run of even steps, some of which processed prompts."""
+    columns = {**WELL, sensors.DRAM_ACTIVE: dram}
+    return decode_window(stepping(watched_run(planted_telemetry(columns, **planted), window_s), prompt_steps, step_s))
+
+
+def stepping(run, prompt_steps, step_s=0.1):
     ends = [round(step_s * (i + 1), 6) for i in range(round(13 / step_s))]
     prompts = [512 if i in prompt_steps else 0 for i in range(len(ends))]
-    columns = {**WELL, sensors.DRAM_ACTIVE: dram}
-    run = watched_run(planted_telemetry(columns, **planted), window_s)
     n = len(ends)
-    return decode_figures(replace(run, steps=Steps(ends, [8] * n, [0] * n, [8] * n, prompts, [None] * n, [0] * n)))
+    return replace(run, steps=Steps(ends, [8] * n, [0] * n, [8] * n, prompts, [None] * n, [0] * n))
+
+
+def seconds(watch):
+    return sum(known.weight_s for known in watch.known(sensors.DRAM_ACTIVE))
 
 
 def test_readings_beside_prompts_do_not_tell_of_decoding():
     # steps 41 to 50 end at 4.2 to 5.1 s: with the step before and after, 4.0 to 5.2 s; readings end every 0.25 s
     found = decoding(range(41, 51), dram=lambda at: 0.1 if 4 < at <= 5.25 else 0.6)
-    assert found.dram_active == pytest.approx(0.6)
-    assert found.seconds == pytest.approx(10 - 1.25)
-    assert found.tensor_active == pytest.approx(0.1) and found.sm_active == pytest.approx(0.8)
+    assert found.mean(sensors.DRAM_ACTIVE) == pytest.approx(0.6)
+    assert seconds(found) == pytest.approx(10 - 1.25)
+    assert found.mean(sensors.TENSOR_ACTIVE) == pytest.approx(0.1)
 
 
 def test_the_edge_of_a_prompt_is_left_out():
     lower = decoding(range(41, 51), dram=lambda at: 0.1 if 4.25 < at <= 5.0 else 0.6)
-    assert lower == decoding(range(41, 51)), "all of it lies beside prompts"
-    assert decoding([0, 129]).seconds == 10, "prompts of before and after the window"
+    assert lower.rows == decoding(range(41, 51)).rows and set(lower.values(sensors.DRAM_ACTIVE)) == {0.6}
+    assert seconds(decoding([0, 129])) == 10, "prompts of before and after the window"
 
 
 def test_where_a_prompt_is_in_every_reading_decoding_is_not_known():
-    assert decoding(range(0, 130, 3)) == DecodeFigures(seconds=0.0)
-    assert decoding([], spans=False) == DecodeFigures(), "without a span nobody knows what a reading tells of"
-    assert decode_figures(watched_run(None)) == DecodeFigures()
+    assert decoding(range(0, 130, 3)).rows == ()
+    assert decoding([], spans=False).rows == (), "without a span nobody knows what a reading tells of"
+    assert decode_window(watched_run(None)) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -224,11 +220,13 @@ def test_decoding_is_never_seen_beside_a_prompt(prompt_steps):
     spans = [(0.25 * i, 0.25 * (i + 1)) for i in range(48) if 2 < 0.25 * (i + 1) <= 12 and 0.25 * (i + 1) - 2 > 0.125]
     beside = [(0.1 * (i - 1) if i > 1 else float("-inf"), 0.1 * min(i + 2, 130)) for i in prompt_steps]
     pure = [s for s in spans if not any(began < s[1] - 1e-9 and s[0] + 1e-9 < ended for began, ended in beside)]
-    assert decoding(prompt_steps).seconds == pytest.approx(0.25 * len(pure), abs=1e-6)
+    assert seconds(decoding(prompt_steps)) == pytest.approx(0.25 * len(pure), abs=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
 @given(any_telemetry())
 def test_decoding_of_any_telemetry(telemetry):
-    found = decode_figures(watched_run(telemetry))
-    assert found.seconds >= 0 or found.seconds != found.seconds
+    run = stepping(watched_run(telemetry), {3, 50})
+    found, whole = decode_window(run), watched(run)
+    assert (found is None) == (whole is None)
+    assert found is None or set(found.rows) <= set(whole.rows)

@@ -29,7 +29,8 @@ def step_time(m):
 
 
 def saturation_gap(m):
-    return module.saturation_gap(device_figures(m.run))
+    found = device_figures(m.run)
+    return module.saturation_gap(found.dram_active, found.tensor_active)
 
 
 def work(m):
