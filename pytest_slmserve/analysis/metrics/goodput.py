@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 
@@ -127,35 +127,35 @@ def goodput(
     slo: Slo,
     *,
     rows: Sequence[int] | None = None,
-    longest_gap_s: Sequence[float | None] | None = None,
     failed: int = 0,
 ) -> Goodput | None:
-    """Goodput over a window; None where the SLO bounds the gaps between tokens and these were not measured.
+    """Goodput over a window; None where the SLO bounds the gaps between tokens, which a record does not keep by
+    request.
 
-    rows: those of the samples that count; None: those sent in the window. longest_gap_s: of each row of the samples,
-    None for a request without a second token. failed: requests of which the samples have no row.
+    rows: those of the samples that count; None: those sent in the window. failed: requests of which the samples have no
+    row.
     """
-    if slo.itl_s is not None and longest_gap_s is None:
+    if slo.itl_s is not None:
         return None
-    gaps = longest_gap_s or [None] * len(samples)
     judged = sent_in(samples, window_s) if rows is None else rows
-    met = [_met(request_latency(samples, row), gaps[row], slo) for row in judged]
-    requests, good = len(met) + failed, sum(all(each.values()) for each in met if each)
+    met = [_met(request_latency(samples, row), slo) for row in judged]
+    good, dropped = sum(all(each.values()) for each in met if each), failed + sum(not each for each in met)
     kept = {name: sum(each.get(name, False) for each in met) for name in slo.bounds}
-    return Goodput(
-        slo=slo,
-        requests=requests,
-        good=good,
-        dropped=failed + sum(not each for each in met),
-        per_s=per_second(good, window_s),
-        attainment=good / requests if requests else None,
-        by_slo=tuple((name, count / requests if requests else None) for name, count in kept.items()),
-    )
+    return _counted(slo, len(met) + failed, good, dropped, per_second(good, window_s), kept)
+
+
+def _counted(slo: Slo, requests: int, good: int, dropped: int, per_s: float, kept: Mapping[str, float]) -> Goodput:
+    """Goodput by its counts. kept: requests that met each SLO alone."""
+
+    def share(count: float) -> float | None:
+        return count / requests if requests else None
+
+    by_slo = tuple((name, share(count)) for name, count in kept.items())
+    return Goodput(slo, requests, good, dropped, per_s, share(good), by_slo)
 
 
 def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
-    """Goodput over the requests by which this kind of load is judged, failed ones included. None where the SLO bounds
-    the gaps between tokens, which a record does not keep by request."""
+    """Goodput over the requests by which this kind of load is judged, failed ones included; None as `goodput`."""
     run = measurement.run
     return goodput(run.samples, run.window_s, slo, rows=judged_rows(measurement), failed=judged_failures(measurement))
 
@@ -166,28 +166,16 @@ def together(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodpu
     found = [each for each in seen if each is not None]
     if not found or len(found) < len(seen):
         return None
-    requests, good = sum(each.requests for each in found), sum(each.good for each in found)
+    requests, good, dropped = (sum(getattr(each, n) for each in found) for n in ("requests", "good", "dropped"))
     names = [name for name, _ in found[0].by_slo]
     kept = {name: sum((dict(each.by_slo)[name] or 0.0) * each.requests for each in found) for name in names}
-    return Goodput(
-        slo=found[0].slo,
-        requests=requests,
-        good=good,
-        dropped=sum(each.dropped for each in found),
-        per_s=(math.fsum if at_once else fmean)(each.per_s for each in found),
-        attainment=good / requests if requests else None,
-        by_slo=tuple((name, count / requests if requests else None) for name, count in kept.items()),
-    )
+    per_s = (math.fsum if at_once else fmean)(each.per_s for each in found)
+    return _counted(found[0].slo, requests, good, dropped, per_s, kept)
 
 
-def _met(seen: RequestLatency, longest_gap_s: float | None, slo: Slo) -> dict[str, bool]:
+def _met(seen: RequestLatency, slo: Slo) -> dict[str, bool]:
     """Verdicts by SLO name, True where the request kept that bound; empty for one that did not finish."""
     if not seen.finished:
         return {}
-    values = {
-        "ttft": seen.ttft_s,
-        "tpot": 0.0 if seen.single else seen.tpot_s,
-        "itl": 0.0 if seen.single else longest_gap_s,
-        "e2e": seen.e2e_s,
-    }
+    values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
     return {name: (value := values[name]) is not None and value <= bound for name, bound in slo.bounds.items()}
