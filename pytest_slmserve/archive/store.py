@@ -46,8 +46,6 @@ from pytest_slmserve.telemetry.host_probe import own_version
 FORMAT = 2
 
 ANOTHER = "--slm-records with another path"
-LARGEST = 1 << 63  # of a number that can be meant
-NoneType = type(None)
 
 _FIRST = b'{"kind":"session"'  # how every archive begins
 BULK = b'{"kind":"measurement"'

@@ -15,14 +15,13 @@ OURS = 9000  # DCGM's numbers end far below
 class Sensor:
     """One quantity, in SI units and ratios of 1. names: DCGM's, the old one and that of 4.6 where it differs; or ours.
 
-    resolution: what a stored value is a whole multiple of. counter: it only grows, so two readings make a figure.
+    resolution: what a stored value is a whole multiple of.
     """
 
     number: int
     names: tuple[str, ...]
     unit: str
     resolution: float
-    counter: bool = False
 
 
 GPU_UTIL, ENGINE_ACTIVE, SM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE, DRAM_ACTIVE = 203, 1001, 1002, 1003, 1004, 1005
@@ -48,7 +47,7 @@ SENSORS: dict[int, Sensor] = {
         Sensor(DRAM_ACTIVE, ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"), "ratio", 1e-4),
         Sensor(POWER, ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS"), "W", 1e-3),
         Sensor(POWER_INSTANT, ("DCGM_FI_DEV_POWER_USAGE_INSTANT", "DCGM_FI_DEV_BOARD_POWER_RAW_WATTS"), "W", 1e-3),
-        Sensor(ENERGY, ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",), "J", 1e-3, counter=True),
+        Sensor(ENERGY, ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",), "J", 1e-3),
         Sensor(
             POWER_LIMIT, ("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"), "W", 1e-3
         ),
@@ -58,18 +57,17 @@ SENSORS: dict[int, Sensor] = {
         Sensor(MEMORY_USED, ("DCGM_FI_DEV_FB_USED",), "bytes", float(1 << 20)),
         Sensor(CLOCK_REASONS, ("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"), "bits", 1.0),
         Sensor(XID, ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"), "number of the last error, 0: none", 1.0),
-        Sensor(ECC_DOUBLE_BIT, ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",), "errors", 1.0, counter=True),
+        Sensor(ECC_DOUBLE_BIT, ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",), "errors", 1.0),
         Sensor(
             REMAPPED_ROWS,
             ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"),
             "rows",
             1.0,
-            counter=True,
         ),
-        Sensor(CAPPED_POWER, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP_NS",), "s", 1e-6, counter=True),
-        Sensor(CAPPED_SW_THERMAL, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS",), "s", 1e-6, counter=True),
-        Sensor(CAPPED_HW_THERMAL, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS",), "s", 1e-6, counter=True),
-        Sensor(CAPPED_BRAKE, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS",), "s", 1e-6, counter=True),
+        Sensor(CAPPED_POWER, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP_NS",), "s", 1e-6),
+        Sensor(CAPPED_SW_THERMAL, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS",), "s", 1e-6),
+        Sensor(CAPPED_HW_THERMAL, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS",), "s", 1e-6),
+        Sensor(CAPPED_BRAKE, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS",), "s", 1e-6),
         Sensor(GPU_PROCESSES, ("processes that compute on the GPU",), "processes", 1.0),
         Sensor(FOREIGN_PROCESSES, ("of them not started by this run",), "processes", 1.0),
         Sensor(OWN_CORES, ("CPU time of this run's processes",), "cores", 1e-3),

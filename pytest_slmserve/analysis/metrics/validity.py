@@ -57,11 +57,6 @@ def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tu
     return check(measurement, failed_share=failed_share).problems
 
 
-def degradations(measurement: Measurement) -> tuple[str, ...]:
-    """Sensor findings that degrade a measurement, such as a lost sensor: no gate rests on it, but it is not invalid."""
-    return check(measurement).degradations
-
-
 def is_clean(group: ReplicaGroup) -> bool:
     """True where nothing makes a repeat invalid or degrades it."""
     found = check(*group)

@@ -14,7 +14,6 @@ from pytest_slmserve.analysis.metrics.validity import (
     cache_hit_problems,
     cache_hit_share,
     check,
-    degradations,
     is_clean,
     problems,
     trustworthy,
@@ -264,7 +263,7 @@ def now_and_then(low, high):
 
 @pytest.mark.parametrize("made", [measurement(), sensed()], ids=["no sensors", "healthy"])
 def test_what_nothing_is_said_against_is_clean(made):
-    assert is_clean((made,)) and problems(made) == degradations(made) == ()
+    assert is_clean((made,)) and problems(made) == check(made).degradations == ()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +279,7 @@ def test_what_nothing_is_said_against_is_clean(made):
 def test_what_makes_a_window_invalid_is_a_problem(columns, why):
     made = sensed(**columns)
     assert why in only(made)
-    assert degradations(made) == () and not is_clean((made,))
+    assert check(made).degradations == () and not is_clean((made,))
     assert not trustworthy("opt-1.3b[8]", [(made,)])
 
 
@@ -293,7 +292,7 @@ def test_what_makes_a_window_invalid_is_a_problem(columns, why):
 )
 def test_what_degrades_a_window_is_no_problem_but_it_is_not_clean(columns, why):
     made = sensed(**columns)
-    [reason] = degradations(made)
+    [reason] = check(made).degradations
     assert why in reason and problems(made) == () and not is_clean((made,))
     assert trustworthy("opt-1.3b[8]", [(made,)]), "it stands, and the table says how"
 
@@ -313,7 +312,9 @@ def test_noise_of_the_host_is_told_and_leaves_a_window_clean(columns, why):
 
 def test_where_both_kinds_are_found_all_of_it_is_the_problem():
     made = sensed(FOREIGN_PROCESSES=1.0, SM_ACTIVE=now_and_then(0.8, None))
-    assert [text.split()[0] for text in problems(made)] == ["1", "DCGM_FI_PROF_SM_ACTIVE"] and degradations(made) == ()
+    assert [text.split()[0] for text in problems(made)] == ["1", "DCGM_FI_PROF_SM_ACTIVE"] and check(
+        made
+    ).degradations == ()
 
 
 def test_noise_is_kept_beside_what_makes_a_window_invalid():
@@ -326,7 +327,7 @@ def test_noise_is_kept_beside_what_makes_a_window_invalid():
 
 def test_a_broken_run_is_not_clean_whatever_the_sensors_say():
     made = sensed(measurement(preempted=2))
-    assert not is_clean((made,)) and only(made).startswith("2 preemptions") and degradations(made) == ()
+    assert not is_clean((made,)) and only(made).startswith("2 preemptions") and check(made).degradations == ()
 
 
 STREAM = Stream(0.01, 0.0, (), {"growth": 1.01, "least_s": 1e-4, "counts": {}})
