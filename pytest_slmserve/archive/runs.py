@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
+from pytest_slmserve.analysis.grouping import grouped
+from pytest_slmserve.analysis.stored.comparability import moment
 from pytest_slmserve.archive.store import Contents
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement
@@ -61,10 +63,8 @@ def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
         ids[index] = session.id or _made_id(session.started)
         made = RecordedRun(ids[index], session.started, session.pytest_slmserve, bool(session.id), session.resumes, ())
         found.setdefault(made.id, made)
-    measured: dict[str, list[Measurement]] = {}
-    for m, index in zip(contents.measurements, contents.written_by, strict=True):
-        measured.setdefault(ids[index], []).append(m)
-    return tuple(replace(run, measurements=tuple(measured.get(run.id, ()))) for run in found.values())
+    measured = grouped(zip(contents.measurements, contents.written_by, strict=True), lambda pair: ids[pair[1]])
+    return tuple(replace(run, measurements=tuple(m for m, _ in measured.get(run.id, ()))) for run in found.values())
 
 
 def _made_id(started: str) -> str:
@@ -144,7 +144,6 @@ def _with_resumed(runs: Sequence[RecordedRun], index: int) -> list[Measurement]:
 
 def _moment(text: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return moment(text)
     except ValueError:
         raise BadUsage(f"{text!r} is no date", "--since 2026-01-31, or 2026-01-31T12:00") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

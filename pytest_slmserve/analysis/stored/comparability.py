@@ -102,20 +102,20 @@ def _host(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
 
 def _distance(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
     """Yields a warning if much time, or an unknown time, lies between the measurements, in which a machine drifts."""
-    there, here = _moment(baseline), _moment(candidate)
-    if there is None or here is None:
+    try:
+        there, here = moment(baseline.measured_at), moment(candidate.measured_at)
+    except ValueError:
         yield "it is not known how much time lies between the two"
-    elif (days := abs((here - there).total_seconds()) / 86_400) >= FAR_DAYS:
+        return
+    if (days := abs((here - there).total_seconds()) / 86_400) >= FAR_DAYS:
         order = "older" if there < here else "younger"
         yield f"the baseline is {days:.0f} day{'' if days < 1.5 else 's'} {order}"
 
 
-def _moment(measurement: Measurement) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(measurement.measured_at.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+def moment(text: str) -> datetime:
+    """A time in ISO 8601, of UTC where it does not say. Raises ValueError."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _untold(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
