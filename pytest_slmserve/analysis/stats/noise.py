@@ -14,9 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from statistics import fmean, variance
 from typing import NamedTuple
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import Interval
 
@@ -141,21 +143,14 @@ def _in_turn(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[tuple[Re
 
 def _by_launch(values: Iterable[tuple[object, float]]) -> list[float]:
     """Means of each launch where there are several that measured equally often, else the values."""
-    launches: dict[object, list[float]] = {}
-    for launch, value in values:
-        launches.setdefault(launch, []).append(value)
-    each = list(launches.values())
+    each = [[value for _, value in of_one] for of_one in grouped(values, itemgetter(0)).values()]
     even = len(each) > 1 and len({*map(len, each)}) == 1
     return [fmean(of_one) for of_one in each] if even else [value for of_one in each for value in of_one]
 
 
-def _units(sample: Sequence[Repeat]) -> list[float]:
-    return _by_launch((r.launch, math.log(r.value)) for r in sample)
-
-
 def _spread(sample: Sequence[Repeat]) -> tuple[float, int]:
     """Variance of one repeat over what its course tells, and its degrees of freedom."""
-    units = _units(sample)
+    units = _by_launch((r.launch, math.log(r.value)) for r in sample)
     if len(units) < 2:
         return 0.0, 0
     each = fmean(map(_within, sample)) * len(units) / len(sample)
