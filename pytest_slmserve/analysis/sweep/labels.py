@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, peaks_of_engine, work_of_workload
@@ -49,21 +49,17 @@ def _facts(curve: Curve) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """Settings that a label may name, by name, and the hash of all there are, for where they are the same."""
-
-    settings: dict[str, str]
-    hash: str
+_Named = tuple[dict[str, str], str]  # settings that a label may name, and the hash of all, for where they are the same
 
 
 def _differing(own: _Named, others: Sequence[_Named]) -> list[str]:
     """The settings of `own` that are not those of all others; the hash where all have the same words."""
-    if all(other.hash == own.hash for other in others):
+    settings, of_all = own
+    if all(its == of_all for _, its in others):
         return []
-    told = [text for name, text in own.settings.items() if any(each.settings.get(name) != text for each in others)]
-    elsewhere = dict.fromkeys(name for each in others for name in each.settings if name not in own.settings)
-    return [*told, *(f"{name} unset" for name in elsewhere)] or [own.hash]
+    told = [text for name, text in settings.items() if any(each.get(name) != text for each, _ in others)]
+    elsewhere = dict.fromkeys(name for each, _ in others for name in each if name not in settings)
+    return [*told, *(f"{name} unset" for name in elsewhere)] or [of_all]
 
 
 def _requests(first: Measurement) -> _Named:
@@ -72,7 +68,7 @@ def _requests(first: Measurement) -> _Named:
         f"{spec.prompt_tokens or 'natural'}/{spec.output_tokens} tokens" if spec.output_tokens else "natural lengths"
     )
     others = {name: value for name, value in asdict(spec).items() if name not in ("prompt_tokens", "output_tokens")}
-    return _Named({"lengths": lengths, **_settings(others)}, f"workload {first.workload.hash[:6]}")
+    return {"lengths": lengths, **_settings(others)}, f"workload {first.workload.hash[:6]}"
 
 
 def _arguments(first: Measurement) -> _Named:
@@ -81,9 +77,7 @@ def _arguments(first: Measurement) -> _Named:
     spec = replace(spec, tensor_parallel_size=1)
     own = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in NAMED_APART}
     settings = _settings({**own, **dict(spec.env), **dict(spec.extra)})
-    return _Named(
-        settings | {"kv_cache_bytes": f"KV cache {spec.kv_cache_bytes / GIB:.6g} GiB"}, f"engine {spec.key[:6]}"
-    )
+    return settings | {"kv_cache_bytes": f"KV cache {spec.kv_cache_bytes / GIB:.6g} GiB"}, f"engine {spec.key[:6]}"
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, str]:
