@@ -7,7 +7,7 @@ compiler's choices, the heat of the card) would else pass for a difference betwe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import groupby, zip_longest
 from operator import attrgetter
@@ -391,20 +391,10 @@ def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Verdict
 
 
 def _verdict(gated: Gated, endpoint: str, found: Comparison) -> Verdict:
-    ratio = found.ratio
+    value, low, high = astuple(found.ratio) if found.ratio else (None, None, None)
     records = tuple(m.id for pair in gated.pairs for launch in pair.launches for m in launch.measurements)
-    return Verdict(
-        claim=f"no-worse-{endpoint}",
-        subject=gated.model,
-        state=found.outcome,
-        why=f"{found.name}: {found.why}",
-        value=None if ratio is None else ratio.value,
-        low=None if ratio is None else ratio.low,
-        high=None if ratio is None else ratio.high,
-        bound=found.margin,
-        n=found.n,
-        records=records,
-    )
+    claim, why = f"no-worse-{endpoint}", f"{found.name}: {found.why}"
+    return Verdict(claim, gated.model, found.outcome, why, value, low, high, found.margin, found.n, records)
 
 
 def compare_outputs(baseline: Sequence[Outputs], candidate: Sequence[Outputs]) -> Answers | None:
