@@ -16,7 +16,6 @@ from statistics import fmean
 from pytest_slmserve.analysis.gate.decision import (
     Comparison,
     GateCriteria,
-    Pair,
     PairSeries,
     decisions,
     log_costs,
@@ -96,39 +95,20 @@ def _rates(
 ) -> Rates:
     outcomes, pairs = [], 0
     for _ in range(gates):
-        outcome, n = _drawn_gate(noise, series, terms, drawn, planted)
-        outcomes.append(outcome)
+        # A pair with its sides exchanged, or not: nothing tells them apart.
+        rows = [(drawn.choice((-1.0, 1.0)), row) for row in drawn.choices(noise.costs, k=terms.pairs)]
+        made = []
+        for i, each in enumerate(series):
+            costs = [sign * row[i] + planted.get(each.name, 0.0) for sign, row in rows]
+            made.append(replace(each, pairs=tuple((1.0, math.exp(each.sign * cost)) for cost in costs)))
+        for n in looks_until(terms.pairs):
+            decided = decisions([replace(each, pairs=each.pairs[:n]) for each in made], terms)
+            found = all_of([decided.get(each.name, UNKNOWN)[0] for each in made])
+            if found is not State.UNDECIDED:
+                break
+        outcomes.append(found)
         pairs += n
     return Rates(outcomes.count(State.FAILS) / gates, outcomes.count(State.HOLDS) / gates, pairs / gates)
-
-
-def _drawn_gate(
-    noise: PairNoise,
-    series: Sequence[PairSeries],
-    terms: GateCriteria,
-    drawn: random.Random,
-    planted: Mapping[str, float],
-) -> tuple[State, int]:
-    rows = [_flipped(row, drawn) for row in drawn.choices(noise.costs, k=terms.pairs)]
-    made = [_planted(each, [row[i] for row in rows], planted.get(each.name, 0.0)) for i, each in enumerate(series)]
-    for n in looks_until(terms.pairs):
-        decided = decisions([replace(each, pairs=each.pairs[:n]) for each in made], terms)
-        found = all_of([decided.get(each.name, UNKNOWN)[0] for each in made])
-        if found is not State.UNDECIDED:
-            break
-    return found, n
-
-
-def _flipped(row: Sequence[float], drawn: random.Random) -> list[float]:
-    """A pair with its sides exchanged, or not: nothing tells them apart."""
-    sign = drawn.choice((-1.0, 1.0))
-    return [sign * cost for cost in row]
-
-
-def _planted(series: PairSeries, costs: Sequence[float], worse: float) -> PairSeries:
-    """Pairs that have these costs and are worse by so much."""
-    pairs: tuple[Pair, ...] = tuple((1.0, math.exp(series.sign * (cost + worse))) for cost in costs)
-    return replace(series, pairs=pairs)
 
 
 def weakened(found: Comparison, calibration: Calibration) -> Comparison:
