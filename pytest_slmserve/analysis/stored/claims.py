@@ -97,13 +97,13 @@ def judge_all(
     """
     labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
 
-    def can_be_judged(claim: claim.Claim, curve: Curve) -> bool:
-        return claim.applies(curve) and there.issuperset(claim.reads(curve.subject))
-
     def judged_by(claim: claim.Claim) -> list[tuple[Curve, str]]:
-        """A claim on several GPUs is told of a model once, so it is not told apart from its own curves on more; one on
-        jobs, which all curves of a model have, likewise."""
-        found = [pair for pair in labelled if can_be_judged(claim, pair[0])]
+        """A claim that is arithmetic is judged by the models alone, each as a curve without points. One on several GPUs
+        is told of a model once, so it is not told apart from its own curves on more; one on jobs, which all curves of a
+        model have, likewise."""
+        if models := table1.ARITHMETIC.get(claim.name):
+            return [(Curve(subject=model), model) for model in models]
+        found = [each for each in labelled if claim.applies(each[0]) and there.issuperset(claim.reads(each[0].subject))]
         alone = [curve for curve, _ in found]
         match claim.of:
             case "gpus":
@@ -116,13 +116,8 @@ def judge_all(
     return [
         _judge(claim.name, curve, label, rows, stored, curves)
         for claim in table.CLAIMS
-        for curve, label in _of_arithmetic(claim.name) or judged_by(claim)
+        for curve, label in judged_by(claim)
     ]
-
-
-def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
-    """The models of a claim that is arithmetic, each as a curve without points, and its label."""
-    return [(Curve(subject=model), model) for model in table1.ARITHMETIC.get(claim, ())]
 
 
 def _judge(
@@ -161,9 +156,12 @@ def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str,
     for members in grouped(of_gates, lambda m: m.paired and m.paired.gate).values():
         began = min(m.measured_at for m in members)
         plan: Plan = next((plan for started, plan in reversed(plans) if started <= began), {})
-        terms = _terms(plan["gate"]) if "gate" in plan else None
-        gated = judge_gate(members, terms or GateCriteria())
-        yield gated, "" if terms else _assumed(gated)
+        if "gate" in plan:
+            yield judge_gate(members, _terms(plan["gate"])), ""
+            continue
+        gated = judge_gate(members, GateCriteria())
+        assumed = f"a margin of {percent(gated.terms.margin)}, and {gated.terms.pairs} pairs at most"
+        yield gated, f"the terms of the gate of {gated.model} were not stored: judged by {assumed}"
 
 
 def _terms(facts: Mapping[str, Any]) -> GateCriteria:
@@ -171,11 +169,3 @@ def _terms(facts: Mapping[str, Any]) -> GateCriteria:
         return GateCriteria(float(facts["margin"]), float(facts["alpha"]), float(facts["beta"]), int(facts["pairs"]))
     except (SlmError, *UNUSABLE) as error:
         raise unusable("the terms of the gate", error) from None
-
-
-def _assumed(gated: Gated) -> str:
-    margin, pairs = percent(gated.terms.margin), gated.terms.pairs
-    return (
-        f"the terms of the gate of {gated.model} were not stored: judged by a margin of {margin}, and {pairs} pairs "
-        "at most"
-    )
