@@ -9,9 +9,10 @@ small for that limit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.sweep_points import Point, figure, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -100,15 +101,15 @@ def compare(sets: Sequence[EngineSet]) -> ReplicaComparison:
     several = [s for s in found if s.replicas > 1 and not s.preempted]
     most, pairs = _most(several), len(several) * len(usable)
     rows = tuple(_compared(s, baseline, usable, points, pairs if s is most else 1) for s in found)
-    result = ReplicaComparison(baseline=baseline, best=next((r for r in rows if r.engines is most), None), rows=rows)
-    return (
-        result
-        if most is None
-        else replace(
-            result,
-            alike=tuple(s for s in several if s is not most and _alike(s, most, points, len(several))),
-            others=tuple((s, _gain(s, most, points, pairs)) for s in _others(alone, baseline)),
-        )
+    if most is None:
+        return ReplicaComparison(baseline=baseline, best=None, rows=rows)
+    gains = [(s, _gain(s, most, points, len(several)).low) for s in several if s is not most]
+    return ReplicaComparison(
+        baseline=baseline,
+        best=next(r for r in rows if r.engines is most),
+        rows=rows,
+        alike=tuple(s for s, low in gains if low is not None and low <= 0),
+        others=tuple((s, _gain(s, most, points, pairs)) for s in _others(alone, baseline)),
     )
 
 
@@ -143,15 +144,7 @@ def _gain(first: EngineSet, second: EngineSet, points: Sequence[Point], several:
     return ratio(second.point, first.point, points, RATE, several).mapped(lambda end: end - 1)
 
 
-def _alike(seen: EngineSet, best: EngineSet, points: Sequence[Point], several: int) -> bool:
-    low = _gain(seen, best, points, several).low
-    return low is not None and low <= 0
-
-
 def _others(alone: Sequence[EngineSet], baseline: EngineSet) -> Iterator[EngineSet]:
     """The best of one engine for each value of the settings that is not the baseline's."""
     usable = [s for s in alone if s.alternative and s.settings != baseline.settings]
-    for settings in sorted({s.settings for s in usable}):
-        best = _most([s for s in usable if s.settings == settings])
-        assert best is not None
-        yield best
+    yield from (max(same, key=lambda s: s.rate) for _, same in sorted(grouped(usable, lambda s: s.settings).items()))
