@@ -65,7 +65,7 @@ class Latencies:
         return named
 
 
-PARTS = ("p50", "p90", "p95", "p99")
+PARTS, SHARES = ("p50", "p90", "p95", "p99"), (0.50, 0.90, 0.95, 0.99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,21 +211,9 @@ def percentiles(values: Sequence[float | None]) -> Percentiles:
     """Percentiles and mean of `values` in seconds; None among them is longer than all others, by an unknown amount."""
     known = [value for value in values if value is not None]
     padded = sorted(known) + [math.inf] * (len(values) - len(known))
-    return Percentiles(
-        requests=len(values),
-        known=len(known),
-        mean=mean(known) if len(known) == len(values) else None,
-        p50=_finite(padded, 0.50),
-        p90=_finite(padded, 0.90),
-        p95=_finite(padded, 0.95),
-        p99=_finite(padded, 0.99),
-    )
-
-
-def _finite(ordered: Sequence[float], share: float) -> float | None:
-    """A percentile, None if it is no time that was seen."""
-    value = percentile(ordered, share)
-    return value if value is not None and math.isfinite(value) else None
+    found = (percentile(padded, share) for share in SHARES)
+    seen = (value if value is not None and math.isfinite(value) else None for value in found)
+    return Percentiles(len(values), len(known), mean(known) if len(known) == len(values) else None, *seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,5 +284,4 @@ def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
 
 def gap_percentiles(histogram: GapHistogram) -> Percentiles:
     """ITL over all gaps of a window, in seconds."""
-    p50, p90, p95, p99 = (histogram.percentile(share) for share in (0.50, 0.90, 0.95, 0.99))
-    return Percentiles(histogram.gaps, histogram.gaps, histogram.mean_s, p50, p90, p95, p99)
+    return Percentiles(histogram.gaps, histogram.gaps, histogram.mean_s, *map(histogram.percentile, SHARES))
