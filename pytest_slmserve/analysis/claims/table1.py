@@ -6,8 +6,6 @@ against three ways of allocating: for the longest context the model allows, for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema.catalog import CATALOGUE, short_name
 from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
@@ -34,17 +32,6 @@ ARITHMETIC: dict[str, tuple[str, ...]] = {CLAIM: tuple(PUBLISHED), REQUEST_CLAIM
 ARITHMETIC |= {BATCH_CLAIM: (REQUEST_MODEL,), HUNDREDS_CLAIM: tuple(PUBLISHED)[1:]}
 
 
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """Requests that fit into the budget less the weights: allocated for `LONGEST`, for `KNOWN`, in pages of 16 tokens
-    at `KNOWN`, and in pages at the `MEAN` length, which is what an engine holds at one moment."""
-
-    longest: int
-    known: int
-    paged: int
-    paged_mean: int
-
-
 def kv_budget_bytes(model: str, budget_bytes: int = BUDGET_BYTES) -> int:
     """Bytes of the budget that the weights of a catalogue model leave for its KV cache."""
     return budget_bytes - (CATALOGUE[model].weight_bytes() or 0)
@@ -55,16 +42,15 @@ def request_bytes(model: str, tokens: int = KNOWN) -> int:
     return tokens * (CATALOGUE[model].kv_bytes_per_token() or 0)
 
 
-def batches(model: str, budget_bytes: int = BUDGET_BYTES) -> Batches:
-    """The largest batch of a catalogue model under each way of allocating."""
-    left = kv_budget_bytes(model, budget_bytes)
-    blocks = kv_blocks(left, BLOCK_SIZE, request_bytes(model, 1))
-    return Batches(
-        longest=left // request_bytes(model, LONGEST),
-        known=left // request_bytes(model, KNOWN),
-        paged=requests_that_fit(blocks, BLOCK_SIZE, KNOWN),
-        paged_mean=requests_that_fit(blocks, BLOCK_SIZE, MEAN),
-    )
+def largest_batch(model: str, tokens: int = KNOWN, budget_bytes: int = BUDGET_BYTES) -> int:
+    """Requests of a catalogue model that fit into the budget less the weights, each allocated for so many tokens."""
+    return kv_budget_bytes(model, budget_bytes) // request_bytes(model, tokens)
+
+
+def paged_batch(model: str, tokens: int, budget_bytes: int = BUDGET_BYTES) -> int:
+    """Requests that fit in pages of 16 tokens: at the `MEAN` length what an engine holds at one moment."""
+    blocks = kv_blocks(kv_budget_bytes(model, budget_bytes), BLOCK_SIZE, request_bytes(model, 1))
+    return requests_that_fit(blocks, BLOCK_SIZE, tokens)
 
 
 def published_batch_fits(model: str) -> Verdict:
@@ -73,16 +59,16 @@ def published_batch_fits(model: str) -> Verdict:
     published = PUBLISHED.get(subject)
     if published is None:
         return Verdict.undecided(CLAIM, subject, "the paper's Table 1 does not have this model")
-    fit = batches(subject)
+    fit = largest_batch(subject)
     each = request_bytes(subject) / 1e6
     why = (
-        f"{fit.known} requests of {KNOWN} tokens ({each:.1f} MB each) fit into 0.9 x 40 GiB less the weights, "
+        f"{fit} requests of {KNOWN} tokens ({each:.1f} MB each) fit into 0.9 x 40 GiB less the weights, "
         f"the paper has {published}"
     )
-    if published > fit.known:
-        why += f"; {fit.paged_mean} fit at their mean length of {MEAN}"
-    state = State.HOLDS if published <= fit.known else State.FAILS
-    return Verdict(CLAIM, subject, state, why, value=fit.known, bound=published)
+    if published > fit:
+        why += f"; {paged_batch(subject, MEAN)} fit at their mean length of {MEAN}"
+    state = State.HOLDS if published <= fit else State.FAILS
+    return Verdict(CLAIM, subject, state, why, value=fit, bound=published)
 
 
 def published_request_size(model: str) -> Verdict:
@@ -115,7 +101,7 @@ def cannot_hold_hundreds(model: str) -> Verdict:
     subject = short_name(model)
     if subject not in PUBLISHED:
         return Verdict.undecided(HUNDREDS_CLAIM, subject, "the paper's Table 1 does not have this model")
-    fit = batches(subject).known
+    fit = largest_batch(subject)
     why = f"{fit} requests of {KNOWN} tokens fit into 0.9 x 40 GiB less the weights, the paper sends {HUNDREDS}"
     state = State.HOLDS if fit < HUNDREDS else State.FAILS
     return Verdict(HUNDREDS_CLAIM, subject, state, why, value=fit, bound=HUNDREDS)
