@@ -155,13 +155,18 @@ def value_of(row: Row, column: str) -> float:
     if column not in row.cells:
         raise BadUsage(f"{row.place} has no {column!r}", "--where NAME=VALUE to leave such rows out")
     cell = row.cells[column]
-    try:
-        value = math.nan if isinstance(cell, bool) else float(cell)
-    except (TypeError, ValueError, OverflowError):
-        value = math.nan
-    if not math.isfinite(value):
+    value = number_of(cell)
+    if value is None or not math.isfinite(value):
         raise BadUsage(f"{row.place}: {column} is {_shown(cell)}, which is no number", "--where to leave such rows out")
     return value
+
+
+def number_of(cell: object) -> float | None:
+    """The number that a cell's text is, finite or not; None where it is none."""
+    try:
+        return float(str(cell))
+    except ValueError:
+        return None
 
 
 def rate_of(row: Row, column: str) -> float:
@@ -244,10 +249,9 @@ def condition(text: str, option: str = "--where") -> tuple[str, str]:
 def _same(cell: object, wanted: str) -> bool:
     if cell is None:
         return wanted == ""
-    try:
-        return float(str(cell)) == float(wanted)
-    except ValueError:
-        return str(cell).strip().casefold() == wanted.casefold()
+    seen, number = number_of(cell), number_of(wanted)
+    words = str(cell).strip().casefold() == wanted.casefold()
+    return words if seen is None or number is None else seen == number
 
 
 def _values(rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> str:
@@ -277,7 +281,7 @@ def words(rows: Sequence[Row]) -> dict[str, list[str]]:
         kinds = list(dict.fromkeys(text_of(row, name) for row in rows))
         plain = not any(isinstance(row.cells.get(name), (list, dict)) for row in rows)
         shared = len(kinds) > 1 and (len(kinds) < len(rows) or yes_or_no(kinds))
-        if plain and shared and not any(_numeric(kind) for kind in kinds):
+        if plain and shared and all(number_of(kind) is None for kind in kinds):
             found[name] = kinds
     return found
 
@@ -295,14 +299,6 @@ def text_of(row: Row, name: str) -> str:
 
 def some(kinds: Sequence[str]) -> str:
     return f"{', '.join(kind or 'empty' for kind in kinds[:4])}{', ...' if len(kinds) > 4 else ''}"
-
-
-def _numeric(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:

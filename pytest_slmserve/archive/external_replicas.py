@@ -18,6 +18,7 @@ from pytest_slmserve.archive.external import (
     holds,
     knob_of,
     matching,
+    number_of,
     point_of,
     replicas_of,
     some,
@@ -75,10 +76,8 @@ def _is_name(name: str, kinds: Sequence[str], rows: Sequence[Row], columns: Colu
 
 def _plain(text: str) -> str:
     """Text that is equal where `--baseline` takes texts for equal."""
-    try:
-        return repr(float(text))
-    except ValueError:
-        return text.casefold()
+    number = number_of(text)
+    return text.casefold() if number is None else repr(number)
 
 
 def remarks(rows: Sequence[Row], columns: Columns, baseline: Sequence[str]) -> Iterator[str]:
