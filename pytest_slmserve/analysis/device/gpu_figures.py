@@ -148,7 +148,7 @@ def device_figures(run: Run) -> DeviceFigures:
         sm_occupancy_max=watch.largest(of.SM_OCCUPANCY),
         tensor_active=watch.mean(of.TENSOR_ACTIVE),
         dram_active=watch.mean(of.DRAM_ACTIVE),
-        power_w=_power_w(watch),
+        power_w=_counter_w(watch) if len(watch.known(of.ENERGY)) > 1 else _integrated_w(watch),
         energy_deviation=_energy_deviation(watch),
         power_limit_w=limits.pop() if len(limits) == 1 else None,
         sm_clock_hz=median(clocks) if clocks else None,
@@ -206,11 +206,6 @@ def _belongs(at_s: float, span_s: float | None, window_s: tuple[float, float]) -
     if span_s is None or span_s <= 0:
         return opens <= at_s <= closes
     return min(at_s, closes) - max(at_s - span_s, opens) > span_s / 2
-
-
-def _power_w(watch: SensorWindow) -> float | None:
-    """Mean power in W by the energy counter, which if not trusted gives None; else by the power readings."""
-    return _counter_w(watch) if len(watch.known(of.ENERGY)) > 1 else _integrated_w(watch)
 
 
 def _counter_w(watch: SensorWindow) -> float | None:
