@@ -156,10 +156,11 @@ def next_repeat(grid: Grid, points: Iterable[Point]) -> Wanted | None:
     valid = valid_points(known)
     if len(valid) < 2 or below(last := gains(valid, looks=grid.looks)[-1], grid.tolerance) is not State.UNDECIDED:
         return None
-    may = [p for p in valid if len(p.repeats) < grid.repeats and p.left_out <= SECOND_CHANCES]
-    spent_s = sum((len(p.repeats) + p.left_out) * _price_s(p, grid.seconds) for p in valid)
-    left_s = SHARE * grid.repeats * _once_s(grid.loads, known, grid.seconds) - spent_s
-    cheap = [p for p in may if _price_s(p, grid.seconds) <= left_s]
+    rates, may = _rates(known), [p for p in valid if len(p.repeats) < grid.repeats and p.left_out <= SECOND_CHANCES]
+    each_s = {load: grid.seconds(load, predicted(rates, load)) for load in _usable(grid.loads, known)}
+    spent_s = sum((len(p.repeats) + p.left_out) * each_s[p.concurrency] for p in valid)
+    left_s = SHARE * grid.repeats * sum(each_s.values()) - spent_s
+    cheap = [p for p in may if each_s[p.concurrency] <= left_s]
     start, known_noise = _from(valid, grid.tolerance), differences(valid).known
     chosen = _first(cheap, start) or (None if known_noise else _first(may, 0))
     why = f"noise hides the gain from {last.start} to {last.end}" if known_noise else "the noise is not known yet"
@@ -176,16 +177,6 @@ def _from(valid: Sequence[Point], tolerance: float) -> int:
     loads = [p.concurrency for p in valid]
     start = plateau(valid, tolerance).value
     return loads[max(loads.index(loads[-1] if start is None else start) - 1, 0)]
-
-
-def _price_s(point: Point, seconds: Seconds) -> float:
-    return seconds(point.concurrency, fmean(point.repeats))
-
-
-def _once_s(grid: Sequence[int], points: Sequence[Point], seconds: Seconds) -> float:
-    """Seconds that one measurement of each load of the grid takes, without loads that were tried in vain."""
-    rates = _rates(points)
-    return sum(seconds(load, predicted(rates, load)) for load in _usable(grid, points))
 
 
 def law_error(points: Iterable[Point]) -> tuple[float, int] | None:
