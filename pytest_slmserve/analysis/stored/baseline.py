@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.job_points import JobPoint, job_point
 from pytest_slmserve.analysis.points.replica_points import (
     ReplicaPoint,
@@ -136,7 +137,9 @@ def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurem
     """
     pairs = _pairs(baseline, candidate)
     if not pairs:
-        return [_nothing_in_common(baseline, candidate)]
+        there, here = (", ".join(listed(cells(side))) or "none" for side in (baseline, candidate))
+        why = "no model was measured under one load with one workload on both sides: the baseline has"
+        return [Verdict.undecided(COMMON, "baseline", f"{why} {there}; this run {here}")]
     return [_verdict(pair, metric, margin) for pair in pairs for metric in METRICS]
 
 
@@ -287,31 +290,17 @@ def _against_baseline(seen: Interval) -> str:
 def _remark(pair: ComparedPair, seen: Interval, by: float) -> str:
     if seen.low is None:
         return "; noise unknown: one repeat on each side; --slm-repeats 2"
-    where, waits = (
-        "another launch" if pair.same_boot else "another host or boot",
-        waiting(pair.baseline, pair.candidate),
-    )
+    where, waits = "launch" if pair.same_boot else "host or boot", waiting(pair.baseline, pair.candidate)
     told = "" if waits is None else f", and a GPU that waits for its host for {percent(waits)} of the time"
-    return f"; widened by a factor of {math.exp(by):.4g} each way for {where}{told}"
-
-
-def _nothing_in_common(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Verdict:
-    there, here = (", ".join(listed(cells(side))) or "none" for side in (baseline, candidate))
-    why = f"no model was measured under one load with one workload on both sides: the baseline has {there}; this run"
-    return Verdict.undecided(COMMON, "baseline", f"{why} {here}")
+    return f"; widened by a factor of {math.exp(by):.4g} each way for another {where}{told}"
 
 
 def listed(some: Iterable[ComparedCase]) -> list[str]:
     """ "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" for each set of engines, and each other load by itself"""
-    loads: dict[tuple[str, str], list[int]] = {}
-    others = []
-    for cell in some:
-        if cell.steady:
-            loads.setdefault((cell.engines, cell.details), []).append(cell.concurrency)
-        else:
-            others.append(f"{cell.name} ({cell.details})")
-    steady = [
-        f"{model} at {', '.join(map(str, sorted(each)))} in flight ({details})"
-        for (model, details), each in loads.items()
+    cells = list(some)
+    steady = grouped((cell for cell in cells if cell.steady), lambda cell: (cell.engines, cell.details))
+    loads = {key: ", ".join(map(str, sorted(cell.concurrency for cell in each))) for key, each in steady.items()}
+    return [
+        *(f"{model} at {at} in flight ({details})" for (model, details), at in loads.items()),
+        *(f"{cell.name} ({cell.details})" for cell in cells if not cell.steady),
     ]
-    return steady + others
