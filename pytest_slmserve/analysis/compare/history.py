@@ -170,23 +170,13 @@ def _history(of: HistoryCase, subject: str, metric: ComparedMetric, margin: floa
     """The history of one metric, of the releases that measured it."""
     known = [(each, side) for each in of.releases if is_measured(side := by_launch(each.figures, metric.name))]
     noise = repeated([side for _, side in known])
-    steps = [None, *(_step(of, subject, one, other, metric, margin) for (one, _), (other, _) in pairwise(known))]
+    steps: list[MetricChange | None] = [None]
+    for (one, _), (other, _) in pairwise(known):
+        sides = (one.measurements, other.measurements)
+        pair = compared_pair(subject, of.case, *sides, candidate_is="the release", facts=MACHINE_FACTS)
+        steps.append(metric_change(pair, of.case, of.case.load, metric, margin))
     means = []
     for i, ((each, side), step) in enumerate(zip(known, steps)):
         seen = replace(factor(noise.mean(i)), value=mean_of_launches(side))
         means.append(ReleaseMean(each.measurements[0].environment.vllm or "", seen, len(side), step))
     return ReleaseHistory(subject, of.first.environment.title, metric.name, margin, tuple(means))
-
-
-def _step(
-    of: HistoryCase,
-    subject: str,
-    before: MeasuredRelease,
-    here: MeasuredRelease,
-    metric: ComparedMetric,
-    margin: float,
-) -> MetricChange | None:
-    """What became of a metric since the release before."""
-    sides = (before.measurements, here.measurements)
-    pair = compared_pair(subject, of.case, *sides, candidate_is="the release", facts=MACHINE_FACTS)
-    return metric_change(pair, of.case, of.case.load, metric, margin)
