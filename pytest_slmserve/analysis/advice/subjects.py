@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, ServedEngine, with_tpot
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
@@ -208,20 +207,15 @@ def _arguments(spec: EngineSpec) -> Iterator[str]:
     """Other arguments that affected the engine's speed, as `vllm serve` takes them."""
     if spec.enforce_eager:
         yield "--enforce-eager"
-    for name, value in spec.extra:
-        yield from _argument(name.replace("_", "-"), value)
-
-
-def _argument(name: str, value: Any) -> Iterator[str]:
-    match value:
-        case True:
-            yield f"--{name}"
-        case False:
-            yield f"--no-{name}"
-        case str() | int() | float():
-            yield from (f"--{name}", str(value))
-        case _:
-            yield from (f"--{name}", json.dumps(value))
+    for field, value in spec.extra:
+        name = field.replace("_", "-")
+        match value:
+            case True | False:
+                yield f"--{name}" if value else f"--no-{name}"
+            case str():
+                yield from (f"--{name}", value)
+            case _:
+                yield from (f"--{name}", json.dumps(value))
 
 
 def of_external(

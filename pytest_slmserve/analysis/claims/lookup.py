@@ -77,13 +77,7 @@ def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
 
 def _specific(row: ClaimRow) -> tuple[int, ...]:
     device = 0 if row.device == ANY else 1 if row.device in get_args(Platform) else 2
-    return (
-        int(row.model != ANY),
-        device,
-        int(row.interface != ANY),
-        int(row.ramp_up != ANY),
-        int(row.vllm != ANY_RELEASE),
-    )
+    return row.model != ANY, device, row.interface != ANY, row.ramp_up != ANY, row.vllm != ANY_RELEASE
 
 
 def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> Verdict:
