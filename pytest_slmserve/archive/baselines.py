@@ -7,7 +7,7 @@ alone and of several that shared the device. It is an archive like every other; 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,9 +96,11 @@ def accept(
         hint = "--replace, or --into with another folder"
         raise BadUsage(f"{', '.join(map(str, there))} is there already, and would be overwritten", hint)
     _write(folder, named, claims or {})
-    return tuple(
-        BaselineArchive(folder / name, tuple(group), _degraded(group)) for name, group in named.items()
-    ), left_out
+    written = []
+    for name, group in named.items():
+        degraded = tuple(LeftOut(m, "; ".join(doubts)) for m in group if (doubts := check(m).degradations))
+        written.append(BaselineArchive(folder / name, tuple(group), degraded))
+    return tuple(written), left_out
 
 
 def baselines(folder: Path) -> list[Baseline]:
@@ -141,10 +143,6 @@ def _obstacle(measurement: Measurement, group: ReplicaGroup) -> str | None:
     if not group:
         return "it belongs to a run of several engines on one device, of which others are missing"
     return "; ".join(check(*group).problems) or None
-
-
-def _degraded(measurements: Iterable[Measurement]) -> tuple[LeftOut, ...]:
-    return tuple(LeftOut(m, "; ".join(doubts)) for m in measurements if (doubts := check(m).degradations))
 
 
 def _write(folder: Path, named: Mapping[str, Sequence[Measurement]], claims: Mapping[str, Any]) -> None:

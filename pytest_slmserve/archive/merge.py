@@ -87,16 +87,11 @@ class _Union:
                 self._known += 1
             case "measurement":
                 self._written += 1
-                self._add(_head(line), *self._described(facts["engine"], engines), line)
+                launch, known = facts["engine"], self._engines.get(facts["engine"])
+                self._engines[launch] = engines[launch]
+                self._add(_head(line), *([] if known == engines[launch] else [engines[launch]]), line)
             case _ if line not in self._seen:
                 self._add(line, line)
-
-    def _described(self, launch: str, engines: dict[str, bytes]) -> list[bytes]:
-        """The line that describes a launch, if it has to be added."""
-        if self._engines.get(launch) == engines[launch]:
-            return []
-        self._engines[launch] = engines[launch]
-        return [engines[launch]]
 
     def _add(self, head: bytes, *lines: bytes) -> None:
         self._seen.add(head)

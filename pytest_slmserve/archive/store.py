@@ -446,7 +446,9 @@ def found_in(path: Path, lines: Iterable[bytes | None], take: Take) -> ScannedLi
     number = 0
     for number, line in enumerate(lines, 1):
         try:
-            take(found, _unpacked(line))
+            if line is None:
+                raise ValueError("cannot be unpacked")
+            take(found, line)
         except _DAMAGE as error:
             found.damaged.append(f"line {number} {_what(error)}")
         if found.sessions and (newer := found.sessions[-1].format) > FORMAT:
@@ -478,12 +480,6 @@ def _what(error: Exception) -> str:
             return f"cannot be used ({error.problem})"
         case _:
             return f"cannot be used ({error})"
-
-
-def _unpacked(line: bytes | None) -> bytes:
-    if line is None:
-        raise ValueError("cannot be unpacked")
-    return line
 
 
 def facts_of(line: bytes) -> dict[str, Any]:
