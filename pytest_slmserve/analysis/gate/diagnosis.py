@@ -234,7 +234,7 @@ def _by_load(measurements: Iterable[Measurement]) -> dict[tuple[str, str, Load],
     """Measurements that may be used, and have a window with steps in it."""
     found = (m for m in measurements if m.alone and window.output_tokens_per_s(m.run))
     groups = grouped(found, lambda m: (short_name(m.spec.model), m.workload.hash, m.load))
-    used = {key: list(choose(group, check).used) for key, group in groups.items()}
+    used = {key: [m for m, _ in choose(group, check)[0]] for key, group in groups.items()}
     return {key: group for key, group in used.items() if group}
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import Summary, finished_output_tokens, summarize
-from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points.sweep_points import Repeats, choose, mean_figures, repeat_fields
+from pytest_slmserve.analysis.points.sweep_points import Repeats, mean_figures, repeat_fields
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import kv_capacity
@@ -94,17 +93,16 @@ def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
 
 def job_point(measurements: Sequence[Measurement]) -> JobPoint:
     """Point of repeats of one job."""
-    chosen, first = choose(measurements, check), measurements[0]
+    repeats, first = repeat_fields(((m,) for m in measurements), lambda group: job_summary(group[0])), measurements[0]
     assert is_job(first.load)
-    summaries = tuple(map(job_summary, chosen.used))
     return JobPoint(
         spec=first.spec,
-        resolved=chosen.used[0].resolved if chosen.used else first.resolved,
+        resolved=repeats["used"][0][0].resolved if repeats["used"] else first.resolved,
         environment=first.environment,
         workload=first.workload,
         load=first.load,
-        **repeat_fields(chosen, summaries, [(m,) for m in chosen.used]),
-        **mean_figures(summaries, JobSummary),
+        **repeats,
+        **mean_figures(repeats["each"], JobSummary),
     )
 
 

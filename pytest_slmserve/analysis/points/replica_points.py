@@ -16,8 +16,7 @@ from typing import Any
 from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import LatencyFigures, pooled_latencies
-from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points.sweep_points import Point, Repeats, choose, ratio, repeat_fields
+from pytest_slmserve.analysis.points.sweep_points import Point, Repeats, ratio, repeat_fields
 from pytest_slmserve.analysis.stats.estimates import Interval, mean_of_known
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -159,9 +158,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 def shared_point(runs: Sequence[ReplicaGroup]) -> ReplicaPoint:
     """Point of one or more runs of one set of engines, wherever they were made."""
-    chosen = choose(runs, lambda group: check(*group))
-    each = tuple(map(summarize_shared, chosen.used))
-    first = runs[0]
+    repeats, first = repeat_fields(runs, summarize_shared), runs[0]
     part = first[0].replica
     assert part is not None
     hashes = {m.workload.hash for m in first}
@@ -177,8 +174,8 @@ def shared_point(runs: Sequence[ReplicaGroup]) -> ReplicaPoint:
         workload=hashes.pop() if len(hashes) == 1 else None,
         ramp_up=first[0].load.ramp_up if isinstance(first[0].load, ClosedLoop) else "burst",
         tensor_parallel_size=first[0].spec.tensor_parallel_size,
-        **repeat_fields(chosen, each, chosen.used),
-        **_means(each),
+        **repeats,
+        **_means(repeats["each"]),
     )
 
 

@@ -19,6 +19,7 @@ from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
 
 T = TypeVar("T")
+Found = tuple[T, CheckResult]
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it is a base beside that of the figures, which has them
@@ -148,57 +149,37 @@ def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
     return tuple(point_of(c, [row[3] for row in group]) for c, group in groupby(rows, key=lambda row: row[0]))
 
 
-@dataclass(frozen=True, slots=True)
-class UsableRepeats(Generic[T]):
-    """Repeats that count, and problems of those left out. degraded, noise: findings on the repeats that count."""
-
-    used: tuple[T, ...]
-    left_out: int
-    problems: tuple[str, ...]
-    degraded: tuple[str, ...]
-    noise: tuple[str, ...]
-
-
-def choose(repeats: Iterable[T], findings: Callable[[T], CheckResult]) -> UsableRepeats[T]:
-    """The clean ones; where there are none of them, the degraded ones; never an invalid one."""
+def choose(repeats: Iterable[T], findings: Callable[[T], CheckResult]) -> tuple[list[Found[T]], list[Found[T]]]:
+    """Repeats that count, and the others, each with what was found. The clean ones count; where there are none of them,
+    the degraded ones; never an invalid one."""
     judged = [(repeat, findings(repeat)) for repeat in repeats]
     valid = [entry for entry in judged if not entry[1].problems]
     used = [entry for entry in valid if not entry[1].degradations] or valid
-    others = [entry for entry in judged if not any(entry is other for other in used)]
-    return UsableRepeats(
-        used=tuple(repeat for repeat, _ in used),
-        left_out=len(others),
-        problems=tuple(dict.fromkeys(text for _, found in others for text in found.problems or found.degradations)),
-        degraded=tuple(dict.fromkeys(text for _, found in used for text in found.degradations)),
-        noise=tuple(dict.fromkeys(text for _, found in used for text in found.noise)),
-    )
+    return used, [entry for entry in judged if not any(entry is other for other in used)]
 
 
-def repeat_fields(chosen: UsableRepeats[Any], each: Sequence[Any], used: Sequence[ReplicaGroup]) -> dict[str, Any]:
-    """Fields of `Repeats`. each: figures of the repeats used. used: their measurements."""
+def repeat_fields(groups: Iterable[ReplicaGroup], summary: Callable[[ReplicaGroup], Any]) -> dict[str, Any]:
+    """Fields of `Repeats` by name. groups: measurements of each repeat. summary: its figures."""
+    used, others = choose(groups, lambda group: check(*group))
+    each = tuple(summary(group) for group, _ in used)
     return {
         "repeats": tuple(s.output_tokens_per_s for s in each if s.output_tokens_per_s is not None),
         "e2e_repeats": tuple(s.e2e_s for s in each if s.e2e_s is not None),
-        "records": tuple(m.id for group in used for m in group),
-        "each": tuple(each),
-        "used": tuple(used),
-        "left_out": chosen.left_out,
-        "problems": chosen.problems,
-        "degraded": chosen.degraded,
-        "noise": chosen.noise,
+        "records": tuple(m.id for group, _ in used for m in group),
+        "each": each,
+        "used": tuple(group for group, _ in used),
+        "left_out": len(others),
+        "problems": tuple(dict.fromkeys(text for _, found in others for text in found.problems or found.degradations)),
+        "degraded": tuple(dict.fromkeys(text for _, found in used for text in found.degradations)),
+        "noise": tuple(dict.fromkeys(text for _, found in used for text in found.noise)),
     }
 
 
 def point_of(concurrency: int, measurements: Sequence[Measurement]) -> Point:
     """Point of repeats of one load, whether they are of a sweep or not."""
-    chosen = choose(measurements, check)
-    summaries = tuple(map(summarize, chosen.used))
-    return Point(
-        concurrency=concurrency,
-        batch_repeats=tuple(s.batch for s in summaries if s.batch is not None),
-        **repeat_fields(chosen, summaries, [(m,) for m in chosen.used]),
-        **mean_figures(summaries),
-    )
+    repeats = repeat_fields(((m,) for m in measurements), lambda group: summarize(group[0]))
+    batches = tuple(s.batch for s in repeats["each"] if s.batch is not None)
+    return Point(concurrency=concurrency, batch_repeats=batches, **repeats, **mean_figures(repeats["each"]))
 
 
 def mean_figures(summaries: Sequence[Summary], kind: type[Summary] = Summary) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def _serving(group: Sequence[Seen]) -> Iterator[Value]:
         return workload(m), short_name(m.spec.model), concurrency_of(m) or 0
 
     for (requests, model, concurrency), repeats in grouped(group, cell).items():
-        used = choose(repeats, lambda each: CheckResult(degradations=each.degraded)).used
+        used = [each for each, _ in choose(repeats, lambda each: CheckResult(degradations=each.degraded))[0]]
         for metric in METRICS:
             if samples := _by_launch((e.measurement, metric.of(e.summary)) for e in used):
                 latest, degraded = max(e.measurement.measured_at for e in used), bool(used[0].degraded)
