@@ -28,6 +28,7 @@ from pytest_slmserve.analysis.sweep.batching import (
     batching,
     latency_law,
     limit_of,
+    measured_base,
 )
 from pytest_slmserve.analysis.sweep.curve import MARGIN
 from pytest_slmserve.analysis.sweep.gains import valid_points
@@ -172,19 +173,15 @@ def _step_law(law: Fit | None) -> LatencyLaw | None:
 
 def _remarks(found: Batching, loads: Sequence[Point], law: Fit | None) -> Iterator[str]:
     yield from found.notes
-    if found.choice.value == loads[-1].concurrency:
-        yield f"{found.choice.value} is the largest load measured: a larger batch may serve more"
-    yield from _better(found.choice.value, loads)
+    if (chosen := found.choice.value) is not None:
+        if chosen == loads[-1].concurrency:
+            yield f"{chosen} is the largest load measured: a larger batch may serve more"
+        rates = {p.concurrency: fmean(p.repeats) for p in loads if p.concurrency <= chosen}
+        best = max(rates, key=lambda load: rates[load])
+        if (more := rates[best] / rates[chosen] - 1) > MARGIN:
+            yield f"the rule takes the largest, but {best} in flight has {percent(more)} more throughput"
     if law and not law.describes:
         yield f"the saturation law is off by up to {percent(law.error_max)} here: what it allows is no more than a hint"
-
-
-def _better(chosen: int | None, loads: Sequence[Point]) -> Iterator[str]:
-    """A smaller load that has clearly more throughput than the one that the rule chooses."""
-    rates = {p.concurrency: fmean(p.repeats) for p in loads if chosen is not None and p.concurrency <= chosen}
-    best = max(rates, key=lambda load: rates[load], default=None)
-    if best is not None and chosen is not None and (more := rates[best] / rates[chosen] - 1) > MARGIN:
-        yield f"the rule takes the largest, but {best} in flight has {percent(more)} more throughput"
 
 
 def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
@@ -192,7 +189,8 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     laws = two_load_laws(loads, subject.b_half)
     if laws.step is None or laws.wait is None:
         raise TooFewPoints(f"{_both(loads)} give no law: a step has to take longer at the larger load")
-    base, limit = _base(loads, laws.step), None if wish.slo is None else limit_of(wish.slo, loads, laws.wait)
+    limit = None if wish.slo is None else limit_of(wish.slo, loads, laws.wait)
+    base = measured_base(loads) or Base(1 / laws.step.seconds(1), 0, "no valid point at 1: T(1) is by the law as well")
     caps = Caps(
         laws.step.pace / (wish.threshold * base.per_s) - laws.step.b_half,
         None if limit is None else max(0.0, laws.wait.batch(limit.seconds)),
@@ -218,13 +216,6 @@ def _both(loads: Sequence[Point]) -> str:
     return f"{loads[0].concurrency} and {loads[-1].concurrency} in flight"
 
 
-def _base(loads: Sequence[Point], law: LatencyLaw) -> Base:
-    single = next((p for p in loads if p.concurrency == 1), None)
-    if single is not None:
-        return Base(fmean(single.repeats), len(single.repeats))
-    return Base(1 / law.seconds(1), 0, "no valid point at 1: T(1) is by the law as well")
-
-
 def two_load_laws(loads: Sequence[Point], b_half: float | None = None) -> Laws:
     """The laws through two loads: seconds of a step (batch over tokens/s), and of an output token, by the true batch.
 
@@ -234,8 +225,7 @@ def two_load_laws(loads: Sequence[Point], b_half: float | None = None) -> Laws:
     waits = [(fmean(p.batch_repeats), fmean(p.e2e_repeats)) for p in loads]
     if b_half is None:
         return Laws(through(*steps), through(*waits))
-    step, wait = _step_law(_fit(loads, b_half)), latency_law(loads, b_half)
-    return Laws(step, wait)
+    return Laws(_step_law(_fit(loads, b_half)), latency_law(loads, b_half))
 
 
 def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyLaw | None:

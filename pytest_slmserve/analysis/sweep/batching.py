@@ -145,13 +145,18 @@ def batching(
 
 def base_of(points: Sequence[Point], law: Fit | None) -> Base:
     """T(1), as measured, or by the law. Raises TooFewPoints where there is neither."""
-    single = _at(points, 1)
-    if single is not None:
-        return Base(fmean(single.repeats), len(single.repeats))
+    if measured := measured_base(points):
+        return measured
     if law is None or not law.identified:
         raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it", "a point at 1")
     trust = f"which is off by up to {percent(law.error_max)} elsewhere"
     return Base(law.tokens_per_s(1), 0, f"no valid point at 1: T(1) is by the saturation law, {trust}")
+
+
+def measured_base(points: Sequence[Point]) -> Base | None:
+    """T(1) as measured; None without a valid point at 1."""
+    single = _at(points, 1)
+    return None if single is None else Base(fmean(single.repeats), len(single.repeats))
 
 
 def latency_law(points: Sequence[Point], b_half: float | None = None) -> LatencyLaw | None:
@@ -172,7 +177,12 @@ def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit
     reference = _at(points, slo.at)
     if reference is not None:
         return Limit(slo.factor * fmean(reference.e2e_repeats), slo.at)
-    seconds, how = _latency_between(points, slo.at) or _latency_by_law(slo.at, law)
+    if between := _latency_between(points, slo.at):
+        seconds, how = between
+    elif law:
+        seconds, how = law.seconds(slo.at), "by the saturation law, beyond what was measured"
+    else:
+        raise TooFewPoints(f"nothing was measured at {slo.at}, nor below and above it", "an objective like 30ms")
     return Limit(slo.factor * seconds, note=f"no valid point at {slo.at}: its latency is {how}")
 
 
@@ -188,12 +198,6 @@ def _latency_between(points: Sequence[Point], load: int) -> tuple[float, str] | 
             seconds = (1 - share) * fmean(a.e2e_repeats) + share * fmean(b.e2e_repeats)
             return seconds, f"interpolated between {a.concurrency} and {b.concurrency}"
     return None
-
-
-def _latency_by_law(load: int, law: LatencyLaw | None) -> tuple[float, str]:
-    if law is None:
-        raise TooFewPoints(f"nothing was measured at {load}, nor below and above it", "an objective like 30ms")
-    return law.seconds(load), "by the saturation law, beyond what was measured"
 
 
 def efficiency(point: Point, base: Base) -> float:
@@ -212,13 +216,7 @@ def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: f
     return ChosenLoad(largest(0), largest(-1) if known else None, largest(1) if known else None, known)
 
 
-def _within(
-    points: Sequence[Point],
-    base: Base,
-    limit: Limit | None,
-    threshold: float,
-    sign: int,
-) -> Iterator[int]:
+def _within(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float, sign: int) -> Iterator[int]:
     """Loads within both conditions. sign: of the noise granted to them, 0 for none."""
     valid = valid_points(points)
     speed, wait, loads = differences(valid), differences(valid, e2e_s), [p.concurrency for p in valid]
