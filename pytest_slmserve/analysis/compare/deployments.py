@@ -114,11 +114,8 @@ def _replicas(curve: Curve) -> Iterator[Deployment]:
 
 def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployment]]:
     """Engines alone, by GPUs and by load."""
-    table: dict[int, dict[int, Deployment]] = {}
-    for one in found:
-        if one.sharing is None:
-            table.setdefault(one.gpus, {})[one.concurrency] = one
-    return table
+    alone = grouped((one for one in found if one.sharing is None), lambda one: one.gpus)
+    return {gpus: {one.concurrency: one for one in each} for gpus, each in alone.items()}
 
 
 def speedup(base: Deployment, other: Deployment, several: int = 1) -> Interval:
@@ -167,15 +164,11 @@ def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
     seen = speedup(first, second, len(engines[fewer]) * len(engines[more]))
     why = (
         f"on {_gpus(second)} it serves {times(seen)} what it does on {_gpus(first)}, at {second.concurrency} and "
-        f"{first.concurrency} in flight, the best load of each{_room(first, second)}"
+        f"{first.concurrency} in flight, the best load of each"
     )
+    if first.room is not None and second.room is not None:
+        why += f"; {second.room} requests fit at once on the more GPUs, {first.room} on the fewer"
     return _judged(curve, STILL_GAINS, above(seen, bound), why, bound, seen, (first, second))
-
-
-def _room(first: Deployment, second: Deployment) -> str:
-    if first.room is None or second.room is None:
-        return ""
-    return f"; {second.room} requests fit at once on the more GPUs, {first.room} on the fewer"
 
 
 def replicas_beat(curve: Curve, bound: float) -> Verdict:
@@ -201,18 +194,17 @@ def replicas_beat(curve: Curve, bound: float) -> Verdict:
 
 
 def _against_fewest(curve: Curve) -> list[Pair]:
+    """An engine on the fewest GPUs and one on more, for each number of these: under the largest load that fits at once
+    on both."""
     engines = one_engine_each(deployments(curve))
     if not engines:
         return []
-    fewest, *more = sorted(engines)
-    return [pair for gpus in more if (pair := _largest_that_fits(engines, fewest, gpus))]
-
-
-def _largest_that_fits(engines: dict[int, dict[int, Deployment]], fewer: int, more: int) -> Pair | None:
-    """Engines on `fewer` and on `more` GPUs under the largest load that fits at once on both; None without one."""
-    first, second = engines.get(fewer, {}), engines.get(more, {})
-    loads = [load for load in first.keys() & second.keys() if first[load].fits and second[load].fits]
-    return (first[max(loads)], second[max(loads)]) if loads else None
+    (_, fewest), *others = sorted(engines.items())
+    found = []
+    for _, more in others:
+        if loads := [load for load in fewest.keys() & more.keys() if fewest[load].fits and more[load].fits]:
+            found.append((fewest[max(loads)], more[max(loads)]))
+    return found
 
 
 def _memory(engines: dict[int, dict[int, Deployment]], pair: Pair) -> str:
