@@ -80,14 +80,11 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
     runs = window.common_span([m.run for m in group])
     if not problems and any(window.span_s(run) is None for run in runs):
         problems, starved = ("the windows of the replicas have no time in common",), False
-    noise = (*noise, *([] if problems else _not_steady_together(group, runs)))
+    if not problems:
+        within = (replace(m, run=run) for m, run in zip(group, runs, strict=True))
+        by_model = grouped(within, lambda m: short_name(m.spec.model))
+        noise += tuple(f"{model}: {text}" for model, same in by_model.items() for text in not_steady(same))
     return CheckResult(problems, degraded, noise, starved and problems != ())
-
-
-def _not_steady_together(group: ReplicaGroup, runs: Sequence[Run]) -> Iterator[str]:
-    within = [replace(m, run=run) for m, run in zip(group, runs, strict=True)]
-    for model, same in grouped(within, lambda m: short_name(m.spec.model)).items():
-        yield from (f"{model}: {text}" for text in not_steady(same))
 
 
 def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
@@ -161,18 +158,15 @@ def _broken(run: Run) -> Iterator[str]:
     if preempted := window.preemptions(run):
         yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
     if (steps := len(window.window_steps(run))) < MIN_STEPS or window.span_s(run) is None:
-        yield f"{_little_time(run, steps)}: {LONGER_WINDOW}, or more requests"
+        told = f"{steps} engine steps in the window, {MIN_STEPS} are needed"
+        if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
+            bin_s = run.stream.bin_s
+            told = f"tokens came for {steps * bin_s:g} s of the window, {MIN_STEPS * bin_s:g} s are needed"
+        yield f"{told}: {LONGER_WINDOW}, or more requests"
     if not window.finished_in_window(run):
         yield f"no request finished in the window: {LONGER_WINDOW}"
     elif not closed_loop_latencies(run).ttft_s.known:
         yield "no finished request says when its first token came"
-
-
-def _little_time(run: Run, steps: int) -> str:
-    if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
-        bin_s = run.stream.bin_s
-        return f"tokens came for {steps * bin_s:g} s of the window, {MIN_STEPS * bin_s:g} s are needed"
-    return f"{steps} engine steps in the window, {MIN_STEPS} are needed"
 
 
 def _unserved(measurement: Measurement) -> Iterator[str]:

@@ -146,15 +146,13 @@ def sharing_of(measurement: Measurement) -> str:
 
 def _sm_clock_hz(measurement: Measurement) -> float | Effect | None:
     """The largest of the window. Under the power limit it is what the load leaves of it: an effect, not a setting."""
-    watch = watched(measurement.run)
-    clock = watch.largest(SM_CLOCK) if watch else None
-    held = device_figures(measurement.run).power_capped
+    clock, held = _largest(measurement, SM_CLOCK), device_figures(measurement.run).power_capped
     return Effect() if clock is not None and held is not None and held > POWER_HELD else clock
 
 
-def _memory_clock_hz(measurement: Measurement) -> float | None:
+def _largest(measurement: Measurement, number: int) -> float | None:
     watch = watched(measurement.run)
-    return watch.largest(MEMORY_CLOCK) if watch else None
+    return watch.largest(number) if watch else None
 
 
 def _kv_tokens(measurement: Measurement) -> int | None:
@@ -186,7 +184,7 @@ MACHINE_FACTS: tuple[Fact, ...] = (
     Fact("driver", attrgetter("environment.driver"), of_gpu=True),
     Fact("power limit", lambda m: device_figures(m.run).power_limit_w, "{:g} W".format, of_gpu=True),
     Fact("SM clock", _sm_clock_hz, _mhz, APART, untold=True, of_gpu=True),
-    Fact("memory clock", _memory_clock_hz, _mhz, APART, untold=True, of_gpu=True),
+    Fact("memory clock", lambda m: _largest(m, MEMORY_CLOCK), _mhz, APART, untold=True, of_gpu=True),
     Fact("sharing", sharing_of),
     Fact("CPU", attrgetter("environment.cpu"), untold=True),
     Fact("cores", attrgetter("environment.cores")),
