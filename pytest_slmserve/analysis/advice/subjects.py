@@ -9,7 +9,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, ServedEngine, with_tpot
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
-from pytest_slmserve.analysis.device.gpu_figures import watched
+from pytest_slmserve.analysis.device.engine_memory import memory_used
 from pytest_slmserve.analysis.metrics.step_time import IDLE, idle_share
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points.sweep_points import Point
@@ -31,7 +31,6 @@ from pytest_slmserve.schema.kv_cache import (
 )
 from pytest_slmserve.schema.quantization import weight_bytes
 from pytest_slmserve.schema.records import Resolved
-from pytest_slmserve.schema.sensors import MEMORY_USED
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -184,23 +183,16 @@ def _footprint(curve: Curve, spec: EngineSpec, resolved: Resolved, longest: int)
     windows = kv_windows(spec, resolved)
     if weights is None or per_token is None or windows is None:
         return None
-    seen = _beyond(curve, weights + kv_bytes(spec, resolved))
+    beyond = int(memory_used(curve.trusted) or 0.0) - weights - kv_bytes(spec, resolved)
     return Footprint(
         weight_bytes=weights,
         kv_bytes_per_token=per_token,
         longest=longest,
         groups=len(windows),
         block_size=block_size_of(spec, resolved),
-        allowance_bytes=RESERVE_BYTES if seen is None else seen,
-        allowance_seen=seen is not None,
+        allowance_bytes=beyond if beyond > 0 else RESERVE_BYTES,
+        allowance_seen=beyond > 0,
     )
-
-
-def _beyond(curve: Curve, known_bytes: int) -> int | None:
-    """Most memory that sensors saw beyond weights and KV cache; None where they did not see it, or less than these."""
-    seen = [used for m in curve.trusted if (w := watched(m.run)) and (used := w.largest(MEMORY_USED)) is not None]
-    beyond = int(max(seen, default=0.0)) - known_bytes
-    return beyond if beyond > 0 else None
 
 
 def _arguments(spec: EngineSpec) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pytest_slmserve.analysis.advice.headroom import Gains, Unit
 from pytest_slmserve.analysis.claims.kv_blocks import CLAIM as KV_BLOCKS
 from pytest_slmserve.analysis.claims.kv_blocks import kv_blocks_as_predicted
 from pytest_slmserve.analysis.compare.replicas import HOW
-from pytest_slmserve.analysis.device.gpu_figures import device_figures
+from pytest_slmserve.analysis.device.engine_memory import memory_used
 from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, shared_points, system_throughput
 from pytest_slmserve.analysis.points.sweep_points import Point, e2e_s, points_of, ratio, tokens_per_s
@@ -160,12 +160,6 @@ def _preempted(count: int | None, promise: str) -> tuple[State, str]:
     if not count:
         return State.HOLDS, "no request was preempted"
     return State.FAILS, f"{count} preemptions, though {promise}"
-
-
-def memory_used(found: Sequence[Measurement]) -> float | None:
-    """Bytes of the device in use at most, by anybody; None where no sensor tells."""
-    seen = (device_figures(m.run).memory_used_bytes for m in found)
-    return max((used for used in seen if used is not None), default=None)
 
 
 def preempted(found: Sequence[Measurement]) -> int:

@@ -62,11 +62,16 @@ def gpu_memory(group: ReplicaGroup) -> GpuMemory | None:
     apart = bool(first.replica and first.replica.sharing == "gpus")
     gpus = sum(m.spec.tensor_parallel_size for m in (group if apart else group[:1]))
     memory = GpuMemory(tuple(engines), each * gpus)
-    seen = [used for m in group if (used := device_figures(m.run).memory_used_bytes) is not None]
-    used = int(max(seen, default=0.0))
+    used = int(memory_used(group) or 0.0)
     if memory.engine_bytes > memory.total_bytes:
         return None
     return GpuMemory(memory.engines, memory.total_bytes, used) if used >= memory.engine_bytes else memory
+
+
+def memory_used(measurements: Iterable[Measurement]) -> float | None:
+    """Bytes of the device in use at most, by anybody; None where no sensor tells."""
+    seen = (device_figures(m.run).memory_used_bytes for m in measurements)
+    return max((used for used in seen if used is not None), default=None)
 
 
 def _engine_memory(measurement: Measurement) -> EngineMemory | None:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from statistics import fmean
 from typing import get_args
 
-from pytest_slmserve.analysis.device.gpu_figures import watched
+from pytest_slmserve.analysis.device.engine_memory import memory_used
 from pytest_slmserve.analysis.gate.calibration import Calibration, weakened
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, Pair, PairSeries, gate, shown
 from pytest_slmserve.analysis.grouping import grouped
@@ -26,7 +26,6 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.literals import Caches, Side
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.sensors import MEMORY_USED
 from pytest_slmserve.schema.specs import GIB
 
 SIDES: tuple[Side, Side] = get_args(Side)
@@ -190,9 +189,8 @@ class Gated:
 
 def _memory(launch: Launch) -> float | None:
     """Bytes of the device's memory in use at most, over all loads; None where one of them was not watched."""
-    watches = [watched(m.run) for m in launch.measurements]
-    seen = [used for watch in watches if watch and (used := watch.largest(MEMORY_USED)) is not None]
-    return max(seen) if len(seen) == len(watches) else None
+    each = [memory_used([m]) for m in launch.measurements]
+    return None if None in each else memory_used(launch.measurements)
 
 
 def _of_load(name: str, label: str, better: Better, figure: str, which: int) -> Endpoint:
