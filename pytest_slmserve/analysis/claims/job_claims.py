@@ -18,7 +18,6 @@ from pytest_slmserve.analysis.points.job_points import (
     same_but_batching,
     same_but_kv,
     same_engine,
-    worst_problem,
 )
 from pytest_slmserve.analysis.points.sweep_points import Figure, differences, e2e_s, figure, ratio, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent, times
@@ -296,11 +295,6 @@ def has_grid(curve: Curve) -> bool:
     return len(grid_of(curve.jobs)) > 1
 
 
-def has_rates(curve: Curve) -> bool:
-    """Were jobs measured both at a rate and all at once?"""
-    return len({p.load.at_once for p in grid_of(curve.jobs)}) > 1
-
-
 def _slowest(grid: Sequence[JobPoint]) -> list[JobPoint]:
     """Jobs of the grid at the lowest rate, without those all at once."""
     lowest = min((p.load.rate for p in grid), default=0.0)
@@ -314,11 +308,6 @@ def _same_lengths(p: JobPoint, q: JobPoint) -> bool:
     return at_once and lengths[0] == lengths[1] and p.environment.key == q.environment.key
 
 
-def is_compared(curve: Curve) -> bool:
-    """Is it one of several models of a size, but not the one that the others are compared with?"""
-    return has_grid(curve) and curve.subject in SIZED_AS
-
-
 def compared_with(model: str) -> tuple[str, ...]:
     """The models that a comparison reads."""
     return model, SIZED_AS.get(short_name(model), model)
@@ -330,26 +319,15 @@ def caches_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     return most_varied(served, same_but_kv, lambda p: p.kv_blocks)
 
 
-def has_caches(curve: Curve) -> bool:
-    """Was one job measured with several sizes of the KV cache?"""
-    return len({p.kv_blocks for p in caches_of(curve.jobs)}) > 1
-
-
 def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """Jobs with the same requests batched in different ways: of each such group and way, the job measured last."""
     groups = [g for g in grouped(jobs, same_but_batching).values() if len({p.batching for p in g}) > 1]
     return [point for group in groups for point in {p.batching: p for p in group}.values()]
 
 
-def has_ways(curve: Curve) -> bool:
-    """Were the same requests, all at once, batched in different ways?"""
-    at_once = [p.batching for p in ways_of(curve.jobs) if p.load.at_once]
-    return CONTINUOUS in at_once and len(at_once) > 1
-
-
-def has_dynamic(curve: Curve) -> bool:
-    """Were the same requests batched dynamically and statically, at a rate?"""
-    return {"dynamic", "static"} <= {p.batching for p in ways_of(curve.jobs) if not p.load.at_once}
+def batchings(curve: Curve, at_once: bool) -> set[str]:
+    """Ways in which the same requests were batched, all at once or at a rate."""
+    return {p.batching for p in ways_of(curve.jobs) if p.load.at_once is at_once}
 
 
 def _kept_up(log: Interval, point: JobPoint) -> Interval:
@@ -361,8 +339,8 @@ def _kept_up(log: Interval, point: JobPoint) -> Interval:
 def _missing(points: Sequence[JobPoint], least: int, why: str) -> str | None:
     if len(points) < least:
         return why
-    if reason := worst_problem(points):
-        return reason
+    if invalid := next((point for point in points if not point.valid), None):
+        return "; ".join(invalid.problems) or "a job has no valid repeat"
     if not differences(points).known:
         return "noise unknown: one repeat of each job; --slm-repeats 2"
     return None

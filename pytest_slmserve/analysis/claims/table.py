@@ -10,6 +10,7 @@ from pytest_slmserve.analysis.advice import minimal_impact
 from pytest_slmserve.analysis.claims import gpu_claims, job_claims, kv_blocks, table1
 from pytest_slmserve.analysis.claims.claim import Claim, ClaimRow, Judge, Others, Parameters
 from pytest_slmserve.analysis.compare import deployments, interference, replicas
+from pytest_slmserve.analysis.points.job_points import CONTINUOUS
 from pytest_slmserve.analysis.sweep import curve as curves
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.verdict import Verdict
@@ -396,7 +397,7 @@ CLAIMS: tuple[Claim, ...] = (
         "A request that comes with all others at once lasts longer than one that comes at a low rate.",
         f"{TOWARDS_PARETO}, figure 2, right",
         _by(job_claims.all_at_once_waits_longer, "bound"),
-        job_claims.has_rates,
+        lambda curve: len({p.load.at_once for p in job_claims.grid_of(curve.jobs)}) > 1,
         parameters={"bound": 1.2},
         evidence="a step of all requests is longer than one of those that a low rate brings together",
     ),
@@ -405,7 +406,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Models of about one size have about the same throughput and latency, whatever their family.",
         f"{TOWARDS_PARETO}, figure 2, left",
         _beside(job_claims.alike_at_one_size),
-        job_claims.is_compared,
+        lambda curve: job_claims.has_grid(curve) and curve.subject in job_claims.SIZED_AS,
         job_claims.compared_with,
         parameters={"bound": 1.25},
         evidence="by shapes: weights and KV bytes per token differ by at most 14 %",
@@ -415,7 +416,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Throughput grows with the number of KV blocks until all requests fit at once, and no more from there.",
         f"a talk of the authors of {TOWARDS_PARETO}",
         _by(job_claims.throughput_grows_with_kv_blocks, "bound", "flat"),
-        job_claims.has_caches,
+        lambda curve: len({p.kv_blocks for p in job_claims.caches_of(curve.jobs)}) > 1,
         parameters={"bound": 1.1, "flat": 1.1},
         evidence="the blocks bound the batch, and the law of saturation does the rest",
     ),
@@ -453,7 +454,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Continuous batching serves more than any way to make batches one after the other.",
         "Orca (OSDI 2022); vLLM (arXiv:2309.06180)",
         _by(job_claims.continuous_batching_serves_most, "bound"),
-        job_claims.has_ways,
+        lambda curve: {CONTINUOUS} < job_claims.batchings(curve, at_once=True),
         parameters={"bound": 1.0},
         evidence="a batch lasts as long as its longest output, and a slot that is free earlier stays empty",
     ),
@@ -462,7 +463,7 @@ CLAIMS: tuple[Claim, ...] = (
         "At a rate, batches that wait for a while are answered sooner than batches that wait until they are full.",
         "Clipper (arXiv:1612.03079), adaptive batching with a delay",
         _by(job_claims.dynamic_batching_answers_sooner, "bound"),
-        job_claims.has_dynamic,
+        lambda curve: {"dynamic", "static"} <= job_claims.batchings(curve, at_once=False),
         parameters={"bound": 1.0},
         evidence="at a rate r the first request of a full batch of B waits (B - 1)/r, of a dynamic one 0.1 s at most",
     ),

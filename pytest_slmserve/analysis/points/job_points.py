@@ -179,12 +179,3 @@ def same_but_batch_limit(point: JobPoint) -> Hashable:
 def same_but_batching(point: JobPoint) -> Hashable:
     """Key that is equal for jobs of the same requests on the same device, whatever the engine."""
     return point.model, point.workload.hash, short_hash(repr(point.load)), point.environment.gpu_name
-
-
-def worst_problem(points: Sequence[JobPoint]) -> str | None:
-    """Problems of the first point that is not valid, so that nothing can rest on these points; None if all are
-    valid."""
-    for point in points:
-        if not point.valid:
-            return "; ".join(point.problems) or "a job has no valid repeat"
-    return None

@@ -16,18 +16,14 @@ from pytest_slmserve.analysis.claims.job_claims import (
     compared_with,
     continuous_batching_serves_most,
     dynamic_batching_answers_sooner,
-    has_caches,
-    has_dynamic,
     has_grid,
     has_limits,
     has_limits_after,
-    has_rates,
-    has_ways,
-    is_compared,
     longer_outputs_fewer_requests,
     throughput_follows_arrivals,
     throughput_grows_with_kv_blocks,
 )
+from pytest_slmserve.analysis.claims.lookup import claim_of
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import EngineSpec
@@ -37,6 +33,10 @@ HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
 
 def curve(*jobs, subject="opt-6.7b"):
     return Curve(subject=subject, jobs=jobs)
+
+
+def is_judged(claim, curve):
+    return claim_of(claim).applies(curve)
 
 
 def at_rate(served, tokens, e2e_s=(1.0, 1.01)):
@@ -100,7 +100,7 @@ def test_alike_at_one_size_needs_the_other_model():
     llama = curve(job_point(model="llama-7b"), subject="llama-7b")
     assert "of both llama-7b and opt-6.7b" in alike_at_one_size(llama, [llama], 1.25).why
     assert compared_with("llama-7b") == ("llama-7b", "opt-6.7b") and compared_with("opt-6.7b") == ("opt-6.7b",) * 2
-    assert not is_compared(llama)
+    assert not is_judged("alike-at-one-size", llama)
 
 
 def cache(served, requests_that_fit, **figures):
@@ -190,8 +190,9 @@ def test_what_there_is_to_judge():
         curve(at_rate((9.0, 9.0), 32), job_point(output_tokens=32)),
         curve(cache((1.0,), 4), cache((1.0,), 5)),
     )
-    assert has_grid(grid) and has_rates(grid) and not has_caches(grid)
-    assert has_caches(caches) and not has_grid(caches) and not has_rates(caches)
+    rates, blocks = "all-at-once-waits-longer", "throughput-grows-with-kv-blocks"
+    assert has_grid(grid) and is_judged(rates, grid) and not is_judged(blocks, grid)
+    assert is_judged(blocks, caches) and not has_grid(caches) and not is_judged(rates, caches)
     assert not has_grid(Curve(subject="opt-6.7b"))
 
 
@@ -213,7 +214,8 @@ def way(batching, served, rate=None, e2e_s=(1.0, 1.01), **figures):
 def test_continuous_batching_serves_most(continuous, state):
     ways = curve(way("none", (1.0, 1.01)), way("static", (10.0, 10.1), waste=None), way(None, continuous))
     verdict = continuous_batching_serves_most(ways, 1.0)
-    assert verdict.state is state and has_ways(ways) and not has_dynamic(ways)
+    assert verdict.state is state and is_judged("continuous-batching-serves-most", ways)
+    assert not is_judged("dynamic-batching-answers-sooner", ways)
     if state is HOLDS:
         assert verdict.value == pytest.approx(1.995, abs=0.01) and "(none: 20)" in verdict.why
 
@@ -221,10 +223,12 @@ def test_continuous_batching_serves_most(continuous, state):
 @pytest.mark.parametrize(("e2e_s", "state"), [((0.5, 0.51), HOLDS), ((2.0, 2.1), FAILS), ((0.9, 1.2), UNDECIDED)])
 def test_dynamic_batching_answers_sooner(e2e_s, state):
     ways = curve(way("static", (2.0, 2.01), 2.0), way("dynamic", (2.0, 2.01), 2.0, e2e_s))
-    assert dynamic_batching_answers_sooner(ways, 1.0).state is state and has_dynamic(ways)
+    assert dynamic_batching_answers_sooner(ways, 1.0).state is state
+    assert is_judged("dynamic-batching-answers-sooner", ways)
 
 
 def test_one_way_to_batch_is_none_to_compare():
     alone = curve(way("static", (2.0, 2.01)))
-    assert "two ways" in continuous_batching_serves_most(alone, 1.0).why and not has_ways(alone)
+    assert "two ways" in continuous_batching_serves_most(alone, 1.0).why
+    assert not is_judged("continuous-batching-serves-most", alone)
     assert "dynamic and by static" in dynamic_batching_answers_sooner(alone, 1.0).why
