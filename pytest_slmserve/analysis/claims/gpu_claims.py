@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.analysis.claims.table1 import NEXT_SMALLER, PUBLISHED
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats import student_t
@@ -220,7 +220,7 @@ def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdic
     """Verdict on whether a token takes `bound` times the energy (or more) of a token of the next smaller model. Each
     model runs at its largest batch of the paper's table 1. value: the ratio. Figure 4 of arXiv:2404.03353
     has watts instead."""
-    smaller = next_smaller(curve.subject)
+    smaller = NEXT_SMALLER.get(curve.subject)
     if smaller is None:
         return Verdict.undecided(DEARER_MODELS, curve.subject, "no smaller model in table 1", bound)
     alike = (at_table_1(c) for c in others if c.subject == smaller and _same_place(c, curve))
@@ -252,13 +252,6 @@ def draws_more(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
     watts = f"{fmean(each_of(own, 'power_w')):.0f} W, the smaller {fmean(each_of(against, 'power_w')):.0f} W"
     why = f"{watts}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
     return Verdict.from_interval(LESS_POWER, curve.subject, above(seen, bound), why, seen, bound, own, against)
-
-
-def next_smaller(model: str) -> str | None:
-    """The model before this one in the paper's table 1; None for the first, and for one that it does not have."""
-    models = list(PUBLISHED)
-    place = models.index(model) if model in models else 0
-    return models[place - 1] if place else None
 
 
 def at_table_1(curve: Curve) -> Point | None:

@@ -71,7 +71,7 @@ def _sensed_decoding(curve: Curve) -> bool:
 
 def _and_smaller(model: str) -> tuple[str, ...]:
     """The models that a comparison with the next smaller one reads."""
-    smaller = gpu_claims.next_smaller(short_name(model))
+    smaller = table1.NEXT_SMALLER.get(short_name(model))
     return (model, smaller) if smaller else (model,)
 
 
@@ -300,7 +300,7 @@ CLAIMS: tuple[Claim, ...] = (
         "A larger model takes more energy per output token, each at its largest batch of table 1.",
         f"by shapes; batches of {TOWARDS_PARETO}, table 1",
         _beside(gpu_claims.dearer_models),
-        lambda curve: bool(gpu_claims.next_smaller(curve.subject) and gpu_claims.at_table_1(curve)),
+        lambda curve: curve.subject in table1.NEXT_SMALLER and gpu_claims.at_table_1(curve) is not None,
         _and_smaller,
         parameters={"bound": 1.0},
         evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",

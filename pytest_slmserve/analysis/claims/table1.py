@@ -6,6 +6,8 @@ against three ways of allocating: for the longest context the model allows, for 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema.catalog import CATALOGUE, short_name
 from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
@@ -27,6 +29,7 @@ HUNDREDS_CLAIM, HUNDREDS = "larger-models-cannot-hold-500", 500
 
 # The largest batch of each model, by the paper.
 PUBLISHED = {"opt-125m": 512, "opt-1.3b": 256, "opt-2.7b": 128, "opt-6.7b": 64, "opt-13b": 16}
+NEXT_SMALLER = {larger: model for model, larger in pairwise(PUBLISHED)}
 # Claims that are arithmetic, and for which models: no curve is needed to judge them.
 ARITHMETIC: dict[str, tuple[str, ...]] = {CLAIM: tuple(PUBLISHED), REQUEST_CLAIM: (REQUEST_MODEL,)}
 ARITHMETIC |= {BATCH_CLAIM: (REQUEST_MODEL,), HUNDREDS_CLAIM: tuple(PUBLISHED)[1:]}

@@ -87,16 +87,16 @@ class HistoryCase:
         return self.releases[0].measurements[0]
 
 
-def release_histories(measurements: Sequence[Measurement], margin: float = MARGIN) -> list[ReleaseHistory]:
-    """A history of each followed metric of each case of which several releases were measured. margin: as `compare` has
-    it. Engines alone on their device under a steady load; launches of gates are left out, as by `compare`."""
+def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistory]:
+    """A history of each followed metric of each case of which several releases were measured. Engines alone on their
+    device under a steady load; launches of gates are left out, as by `compare`."""
     usable = [
         m for m in measurements if m.alone and m.paired is None and is_steady(m.load) and m.environment.vllm is not None
     ]
     lines = [line for alike in grouped(usable, _family).values() for line in _of_engines(alike)]
     found = [case for line in lines if len(line) > 1 and (case := _at_largest_load(line))]
     histories = [
-        _history(each, subject, metric, margin)
+        _history(each, subject, metric)
         for each, subject in zip(found, _subjects(found), strict=True)
         for metric in FOLLOWED
     ]
@@ -166,7 +166,7 @@ def _subjects(found: Sequence[HistoryCase]) -> list[str]:
     ]
 
 
-def _history(of: HistoryCase, subject: str, metric: ComparedMetric, margin: float) -> ReleaseHistory:
+def _history(of: HistoryCase, subject: str, metric: ComparedMetric) -> ReleaseHistory:
     """The history of one metric, of the releases that measured it."""
     known = [(each, side) for each in of.releases if is_measured(side := by_launch(each.figures, metric.name))]
     noise = repeated([side for _, side in known])
@@ -174,9 +174,9 @@ def _history(of: HistoryCase, subject: str, metric: ComparedMetric, margin: floa
     for (one, _), (other, _) in pairwise(known):
         sides = (one.measurements, other.measurements)
         pair = compared_pair(subject, of.case, *sides, candidate_is="the release", facts=MACHINE_FACTS)
-        steps.append(metric_change(pair, of.case, of.case.load, metric, margin))
+        steps.append(metric_change(pair, of.case, of.case.load, metric, MARGIN))
     means = []
     for i, ((each, side), step) in enumerate(zip(known, steps)):
         seen = replace(factor(noise.mean(i)), value=mean_of_launches(side))
         means.append(ReleaseMean(each.measurements[0].environment.vllm or "", seen, len(side), step))
-    return ReleaseHistory(subject, of.first.environment.title, metric.name, margin, tuple(means))
+    return ReleaseHistory(subject, of.first.environment.title, metric.name, MARGIN, tuple(means))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from operator import itemgetter
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_slmserve.analysis.cached import once
 from pytest_slmserve.analysis.device.multi_gpu import each_gpu, imbalance, together
@@ -162,6 +162,15 @@ def device_figures(run: Run) -> DeviceFigures:
         coverage=_coverage(watch),
         power_imbalance=imbalance([figures.power_w for figures in figures_of_each_gpu(run)]),
     )
+
+
+def sensed(kind: type, run: Run, tokens_per_s: float | None) -> dict[str, Any]:
+    """Fields of the dataclass `kind` by name that sensors tell of a run, and the energy of a token at this
+    throughput."""
+    seen = device_figures(run)
+    names = {f.name for f in fields(kind)} & {f.name for f in fields(DeviceFigures)}
+    energy = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
+    return {name: getattr(seen, name) for name in names} | {"energy_per_token_j": energy}
 
 
 def figures_of_each_gpu(run: Run) -> tuple[DeviceFigures, ...]:

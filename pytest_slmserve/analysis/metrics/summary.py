@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, decode_window, device_figures
+from pytest_slmserve.analysis.device.gpu_figures import decode_window, device_figures, sensed
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import LatencyFigures, latencies_of
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
@@ -98,10 +98,7 @@ def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, A
     decoding = decode_window(measurement.run)
     dram, tensor = (decoding.mean(n) if decoding else None for n in (of.DRAM_ACTIVE, of.TENSOR_ACTIVE))
     step = step_time(measurement, seen)
-    names = {f.name for f in fields(Summary)} & {f.name for f in fields(DeviceFigures)}
-    per_token = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
-    return {name: getattr(seen, name) for name in names} | {
-        "energy_per_token_j": per_token,
+    return sensed(Summary, measurement.run, tokens_per_s) | {
         "unexplained": step and step.unexplained,
         "decode_dram": dram,
         "decode_tensor": tensor,

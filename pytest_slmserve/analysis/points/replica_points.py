@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any
 
-from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
+from pytest_slmserve.analysis.device.gpu_figures import sensed
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import LatencyFigures, pooled_latencies
 from pytest_slmserve.analysis.points.sweep_points import Point, Repeats, ratio, repeat_fields
@@ -135,18 +135,15 @@ def summarize_shared(members: ReplicaGroup) -> ReplicaSummary:
     rates = [window.output_tokens_per_s(run) for run in runs]
     own = [window.output_tokens_per_s(m.run) for m in members]
     means = [alone for run in runs if (alone := pooled_latencies([run]).e2e_s.mean) is not None]
-    seen = next((device_figures(run) for run in runs if run.telemetry), DeviceFigures())
-    total = _sum(rates)
-    names = {f.name for f in fields(ReplicaSummary)} & {f.name for f in fields(DeviceFigures)}
+    watched, total = next((run for run in runs if run.telemetry), runs[0]), _sum(rates)
     return ReplicaSummary(
         output_tokens_per_s=total,
         each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
         sum_tokens_per_s=_sum(own),
         largest_e2e_s=max(means, default=None),
         step_s=mean_of_known(window.step_s(run) for run in runs),
-        energy_per_token_j=seen.power_w / total if seen.power_w is not None and total else None,
         **pooled_latencies(runs).figures,
-        **{name: getattr(seen, name) for name in names},
+        **sensed(ReplicaSummary, watched, total),
     )
 
 

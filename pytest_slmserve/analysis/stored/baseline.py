@@ -264,7 +264,9 @@ def _verdict(pair: ComparedPair, metric: Metric, margin: float) -> Verdict:
         return Verdict.undecided(metric.claim, pair.subject, why, bound, pair.baseline, pair.candidate)
     seen = widened(ratio(pair.candidate, pair.baseline, what=metric.repeats), pair.unseen)
     state = (above if metric.higher_is_better else below)(seen, bound)
-    why = f"{metric.words} {_against_baseline(seen)}, bound {_signed(bound)}{_remark(pair, seen, pair.unseen)}"
+    ends = "" if seen.low is None or seen.high is None else f" (95 %: {_signed(seen.low)} to {_signed(seen.high)})"
+    told = f"{_signed(seen.value)}{ends} against the baseline, bound {_signed(bound)}"
+    why = f"{metric.words} {told}{_remark(pair, seen, pair.unseen)}"
     known = Verdict.from_interval(metric.claim, pair.subject, state, why, seen, bound, pair.baseline, pair.candidate)
     return replace(known, why=why)  # the interval knows of launches
 
@@ -280,11 +282,6 @@ def _signed(ratio: float) -> str:
     """1.03 as "+3 %" """
     text = percent(ratio - 1)
     return f"+{text}" if ratio > 1 and text != percent(0) else text
-
-
-def _against_baseline(seen: Interval) -> str:
-    told = "" if seen.low is None or seen.high is None else f" (95 %: {_signed(seen.low)} to {_signed(seen.high)})"
-    return f"{_signed(seen.value)}{told} against the baseline"
 
 
 def _remark(pair: ComparedPair, seen: Interval, by: float) -> str:

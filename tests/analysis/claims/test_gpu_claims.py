@@ -23,9 +23,9 @@ from pytest_slmserve.analysis.claims.gpu_claims import (
     dearer_models,
     few_warps,
     memory_bound,
-    next_smaller,
     util_saturates_first,
 )
+from pytest_slmserve.analysis.claims.table1 import NEXT_SMALLER
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
@@ -361,13 +361,13 @@ def test_its_own_energy_may_be_missing_too():
 
 @pytest.mark.parametrize("model", ["opt-125m", "opt-350m", "qwen2.5-3b", ""])
 def test_models_without_a_smaller_one_in_the_table(model):
-    assert next_smaller(model) is None
+    assert model not in NEXT_SMALLER
     assert dearer_models(Curve(subject=model), [SMALL, LARGE], 1.0).why == "no smaller model in table 1"
 
 
 def test_the_order_of_the_models_is_that_of_the_table():
     models = ["opt-13b", "opt-6.7b", "opt-2.7b", "opt-1.3b", "opt-125m"]
-    assert [next_smaller(model) for model in models] == [*models[1:], None]
+    assert [NEXT_SMALLER.get(model) for model in models] == [*models[1:], None]
 
 
 def test_the_point_of_the_table():
