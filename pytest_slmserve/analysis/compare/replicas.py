@@ -26,7 +26,7 @@ HOW: dict[Sharing, str] = {
     "gpus": "with a GPU each",
     "urls": "at URLs of their own",
 }
-E2E, P99 = "largest_e2e_s", "e2e_p99_s"
+E2E = "largest_e2e_s"
 Pair = tuple[ReplicaPoint, Point]
 
 
@@ -64,15 +64,8 @@ def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verd
     """Verdict on the 99th percentile of E2E of replicas, over the requests of all: at most `bound` times that of one
     engine. The number of replicas is the one that serves most. value: the ratio. arXiv:2404.03353, figure 5, has
     mean latency, and no figure has tails."""
-    return _compared(
-        TAIL,
-        curve,
-        sharing,
-        bound,
-        below,
-        "the 99th percentile of E2E",
-        partial(latency_ratio, name=P99),
-    )
+    what = "the 99th percentile of E2E"
+    return _compared(TAIL, curve, sharing, bound, below, what, partial(latency_ratio, name="e2e_p99_s"))
 
 
 def replicas_answer_sooner(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
@@ -156,7 +149,7 @@ def has_replicas(curve: Curve, sharing: Sharing) -> bool:
 
 
 def _latency(alone: Point, shared: ReplicaPoint) -> str:
-    seen = latency_ratio(alone, shared, "largest_e2e_s")
+    seen = latency_ratio(alone, shared, E2E)
     return "" if seen is None else f"; their largest mean E2E is {percent(seen.value)} of its mean"
 
 

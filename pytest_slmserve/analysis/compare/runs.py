@@ -146,8 +146,8 @@ def compare_runs(
     gated = sum(m.paired is not None for m in (*baseline, *candidate))
     notes = [text for one, other in both for text in warnings(one[0], other[0])]
     notes += [f"launches of gates are left out ({gated} measurements): `report` judges them"] if gated else []
-    sides = ([m for one, _ in both for m in one], [m for _, other in both for m in other])
-    differ = differences(*(sides if both else (baseline, candidate)))
+    sides: list[Sequence[Measurement]] = [list(chain(*side)) for side in zip(*both)]
+    differ = differences(*(sides or (baseline, candidate)))
     return RunComparison(margin, tuple(changes), differ, tuple(only[0]), tuple(only[1]), tuple(dict.fromkeys(notes)))
 
 

@@ -148,7 +148,11 @@ def _clock_moves(seen: _Seen) -> Iterator[Finding]:
     """Readings at which the GPU says that it idles do not count. Under the power limit the clock dithers from reading
     to reading around what the load takes, and that must stay: there the window's halves are compared, if the load has
     no halves that differ, as a job's of which prompts come first."""
-    rows = [(clock, reasons) for clock, reasons in _clocks(seen.watch) if not reasons & GPU_IDLE]
+    read = (
+        (seen.watch.value(of.SM_CLOCK, row) or 0, seen.watch.value(of.CLOCK_REASONS, row)) for row in seen.watch.rows
+    )
+    known = ((clock, int(reasons or 0)) for clock, reasons in read if clock > 0)  # unknown reasons are none
+    rows = [(clock, reasons) for clock, reasons in known if not reasons & GPU_IDLE]
     if any(reasons & POWER_CAP for _, reasons in rows) and len(rows) > 1:
         half = len(rows) // 2
         then, now = (fmean(clock for clock, _ in part) for part in (rows[:half], rows[half:]))
@@ -164,13 +168,6 @@ def _clock_moves(seen: _Seen) -> Iterator[Finding]:
             f"the SM clock fell to {lowest / 1e6:.0f} MHz from a median of {middle / 1e6:.0f} MHz "
             f"({percent(1 - lowest / middle)} lower, bound {percent(CLOCK_DROP)})",
         )
-
-
-def _clocks(watch: SensorWindow) -> Iterator[tuple[float, int]]:
-    """SM clock and clock event reasons of each reading with a clock above zero; unknown reasons are none."""
-    for row in watch.rows:
-        if (clock := watch.value(of.SM_CLOCK, row) or 0) > 0:
-            yield clock, int(watch.value(of.CLOCK_REASONS, row) or 0)
 
 
 def _foreign_processes(seen: _Seen) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.loads import OpenLoop, is_job
 from pytest_slmserve.schema.records import Measurement, Resolved, measurement_key
-from pytest_slmserve.schema.specs import EngineSpec, short_hash
+from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
 
 CONTINUOUS = "continuous"  # how vLLM batches: a request joins at the next step, and leaves when it has ended
@@ -115,7 +115,8 @@ def job_summary(measurement: Measurement) -> JobSummary:
     """All figures of one job."""
     run, plain = measurement.run, summarize(measurement)
     began, ended = run.window_s
-    seconds, rate = ended - began, _arrived_per_s(run.samples.sent_s)
+    seconds, last = ended - began, max(run.samples.sent_s, default=0.0)
+    rate = len(run.samples) / last if last > AT_ONCE_S else None
     served = finished_output_tokens(run)
     figures = {name: getattr(plain, name) for name in Summary.__dataclass_fields__}
     figures |= {
@@ -131,12 +132,6 @@ def job_summary(measurement: Measurement) -> JobSummary:
         preemptions=sum(run.steps.preempted) if len(run.steps) else None,
         waste=_waste(measurement) if batched else None,
     )
-
-
-def _arrived_per_s(sent_s: Sequence[float]) -> float | None:
-    """Requests over the time until the last of them had come; None where they came all at once."""
-    last = max(sent_s, default=0.0)
-    return len(sent_s) / last if last > AT_ONCE_S else None
 
 
 def _waste(measurement: Measurement) -> float | None:
@@ -166,16 +161,18 @@ def same_engine(point: JobPoint) -> Hashable:
 def same_but_kv(point: JobPoint) -> Hashable:
     """Jobs that differ in nothing but the KV cache of their engine."""
     extra = tuple(pair for pair in point.spec.extra if pair[0] != "num_gpu_blocks_override")
-    spec = replace(point.spec, kv_cache_bytes=1 << 30, extra=extra)
-    return spec.key, point.workload.hash, short_hash(repr(point.load)), point.environment.key
+    return _requests(point), replace(point.spec, kv_cache_bytes=1 << 30, extra=extra).key, point.environment.key
 
 
 def same_but_batch_limit(point: JobPoint) -> Hashable:
     """Jobs that differ in nothing but the `max_num_seqs` of their engine."""
-    spec = replace(point.spec, max_num_seqs=1)
-    return spec.key, point.workload.hash, short_hash(repr(point.load)), point.environment.key
+    return _requests(point), replace(point.spec, max_num_seqs=1).key, point.environment.key
 
 
 def same_but_batching(point: JobPoint) -> Hashable:
     """Key that is equal for jobs of the same requests on the same device, whatever the engine."""
-    return point.model, point.workload.hash, short_hash(repr(point.load)), point.environment.gpu_name
+    return _requests(point), point.model, point.environment.gpu_name
+
+
+def _requests(point: JobPoint) -> Hashable:
+    return point.workload.hash, repr(point.load)

@@ -289,15 +289,9 @@ def _is_of(shared: ReplicaPoint, curve: Curve) -> bool:
     where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
     if where is None or load is None or workload is None or spec is None:
         return False
+    there, gpus = shared.environment.per_gpu_key, shared.tensor_parallel_size
     asked = (curve.subject, where.per_gpu_key, workload.hash, load.ramp_up, spec.tensor_parallel_size)
-    engines = (
-        shared.model,
-        shared.environment.per_gpu_key,
-        shared.workload,
-        shared.ramp_up,
-        shared.tensor_parallel_size,
-    )
-    return engines == asked
+    return (shared.model, there, shared.workload, shared.ramp_up, gpus) == asked
 
 
 def is_sweep(curve: Curve) -> bool:
