@@ -149,17 +149,13 @@ def _bytes_and_flops(run: Run, work: Work) -> tuple[float, float, float]:
     """Lower bounds of the bytes of weights moved, of all bytes moved, and of the FLOPs computed in the window's mean
     step. Each step reads the weights once and the contexts of the sequences it decodes; the keys and values of prompts
     are written. A prompt's last step yields its first token, so that token is the prefill's."""
-    steps, prompts = window.window_steps(run)[1:], _prompts(run)
+    (began, ended), samples = window.span_s(run) or (0.0, 0.0), run.samples
+    rows = zip(samples.prompt_tokens, samples.first_token_s, strict=True)
+    prompts = [tokens for tokens, first in rows if first is not None and began < first <= ended]
+    steps = window.window_steps(run)[1:]
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
     kv_tokens = decoded * work.context + sum(prompts)
     prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)
     weights = work.weights_read((decoded + sum(prompts)) / len(steps))
     moved = weights + kv_tokens * work.kv_bytes_per_token / len(steps)
     return weights, moved, (decoded * work.token_flops + prefill) / len(steps)
-
-
-def _prompts(run: Run) -> list[int]:
-    """Lengths of the prompts that were through within the window's steps."""
-    began, ended = window.span_s(run) or (0.0, 0.0)
-    rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
-    return [tokens for tokens, first in rows if first is not None and began < first <= ended]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import decode_window, device_figures, sensed
 from pytest_slmserve.analysis.metrics import window
@@ -64,6 +63,9 @@ def summarize(measurement: Measurement) -> Summary:
     run = measurement.run
     tokens_per_s, batch = window.output_tokens_per_s(run), window.mean_batch(run)
     per_request, law = output_tokens_each(measurement), window.littles_law(run)
+    seen, decoding = device_figures(run), decode_window(run)
+    dram, tensor = (decoding.mean(n) if decoding else None for n in (of.DRAM_ACTIVE, of.TENSOR_ACTIVE))
+    step = step_time(measurement, seen)
     return Summary(
         batch=batch,
         requests_per_s=tokens_per_s / per_request if tokens_per_s is not None and per_request else None,
@@ -73,7 +75,12 @@ def summarize(measurement: Measurement) -> Summary:
         roofline_fraction=roofline_fraction(measurement, tokens_per_s, batch),
         little=None if law is None else law.deviation,
         **latencies_of(measurement).figures,
-        **_sensed(measurement, tokens_per_s),
+        unexplained=step.unexplained if step else None,
+        decode_dram=dram,
+        decode_tensor=tensor,
+        saturation_gap=saturation_gap(dram, tensor),
+        bound=step.bound if step else bound_by_counters(seen),
+        **sensed(Summary, run, tokens_per_s),
     )
 
 
@@ -90,18 +97,3 @@ def output_tokens_each(measurement: Measurement) -> float:
 def finished_output_tokens(run: Run) -> list[int]:
     """Output tokens of each request that was served to its end."""
     return [tokens for tokens, done in zip(run.samples.output_tokens, run.samples.finished, strict=True) if done]
-
-
-def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, Any]:
-    """Summary fields by name that come from sensors, or from shapes and steps (the time of a step)."""
-    seen = device_figures(measurement.run)
-    decoding = decode_window(measurement.run)
-    dram, tensor = (decoding.mean(n) if decoding else None for n in (of.DRAM_ACTIVE, of.TENSOR_ACTIVE))
-    step = step_time(measurement, seen)
-    return sensed(Summary, measurement.run, tokens_per_s) | {
-        "unexplained": step and step.unexplained,
-        "decode_dram": dram,
-        "decode_tensor": tensor,
-        "saturation_gap": saturation_gap(dram, tensor),
-        "bound": step.bound if step else bound_by_counters(seen),
-    }
