@@ -61,18 +61,13 @@ class Baseline:
         return self.path.name.removesuffix(SUFFIX)
 
 
-def device_name(environment: Environment) -> str | None:
-    """ "h200" for an NVIDIA H200, else the platform; None where it is not known."""
-    device = environment.gpu_name if environment.platform == "cuda" else environment.platform
-    return _slug(device) or None if device else None
-
-
 def baseline_name(environment: Environment) -> str | None:
-    """ "h200-vllm-0.26.0"; None where device or release is not known. The simulated engine has no release."""
-    device = device_name(environment)
+    """ "h200-vllm-0.26.0" of an NVIDIA H200, else with the platform; None where device or release is not known. The
+    simulated engine has no release."""
+    device = _slug(environment.gpu_name if environment.platform == "cuda" else environment.platform)
     if environment.platform == "simulated":
         return device
-    release = _slug(environment.vllm or "")
+    release = _slug(environment.vllm)
     return f"{device}{RELEASE}{release}" if device and release else None
 
 
@@ -116,14 +111,16 @@ def baseline(folder: Path, name: str) -> Baseline:
         return Baseline(Path(name), contents.measurements, contents.notes)
     path = next((path for path in _archives(folder) if path.name in (name, f"{name}{SUFFIX}")), None)
     if path is None:
-        raise BadUsage(f"there is no baseline {name} in {folder}", _what_is_there(folder))
+        there = ", ".join(each.name.removesuffix(SUFFIX) for each in _archives(folder))
+        hint = f"one of {there}" if there else "slmserve baseline accept RECORDS"
+        raise BadUsage(f"there is no baseline {name} in {folder}", hint)
     contents = read(path)
     return Baseline(path, contents.measurements, contents.notes)
 
 
-def _slug(text: str) -> str:
+def _slug(text: str | None) -> str:
     """Text for a file's name, in lower case: "-" for all but letters, digits, "." and "+", and no "nvidia-" first."""
-    plain = re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-.")
+    plain = re.sub(r"[^a-z0-9.+]+", "-", (text or "").lower()).strip("-.")
     return plain.removeprefix("nvidia-")
 
 
@@ -173,8 +170,3 @@ def _opened(path: Path) -> Baseline:
     except BadArchive as error:
         return Baseline(path, notes=(error.problem,))
     return Baseline(path, contents.measurements, contents.notes)
-
-
-def _what_is_there(folder: Path) -> str:
-    names = [path.name.removesuffix(SUFFIX) for path in _archives(folder)]
-    return f"one of {', '.join(names)}" if names else "slmserve baseline accept RECORDS"

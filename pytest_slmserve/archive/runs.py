@@ -82,7 +82,9 @@ def chosen(contents: Contents, wanted: RunChoice) -> Contents:
         case "all":
             kept = list(contents.measurements)
         case name:
-            kept = _with_resumed(runs, runs.index(run_named(runs, name))) if runs else []
+            last = runs.index(run_named(runs, name)) if runs else 0
+            first = 0 if runs and runs[last].resumes else last  # it goes on with all before it
+            kept = [m for run in runs[first : last + 1] for m in run.measurements]
     if wanted.since:
         begin = _moment(wanted.since)
         kept = [m for m in kept if _moment(m.measured_at) >= begin]
@@ -134,12 +136,6 @@ def _of_each_case(groups: Sequence[Sequence[RecordedRun]]) -> tuple[list[Measure
     kept = [m for number, _, m in measured if m.paired is not None or last[m.key] == number]
     notes = [LEFT_OUT] if len(kept) < len(measured) else []
     return kept, notes + ([POOLED] if pooled else [])
-
-
-def _with_resumed(runs: Sequence[RecordedRun], index: int) -> list[Measurement]:
-    """Measurements of a run, and of all before it where it resumed them."""
-    begin = 0 if runs[index].resumes else index
-    return [m for run in runs[begin : index + 1] for m in run.measurements]
 
 
 def _moment(text: str) -> datetime:

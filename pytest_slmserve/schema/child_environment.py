@@ -28,11 +28,6 @@ OF_THE_HUB = ("HF_", "HUGGINGFACE_", "HUGGING_FACE_")  # a token of it is a secr
 def passed_on(inherited: Mapping[str, str], *, hub: bool = False) -> dict[str, str]:
     """The part of our environment that a process of ours inherits, which imports nothing from the folder it works in.
     hub: with a token of the Hugging Face Hub, if there is one."""
-    found = {name: value for name, value in inherited.items() if _is_passed_on(name, hub)}
+    known = ((name, value) for name, value in inherited.items() if PASSED_ON.fullmatch(name))
+    found = {name: v for name, v in known if not names_secret(name) or (hub and name.startswith(OF_THE_HUB))}
     return found | {"PYTHONSAFEPATH": "1"}
-
-
-def _is_passed_on(name: str, hub: bool) -> bool:
-    if names_secret(name) and not (hub and name.startswith(OF_THE_HUB)):
-        return False
-    return bool(PASSED_ON.fullmatch(name))
