@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.gpu_memory import GPU_MEMORY_UTILIZATION, Footprint, budget_bytes
+from pytest_slmserve.analysis.advice.gpu_memory import GPU_MEMORY_UTILIZATION, Footprint
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import percent
@@ -98,7 +98,7 @@ class Objectives:
 
     @property
     def budget_bytes(self) -> int | None:
-        return None if self.gpu_bytes is None else budget_bytes(self.gpu_bytes, self.gpu_memory_utilization)
+        return None if self.gpu_bytes is None else int(self.gpu_bytes * self.gpu_memory_utilization)
 
 
 @dataclass(frozen=True, slots=True)

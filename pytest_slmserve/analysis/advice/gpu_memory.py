@@ -78,10 +78,6 @@ class BatchOptions:
         return more / self.rungs[-1].tokens_per_s / (self.bytes_at(height) - self.bytes_at(height - 1))
 
 
-def budget_bytes(gpu_bytes: int, share: float = GPU_MEMORY_UTILIZATION) -> int:
-    return int(gpu_bytes * share)
-
-
 def replicas_that_fit(footprint: Footprint, batch: int, budget: int) -> int:
     """Engines of `batch` each."""
     return max(0, budget) // footprint.total_bytes(batch)

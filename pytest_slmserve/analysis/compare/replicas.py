@@ -5,7 +5,7 @@ The papers measured their gains against an engine without chunked prefill, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from statistics import fmean
 
@@ -109,7 +109,7 @@ def _compared(
     name, pairs = name_of(claim, sharing), compared(curve, sharing)
     if not pairs:
         return Verdict.undecided(name, curve.subject, _nothing_to_compare(curve, sharing), bound)
-    shared, alone = _most(pairs)
+    shared, alone = max(pairs, key=lambda pair: ratio(*pair).value)
     if (seen := ratio_of(alone, shared)) is None:
         return Verdict.undecided(name, curve.subject, f"{what} is not known of both", bound)
     why = (
@@ -127,11 +127,6 @@ def _sensed(alone: Point, shared: ReplicaPoint, name: str) -> Interval | None:
 
 def _served(point: Point | ReplicaPoint) -> float:
     return fmean(point.repeats)
-
-
-def _most(pairs: Sequence[Pair]) -> Pair:
-    """The pair with the largest gain in throughput."""
-    return max(pairs, key=lambda pair: ratio(*pair).value)
 
 
 def compared(curve: Curve, sharing: Sharing) -> list[Pair]:
