@@ -6,11 +6,10 @@ The papers measured their gains against an engine without chunked prefill, which
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from statistics import fmean
 
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, latency_ratio
-from pytest_slmserve.analysis.points.sweep_points import Point, figure, ratio
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, figure_ratio
+from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure, within
@@ -65,25 +64,25 @@ def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verd
     engine. The number of replicas is the one that serves most. value: the ratio. arXiv:2404.03353, figure 5, has
     mean latency, and no figure has tails."""
     what = "the 99th percentile of E2E"
-    return _compared(TAIL, curve, sharing, bound, below, what, partial(latency_ratio, name="e2e_p99_s"))
+    return _compared(TAIL, curve, sharing, bound, below, what, "e2e_p99_s")
 
 
 def replicas_answer_sooner(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     """Is the largest mean E2E of the replicas that serve most below `bound` times that of one engine? value: the ratio.
     arXiv:2404.03353, figure 5: latency improves."""
-    return _compared(SOONER, curve, sharing, bound, below, "the largest mean E2E", partial(latency_ratio, name=E2E))
+    return _compared(SOONER, curve, sharing, bound, below, "the largest mean E2E", E2E)
 
 
 def replicas_use_more(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     """Is GPU utilisation with the replicas that serve most above `bound` times that with one engine? value: the ratio.
     arXiv:2404.03353, figure 6: "considerable increase"."""
-    return _compared(USE_MORE, curve, sharing, bound, above, "GPU utilisation", partial(_sensed, name="gpu_util"))
+    return _compared(USE_MORE, curve, sharing, bound, above, "GPU utilisation", "gpu_util")
 
 
 def replicas_draw_more(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     """Is power with the replicas that serve most above `bound` times that with one engine? value: the ratio.
     arXiv:2404.03353, figure 7: it is, for OPT-125M and OPT-1.3B."""
-    return _compared(DRAW_MORE, curve, sharing, bound, above, "power", partial(_sensed, name="power_w"))
+    return _compared(DRAW_MORE, curve, sharing, bound, above, "power", "power_w")
 
 
 def replicas_keep_the_power(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
@@ -93,7 +92,7 @@ def replicas_keep_the_power(curve: Curve, sharing: Sharing, bound: float) -> Ver
     def constant(seen: Interval, bound: float) -> State:
         return within(seen, 1 / bound, bound)
 
-    return _compared(KEEP_POWER, curve, sharing, bound, constant, "power", partial(_sensed, name="power_w"))
+    return _compared(KEEP_POWER, curve, sharing, bound, constant, "power", "power_w")
 
 
 def _compared(
@@ -103,26 +102,20 @@ def _compared(
     bound: float,
     judge: Callable[[Interval, float], State],
     what: str,
-    ratio_of: Callable[[Point, ReplicaPoint], Interval | None],
+    figure: str,
 ) -> Verdict:
-    """Verdict on what the replicas that serve most have of something, over what one engine has."""
+    """Verdict on a figure of the replicas that serve most, over that of one engine. what: the figure in words."""
     name, pairs = name_of(claim, sharing), compared(curve, sharing)
     if not pairs:
         return Verdict.undecided(name, curve.subject, _nothing_to_compare(curve, sharing), bound)
     shared, alone = max(pairs, key=lambda pair: ratio(*pair).value)
-    if (seen := ratio_of(alone, shared)) is None:
+    if (seen := figure_ratio(alone, shared, figure)) is None:
         return Verdict.undecided(name, curve.subject, f"{what} is not known of both", bound)
     why = (
         f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
         f"{shared.concurrency} in flight (bound {bound:g}){unsure(seen)}"
     )
     return Verdict.from_interval(name, curve.subject, judge(seen, bound), why, seen, bound, alone, shared)
-
-
-def _sensed(alone: Point, shared: ReplicaPoint, name: str) -> Interval | None:
-    """Factor of what a sensor saw; None where one of them does not have it."""
-    values = figure(name)
-    return ratio(shared, alone, what=values) if values(alone) and values(shared) else None
 
 
 def _served(point: Point | ReplicaPoint) -> float:
@@ -144,7 +137,7 @@ def has_replicas(curve: Curve, sharing: Sharing) -> bool:
 
 
 def _latency(alone: Point, shared: ReplicaPoint) -> str:
-    seen = latency_ratio(alone, shared, E2E)
+    seen = figure_ratio(alone, shared, E2E)
     return "" if seen is None else f"; their largest mean E2E is {percent(seen.value)} of its mean"
 
 

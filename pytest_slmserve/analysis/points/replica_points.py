@@ -184,8 +184,8 @@ def _means(each: Sequence[ReplicaSummary]) -> dict[str, Any]:
     }
 
 
-def latency_ratio(alone: Point, shared: ReplicaPoint, name: str) -> Interval | None:
-    """Factor of a latency ("e2e_p99_s", or "largest_e2e_s" against the mean of one engine alone); None where one of
+def figure_ratio(alone: Point, shared: ReplicaPoint, name: str) -> Interval | None:
+    """Factor of a figure ("power_w", or "largest_e2e_s" against the mean E2E of one engine alone); None where one of
     them is not known."""
 
     def values(point: Repeats[Any]) -> list[float]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus
 from pytest_slmserve.analysis.compare.replicas import Pair, compared
 from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, latency_ratio
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, figure_ratio
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.report.figures.drawing import (
@@ -110,8 +110,8 @@ def _gain(pair: Pair) -> Interval:
 def _replica_latency(lines: Sequence[Line]) -> Picture:
     """The largest of the replicas' mean E2E, and p99 of all, over one engine's (means: arXiv:2404.03353, figure 5)."""
     ratios: dict[str, Ratio] = {
-        "largest mean E2E over one engine's": lambda pair: latency_ratio(pair[1], pair[0], "largest_e2e_s"),
-        "99th percentile of E2E over one engine's": lambda pair: latency_ratio(pair[1], pair[0], "e2e_p99_s"),
+        "largest mean E2E over one engine's": lambda pair: figure_ratio(pair[1], pair[0], "largest_e2e_s"),
+        "99th percentile of E2E over one engine's": lambda pair: figure_ratio(pair[1], pair[0], "e2e_p99_s"),
     }
     known = {name: of for name, of in ratios.items() if any(_ratios(line.pairs, of) for line in lines)}
     if not known:

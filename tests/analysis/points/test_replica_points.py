@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.metrics.goodput import goodput_of, parse_slo
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check, is_clean, trustworthy
 from pytest_slmserve.analysis.points.replica_points import (
-    latency_ratio,
+    figure_ratio,
     replica_groups,
     shared_points,
     summarize_shared,
@@ -301,7 +301,7 @@ def test_two_models_against_taking_turns():
 
 def test_a_latency_that_nobody_knows_has_no_ratio():
     (shared,) = shared_points(together(600.0, 600.0))
-    assert latency_ratio(point(16, [1000.0]), shared, "e2e_p99_s") is None
+    assert figure_ratio(point(16, [1000.0]), shared, "e2e_p99_s") is None
 
 
 # One engine, to compare with
