@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.points.sweep_points import Point, e2e_s
 from pytest_slmserve.analysis.stats.estimates import MAX_LOG, percent
 from pytest_slmserve.analysis.stats.noise import Differences
 from pytest_slmserve.analysis.sweep.gains import ChosenLoad, differences, valid_points
-from pytest_slmserve.analysis.sweep.saturation import Fit, fit_step, fit_t_inf
+from pytest_slmserve.analysis.sweep.saturation import Fit, fit_law
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 EFFICIENCY = 0.1  # epsilon of the published figures
@@ -164,7 +164,7 @@ def latency_law(points: Sequence[Point], b_half: float | None = None) -> Latency
     few."""
     pairs = [(float(p.concurrency), p.concurrency / fmean(p.e2e_repeats)) for p in valid_points(points)]
     try:
-        pace, half = fit_step(pairs) if b_half is None else (fit_t_inf(pairs, b_half), b_half)
+        pace, half = fit_law(pairs, b_half)
     except TooFewPoints:
         return None
     return None if half < 0 else LatencyLaw(pace, half)

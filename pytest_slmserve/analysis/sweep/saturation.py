@@ -96,9 +96,9 @@ def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
     """
     valid = [p for p in valid_points(list(points)) if len(p.batch_repeats) == len(p.repeats)]
     means = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in valid]
-    t_inf, half = _parameters(means, b_half)
+    t_inf, half = fit_law(means, b_half)
     repeats = min(len(p.repeats) for p in valid)
-    each = [_parameters([(p.batch_repeats[i], p.repeats[i]) for p in valid], b_half) for i in range(repeats)]
+    each = [fit_law([(p.batch_repeats[i], p.repeats[i]) for p in valid], b_half) for i in range(repeats)]
     errors = [abs((batch + half) / t_inf * rate / batch - 1) for batch, rate in means]
     return Fit(
         t_inf=possible(student_interval([t for t, _ in each], t_inf)),
@@ -110,8 +110,9 @@ def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
     )
 
 
-def _parameters(pairs: Sequence[tuple[float, float]], b_half: float | None) -> tuple[float, float]:
-    """(T_inf, b_half), both fitted or the first alone."""
+def fit_law(pairs: Sequence[tuple[float, float]], b_half: float | None) -> tuple[float, float]:
+    """(T_inf, b_half) from pairs of batch and output tokens/s, both fitted, or T_inf alone where b_half is known.
+    Raises TooFewPoints."""
     return fit_step(pairs) if b_half is None else (fit_t_inf(pairs, b_half), b_half)
 
 
