@@ -9,7 +9,8 @@ archive are the last digits of stamps, noise that no packing can shorten. Powers
 base 64. OUT may be RECORDS.
 
 Exit status 1, with nothing written, where OUT would not be read as RECORDS is; with --window, where `report` would say
-anything else; with --round, where it would in more than digits, or where a figure would differ by over a thousandth.
+anything else; with --round, where it would in more than digits, or where a figure would differ by over a thousandth and
+by over US microseconds and a quarter.
 """
 
 from __future__ import annotations
@@ -128,17 +129,17 @@ def rounded(measurement: Measurement, us: int) -> Measurement:
     return replace(measurement, run=kept)
 
 
-def says_about_the_same(path: Path, as_path: Path) -> bool:
+def says_about_the_same(path: Path, as_path: Path, us: int) -> bool:
     measurements = [read(each).measurements for each in (path, as_path)]
     pairs = [(summarize(one), summarize(other)) for one, other in zip(*measurements, strict=True)]
     figures = ((getattr(one, f.name), getattr(other, f.name)) for one, other in pairs for f in fields(one))
-    return all(about(*each) for each in figures) and words_of(told(path)) == words_of(told(as_path))
+    return all(about(*each, us) for each in figures) and words_of(told(path)) == words_of(told(as_path))
 
 
-def about(one: object, other: object) -> bool:
-    """At most a thousandth, or 20 microseconds, apart; equal where it is no number."""
+def about(one: object, other: object, us: int) -> bool:
+    """At most a thousandth, or so many microseconds, apart; equal where it is no number."""
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-3, abs_tol=2e-5)
+        return math.isclose(one, other, rel_tol=1e-3, abs_tol=1.25e-6 * us)  # where an end of the window moves a stamp, a quarter more
     return one == other
 
 
@@ -182,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
         made = Path(folder, "packed.jsonl.xz")
         made.write_bytes(packed(given.records, change))
         if given.round:
-            alike = says_about_the_same(made, given.records)
+            alike = says_about_the_same(made, given.records, given.round)
         elif given.window:
             alike = says_the_same(made, given.records)
         else:
