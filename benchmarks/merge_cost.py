@@ -30,7 +30,7 @@ STORED = Path(__file__).parent / "baselines" / "h200-vllm-0.26.0-sensors.jsonl.x
 
 def lines_of(stored: Path) -> tuple[bytes, bytes, list[bytes]]:
     """A session, an engine, and measurements, whose launch and time are left to be filled in."""
-    lines = [line for line in stored_in(stored, stored.read_bytes()).lines if line]
+    lines = [line for line in stored_in(stored, stored.read_bytes())[0] if line]
     engine = next(line for line in lines if line.startswith(b'{"kind":"engine"'))
     bulk = [line for line in lines if line.startswith(BULK)]
     return lines[0], with_value(engine, b"id"), [with_value(with_value(m, b"engine"), b"measured_at") for m in bulk]

@@ -45,7 +45,7 @@ FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}
 
 def packed(path: Path, change: Callable[[Measurement], Measurement]) -> bytes:
     found = ScannedLines()
-    lines = [line for line in stored_in(path, path.read_bytes()).lines if line]
+    lines = [line for line in stored_in(path, path.read_bytes())[0] if line]
     return lzma.compress(b"".join(renewed(found, line, change) + b"\n" for line in lines), filters=FILTERS)
 
 

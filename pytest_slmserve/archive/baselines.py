@@ -80,7 +80,8 @@ def accept(
     of, so each has its own, and one run over two interpreters is a usual way to make two. Raises BadUsage, with
     nothing written, where an archive is there already (unless `replace`), and where nothing can be a baseline.
     """
-    judged = _judged(measurements)
+    groups = {id(m): group for group in all_groups(measurements) for m in group}
+    judged = [(m, _obstacle(m, groups.get(id(m), ()))) for m in measurements]
     left_out = tuple(LeftOut(m, why) for m, why in judged if why)
     named = grouped((m for m, why in judged if not why), lambda m: f"{baseline_name(m.environment)}{SUFFIX}")
     if not named:
@@ -124,15 +125,9 @@ def _slug(text: str | None) -> str:
     return plain.removeprefix("nvidia-")
 
 
-def _judged(measurements: Sequence[Measurement]) -> list[tuple[Measurement, str | None]]:
-    """Pairs of a measurement and the reason why it is no part of a baseline, None if it is one. Of several engines on
-    one device all are, or none is."""
-    groups = {id(m): group for group in all_groups(measurements) for m in group}
-    return [(m, _obstacle(m, groups.get(id(m), ()))) for m in measurements]
-
-
 def _obstacle(measurement: Measurement, group: ReplicaGroup) -> str | None:
-    """group: itself, and what it was measured together with; empty where some of these records are lost."""
+    """Reason why a measurement is no part of a baseline, None if it is one. Of several engines on one device all are,
+    or none is. group: itself, and what it was measured together with; empty where some of these records are lost."""
     if not is_steady(measurement.load):
         return "it is of a load without a steady window"
     if baseline_name(measurement.environment) is None:

@@ -56,7 +56,7 @@ class _Union:
         self._written = self._known = self._size = 0
         self._pieces: list[bytes] = []
         self._engines: dict[str, bytes] = {}  # the line that describes each launch
-        lines = [line for line in store.stored_in(into.path, _read(into.path)).lines if line]
+        lines = [line for line in store.stored_in(into.path, _read(into.path))[0] if line]
         self._seen = {_head(line) for line in lines}
         store.found_in(into.path, (line for line in lines if not line.startswith(store.BULK)), self._remember)
 
@@ -69,11 +69,11 @@ class _Union:
         if part.samefile(self.into.path):
             return Merged()
         self._written = self._known = 0
-        stored = store.stored_in(part, raw)
-        found = store.found_in(part, stored.lines, partial(self._take, {}))
+        lines, whole = store.stored_in(part, raw)
+        found = store.found_in(part, lines, partial(self._take, {}))
         self._flush()
         notes = [f"{part}: not merged: {what}" for what in found.damaged]
-        notes += [store.torn_end(part, stored)] if stored.whole < len(raw) else []
+        notes += [store.torn_end(part, lines)] if whole < len(raw) else []
         return Merged(self._written, self._known, tuple(notes))
 
     def _take(self, engines: dict[str, bytes], found: store.ScannedLines, line: bytes) -> None:

@@ -265,8 +265,6 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
     which makes it a note) and where the format is newer than FORMAT.
     """
     each = [contents for _, contents in read_each(path, skip_damaged=skip_damaged)]
-    if len(each) == 1:
-        return each[0]
     before = accumulate((len(contents.sessions) for contents in each), initial=0)
     return Contents(
         tuple(m for contents in each for m in contents.measurements),
@@ -294,16 +292,16 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
 
 
 def _contents(path: Path, raw: bytes, skip_damaged: bool) -> Contents:
-    stored = stored_in(path, raw)
-    found = found_in(path, stored.lines, decode)
+    lines, whole = stored_in(path, raw)
+    found = found_in(path, lines, decode)
     if found.damaged and not skip_damaged:
         more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
         raise BadArchive(f"{path}: {found.damaged[0]}{more}", "--skip-damaged, to go on without what is damaged")
     notes = [f"{path}: skipped: {what}" for what in found.damaged]
     if not raw:
         notes.append(f"{path} is empty")
-    elif stored.whole < len(raw):
-        notes.append(f"{torn_end(path, stored)}; measurements used: {len(found.measurements)}")
+    elif whole < len(raw):
+        notes.append(f"{torn_end(path, lines)}; measurements used: {len(found.measurements)}")
     return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes), tuple(found.written_by))
 
 
@@ -345,25 +343,15 @@ def _repair(path: Path, file: io.FileIO) -> tuple[str, ...]:
         raw = file.readall()
     except (MemoryError, OverflowError):
         _too_large(path)
-    stored = stored_in(path, raw)
-    found_in(
-        path, [line for line in stored.lines if not line or not line.startswith(BULK)], decode
-    )  # ours, and not newer?
-    if stored.whole == len(raw):
+    lines, whole = stored_in(path, raw)
+    found_in(path, [line for line in lines if not line or not line.startswith(BULK)], decode)  # ours, and not newer?
+    if whole == len(raw):
         return ()
     aside = path.with_name(f"{path.name}.torn")
     with aside.open("ab", buffering=0) as torn:
-        _append(torn, raw[stored.whole :])
-    file.truncate(stored.whole)
-    return (f"{torn_end(path, stored)}; these {len(raw) - stored.whole} bytes were moved to {aside}",)
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The lines of a file, None for a packed piece that cannot be read, and the bytes before its torn end."""
-
-    lines: list[bytes | None]
-    whole: int
+        _append(torn, raw[whole:])
+    file.truncate(whole)
+    return (f"{torn_end(path, lines)}; these {len(raw) - whole} bytes were moved to {aside}",)
 
 
 @dataclass(slots=True)
@@ -378,8 +366,9 @@ class ScannedLines:
 Take = Callable[[ScannedLines, bytes], None]  # a line into what was found; raises one of _DAMAGE
 
 
-def stored_in(path: Path, raw: bytes) -> Stored:
-    """Raises BadArchive where the file is something else, or takes more memory than there is."""
+def stored_in(path: Path, raw: bytes) -> tuple[list[bytes | None], int]:
+    """The lines of a file, None for a packed piece that cannot be read, and the bytes before its torn end. Raises
+    BadArchive where the file is something else, or takes more memory than there is."""
     try:
         return _stored_in(path, raw)
     except MemoryError:
@@ -390,7 +379,7 @@ def _too_large(path: Path) -> NoReturn:
     raise BadArchive(f"{path} needs more memory than an archive may take", "the file that --slm-records named")
 
 
-def _stored_in(path: Path, raw: bytes) -> Stored:
+def _stored_in(path: Path, raw: bytes) -> tuple[list[bytes | None], int]:
     lines: list[bytes | None]
     if packing := _PACKINGS.get(path.suffix):
         if not packing.magic.startswith(raw[: len(packing.magic)]):
@@ -403,7 +392,7 @@ def _stored_in(path: Path, raw: bytes) -> Stored:
         lines, rest = [*raw[:whole].split(b"\n")[:-1]], raw[whole:]  # splitlines looks at each byte, and takes its time
     if not lines and not _FIRST.startswith(rest[: len(_FIRST)]):
         _not_an_archive(path)
-    return Stored(lines, whole)
+    return lines, whole
 
 
 def _packed_lines(packing: _Packing, raw: bytes) -> tuple[list[bytes | None], int]:
@@ -466,8 +455,8 @@ def _not_an_archive(path: Path, *why: str) -> NoReturn:
     raise BadArchive(f"{path} is not an archive of pytest-slmserve{reason}", "the file that --slm-records named")
 
 
-def torn_end(path: Path, stored: Stored) -> str:
-    return f"{path}: line {len(stored.lines) + 1} ends early, as when a run is killed while it writes"
+def torn_end(path: Path, lines: Sequence[bytes | None]) -> str:
+    return f"{path}: line {len(lines) + 1} ends early, as when a run is killed while it writes"
 
 
 def _what(error: Exception) -> str:
