@@ -6,19 +6,12 @@ missing or not valid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.points.job_points import (
-    CONTINUOUS,
-    JobPoint,
-    most_varied,
-    same_but_batch_limit,
-    same_but_batching,
-    same_but_kv,
-    same_engine,
-)
+from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint
 from pytest_slmserve.analysis.points.sweep_points import Figure, differences, e2e_s, figure, ratio, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent, times
 from pytest_slmserve.analysis.stats.noise import TAIL
@@ -235,7 +228,8 @@ def _limit(point: JobPoint) -> int:
 def limits_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """One job, all of its requests at once, on engines with the most values of `max_num_seqs`, ascending."""
     served = [p for p in jobs if p.batching == CONTINUOUS and p.load.at_once]
-    return sorted(most_varied(served, same_but_batch_limit, _limit), key=_limit)
+    alike = most_varied(served, lambda p: (*_asked(p), p.environment.key, replace(p.spec, max_num_seqs=1).key), _limit)
+    return sorted(alike, key=_limit)
 
 
 def has_limits(curve: Curve) -> bool:
@@ -284,6 +278,32 @@ def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
     return Verdict.from_interval(DYNAMIC_SOONER, curve.subject, below(seen, bound), why, seen, bound, *used)
 
 
+def most_varied(
+    points: Iterable[JobPoint], alike: Callable[[JobPoint], Hashable], varied: Callable[[JobPoint], Hashable]
+) -> list[JobPoint]:
+    """The group of alike points with the most different values of what was varied; of equal groups the last. Empty
+    without points."""
+    groups = grouped(points, alike).values()
+    return max(reversed(groups), key=lambda group: len({varied(p) for p in group}), default=[])
+
+
+def same_engine(point: JobPoint) -> Hashable:
+    """Jobs of one engine, of as many requests."""
+    load = point.load
+    return point.spec.key, point.environment.key, point.requests, load.max_concurrency, load.burstiness
+
+
+def same_but_kv(point: JobPoint) -> Hashable:
+    """Jobs that differ in nothing but the KV cache of their engine."""
+    extra = tuple(pair for pair in point.spec.extra if pair[0] != "num_gpu_blocks_override")
+    return *_asked(point), point.environment.key, replace(point.spec, kv_cache_bytes=1 << 30, extra=extra).key
+
+
+def _asked(point: JobPoint) -> tuple[str, str]:
+    """Equal for jobs of the same requests, which come alike."""
+    return point.workload.hash, repr(point.load)
+
+
 def grid_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """The jobs of one engine with the most lengths and rates."""
     served = [p for p in jobs if p.batching == CONTINUOUS and p.workload.spec.output_tokens is not None]
@@ -321,7 +341,8 @@ def caches_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
 
 def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """Jobs with the same requests batched in different ways: of each such group and way, the job measured last."""
-    groups = [g for g in grouped(jobs, same_but_batching).values() if len({p.batching for p in g}) > 1]
+    alike = grouped(jobs, lambda p: (*_asked(p), p.model, p.environment.gpu_name)).values()
+    groups = [group for group in alike if len({p.batching for p in group}) > 1]
     return [point for group in groups for point in {p.batching: p for p in group}.values()]
 
 

@@ -1,4 +1,4 @@
-"""Jobs: so many requests, arriving at a rate, served to the end. What one of them found, and which can be compared.
+"""Jobs: so many requests, arriving at a rate, served to the end. What one of them found.
 
 Throughput is over the whole job, from its beginning to its last answer, as `vllm bench serve` has it: at a low rate it
 is the rate, and the last requests' time counts too.
@@ -6,8 +6,8 @@ is the rate, and the last requests' time counts too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
@@ -141,38 +141,3 @@ def _waste(measurement: Measurement) -> float | None:
     computed = sum(steps.prompt_tokens) + sum(n for n in steps.running if n is not None)
     wanted = sum(samples.prompt_tokens) + sum(steps.new_tokens)
     return max(0.0, 1 - wanted / computed) if computed else None
-
-
-def most_varied(
-    points: Iterable[JobPoint], alike: Callable[[JobPoint], Hashable], varied: Callable[[JobPoint], Hashable]
-) -> list[JobPoint]:
-    """The group of alike points with the most different values of what was varied; of equal groups the last. Empty
-    without points."""
-    groups = grouped(points, alike).values()
-    return max(reversed(groups), key=lambda group: len({varied(p) for p in group}), default=[])
-
-
-def same_engine(point: JobPoint) -> Hashable:
-    """Jobs of one engine, of as many requests."""
-    load = point.load
-    return point.spec.key, point.environment.key, point.requests, load.max_concurrency, load.burstiness
-
-
-def same_but_kv(point: JobPoint) -> Hashable:
-    """Jobs that differ in nothing but the KV cache of their engine."""
-    extra = tuple(pair for pair in point.spec.extra if pair[0] != "num_gpu_blocks_override")
-    return _requests(point), replace(point.spec, kv_cache_bytes=1 << 30, extra=extra).key, point.environment.key
-
-
-def same_but_batch_limit(point: JobPoint) -> Hashable:
-    """Jobs that differ in nothing but the `max_num_seqs` of their engine."""
-    return _requests(point), replace(point.spec, max_num_seqs=1).key, point.environment.key
-
-
-def same_but_batching(point: JobPoint) -> Hashable:
-    """Key that is equal for jobs of the same requests on the same device, whatever the engine."""
-    return _requests(point), point.model, point.environment.gpu_name
-
-
-def _requests(point: JobPoint) -> Hashable:
-    return point.workload.hash, repr(point.load)

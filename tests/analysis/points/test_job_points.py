@@ -8,12 +8,10 @@ from dataclasses import fields, replace
 import pytest
 from strategies import job_point
 
+from pytest_slmserve.analysis.claims.job_claims import most_varied, same_but_kv, same_engine
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points.job_points import (
     job_points,
-    most_varied,
-    same_but_kv,
-    same_engine,
 )
 from pytest_slmserve.analysis.points.sweep_points import e2e_s, ratio
 from pytest_slmserve.engines.simulated import SimulatedEngine
