@@ -26,6 +26,17 @@ HOW: dict[Sharing, str] = {
     "urls": "at URLs of their own",
 }
 E2E = "largest_e2e_s"
+# Of each claim on a figure of replicas over that of one engine: the figure in words, its name, and the judge. The mean
+# E2E is that of the slowest replica, its percentile over the requests of all. arXiv:2404.03353: latency improves (fig.
+# 5; no figure has tails), "considerable increase" of utilisation (6), more power with OPT-125M and OPT-1.3B, constant
+# with OPT-2.7B (7).
+COMPARED: dict[str, tuple[str, str, Callable[[Interval, float], State]]] = {
+    TAIL: ("the 99th percentile of E2E", "e2e_p99_s", below),
+    SOONER: ("the largest mean E2E", E2E, below),
+    USE_MORE: ("GPU utilisation", "gpu_util", above),
+    DRAW_MORE: ("power", "power_w", above),
+    KEEP_POWER: ("power", "power_w", lambda seen, bound: within(seen, 1 / bound, bound)),
+}
 Pair = tuple[ReplicaPoint, Point]
 
 
@@ -59,53 +70,9 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     return Verdict.from_interval(claim, curve.subject, above(seen, bound), why, seen, bound, alone, shared)
 
 
-def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
-    """Verdict on the 99th percentile of E2E of replicas, over the requests of all: at most `bound` times that of one
-    engine. The number of replicas is the one that serves most. value: the ratio. arXiv:2404.03353, figure 5, has
-    mean latency, and no figure has tails."""
-    what = "the 99th percentile of E2E"
-    return _compared(TAIL, curve, sharing, bound, below, what, "e2e_p99_s")
-
-
-def replicas_answer_sooner(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
-    """Is the largest mean E2E of the replicas that serve most below `bound` times that of one engine? value: the ratio.
-    arXiv:2404.03353, figure 5: latency improves."""
-    return _compared(SOONER, curve, sharing, bound, below, "the largest mean E2E", E2E)
-
-
-def replicas_use_more(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
-    """Is GPU utilisation with the replicas that serve most above `bound` times that with one engine? value: the ratio.
-    arXiv:2404.03353, figure 6: "considerable increase"."""
-    return _compared(USE_MORE, curve, sharing, bound, above, "GPU utilisation", "gpu_util")
-
-
-def replicas_draw_more(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
-    """Is power with the replicas that serve most above `bound` times that with one engine? value: the ratio.
-    arXiv:2404.03353, figure 7: it is, for OPT-125M and OPT-1.3B."""
-    return _compared(DRAW_MORE, curve, sharing, bound, above, "power", "power_w")
-
-
-def replicas_keep_the_power(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
-    """Is power with the replicas that serve most within a factor of `bound` of that with one engine? value: the ratio.
-    arXiv:2404.03353, figure 7: it is constant for OPT-2.7B."""
-
-    def constant(seen: Interval, bound: float) -> State:
-        return within(seen, 1 / bound, bound)
-
-    return _compared(KEEP_POWER, curve, sharing, bound, constant, "power", "power_w")
-
-
-def _compared(
-    claim: str,
-    curve: Curve,
-    sharing: Sharing,
-    bound: float,
-    judge: Callable[[Interval, float], State],
-    what: str,
-    figure: str,
-) -> Verdict:
-    """Verdict on a figure of the replicas that serve most, over that of one engine. what: the figure in words."""
-    name, pairs = name_of(claim, sharing), compared(curve, sharing)
+def compared_with_one(claim: str, curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    """Verdict on a figure of `COMPARED` of the replicas that serve most, over that of one engine. value: the ratio."""
+    name, pairs, (what, figure, judge) = name_of(claim, sharing), compared(curve, sharing), COMPARED[claim]
     if not pairs:
         return Verdict.undecided(name, curve.subject, _nothing_to_compare(curve, sharing), bound)
     shared, alone = max(pairs, key=lambda pair: ratio(*pair).value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,9 @@ from strategies import H200, WELL, measurement, planted_run, planted_telemetry, 
 from pytest_slmserve.analysis.compare.replicas import (
     PAY,
     TAIL,
+    compared_with_one,
     has_replicas,
     name_of,
-    replicas_keep_the_tail,
     replicas_pay,
 )
 from pytest_slmserve.analysis.metrics import window
@@ -274,14 +275,14 @@ def test_one_engine_is_held_against_them_at_its_best_load():
 @pytest.mark.parametrize(("bound", "state"), [(1.1, HOLDS), (0.5, FAILS)])
 def test_the_tail(bound, state):
     runs = [m for i in range(2) for m in together(520.0 + i, 520.0 + i, repeat=i)]
-    verdict = replicas_keep_the_tail(curve((1000.0, 1004.0), runs), "mps", bound)
+    verdict = compared_with_one(TAIL, curve((1000.0, 1004.0), runs), "mps", bound)
     assert (verdict.claim, verdict.state) == (name_of(TAIL, "mps"), state)
     assert verdict.value == pytest.approx(1002 / 1041, rel=0.03)
 
 
 def test_what_is_missing_is_said():
     runs = together(600.0, 600.0)
-    for judge in (replicas_pay, replicas_keep_the_tail):
+    for judge in (replicas_pay, partial(compared_with_one, TAIL)):
         none = judge(curve((1000.0,), runs), "time-slicing", 1.0)
         assert (none.state, none.why) == (UNDECIDED, "no replicas were measured by time slicing")
         remote_executor = with_shared([curve_of("opt-1.3b", [measurement(8, 900.0)])], shared_points(runs))[0]
