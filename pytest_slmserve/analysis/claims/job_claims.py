@@ -27,6 +27,14 @@ LIMIT_PLATEAU, LIMIT_MARGINAL = "batch-limit-reaches-a-plateau", "batch-limit-ga
 LIMIT_LATENCY = "batch-limit-costs-latency"
 CONTINUOUS_MOST, DYNAMIC_SOONER = "continuous-batching-serves-most", "dynamic-batching-answers-sooner"
 LARGER = 1.25  # times the batch: less is the KV cache's doing, not the limit's
+# Of each claim on the longest outputs over the shortest: the figure, whether it counts tokens where the claim counts
+# requests, and words. arXiv:2404.03353, figure 2, right: "a slight increase in latency"; longer outputs reduce the
+# batch, which is why throughput falls.
+LONGEST: dict[str, tuple[Figure, bool, str]] = {
+    LONGER: (tokens_per_s, True, "requests of {long} output tokens are served {times} as fast as those of {short}"),
+    SHRINKS: (figure("batch"), False, "the mean batch of {long} output tokens is {times} that of {short}"),
+    SLIGHTLY: (e2e_s, False, "a request of {long} output tokens lasts {times} as long as one of {short}"),
+}
 # The OPT that others of its size are compared with.
 SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
 
@@ -57,30 +65,10 @@ def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
     return Verdict.from_interval(FOLLOWS, curve.subject, state, why, seen, bound, *slowest)
 
 
-def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
-    """Verdict on requests/s at the longest outputs, all requests at once: at most `bound` times those at the shortest.
-    value: that ratio. arXiv:2404.03353, figure 2, right."""
-    words = "requests of {long} output tokens are served {times} as fast as those of {short}"
-    return _longest(LONGER, curve, bound, tokens_per_s, words, per_token=True)
-
-
-def longer_outputs_shrink_the_batch(curve: Curve, bound: float) -> Verdict:
-    """Is the mean batch of the longest outputs, all requests at once, below `bound` times that of the shortest? value:
-    that ratio. arXiv:2404.03353: longer outputs reduce the batch, which is why throughput falls."""
-    words = "the mean batch of {long} output tokens is {times} that of {short}"
-    return _longest(SHRINKS, curve, bound, figure("batch"), words)
-
-
-def longer_outputs_wait_slightly_longer(curve: Curve, bound: float) -> Verdict:
-    """Is mean E2E of the longest outputs, all requests at once, at most `bound` times that of the shortest? value: that
-    ratio. arXiv:2404.03353, figure 2, right: "a slight increase in latency"."""
-    words = "a request of {long} output tokens lasts {times} as long as one of {short}"
-    return _longest(SLIGHTLY, curve, bound, e2e_s, words)
-
-
-def _longest(claim: str, curve: Curve, bound: float, what: Figure, words: str, *, per_token: bool = False) -> Verdict:
-    """Verdict on a figure of the longest outputs, all requests at once, over that of the shortest. per_token: the
-    figure counts tokens, the claim requests."""
+def longest_over_shortest(claim: str, curve: Curve, bound: float) -> Verdict:
+    """Verdict on a figure of `LONGEST` at the longest outputs, all requests at once: at most `bound` times that at the
+    shortest. value: that ratio."""
+    what, per_token, words = LONGEST[claim]
     at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
     if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
         return Verdict.undecided(claim, curve.subject, reason, bound)

@@ -8,6 +8,7 @@ import pytest
 from strategies import job_point
 
 from pytest_slmserve.analysis.claims.job_claims import (
+    LONGER,
     alike_at_one_size,
     all_at_once_waits_longer,
     batch_limit_costs_latency,
@@ -19,7 +20,7 @@ from pytest_slmserve.analysis.claims.job_claims import (
     has_grid,
     has_limits,
     has_limits_after,
-    longer_outputs_fewer_requests,
+    longest_over_shortest,
     throughput_follows_arrivals,
     throughput_grows_with_kv_blocks,
 )
@@ -68,8 +69,8 @@ def test_one_repeat_tells_no_noise():
     ("long", "state"), [((10.0, 10.1), HOLDS), ((48.0, 49.0), FAILS), ((30.0, 45.0), UNDECIDED), ((), UNDECIDED)]
 )
 def test_longer_outputs_fewer_requests(long, state):
-    verdict = longer_outputs_fewer_requests(
-        curve(job_point((50.0, 50.5), output_tokens=32), job_point(long, output_tokens=256)), 0.75
+    verdict = longest_over_shortest(
+        LONGER, curve(job_point((50.0, 50.5), output_tokens=32), job_point(long, output_tokens=256)), 0.75
     )
     assert verdict.state is state
     if state is HOLDS:
