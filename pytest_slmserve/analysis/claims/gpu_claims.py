@@ -8,7 +8,7 @@ where the sensors lack a figure that it needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -51,6 +51,14 @@ def each_of(point: Point, name: str) -> list[float]:
 def energies_j(point: Point) -> list[float]:
     """Joules per output token of each repeat. Power that reads 0 is no power."""
     return [value for value in each_of(point, "energy_per_token_j") if value > 0]
+
+
+# Of each claim on a share that no load exceeds: words, and the share in each repeat. arXiv:2404.03353: "average SM
+# activity remains low" (figure 3), and CPU overheads take up to 50 % of the latency.
+NEVER_ABOVE: dict[str, tuple[str, Callable[[Point], list[float]]]] = {
+    SM_ACTIVITY: ("of the SMs have work", lambda point: each_of(point, "sm_active")),
+    HOST_SHARE: ("of the time no kernel runs", lambda point: [1 - busy for busy in each_of(point, "engine_active")]),
+}
 
 
 def few_warps(curve: Curve, bound: float) -> Verdict:
@@ -101,22 +109,10 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
     return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, seen, bound, first, best)
 
 
-def sm_activity_low(curve: Curve, bound: float) -> Verdict:
-    """Do less than `bound` of the SMs have work in the mean, at every load? value: the largest share of any load.
-    arXiv:2404.03353, figure 3: "average SM activity remains low"."""
-    shares = {p.concurrency: each_of(p, "sm_active") for p in curve.valid}
-    return _never_above(SM_ACTIVITY, curve, bound, shares, "of the SMs have work")
-
-
-def host_share(curve: Curve, bound: float) -> Verdict:
-    """Is the GPU without a kernel for at most `bound` of the time, at every load? value: the largest share of any load.
-    arXiv:2404.03353: CPU overheads take up to 50 % of the latency."""
-    shares = {p.concurrency: [1 - busy for busy in each_of(p, "engine_active")] for p in curve.valid}
-    return _never_above(HOST_SHARE, curve, bound, shares, "of the time no kernel runs")
-
-
-def _never_above(claim: str, curve: Curve, bound: float, shares: Mapping[int, Sequence[float]], words: str) -> Verdict:
-    """Verdict on the largest of these shares, which are of the repeats of each load."""
+def never_above(claim: str, curve: Curve, bound: float) -> Verdict:
+    """Is a share of `NEVER_ABOVE` below `bound`, at every load? value: the largest of any load."""
+    words, share = NEVER_ABOVE[claim]
+    shares = {p.concurrency: share(p) for p in curve.valid}
     if reason := obstacle(curve) or _unseen(NO_PROFILE, shares):
         return Verdict.undecided(claim, curve.subject, reason, bound)
     groups = list(shares.values())

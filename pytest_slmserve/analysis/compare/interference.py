@@ -10,11 +10,6 @@ from pytest_slmserve.analysis.verdict import Verdict, every_within
 CLAIM = "neighbours-do-not-disturb"
 
 
-def has_neighbours(curve: Curve) -> bool:
-    """Was any of it measured while engines of the same run worked on other GPUs?"""
-    return any(m.neighbours for m in curve.measurements)
-
-
 def pairs_of(curve: Curve) -> tuple[list[tuple[Point, Point]], list[Point]]:
     """The points beside others and alone, of each load that was measured in both ways, and all points."""
     beside, alone = (

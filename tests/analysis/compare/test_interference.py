@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from gpus import alone, engine
 
-from pytest_slmserve.analysis.compare.interference import has_neighbours, neighbours_do_not_disturb, pairs_of
+from pytest_slmserve.analysis.claims.lookup import claim_of
+from pytest_slmserve.analysis.compare.interference import CLAIM, neighbours_do_not_disturb, pairs_of
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State, within
@@ -49,7 +50,8 @@ def test_without_both_there_is_nothing_to_tell():
 
 
 def test_a_run_alone_has_no_neighbours():
-    assert has_neighbours(curve()) and not has_neighbours(curve_of("opt-tiny", alone(engine())))
+    judged = claim_of(CLAIM).applies
+    assert judged(curve()) and not judged(curve_of("opt-tiny", alone(engine())))
 
 
 @pytest.mark.parametrize(
