@@ -70,25 +70,18 @@ def of_curves(
         named = [(curve, label) for curve, label in named if curve.subject == short_name(model)]
         if curves and not named:
             raise BadUsage(f"there are no records of {model}", f"--model with one of {', '.join(there)}")
-    named = _on_one_gpu(named)
+    # Only these show what a GPU holds, and when another engine pays.
+    on_one = [row for row in named if row[0].spec is None or row[0].spec.tensor_parallel_size == 1]
+    if named and not on_one:
+        problem = f"{named[0][0].subject} was measured on several GPUs at once, and advice is for one"
+        raise BadUsage(problem, "records of --slm-tensor-parallel-size 1")
+    named = on_one
     where = one_device([curve for curve, _ in named])
     names = dict.fromkeys(curve.subject for curve, _ in named)
     subjects = tuple(_of_sweeps([row for row in named if row[0].subject == name], longest) for name in names)
     if where is None:
         return SourcedSweeps(subjects, ResultSource("nothing was measured", LATENCY, None, tuple(notes)))
     return SourcedSweeps(subjects, ResultSource(where.title, LATENCY, where.gpu_memory_bytes, tuple(notes)))
-
-
-def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
-    """Curves of engines on one GPU, each with its label: only these show what a GPU holds, and when another engine
-    pays. Raises BadUsage where all engines had several GPUs."""
-    found = [(curve, label) for curve, label in named if curve.spec is None or curve.spec.tensor_parallel_size == 1]
-    if named and not found:
-        raise BadUsage(
-            f"{named[0][0].subject} was measured on several GPUs at once, and advice is for one",
-            "records of --slm-tensor-parallel-size 1",
-        )
-    return found
 
 
 def one_device(curves: Sequence[Curve]) -> Environment | None:

@@ -131,7 +131,7 @@ def util_falls(curve: Curve, bound: float) -> Verdict:
     """Is GPU utilisation at the largest load below `bound` times what it is at the smallest? arXiv:2404.03353, figure
     8: utilisation "remains constant", and decreases with large batches, while throughput grows."""
     utils = {p.concurrency: each_of(p, "gpu_util") for p in curve.valid}
-    if reason := obstacle(curve) or _unseen(NO_UTIL, utils) or ("" if len(utils) > 1 else "it has one load"):
+    if reason := obstacle(curve) or _unseen(NO_UTIL, utils):
         return Verdict.undecided(UTIL_FALLS, curve.subject, reason, bound)
     first, last = curve.valid[0], curve.valid[-1]
     seen = ratio(last, first, curve.valid, lambda point: each_of(point, "gpu_util"))
