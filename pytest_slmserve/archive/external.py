@@ -11,11 +11,11 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
@@ -65,11 +65,10 @@ class Columns:
 
 def curve_of(rows: Sequence[Row], columns: Columns) -> Curve:
     """Curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold."""
-    loads = sorted(((knob_of(row, columns.knob), row) for row in rows), key=lambda pair: pair[0])
-    groups = groupby(loads, key=lambda pair: pair[0])
+    groups = grouped(rows, lambda row: knob_of(row, columns.knob))
     return Curve(
         subject="external results",
-        points=tuple(point_of(load, [row for _, row in group], columns) for load, group in groups),
+        points=tuple(point_of(load, group, columns) for load, group in sorted(groups.items())),
         axes=Axes(columns.knob, columns.throughput, columns.latency),
     )
 
@@ -221,17 +220,13 @@ def matching(rows: Sequence[Row], conditions: Sequence[str], option: str = "--wh
 def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[str]]:
     """Rows that have a value in each column, and a sentence on those that have none in a column. Raises BadUsage where
     none has all. The power may be missing: nothing is chosen by it."""
-    without: dict[str, list[str]] = {}
-    left = []
-    for row in rows:
-        empty = next((name for name in replace(columns, power=None).names if text_of(row, name) == ""), None)
-        if empty is None:
-            left.append(row)
-        else:
-            without.setdefault(empty, []).append(row.place)
+    names = replace(columns, power=None).names
+    by_empty = grouped(rows, lambda row: next((name for name in names if text_of(row, name) == ""), ""))
+    left = by_empty.pop("", [])
     if not left:
-        raise BadUsage(f"the column {next(iter(without))!r} is empty in all results", "another column, or other files")
-    return left, [f"left out, without a value of {name}: {some(places)}" for name, places in without.items()]
+        raise BadUsage(f"the column {next(iter(by_empty))!r} is empty in all results", "another column, or other files")
+    without = {name: some([row.place for row in each]) for name, each in by_empty.items()}
+    return left, [f"left out, without a value of {name}: {places}" for name, places in without.items()]
 
 
 def holds(row: Row, pairs: Sequence[tuple[str, str]]) -> bool:

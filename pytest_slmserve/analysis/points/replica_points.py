@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
 from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import sensed
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import LatencyFigures, pooled_latencies
 from pytest_slmserve.analysis.points.sweep_points import Point, Repeats, ratio, repeat_fields
@@ -115,9 +115,7 @@ def all_groups(measurements: Sequence[Measurement]) -> list[ReplicaGroup]:
 def shared_points(measurements: Iterable[Measurement]) -> tuple[ReplicaPoint, ...]:
     """One point for each set of engines, way of sharing and load, in the order first measured."""
     runs = sorted(replica_groups(measurements), key=lambda members: members[0].measured_at)
-    order = list(dict.fromkeys(map(group_key, runs)))
-    runs.sort(key=lambda members: order.index(group_key(members)))
-    return tuple(shared_point(list(group)) for _, group in groupby(runs, key=group_key))
+    return tuple(map(shared_point, grouped(runs, group_key).values()))
 
 
 def group_key(group: ReplicaGroup) -> str:

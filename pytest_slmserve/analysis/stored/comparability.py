@@ -22,11 +22,7 @@ from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
 POWER_HELD = 0.01  # share of a window from which on the power limit, not a setting, decides the clock
 FAR_DAYS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """A value that the load made, and no setting of the machine: it is no reason not to compare."""
+EFFECT = object()  # in place of a value that the load made, and no setting of the machine: no reason not to compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ def one_boot(*measurements: Measurement) -> bool:
 def _match(fact: Fact, there: Any, here: Any, on_gpu: bool) -> bool:
     if there is None and here is None:
         return fact.untold or (fact.of_gpu and not on_gpu)
-    if isinstance(there, Effect) or isinstance(here, Effect):
+    if EFFECT in (there, here):
         return there is not None and here is not None
     if there is None or here is None or not fact.apart:
         return bool(there == here)
@@ -84,7 +80,7 @@ def _clause(fact: Fact, there: Any, here: Any) -> str:
 
 
 def _shown(fact: Fact, value: Any) -> str:
-    if isinstance(value, Effect):
+    if value is EFFECT:
         return "as the power limit allows"
     return "not known" if value is None else fact.shown(value)
 
@@ -144,10 +140,10 @@ def sharing_of(measurement: Measurement) -> str:
     return f"{beside.count} engines by {beside.sharing}{share}{', pinned' if beside.pinned else ''}"
 
 
-def _sm_clock_hz(measurement: Measurement) -> float | Effect | None:
+def _sm_clock_hz(measurement: Measurement) -> Any:
     """The largest of the window. Under the power limit it is what the load leaves of it: an effect, not a setting."""
     clock, held = _largest(measurement, SM_CLOCK), device_figures(measurement.run).power_capped
-    return Effect() if clock is not None and held is not None and held > POWER_HELD else clock
+    return EFFECT if clock is not None and held is not None and held > POWER_HELD else clock
 
 
 def _largest(measurement: Measurement, number: int) -> float | None:
