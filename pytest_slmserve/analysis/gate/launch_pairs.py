@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from operator import attrgetter
 from statistics import fmean
 from typing import get_args
@@ -248,9 +248,8 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
     """Whole pairs of one gate, in the order of measuring; a launch that was broken off makes none. Of a pair that was
     made again, since the first time was broken off, the last launch of each side counts."""
     found = []
-    by_pair = attrgetter("paired.pair")
-    for number, members in groupby(sorted(measurements, key=by_pair), key=by_pair):
-        launches = {launch.side: launch for launch in _launches(list(members))}
+    for number, members in sorted(grouped(measurements, attrgetter("paired.pair")).items()):
+        launches = {launch.side: launch for launch in _launches(members)}
         if set(launches) == set(SIDES):
             found.append(PairOfLaunches(number, launches["baseline"], launches["candidate"]))
     loads = max((len(launch.measurements) for pair in found for launch in pair.launches), default=0)

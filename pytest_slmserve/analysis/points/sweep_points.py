@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from itertools import groupby
 from statistics import mode
 from typing import Any, Generic, TypeVar
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, checked_slo, goodput_of, together
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
@@ -142,11 +142,8 @@ def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement
 
 def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
     """One point per concurrency, ascending, whatever the order of the measurements. Other loads are left out."""
-    rows = sorted(
-        ((c, m.measured_at, m.launch, m) for m in measurements if (c := concurrency_of(m)) is not None),
-        key=lambda row: row[:3],
-    )
-    return tuple(point_of(c, [row[3] for row in group]) for c, group in groupby(rows, key=lambda row: row[0]))
+    by_load = grouped(sorted(measurements, key=lambda m: (m.measured_at, m.launch)), concurrency_of)
+    return tuple(point_of(load, by_load[load]) for load in sorted(load for load in by_load if load is not None))
 
 
 def choose(repeats: Iterable[T], findings: Callable[[T], CheckResult]) -> tuple[list[Found[T]], list[Found[T]]]:
