@@ -291,10 +291,9 @@ def _requests(measurement: Measurement) -> float:
 def _ready_s(measurements: Iterable[Measurement]) -> dict[str, float]:
     """Mean seconds until an engine was ready, by model; each launch counts once, however often it was measured. Models
     without a reported time are left out."""
-    launches: dict[str, dict[str, float | None]] = {}
-    for m in measurements:
-        launches.setdefault(short_name(m.spec.model), {})[m.launch] = m.resolved.ready_s
-    means = {model: mean_of_known(each.values()) for model, each in launches.items()}
+    launches = {(short_name(m.spec.model), m.launch): m.resolved.ready_s for m in measurements}
+    by_model = grouped(launches, lambda key: key[0])
+    means = {model: mean_of_known(launches[key] for key in keys) for model, keys in by_model.items()}
     return {model: value for model, value in means.items() if value is not None}
 
 

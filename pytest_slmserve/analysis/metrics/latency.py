@@ -145,7 +145,7 @@ def open_loop_latencies(run: Run) -> Latencies:
 @once
 def closed_loop_latencies(run: Run) -> Latencies:
     """Latencies of the requests that finished with their last token in the window."""
-    return latencies(run.samples, finished_in_window(run), gaps=gaps_of([run]))
+    return pooled_latencies([run])
 
 
 def pooled_latencies(runs: Sequence[Run]) -> Latencies:

@@ -96,15 +96,13 @@ def engines(models: Sequence[str]) -> str:
 
 def replica_groups(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
     """Repeats of several engines among these, each with its replicas in order; none where a record is lost."""
-    found: dict[str, dict[int, Measurement]] = {}
-    for m in measurements:
-        if not m.alone:
-            found.setdefault(m.replica.group, {})[m.replica.index] = m  # type: ignore[union-attr]
-    return [
-        tuple(members[index] for index in sorted(members))
-        for members in found.values()
-        if len(members) == next(iter(members.values())).replica.count  # type: ignore[union-attr]
-    ]
+    found = []
+    parts = ((m.replica, m) for m in measurements if m.replica and not m.alone)
+    for group in grouped(parts, lambda part: part[0].group).values():
+        members = {replica.index: m for replica, m in group}
+        if len(members) == group[0][0].count:
+            found.append(tuple(members[index] for index in sorted(members)))
+    return found
 
 
 def all_groups(measurements: Sequence[Measurement]) -> list[ReplicaGroup]:
