@@ -137,9 +137,9 @@ def says_about_the_same(path: Path, as_path: Path, us: int) -> bool:
 
 
 def about(one: object, other: object, us: int) -> bool:
-    """At most a thousandth, or so many microseconds, apart; equal where it is no number."""
+    """At most a thousandth, or so many microseconds and a quarter, apart; equal where it is no number."""
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-3, abs_tol=1.25e-6 * us)  # where an end of the window moves a stamp, a quarter more
+        return math.isclose(one, other, rel_tol=1e-3, abs_tol=1.25e-6 * us)  # stamps at an end of the window move more
     return one == other
 
 
