@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_slmserve.plan.costs import repeat_estimate_s
-from pytest_slmserve.plan.titles import Engines, engine_title, point_title
+from pytest_slmserve.plan.titles import Engines, each_of, engine_title, point_title
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Replica, measurement_key, replica_set
@@ -42,12 +42,9 @@ class Case:
     @property
     def each(self) -> tuple[EngineSpec, ...]:
         """Specifications of the case's engines. Raises ValueError where this host cannot have them."""
-        match self.engines:
-            case ReplicaSpec(engines):
-                return engines
-            case EngineSpec() as spec:
-                return (spec,)
-        raise ValueError(f"{self.id} has no engine: {self.skip_reason}")
+        if self.engines is None:
+            raise ValueError(f"{self.id} has no engine: {self.skip_reason}")
+        return each_of(self.engines)
 
     def replicas(self) -> tuple[Replica | None, ...]:
         """The part of each engine in one repeat, which gets a name of its own; None for an engine of no set."""

@@ -14,7 +14,7 @@ from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
 from pytest_slmserve.plan.sweeps import Sweep, check_length, load_of, plan_sweep, workload_spec
-from pytest_slmserve.plan.titles import Engines, engine_alone, gpus_of
+from pytest_slmserve.plan.titles import Engines, each_of, gpus_of
 from pytest_slmserve.schema.catalog import hub_name, restriction, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -187,8 +187,7 @@ class Planner:
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
         """Names of the devices of `spec`, as locks and sensors use them. Raises BadUsage where one is not there."""
         if self.platform == "remote":
-            engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
-            return tuple(url_lock(engine.url) for engine in engines)
+            return tuple(url_lock(engine.url) for engine in each_of(spec))
         check_there(self.host, spec.gpus)
         return tuple(self.host.gpus[i].uuid for i in spec.gpus) if self.host.gpus else (self.host.device,)
 
@@ -245,7 +244,7 @@ class Planner:
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
         """The environment that `spec` is measured in: this host, with the versions that the specification's own
         interpreter has. Its cores are those of all of its GPUs, where each GPU has a part of them."""
-        return self._environment(engine_alone(spec)).on(gpus_of(spec))
+        return self._environment(each_of(spec)[0]).on(gpus_of(spec))
 
     def _environment(self, spec: EngineSpec) -> Environment:
         own = spec.python, spec.env

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
-from pytest_slmserve.plan.titles import Engines, clock, engine_alone, engine_title, gpus_of
+from pytest_slmserve.plan.titles import Engines, clock, each_of, engine_title, gpus_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.specs import EngineSpec
@@ -78,7 +78,7 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
 
 def _subject(group: Group) -> tuple[str, str]:
     """Model and interface: what on fewer GPUs is compared with the same on more."""
-    engine = engine_alone(group.engine)
+    engine = each_of(group.engine)[0]
     return engine.model, engine.interface
 
 

@@ -33,9 +33,9 @@ def clock(seconds: float) -> str:
     return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
 
 
-def engine_alone(engine: Engines) -> EngineSpec:
-    """One of several that are alike, which stands for each of them."""
-    return engine.engines[0] if isinstance(engine, ReplicaSpec) else engine
+def each_of(engine: Engines) -> tuple[EngineSpec, ...]:
+    """The engines of a set, or the one that is none."""
+    return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
 
 
 def gpus_of(engine: Engines) -> int:

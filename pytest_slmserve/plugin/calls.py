@@ -10,21 +10,21 @@ from functools import wraps
 from typing import TypeVar
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop
 
 T = TypeVar("T")
 
-OF_A_LOAD = tuple(field.name for field in fields(ClosedLoop) if field.name != "concurrency")
 
-
-def checked(name: str, *handed_on: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def checked(name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Decorator of what tests call as `name`. It raises BadUsage for a word that the function does not have, for one
-    that is missing, and for repeats that are no number. handed_on: words that the function takes as `**load`."""
+    that is missing, and for repeats that are no number. Words that it takes as `**load` are fields of ClosedLoop."""
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         signature = inspect.signature(function)
-        named = [word for word, kind in signature.parameters.items() if kind.kind is not kind.VAR_KEYWORD]
-        known = [word for word in (*named, *handed_on) if word != "self"]
+        known = [word for word in signature.parameters if word not in ("self", "load")]
+        if "load" in signature.parameters:
+            from pytest_slmserve.schema.loads import ClosedLoop
+
+            known += [field.name for field in fields(ClosedLoop) if field.name != "concurrency"]
 
         @wraps(function)
         def call(*values: object, **words: object) -> T:
@@ -34,13 +34,9 @@ def checked(name: str, *handed_on: str) -> Callable[[Callable[..., T]], Callable
                 signature.bind(*values, **words)
             except TypeError as error:
                 raise BadUsage(f"{name}: {error}", ", ".join(known)) from None
-            match words.get("repeats"):
-                case None:
-                    pass
-                case int(repeats) if repeats > 0:
-                    pass
-                case other:
-                    raise BadUsage(f"{name}: repeats={other!r} is no number of repeats", "repeats=3")
+            repeats = words.get("repeats")
+            if repeats is not None and not (isinstance(repeats, int) and repeats > 0):
+                raise BadUsage(f"{name}: repeats={repeats!r} is no number of repeats", "repeats=3")
             return function(*values, **words)
 
         return call

@@ -16,13 +16,14 @@ from pytest_slmserve.plan.costs import (
     start_estimate_s,
 )
 from pytest_slmserve.plan.schedule import divided, groups_of, makespan_s, spread
-from pytest_slmserve.plan.titles import Engines
+from pytest_slmserve.plan.titles import Engines, each_of
 from pytest_slmserve.plugin.items import (
     AS_IT_GOES,
     asks_as_it_goes,
     asks_the_engine,
     case_of,
     cases_of_items,
+    chosen_parameters,
     engine_of,
     is_gate,
     is_measured,
@@ -34,7 +35,6 @@ from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.gate import launches_left, loads_of
 from pytest_slmserve.run.gpu_slots import slot_count
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
 LONG_S = 300.0  # a run that takes longer says so before it begins
 
@@ -48,7 +48,6 @@ def plan_rows(session: Session, items: Sequence[Any]) -> list[PlannedItem]:
 def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
     paid, launched = set[str](), set[Engines]()
     for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if case := case_of(item):
             left = _missing(session, case)
             depends = session.options.sweep == "adaptive" and is_planned_point(item)
@@ -57,7 +56,7 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
             yield PlannedItem(item.name, case.engine if left else None, seconds, load)
             paid.add(case.key)
             launched |= {case.engine} if left else set()
-        elif sides := parameters.get("slm_gate"):
+        elif sides := chosen_parameters(item).get("slm_gate"):
             again = sides[0] in paid
             paid.add(sides[0])
             yield PlannedItem(item.name, None, 0.0 if again else gate_estimate_s(session, sides[0], launched))
@@ -148,12 +147,8 @@ def _may_go_on(session: Session, items: Sequence[Any]) -> bool:
 
 def gated_models(items: Sequence[Any]) -> list[str]:
     """Models that the items compare on two sides, each once."""
-    gates = (item.callspec.params.get("slm_gate") for item in items if hasattr(item, "callspec"))
+    gates = (chosen_parameters(item).get("slm_gate") for item in items)
     return list(dict.fromkeys(gate[0] for gate in gates if gate))
-
-
-def _each(engine: Engines) -> tuple[EngineSpec, ...]:
-    return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
 
 
 def length_line(session: Session, items: Sequence[Any]) -> str | None:
@@ -168,7 +163,7 @@ def length_line(session: Session, items: Sequence[Any]) -> str | None:
         seconds = makespan_s(spread(divided(groups, gpus), gpus))
     if seconds < LONG_S:
         return None
-    models = {spec.model for group in groups for spec in _each(group.engine)} | set(gates)
+    models = {spec.model for group in groups for spec in each_of(group.engine)} | set(gates)
     often = [counted(starts, "engine start")] if session.platform != "remote" else []
     roughly = "up to" if session.options.sweep == "adaptive" else "about"
     parts = [f"{roughly} {seconds / 60:.0f} min", *often, counted(len(models), "model")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_slmserve.plugin.calls import checked
 from pytest_slmserve.plugin.items import (
     BASELINE,
     SESSION,
@@ -18,7 +19,9 @@ from pytest_slmserve.plugin.items import (
     load_for,
     marker_overrides,
     spec_from_marker,
+    words_of,
 )
+from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.advisor import Advice
@@ -51,8 +54,7 @@ def slm_session(request: pytest.FixtureRequest) -> Session:
 @pytest.fixture
 def slm_spec(request: pytest.FixtureRequest, slm_session: Session) -> EngineSpec:
     """The engine this test asks for by its `slm` marker. Override it to ask in another way."""
-    marker = request.node.get_closest_marker("slm")
-    return spec_from_marker(slm_session, dict(marker.kwargs) if marker else {})
+    return spec_from_marker(slm_session, words_of(request.node))
 
 
 @pytest.fixture
@@ -73,10 +75,8 @@ def slm_measure(
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
     from pytest_slmserve.analysis.points.sweep_points import points_of
-    from pytest_slmserve.plugin.calls import OF_A_LOAD, checked
-    from pytest_slmserve.schema.errors import BadUsage
 
-    @checked("slm_measure", *OF_A_LOAD)
+    @checked("slm_measure")
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
         wanted = replace(load_for(slm_session, slm_spec, concurrency, marker_overrides(request.node)), **load)
         if wanted.requests is not None:
@@ -96,11 +96,9 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
-    from pytest_slmserve.plugin.calls import OF_A_LOAD, checked
     from pytest_slmserve.run.sweeps import Rounds
-    from pytest_slmserve.schema.errors import BadUsage
 
-    @checked("slm_sweep", *OF_A_LOAD)
+    @checked("slm_sweep")
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
         if isinstance(concurrency, str | int):
             raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is no list of numbers", "concurrency=[1, 2, 4]")
@@ -131,7 +129,6 @@ def slm_sweep(
 def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
     """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
     `model`. Measures nothing: where fewer than two loads are known, the test is undecided."""
-    from pytest_slmserve.plugin.calls import checked
 
     @checked("slm_advice")
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
@@ -170,7 +167,6 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
     it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
     has its URL. The test is skipped, with the reason, where that cannot be."""
-    from pytest_slmserve.plugin.calls import checked
 
     @checked("slm_replicas")
     def of(
@@ -184,7 +180,6 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     ) -> SharedEngines:
         from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
         from pytest_slmserve.plugin.points import SharedEngines
-        from pytest_slmserve.schema.errors import BadUsage
 
         planner = slm_session.planner
         if not models and n < 2:
@@ -220,7 +215,6 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
     rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
     from pytest_slmserve.analysis.points.job_points import job_points
     from pytest_slmserve.plan.case_lists import sized_workload
-    from pytest_slmserve.plugin.calls import checked
     from pytest_slmserve.workload.arrivals import job
 
     @checked("slm_job")
@@ -262,8 +256,7 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     Where the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict`
     is given.
     """
-    marker = request.node.get_closest_marker("slm")
-    name, overrides = marker.kwargs["claim"], marker_overrides(request.node)
+    name, overrides = words_of(request.node)["claim"], marker_overrides(request.node)
     row = slm_session.verdicts.row(name, slm_model, overrides)
     if row.expected != "holds" and not slm_session.options.strict:
         surely = row.expected == "fails"
@@ -336,7 +329,6 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage where the run reads no
     sensors."""
     from pytest_slmserve.plugin.points import watching
-    from pytest_slmserve.schema.errors import BadUsage
 
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from pytest_slmserve.plugin.items import (
     models_of_markers,
     path_of,
 )
-from pytest_slmserve.plugin.progress import ProgressLine
+from pytest_slmserve.schema.errors import BadUsage, SlmError
 
 if TYPE_CHECKING:
     from pytest_slmserve.options.table import Options
@@ -41,6 +41,16 @@ EXIT_BROKEN_OFF = pytest.ExitCode.INTERNAL_ERROR  # of a gate: a crash on the wa
 CLUSTER = pytest.StashKey["Cluster"]()
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
 STATE = "slm_state"  # user property of a report without a verdict: undecided, or a gate that was broken off
+
+
+@contextmanager
+def _as_usage_errors(config: pytest.Config) -> Iterator[None]:
+    """Context manager that raises errors of ours as pytest's, and keeps them for hooks that are called all the same."""
+    try:
+        yield
+    except SlmError as error:
+        config.stash[PROBLEM] = f"slmserve: {error}"
+        raise pytest.UsageError(config.stash[PROBLEM]) from None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,12 +105,11 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"slmserve: {why}; leave it out, or give --slm-ray local for all GPUs of this host")
     from pytest_slmserve.run.interrupts import as_interrupts
     from pytest_slmserve.run.session import Session
-    from pytest_slmserve.schema.errors import SlmError
 
     undo = ExitStack()
     undo.enter_context(as_interrupts())
     config.add_cleanup(undo.close)
-    try:
+    with _as_usage_errors(config):
         if options.ray and not options.plan:
             from pytest_slmserve.run.ray.driver import Cluster
             from pytest_slmserve.run.ray.local import LocalGpus
@@ -111,8 +120,6 @@ def pytest_configure(config: pytest.Config) -> None:
             config.stash[SESSION].executor.remote = config.stash[CLUSTER]
         else:
             config.stash[SESSION] = Session.from_options(options, config.rootpath)
-    except SlmError as error:
-        raise pytest.UsageError(f"slmserve: {error}") from None
     config.stash[SESSION].command = _command(config, typed, options)
 
 
@@ -139,12 +146,9 @@ def _options(config: pytest.Config) -> Options | None:
     if not any(given[opt.name] is not None or os.environ.get(opt.variable) or ini[opt.key] for opt in OPTS):
         return None
     from pytest_slmserve.options.read import read_options
-    from pytest_slmserve.schema.errors import BadUsage
 
-    try:
+    with _as_usage_errors(config):
         return read_options(given, ini)
-    except BadUsage as error:
-        raise pytest.UsageError(f"slmserve: {error}") from None
 
 
 def _misread_path(config: pytest.Config) -> str | None:
@@ -213,7 +217,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(next(iter(wanted)), [pytest.param(None, id="-")], indirect=True)
         return
     from pytest_slmserve.plugin.parametrize import parameters_of
-    from pytest_slmserve.schema.errors import SlmError
 
     name, marker, values = next(iter(wanted)), metafunc.definition.get_closest_marker("slm"), []
     try:
@@ -232,9 +235,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if PROBLEM in config.stash:
         raise pytest.UsageError(config.stash[PROBLEM])
     from pytest_slmserve.plugin.ordering import in_running_order
-    from pytest_slmserve.schema.errors import BadUsage, SlmError
 
-    try:
+    with _as_usage_errors(config):
         _leave_out(config, items)
         slm.claims = set(filter(None, map(judged_claim, items)))
         if slm.options.gate and not any(map(is_gate, items)) and not session.testsfailed:
@@ -244,9 +246,6 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         ordered = in_running_order(slm, list(filter(is_measured, items)))
         if said := models_of_markers(slm, ordered):
             config.stash[COLLECTED] = [*config.stash.get(COLLECTED, []), said]
-    except SlmError as error:
-        config.stash[PROBLEM] = f"slmserve: {error}"
-        raise pytest.UsageError(config.stash[PROBLEM]) from None
     items[:] = [item for item in items if not is_measured(item)] + ordered
 
 
@@ -295,9 +294,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return  # the hook is called although the one before it has raised
     from pytest_slmserve.plugin.estimates import length_line
     from pytest_slmserve.plugin.items import engine_of, is_skipped
-    from pytest_slmserve.schema.errors import SlmError
+    from pytest_slmserve.plugin.progress import ProgressLine
 
-    try:
+    with _as_usage_errors(session.config):
         if slm.options.plan:
             _resume(slm, session)
             return
@@ -315,9 +314,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if length := length_line(slm, list(filter(is_measured, session.items))):
             session.config.stash[COLLECTED] = [*session.config.stash.get(COLLECTED, []), length]
         slm.begin(compares=any(is_gate(item) and not is_skipped(item) for item in session.items))
-    except SlmError as error:
-        session.config.stash[PROBLEM] = f"slmserve: {error}"
-        raise pytest.UsageError(session.config.stash[PROBLEM]) from None
     if reporter := session.config.pluginmanager.getplugin("terminalreporter"):
         progress = ProgressLine(session, slm, reporter)
         progress.install()
@@ -356,14 +352,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     from pytest_slmserve.plugin.estimates import estimate_notes, plan_rows
     from pytest_slmserve.report.text_table import folded
     from pytest_slmserve.run.gpu_slots import slot_count
-    from pytest_slmserve.schema.errors import BadUsage
 
     cells, local, writer = plan_rows(slm, session.items), slm.options.on_all_gpus, session.config.get_terminal_writer()
     gpus = slm.options.plan_gpus or (slot_count(slm.options, slm.host) if local else None)
-    try:
+    with _as_usage_errors(session.config):
         spread = spread_lines(cells, gpus, whole=bool(slm.options.ray) and not local) if gpus else []
-    except BadUsage as error:
-        raise pytest.UsageError(f"slmserve: {error}") from None
     writer.line()
     notes = [*slm.notes, *estimate_notes(slm)]
     for line in [*plan_lines(cells), *spread, *(f"note: {note}" for note in notes)]:
@@ -383,7 +376,6 @@ def pytest_runtest_makereport(
     if call.excinfo is None or SESSION not in item.config.stash:
         return report
     from pytest_slmserve.analysis.verdict import Undecided
-    from pytest_slmserve.schema.errors import SlmError
 
     if call.excinfo.errisinstance(Undecided):
         state = "undecided"

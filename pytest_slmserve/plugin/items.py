@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
+from pytest_slmserve.schema.errors import BadUsage, naming
+from pytest_slmserve.schema.literals import RampUp, Suite
+
 if TYPE_CHECKING:
     from pytest_slmserve.plan.cases import Case
     from pytest_slmserve.plan.planner import MarkerOverrides
@@ -75,6 +78,17 @@ def is_gate(item: pytest.Item) -> bool:
     return "slm_gates" in getattr(item, "fixturenames", ())
 
 
+def words_of(item: Any) -> Mapping[str, Any]:
+    """Words of the item's slm marker; none without one."""
+    marker = item.get_closest_marker("slm")
+    return marker.kwargs if marker else {}
+
+
+def chosen_parameters(item: Any) -> Mapping[str, Any]:
+    """Parameters of a parametrised item, by name; none of any other."""
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
 def compares(session: Session, words: Mapping[str, Any]) -> bool:
     """Does a test of a gate with these words of its marker run? Its `gate` stands in for `--slm-gate` on the platform
     that it names."""
@@ -83,8 +97,7 @@ def compares(session: Session, words: Mapping[str, Any]) -> bool:
 
 def is_planned_point(item: Any) -> bool:
     """Is it a point of a sweep that the options plan, and not one that its marker names?"""
-    marker = item.get_closest_marker("slm")
-    return "slm_point" in item.fixturenames and not (marker and "points" in marker.kwargs)
+    return "slm_point" in item.fixturenames and "points" not in words_of(item)
 
 
 def planned_loads(items: Sequence[Any]) -> dict[str, list[int]]:
@@ -111,16 +124,14 @@ def judged_claim(item: Any) -> str | None:
     """The name of the claim that an item judges; None where it judges none, or is skipped."""
     if "slm_claim" not in getattr(item, "fixturenames", ()) or is_skipped(item):
         return None
-    name: str = item.get_closest_marker("slm").kwargs["claim"]
-    return name
+    return str(words_of(item)["claim"])
 
 
 def marker_overrides(item: Any) -> MarkerOverrides:
     """The requests and the ramp-up that an item's marker asks for."""
     from pytest_slmserve.plan.case_lists import overrides_of
 
-    marker = item.get_closest_marker("slm")
-    return overrides_of(marker.kwargs if marker else {})
+    return overrides_of(words_of(item))
 
 
 def load_for(session: Session, spec: EngineSpec, concurrency: int, overrides: MarkerOverrides) -> ClosedLoop:
@@ -132,13 +143,9 @@ def load_for(session: Session, spec: EngineSpec, concurrency: int, overrides: Ma
 def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
     here, and where it is skipped. Raises BadUsage for an impossible marker."""
-    marker = item.get_closest_marker("slm")
-    words = dict(marker.kwargs) if marker else {}
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    marker, words, parameters = item.get_closest_marker("slm"), words_of(item), chosen_parameters(item)
     parametrised = bool(parameters.keys() & PARAMETRISED)
     if marker and marker.args:
-        from pytest_slmserve.schema.errors import BadUsage
-
         given = ", ".join(map(repr, marker.args))
         raise BadUsage(
             f"@pytest.mark.slm({given}) has values without a name", f"@pytest.mark.slm(model={marker.args[0]!r})"
@@ -157,7 +164,6 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
 
 def check_asserted(item: Any) -> None:
     """Raises BadUsage where the body of a test drops a verdict."""
-    from pytest_slmserve.schema.errors import BadUsage
 
     if not any(name.startswith("slm_") for name in item.fixturenames):
         return
@@ -174,7 +180,6 @@ def check_asserted(item: Any) -> None:
 def check_requests_fit(session: Session, item: Any) -> None:
     """Raises BadUsage where `slm_measure` would send requests that are longer than the engine of the item takes."""
     from pytest_slmserve.engines.base import check_fits
-    from pytest_slmserve.schema.errors import naming
     from pytest_slmserve.schema.specs import EngineSpec
 
     if {"slm_measure", "slm_sweep"}.isdisjoint(item.fixturenames) or is_skipped(item) or session.platform == "remote":
@@ -193,8 +198,7 @@ def reads_several(item: Any) -> bool:
     several GPUs and of jobs, and what holds a run against a baseline. Raises BadUsage for an unknown claim."""
     from pytest_slmserve.analysis.claims.lookup import claim_of
 
-    marker = item.get_closest_marker("slm")
-    words = marker.kwargs if marker else {}
+    words = words_of(item)
     if "slm_baseline" in item.fixturenames:
         return True
     return "models" in words or ("claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs"))
@@ -257,14 +261,11 @@ def judges_the_papers(item: Any) -> bool:
 def larger_suite(session: Session, item: Any) -> str | None:
     """The suite that an item needs, by its `slm_suite` marker; None where this run's has it, and where the command line
     names the item's file and no suite. Raises BadUsage for an unknown one."""
-    from pytest_slmserve.schema.literals import Suite
 
     marker, options, suites = item.get_closest_marker("slm_suite"), session.options, get_args(Suite)
     if marker is None:
         return None
     if len(marker.args) != 1 or marker.args[0] not in suites:
-        from pytest_slmserve.schema.errors import BadUsage
-
         given = ", ".join(map(repr, marker.args))
         raise BadUsage(f"@pytest.mark.slm_suite({given}) names no suite", " or ".join(suites))
     needed: str = marker.args[0]
@@ -287,8 +288,7 @@ def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
         return GATE_ALONE
     if suite := larger_suite(session, item):
         return IN_A_SUITE.format(suite)
-    marker = item.get_closest_marker("slm")
-    words = marker.kwargs if marker else {}
+    words = words_of(item)
     if session.platform == "cpu" and (words.get("needs") == "gpu" or words.get("gpus", 1) != 1):
         return ON_A_GPU_ONLY
     if session.platform == "simulated" and not session.options.strict and judges_the_papers(item):
@@ -301,8 +301,7 @@ def models_of_markers(session: Session, items: Sequence[Any]) -> str | None:
     endpoint, which skips them."""
     from pytest_slmserve.report.numbers import counted
 
-    markers = (None if is_skipped(item) else item.get_closest_marker("slm") for item in items)
-    named = [marker.kwargs["model"] for marker in markers if marker and "model" in marker.kwargs]
+    named = [words["model"] for item in items if not is_skipped(item) and "model" in (words := words_of(item))]
     others = [model for model in named if session.options.models and not session.planner.swept(model)]
     if not others or session.platform == "remote":
         return None
@@ -314,8 +313,7 @@ def skip_reason(session: Session, item: Any) -> str | None:
     """The reason why an item cannot be carried out in this mode; None if it can."""
     from pytest_slmserve.schema.catalog import short_name
 
-    marker = item.get_closest_marker("slm")
-    words = marker.kwargs if marker else {}
+    words = words_of(item)
     modes, why = NEEDS.get(words.get("needs"), ((), ""))
     if session.platform in modes:
         return why
@@ -336,14 +334,12 @@ def skip_reason(session: Session, item: Any) -> str | None:
     return None
 
 
-def check_words(words: dict[str, Any], parametrised: bool) -> None:
+def check_words(words: Mapping[str, Any], parametrised: bool) -> None:
     """Raises BadUsage for words of a marker that say nothing. What is parametrised has the models and the engine of the
     options, so words that choose one say nothing there."""
     from pytest_slmserve.options import old_names
     from pytest_slmserve.options.parsers import takes_gpus
     from pytest_slmserve.plan.case_lists import checked_lengths
-    from pytest_slmserve.schema.errors import BadUsage
-    from pytest_slmserve.schema.literals import RampUp
     from pytest_slmserve.schema.specs import EngineSpec
 
     engine = {field.name for field in fields(EngineSpec)} - {"model", "platform"}
@@ -377,7 +373,6 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
 
 def _names(word: str, pairs: Any) -> list[str]:
     """Names of the pairs that a marker gives an engine as `word`. Raises BadUsage where they are no pairs."""
-    from pytest_slmserve.schema.errors import BadUsage
 
     try:
         return [name for name, _ in pairs]
@@ -386,10 +381,10 @@ def _names(word: str, pairs: Any) -> list[str]:
         raise BadUsage(problem, f'{word}=(("NAME", VALUE),)') from None
 
 
-def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
-    words = {word: value for word, value in words.items() if word not in NOT_OF_THE_ENGINE}
-    model = words.pop("model", None) or session.planner.models[0]
-    return replace(session.planner.spec(model, words.get("tensor_parallel_size")), **words)
+def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
+    own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
+    model = words.get("model") or session.planner.models[0]
+    return replace(session.planner.spec(model, words.get("tensor_parallel_size")), **own)
 
 
 def cases_of_items(items: Sequence[Any]) -> list[Case]:
@@ -403,5 +398,4 @@ def case_of(item: Any) -> Case | None:
     what."""
     from pytest_slmserve.plan.cases import Case
 
-    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return next((value for value in parameters if isinstance(value, Case)), None)
+    return next((value for value in chosen_parameters(item).values() if isinstance(value, Case)), None)

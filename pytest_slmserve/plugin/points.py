@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, shared_
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.titles import engine_title
-from pytest_slmserve.plugin.calls import OF_A_LOAD, checked
+from pytest_slmserve.plugin.calls import checked
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.run.sweeps import Sweeps
 from pytest_slmserve.schema.environment import Environment
@@ -69,7 +69,7 @@ class SharedEngines:
     session: Session
     spec: ReplicaSpec
 
-    @checked("slm_replicas(...).measure", *OF_A_LOAD)
+    @checked("slm_replicas(...).measure")
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> ReplicaPoint:
         """Put `concurrency` requests in flight in all, the same number in each; more words are fields of ClosedLoop."""
         case = self.session.planner.replicas_case(self.spec, concurrency, load)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pytest_slmserve.plan.cases import Case
-    from pytest_slmserve.plan.titles import Engines
-    from pytest_slmserve.plugin.estimates import TimeLeft
-    from pytest_slmserve.report.live_line import Status
-    from pytest_slmserve.run.session import Session
-    from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.plan.costs import start_estimate_s
+from pytest_slmserve.plan.titles import Engines, engine_title
+from pytest_slmserve.plugin.estimates import TimeLeft, may_ask_for_more, time_left
+from pytest_slmserve.plugin.items import cases_of_items, is_gate
+from pytest_slmserve.report.live_line import StartWatch, Status, columns_of
+from pytest_slmserve.report.text_table import folded
+from pytest_slmserve.run.session import Session
+from pytest_slmserve.schema.records import Progress
 
 LEAST_S = 1.0  # what took less is not worth a line in a log
 
@@ -27,8 +28,6 @@ class ProgressLine:
     terminal: lines that stay, unless pytest is to be quiet."""
 
     def __init__(self, session: pytest.Session, slm: Session, reporter: Any) -> None:
-        from pytest_slmserve.plugin.items import cases_of_items
-        from pytest_slmserve.report.live_line import StartWatch
 
         self.items, self.slm, self.reporter = session.items, slm, reporter
         self.writer = session.config.get_terminal_writer()
@@ -69,7 +68,6 @@ class ProgressLine:
                 self.reporter.write_fspath_result(report.nodeid, "")  # so that no dot stands alone
 
     def on_progress(self, case: Case, title: str, progress: Progress) -> None:
-        from pytest_slmserve.report.live_line import Status
 
         self._measures(case, title)
         if self.live:
@@ -79,23 +77,18 @@ class ProgressLine:
     def wait(self, case: Case, text: str) -> None:
         """Shows how a wait goes for what is measured elsewhere. The time that is left depends on how many engines will
         run at once, which nobody knows."""
-        from pytest_slmserve.report.live_line import Status
 
         self._measures(case, case.title)
         if self.live:
             self._show(Status(self._place(case), subject=case.title, phase=text))
 
     def on_wait(self, spec: Engines, log: Path) -> None:
-        from pytest_slmserve.plan.costs import start_estimate_s
-        from pytest_slmserve.plan.titles import engine_title
-        from pytest_slmserve.report.live_line import Status
 
         if self.live and (phase := self.starts.phase(log)):
             left = self._left(log, start_estimate_s(spec))
             self._show(Status(self._place(), left, engine_title(spec), phase))
 
     def on_started(self, spec: Engines, seconds: float) -> None:
-        from pytest_slmserve.plan.titles import engine_title
 
         self._clear()
         self._tell_measured(self.left_items)
@@ -106,8 +99,6 @@ class ProgressLine:
         """The time left, in words. What is left is estimated once for each step: that hashes the keys of cases, too
         much to do twice a second beside what is measured. A gate is one step, for how many pairs it needs shows late.
         """
-        from pytest_slmserve.plugin.estimates import time_left
-        from pytest_slmserve.plugin.items import is_gate
 
         began = time.monotonic()
         if is_gate(self.left_items[0]):
@@ -120,8 +111,6 @@ class ProgressLine:
     def _place(self, case: Case | None = None) -> str:
         """Which case of how many; without one, how many. Empty for a gate, whose pairs are no cases of the plan, though
         one may have the key of such a case."""
-        from pytest_slmserve.plugin.estimates import may_ask_for_more
-        from pytest_slmserve.plugin.items import is_gate
 
         if not self.cases or (case and case.key not in self.cases) or is_gate(self.left_items[0]):
             return ""
@@ -139,7 +128,6 @@ class ProgressLine:
 
     def _tell_measured(self, left_items: list[Any]) -> None:
         """A line on the case that has been measured, where there is one."""
-        from pytest_slmserve.plugin.estimates import time_left
 
         now = time.monotonic()
         seconds, self.since = now - self.since, now
@@ -152,7 +140,6 @@ class ProgressLine:
 
     def _tell(self, text: str) -> None:
         """A line of its own, to which pytest adds a new line before it names a test or a file again."""
-        from pytest_slmserve.report.text_table import folded
 
         if self.tells:
             with self._uncaptured():
@@ -172,7 +159,6 @@ class ProgressLine:
     def _write(self, status: Status | None) -> None:
         """Go to the next line and come back, by relative moves: the terminal may scroll in between. Past pytest's
         writer, which counts the columns of the line that it is on; of a longer one the cursor is on the last row."""
-        from pytest_slmserve.report.live_line import columns_of
 
         with self._uncaptured():
             columns = columns_of(sys.stdout)

@@ -19,12 +19,14 @@ IDLE = [
     ".options.parsers",
     ".options.table",
     ".plugin",
+    ".plugin.calls",
     ".plugin.fixtures",
     ".plugin.hooks",
     ".plugin.items",
-    ".plugin.progress",
     ".schema",
+    ".schema.errors",
     ".schema.literals",
+    ".schema.printable",
 ]
 
 
