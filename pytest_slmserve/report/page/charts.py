@@ -79,6 +79,16 @@ MEMORY_COLOURS = {
     "free": STATE_COLOURS[2],
     "other and unused": COLOURS[3],
 }
+SENSED = (  # what a course of sensors shows: unit, name, number and factor
+    ("%", "SM active", SM_ACTIVE, 100.0),
+    ("%", "DRAM active", DRAM_ACTIVE, 100.0),
+    ("%", "tensor active", TENSOR_ACTIVE, 100.0),
+    ("%", "GPU util", GPU_UTIL, 100.0),
+    ("W", "power", POWER, 1.0),
+    ("MHz", "SM clock", SM_CLOCK, 1e-6),
+    ("ms", "canary", CANARY, 1e3),
+    ("ms", "its CPU time", CANARY_CPU, 1e3),
+)
 PARTS = 150  # of a window in time
 PADDING = 10  # pixels between marks and the end of an axis
 ROW = 26  # pixels of an interval's row
@@ -106,8 +116,13 @@ def throughput(curve: Curve, flat: int | None) -> Spec:
         layers.append(_line([{"x": load, "y": law.tokens_per_s(load)} for load in loads]))
     if curve.kv_capacity and valid[0].concurrency < curve.kv_capacity < last:
         layers += _cut(curve.kv_capacity)
-    layers += _dots(_point_rows(valid, intervals(valid), curve))
-    if predicted := [_predicted(p.concurrency, p.tokens_per_s) for p in curve.predictions]:
+    layers += _dots([_point_row(point, seen, curve.subject) for point, seen in zip(valid, intervals(valid))])
+    if curve.predictions:
+        told = [
+            (p.concurrency, p.tokens_per_s, f"{shown(p.tokens_per_s.value)} tokens/s, predicted")
+            for p in curve.predictions
+        ]
+        predicted = [{"x": x, "y": y.value, "low": y.low, "high": y.high, "shown": text} for x, y, text in told]
         layers += _dots(predicted, predicted=True)
     knob = curve.axes.knob
     y, of = curve.axes.throughput if knob else TOKENS_PER_S, knob or IN_FLIGHT
@@ -125,7 +140,7 @@ def latency(curve: Curve) -> Spec:
             row = {"x": point.concurrency, "y": 1e3 * ms, "low": low, "high": high, "series": name}
             values.append(row | {"shown": f"{milliseconds(ms)} ms"})
     names = [name for name, _ in LATENCIES if any(row["series"] == name for row in values)]
-    layers = _dots(values, series=_series(names, "latency"))
+    layers = _dots(values, series=_series(names))
     return _chart(layers, _loads(curve), _axis("y", "ms", scale="log"), f"latency over {IN_FLIGHT}, {curve.subject}")
 
 
@@ -138,7 +153,7 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
         for point, rate, wait in zip(curve.valid, rates, waits):
             row = _point_row(point, rate, label) | {"x": point.e2e_s, "optimal": point.concurrency in front}
             values.append(row | {"left": wait.low, "right": wait.high, "load": point.concurrency})
-    series = _series([label for label, _ in curves], "model")
+    series = _series([label for label, _ in curves])
     x, y = _axis("x", "mean E2E latency, s", scale="log"), _axis("y", TOKENS_PER_S, scale="log")
     optimal = {"filter": "datum.optimal"}
     across = {
@@ -161,11 +176,12 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
 
 def batch(curve: Curve) -> Spec | None:
     """Sequences of an engine step over the load, beside the line on which all requests are in the batch."""
-    points = [point for point in curve.valid if point.batch is not None]
-    if not points:
+    values = [
+        {"x": p.concurrency, "y": p.batch, "shown": shown(p.batch, 4)} for p in curve.valid if p.batch is not None
+    ]
+    if not values:
         return None
-    ends = [{"x": p.concurrency, "y": p.concurrency} for p in (points[0], points[-1])]
-    values = [{"x": p.concurrency, "y": p.batch, "shown": shown(p.batch, 4)} for p in points]
+    ends = [{"x": row["x"], "y": row["x"]} for row in (values[0], values[-1])]
     layers = [_line(ends, strokeDash=DASHES), *_dots(values)]
     y = _axis("y", "batch, sequences", scale="log")
     return _chart(layers, _loads(curve), y, f"batch held over {IN_FLIGHT}, {curve.subject}", height=200)
@@ -189,7 +205,7 @@ def shares(curve: Curve) -> Spec | None:
     if not values:
         return None
     present = [name for name in names if any(row["series"] == name for row in values)]
-    layers = _dots(values, series=_series(present, "share"))
+    layers = _dots(values, series=_series(present))
     return _chart(layers, _loads(curve), _axis("y", "%"), f"use of the device, {curve.subject}", height=200)
 
 
@@ -247,7 +263,7 @@ def quantiles(name: str, values: Values) -> Spec:
 
 def goodput(names: Sequence[str], loads: Iterable[int], field: str, title: str) -> Spec:
     """Goodput, or the share of good requests, over the load. The page's script fills it in."""
-    series, y = _series(names, "model"), _axis("y", title)
+    series, y = _series(names), _axis("y", title)
     x = _load_axis(sorted(set(loads)))
     layers = [{"mark": LINE, "encoding": _xy(x, y, series)}, *_dots(None, series=series)]
     return _chart(layers, x, y, f"{title} over {IN_FLIGHT}", height=240) | {"usermeta": {"field": field}}
@@ -255,13 +271,11 @@ def goodput(names: Sequence[str], loads: Iterable[int], field: str, title: str) 
 
 def forest(verdicts: Sequence[Verdict]) -> Spec | None:
     """The interval of each verdict of a claim against its bound; None where none has a value."""
-    values: Values = [
-        {"subject": v.subject, "x": v.value, "low": v.low, "high": v.high, "bound": v.bound, "state": v.state.value}
+    values = [
+        _estimate(v.subject, Interval(v.value, v.low, v.high), v.bound, v.state, shown(v.value))
         for v in verdicts
         if v.value is not None and math.isfinite(v.value)
     ]
-    for row in values:
-        row["shown"] = shown(row["x"])
     return _intervals(values, "", f"{verdicts[0].claim}: intervals and bounds") if values else None
 
 
@@ -274,8 +288,7 @@ def gate_forest(compared: Sequence[Comparison], series: Mapping[str, PairSeries]
         if each.ratio is None:
             continue
         state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.UNDECIDED, None)
-        seen = {"x": each.ratio.value, "low": each.ratio.low, "high": each.ratio.high, "bound": bound}
-        values.append({"subject": each.name, **seen, "state": state.value, "shown": f"{each.ratio.value:.4f}"})
+        values.append(_estimate(each.name, each.ratio, bound, state, f"{each.ratio.value:.4f}"))
         pairs += [{"subject": each.name, "pair": ratio} for ratio in ratios(series[each.name])]
     if not values:
         return None
@@ -311,41 +324,23 @@ def interim(found: Comparison) -> Spec:
         "mark": {"type": "rule", "strokeDash": DASHES, "aria": False},
         "encoding": {"y": {"field": "y", "type": "quantitative"}},
     }
-    layers = [fixed, *_dots(values, series=_series(list(named), "share"))]
+    layers = [fixed, *_dots(values, series=_series(list(named)))]
     return _chart(layers, x, y, f"interim analyses of {found.name}", height=200)
 
 
 def energy(curve: Curve) -> Spec | None:
     """Energy of an output token over the load, in mJ."""
-    points = [point for point in curve.valid if point.energy_per_token_j]
-    if not points:
+    known = [(p.concurrency, p.energy_per_token_j) for p in curve.valid if p.energy_per_token_j]
+    if not known:
         return None
-    values = [
-        {
-            "x": p.concurrency,
-            "y": 1e3 * (p.energy_per_token_j or 0.0),
-            "shown": f"{milliseconds(p.energy_per_token_j)} mJ",
-        }
-        for p in points
-    ]
+    values = [{"x": load, "y": 1e3 * joules, "shown": f"{milliseconds(joules)} mJ"} for load, joules in known]
     y = _axis("y", "mJ per output token", scale="log")
     return _chart(_dots(values), _loads(curve), y, f"energy over {IN_FLIGHT}, {curve.subject}", height=200)
 
 
 def gains(found: Sequence[tuple[str, Interval]], over: str = "one engine") -> Spec | None:
     """Throughput of several engines over that of one, by the name of the deployment."""
-    values: Values = [
-        {
-            "subject": name,
-            "x": gain.value,
-            "low": gain.low,
-            "high": gain.high,
-            "bound": 1.0,
-            "state": (above(gain, 1.0)).value,
-            "shown": f"{shown(gain.value)} times",
-        }
-        for name, gain in found
-    ]
+    values = [_estimate(name, gain, 1.0, above(gain, 1.0), f"{shown(gain.value)} times") for name, gain in found]
     return _intervals(values, "times the throughput of one engine", f"gain over {over}") if values else None
 
 
@@ -360,29 +355,16 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
         },
         "%": {"KV cache used": (steps.time_s, steps.kv_usage, 100.0)},
     }
-    if sensed:
-        shares = {
-            "SM active": SM_ACTIVE,
-            "DRAM active": DRAM_ACTIVE,
-            "tensor active": TENSOR_ACTIVE,
-            "GPU util": GPU_UTIL,
-        }
-        columns = {name: sensed.columns[number] for name, number in shares.items() if number in sensed.columns}
-        groups["%"] |= {name: (sensed.time_s, column, 100.0) for name, column in columns.items()}
-        if POWER in sensed.columns:
-            groups["W"] = {"power": (sensed.time_s, sensed.columns[POWER], 1.0)}
-        if SM_CLOCK in sensed.columns:
-            groups["MHz"] = {"SM clock": (sensed.time_s, sensed.columns[SM_CLOCK], 1e-6)}
-        pieces = {"canary": CANARY, "its CPU time": CANARY_CPU}
-        known = {name: sensed.columns[number] for name, number in pieces.items() if number in sensed.columns}
-        groups["ms"] = {name: (sensed.time_s, column, 1e3) for name, column in known.items()}
+    for unit, name, number, times in SENSED if sensed else ():
+        if sensed and number in sensed.columns:
+            groups.setdefault(unit, {})[name] = (sensed.time_s, sensed.columns[number], times)
     drawn = []
     for unit, lines in groups.items():
         values = [row for name, line in lines.items() for row in _course(name, *line, run.window_s)]
         names = [name for name in lines if any(row["series"] == name for row in values)]
         if names:
             x, y = _axis("x", "seconds in the window"), _axis("y", unit)
-            series = {"color": _series(names, "share")["color"]}
+            series = {"color": _series(names)["color"]}
             layers: list[Spec] = [{"mark": {"type": "line", "aria": False}, "encoding": _xy(x, y, series)}]
             drawn.append((", ".join(names), _chart(layers, x, y, f"{unit} over time", values, height=150)))
     return drawn
@@ -406,18 +388,11 @@ def _course(
 def changes(found: Sequence[MetricChange], margin: float, description: str) -> Spec:
     """Candidate over baseline of one metric at each load, and the ratio from which on it is worse by the margin."""
     states = {Judgement.WORSE: State.FAILS, Judgement.UNDECIDED: State.UNDECIDED}
-    values: Values = [
-        {
-            "subject": each.load,
-            "x": each.ratio.value,
-            "low": each.ratio.low,
-            "high": each.ratio.high,
-            "bound": 1 / (1 + margin) if each.metric in HIGHER_IS_BETTER else 1 + margin,
-            "state": states.get(each.verdict, State.HOLDS).value,
-            "shown": shown(each.ratio.value, 4),
-        }
-        for each in found
-    ]
+    values = []
+    for each in found:
+        bound = 1 / (1 + margin) if each.metric in HIGHER_IS_BETTER else 1 + margin
+        state = states.get(each.verdict, State.HOLDS)
+        values.append(_estimate(each.load, each.ratio, bound, state, shown(each.ratio.value, 4)))
     return _intervals(values, "candidate / baseline", description)
 
 
@@ -508,6 +483,12 @@ def _history_domain(found: ReleaseHistory) -> list[float]:
     return [low - room, high + room]
 
 
+def _estimate(subject: str, seen: Interval, bound: float | None, state: State, text: str) -> dict[str, Any]:
+    """Row of `_intervals`. text: the value for people."""
+    ends = {"x": seen.value, "low": seen.low, "high": seen.high, "bound": bound}
+    return {"subject": subject, **ends, "state": state.value, "shown": text}
+
+
 def _intervals(values: Values, x_title: str, description: str, others: Sequence[float] = ()) -> Spec:
     """Rows of estimates with their intervals, and the bound of each row as a line across it. others: that the axis
     reaches too."""
@@ -522,13 +503,10 @@ def _intervals(values: Values, x_title: str, description: str, others: Sequence[
     axis = {"format": "~s" if max(map(abs, domain)) >= 1000 else "~g", "tickCount": 6, "labelOverlap": True}
     x = {"type": "quantitative", "title": x_title or None, "scale": scale, "axis": axis}
     y = _rows([row["subject"] for row in values])
-    colour = {"field": "state", "type": "nominal", "scale": {"domain": STATES, "range": STATE_COLOURS}, "legend": None}
-    shape = {
-        "field": "state",
-        "type": "nominal",
-        "scale": {"domain": STATES, "range": ["circle", "cross", "diamond"]},
-        "legend": None,
-    }
+    colour, shape = (
+        {"field": "state", "type": "nominal", "scale": {"domain": STATES, "range": looks}, "legend": None}
+        for looks in (STATE_COLOURS, ["circle", "cross", "diamond"])
+    )
     told = [{"field": "subject", "title": ""}, {"field": "shown", "title": "value"}, {"field": "state", "title": "it"}]
     interval = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour}
     layers = [
@@ -574,19 +552,10 @@ def _rows(names: Iterable[str]) -> Spec:
     return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": axis}
 
 
-def _point_rows(points: Sequence[Point], seen: Sequence[Interval], curve: Curve) -> Values:
-    return [_point_row(point, interval, curve.subject) for point, interval in zip(points, seen)]
-
-
 def _point_row(point: Point, seen: Interval, label: str) -> dict[str, Any]:
     rate = point.output_tokens_per_s
     row = {"x": point.concurrency, "y": rate, "low": seen.low, "high": seen.high, "series": label}
     return row | {"degraded": bool(point.degraded), "shown": f"{shown(rate, 4)} tokens/s"}
-
-
-def _predicted(load: int, seen: Interval) -> dict[str, Any]:
-    told = f"{shown(seen.value)} tokens/s, predicted"
-    return {"x": load, "y": seen.value, "low": seen.low, "high": seen.high, "shown": told}
 
 
 def _plateau(flat: int, last: int, curve: Curve) -> Spec:
@@ -642,24 +611,17 @@ def _dots(
     return [{"data": {"values": values}, "layer": layers}]
 
 
-def _series(names: Sequence[str], title: str) -> Spec:
+def _series(names: Sequence[str]) -> Spec:
     """Colour and shape of each of several series."""
     several = len(COLOURS)
     numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
-    scales = (
-        ("color", [COLOURS[i % several] for i in numbers]),
-        ("shape", [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]),
-    )
-    legend = {"orient": "bottom", "columns": 2, "symbolSize": 70, "labelLimit": 260}
+    colours = [COLOURS[i % several] for i in numbers]
+    shapes = [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]
+    legend = {"orient": "bottom", "columns": 2, "symbolSize": 70, "labelLimit": 260} if len(names) > 1 else None
+    encoding = {"field": "series", "type": "nominal", "title": None}
     return {
-        channel: {
-            "field": "series",
-            "type": "nominal",
-            "title": None if title in ("latency", "share", "model") else title,
-            "scale": {"domain": list(names), "range": looks},
-            "legend": legend if len(names) > 1 else None,
-        }
-        for channel, looks in scales
+        channel: {**encoding, "scale": {"domain": list(names), "range": looks}, "legend": legend}
+        for channel, looks in (("color", colours), ("shape", shapes))
     }
 
 

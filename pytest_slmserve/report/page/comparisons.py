@@ -13,11 +13,10 @@ from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.report.compare import CHANGES, METRICS, RunSide, comparison_text, counts_text, rows_of
 from pytest_slmserve.report.external import replicas
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.page.content import GAIN, NOTES, TEXT_WIDTH, Chart, Part, as_table
+from pytest_slmserve.report.page.content import GAIN, NOTES, PLANE, TEXT_WIDTH, Chart, Part, as_table
 from pytest_slmserve.report.text_table import laid_out
 
 DRAWN = ("output_tokens_per_s", "ttft_s", "tpot_s", "e2e_s")
-PLANE = "Throughput against latency"
 
 
 def of_runs(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Part:

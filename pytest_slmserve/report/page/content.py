@@ -16,7 +16,6 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, show
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Slo, parse_slo
 from pytest_slmserve.analysis.metrics.latency import (
-    RequestLatency,
     gaps_of,
     judged_failures,
     judged_rows,
@@ -116,49 +115,6 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """A number of verdicts of one kind. look: good, bad or open."""
-
-    count: int
-    words: str
-    look: str
-
-
-@dataclass(frozen=True, slots=True)
-class VerdictRow:
-    state: str
-    words: str
-    look: str
-    subject: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimPart:
-    name: str
-    statement: str
-    source: str
-    chart: Chart | None
-    verdicts: list[VerdictRow]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPart:
-    """A sweep: lines on what was measured, findings by name, charts, quantiles, the course of one window, tables and
-    remarks."""
-
-    label: str
-    head: list[str]
-    findings: list[tuple[str, str]]
-    charts: list[Chart]
-    quantiles: list[Chart]
-    course_title: str
-    course: list[Chart]
-    tables: list[HtmlTable]
-    remarks: list[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """Part of a section: a gate, or another comparison. text: as a terminal shows it. look: good, bad or open."""
 
@@ -197,7 +153,7 @@ def page_content(
         title, sentences = disturbances(found)
         return {
             "title": _title(measurements) or " and ".join(section.heading for section in sections) or NOTHING,
-            "tallies": [*_tallies(kinds), *_gate_tallies(found.gates)],
+            "tallies": list(_tallies(kinds, found.gates)),
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*unexpected(kinds), *_gate_failures(found.gates), *found.failed],
@@ -213,7 +169,10 @@ def page_content(
             "disturbed": (title, sentences) if found.curves or found.shared or found.jobs or found.gates else None,
             "environments": _environments(measurements),
             "claims": list(_claims(found)),
-            "pareto": _pareto(shown),
+            "pareto": [
+                Chart(PLANE, charts.pareto(alike), NOTES[PLANE])
+                for alike in grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
+            ],
             "models": [_model(label, curve, found) for label, curve in shown],
             "sections": [*gates, *sections, *_replicas(found), *_history(found)],
             "notes": [*found.notes, *filter(None, [found.reused])],
@@ -274,16 +233,14 @@ def _environments(measurements: Sequence[Measurement]) -> HtmlTable | None:
     each = list({m.environment.key: m.environment for m in measurements}.values())
     names = [field.name for field in fields(Environment) if field.name not in UNSAID]
     known = [name for name in names if any(getattr(one, name) is not None for one in each)]
-    rows = [[name.replace("_", " "), *(_text(getattr(one, name)) for one in each)] for name in known]
+    values = {name: [getattr(one, name) for one in each] for name in known}
+    rows = [[name.replace("_", " "), *(ABSENT if v is None else str(v) for v in row)] for name, row in values.items()]
     heads = ["fact", *("value" if len(each) == 1 else f"environment {i}" for i in range(1, len(each) + 1))]
     return HtmlTable("Environment", heads, rows, [False] * len(heads)) if rows else None
 
 
-def _text(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-def _claims(found: Findings) -> Iterator[ClaimPart]:
+def _claims(found: Findings) -> Iterator[dict[str, Any]]:
+    """Each claim with its statement, its chart and a row for each verdict."""
     for name, pairs in grouped(in_order_of_claims(found.judged), lambda pair: pair[0].claim).items():
         claim = next((claim for claim in CLAIMS if claim.name == name), None)
         spec = charts.forest([verdict for verdict, _ in pairs])
@@ -291,20 +248,16 @@ def _claims(found: Findings) -> Iterator[ClaimPart]:
         for verdict, row in pairs:
             words = outcome_words(verdict, row, strict=found.strict)
             look = "open" if words == "undecided" else "bad" if words.isupper() else "good"
-            why = reason(verdict, row, strict=found.strict)
-            rows.append(VerdictRow(verdict.state.value, words.lower(), look, verdict.subject, why))
+            said = {"subject": verdict.subject, "why": reason(verdict, row, strict=found.strict)}
+            rows.append({"state": verdict.state.value, "words": words.lower(), "look": look, **said})
         chart = Chart("Interval of each subject against its bound", spec) if spec else None
-        yield ClaimPart(name, claim.statement if claim else "", claim.source if claim else "", chart, rows)
+        about = {"statement": claim.statement if claim else "", "source": claim.source if claim else ""}
+        yield {"name": name, **about, "chart": chart, "verdicts": rows}
 
 
-def _pareto(shown: Sequence[tuple[str, Curve]]) -> list[Chart]:
-    """A plane for each device."""
-    alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key)
-    title = "Throughput against latency"
-    return [Chart(title, charts.pareto(curves), NOTES[title]) for curves in alike.values()]
-
-
-def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
+def _model(label: str, curve: Curve, found: Findings) -> dict[str, Any]:
+    """A sweep: lines on what was measured, findings by name, charts, quantiles, the course of one window, tables and
+    remarks."""
     tolerance = found.tolerance(curve, label)
     flat = curve.plateau(tolerance).value if is_main_sweep(curve) else None
     made: list[tuple[str, charts.Spec | None]] = [
@@ -313,31 +266,31 @@ def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
         ("Batch held", charts.batch(curve)),
         ("Use of the device", charts.shares(curve)),
         ("Energy", charts.energy(curve)),
+        (STEP_PARTS, charts.step_parts(steps := step_rows(curve), curve.subject)),
     ]
-    steps = step_rows(curve)
-    made.append((STEP_PARTS, charts.step_parts(steps, curve.subject)))
     tables = [as_table(f"Points of {label}", curve.points, point_columns(curve))]
     tables += [as_table(f"{STEP_PARTS}, {label}", steps, STEP)] if steps else []
     largest = curve.valid[-1]
     course = charts.timeline(largest.used[-1][0]) if largest.used else []
-    return ModelPart(
-        label,
-        [line.strip() for line in heading(curve)],
-        list(findings(curve, tolerance)),
-        [Chart(title, spec, NOTES.get(title, "")) for title, spec in made if spec],
-        list(_quantiles(curve)),
-        f"One window at {largest.concurrency} in flight",
-        [Chart(title, spec) for title, spec in course],
-        tables,
-        [text.strip() for text in remarks(curve)],
-    )
+    return {
+        "label": label,
+        "head": [line.strip() for line in heading(curve)],
+        "findings": list(findings(curve, tolerance)),
+        "charts": [Chart(title, spec, NOTES.get(title, "")) for title, spec in made if spec],
+        "quantiles": list(_quantiles(curve)),
+        "course_title": f"One window at {largest.concurrency} in flight",
+        "course": [Chart(title, spec) for title, spec in course],
+        "tables": tables,
+        "remarks": [text.strip() for text in remarks(curve)],
+    }
 
 
+PLANE = "Throughput against latency"
 MEMORY_PARTS = "Memory of the GPU by engine"
 STEP_PARTS = "Where a step goes"
 GAIN = "Bars: 95 % interval. Upright line: one engine alone."
 NOTES = {
-    "Throughput against latency": "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % "
+    PLANE: "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % "
     "intervals. Hollow: another load beats it.",
     "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
     "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
@@ -350,16 +303,14 @@ NOTES = {
 
 
 def _quantiles(curve: Curve) -> Iterator[Chart]:
-    each: dict[str, Callable[[RequestLatency], float | None]] = {
-        "TTFT": lambda seen: seen.ttft_s,
-        "TPOT": lambda seen: seen.tpot_s,
-        "E2E": lambda seen: seen.e2e_s,
+    requests = {
+        point: [request_latency(m.run.samples, row) for (m,) in point.used for row in judged_rows(m)]
+        for point in curve.valid
     }
-    requests = [(point, [request_latency(m.run.samples, row) for m, row in _judged(point)]) for point in curve.valid]
-    for name, latency in each.items():
+    for name in ("TTFT", "TPOT", "E2E"):
         values = []
-        for point, seen in requests:
-            known = sorted(value for one in seen if (value := latency(one)) is not None)
+        for point, seen in requests.items():
+            known = sorted(value for one in seen if (value := getattr(one, f"{name.lower()}_s")) is not None)
             values += _shares(point, partial(percentile, known))
         if values:
             yield Chart(name, charts.quantiles(name, values))
@@ -372,12 +323,6 @@ def _shares(point: Point, latency_s: Callable[[float], float | None]) -> list[di
     """Latency in ms that each share of the requests, or of the gaps, keeps."""
     known = [(share, seconds) for share in SHARES if (seconds := latency_s(share)) is not None and seconds > 0]
     return [{"x": 1e3 * seconds, "y": 100 * share, "load": point.concurrency} for share, seconds in known]
-
-
-def _judged(point: Point) -> Iterator[tuple[Measurement, int]]:
-    """Requests by which the repeats of a point are judged."""
-    for (measurement,) in point.used:
-        yield from ((measurement, row) for row in judged_rows(measurement))
 
 
 def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any] | None:
@@ -444,19 +389,18 @@ def _us(seconds: float) -> int:
     return round(1e6 * seconds)
 
 
-def _tallies(kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[Tally]:
-    """Of each outcome of claims; those of which nothing is expected together."""
+def _tallies(kinds: Mapping[str, Sequence[Verdict]], gates: Iterable[Gated]) -> Iterator[dict[str, Any]]:
+    """Numbers of verdicts of each outcome of claims, those of which nothing is expected together, and of gates. look:
+    good, bad or open."""
     either = {name: them for name, them in kinds.items() if name.startswith(EITHER) and them}
     for name, them in kinds.items():
         if them and name not in either:
-            yield Tally(len(them), name, LOOKS.get(name, "open"))
+            yield {"count": len(them), "words": name, "look": LOOKS.get(name, "open")}
     if either:
-        yield Tally(sum(map(len, either.values())), tally(either), "open")
-
-
-def _gate_tallies(found: Iterable[Gated]) -> list[Tally]:
-    alike = grouped(found, lambda gated: gated.outcome)
-    return [Tally(len(them), f"gate: {GATE_KINDS[state][0]}", GATE_KINDS[state][1]) for state, them in alike.items()]
+        yield {"count": sum(map(len, either.values())), "words": tally(either), "look": "open"}
+    for state, judged in grouped(gates, lambda gated: gated.outcome).items():
+        words, look = GATE_KINDS[state]
+        yield {"count": len(judged), "words": f"gate: {words}", "look": look}
 
 
 def _gate_failures(found: Iterable[Gated]) -> Iterator[str]:

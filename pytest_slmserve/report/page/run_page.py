@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.report.gate.text import measurements as of_gate
 from pytest_slmserve.report.page.content import TEXT_WIDTH
@@ -15,7 +15,6 @@ from pytest_slmserve.report.page.writer import rendered, template, write_page
 from pytest_slmserve.report.summary import findings_of, tables
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import SlmError
-from pytest_slmserve.schema.records import Measurement
 
 PAUSE = 20  # times what the last page took: a run spends a twentieth of its time on it at most
 
@@ -41,17 +40,13 @@ class RunPage:
         with laid_out(TEXT_WIDTH, every_column=True):
             text = "\n".join(text for text, _ in tables(found))
         records = embedded(session.executor.archive.path) if session.executor.archive else []
+        gates = [m for gated in session.gates for side in SIDES for m in of_gate(gated, side)]
+        measured = gates or list(session.results.measurements())
         try:
-            page = rendered(found, measured(session), records, status=status, progress=progress, text=text)
+            page = rendered(found, measured, records, status=status, progress=progress, text=text)
             write_page(self.path, page)
         except SlmError as error:
             session.notes.append(f"no page was written: {error}")
             self.next_at = float("inf")
             return
         self.next_at = time.monotonic() + PAUSE * (time.monotonic() - begun)
-
-
-def measured(session: Any) -> Sequence[Measurement]:
-    """Measurements of the cases that a session has asked for, or of its gates."""
-    gates = [m for gated in session.gates for side in ("baseline", "candidate") for m in of_gate(gated, side)]
-    return gates or list(session.results.measurements())
