@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.claims import claim, lookup, table, table1
 from pytest_slmserve.analysis.points.sweep_points import by_series
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.report.tables.run import Findings, run_lines
 from pytest_slmserve.schema.records import Run
 
 BATCHES = (16, 32, 64, 128, 256, 512)
@@ -71,7 +71,7 @@ def live_text(measurements) -> str:
     ]
     rows = [(lookup.row_for(name, c.subject, H200), c) for name, c in subjects]
     judged = [(lookup.judge_row(row.claim, c, row), row) for row, c in rows]
-    return "\n".join(text for text, _ in run_lines([curve], judged))
+    return "\n".join(text for text, _ in run_lines(Findings(curves=[curve], judged=judged)))
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:

@@ -25,7 +25,7 @@ from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.live_line import LiveLine, Status
 from pytest_slmserve.report.page.content import PageSection, Part
 from pytest_slmserve.report.page.writer import rendered, write_page
-from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.report.tables.several_gpus import gpus_advice
 from pytest_slmserve.run import advice as run_advice
 from pytest_slmserve.run.advice import VerifyOptions

@@ -29,7 +29,7 @@ from pytest_slmserve.report.compare import RunSide
 from pytest_slmserve.report.page.comparisons import of_runs
 from pytest_slmserve.report.page.content import PageSection
 from pytest_slmserve.report.page.writer import rendered, write_page
-from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.schema.errors import BadUsage
 
 STATUS = (

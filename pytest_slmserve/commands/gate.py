@@ -15,7 +15,7 @@ from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import text as report
 from pytest_slmserve.report.page.content import GATE_KINDS, PageSection, compared
 from pytest_slmserve.report.page.writer import rendered, write_page
-from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.schema.errors import BadUsage
 
 SIDES = ("baseline", "candidate")

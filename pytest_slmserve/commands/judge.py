@@ -166,7 +166,7 @@ def write_part(path: Path, part: Part) -> None:
     """Writes a page of external results."""
     from pytest_slmserve.report.page.content import PageSection
     from pytest_slmserve.report.page.writer import rendered, write_page
-    from pytest_slmserve.report.screen import Findings
+    from pytest_slmserve.report.tables.run import Findings
 
     write_page(path, rendered(Findings(), [], [], sections=[PageSection("External results", [part])]))
 

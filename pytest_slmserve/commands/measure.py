@@ -33,7 +33,7 @@ from pytest_slmserve.report.loads.open_loop import rows_of_load
 from pytest_slmserve.report.loads.single_load import ValidityCriteria
 from pytest_slmserve.report.page.content import PageSection, Part
 from pytest_slmserve.report.page.writer import rendered, template, write_page
-from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.report.text_table import folded
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command

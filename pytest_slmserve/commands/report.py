@@ -38,9 +38,9 @@ from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_l
 from pytest_slmserve.report.page.content import TEXT_WIDTH
 from pytest_slmserve.report.page.writer import rendered, write_page
 from pytest_slmserve.report.point_facts import point_facts, sweep_facts
-from pytest_slmserve.report.screen import Findings, screen
+from pytest_slmserve.report.screen import screen
 from pytest_slmserve.report.summary import tables
-from pytest_slmserve.report.tables.run import Judged, outcome, verdict_facts
+from pytest_slmserve.report.tables.run import Findings, Judged, outcome, verdict_facts
 from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Detail

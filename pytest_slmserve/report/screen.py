@@ -10,15 +10,13 @@ from operator import itemgetter
 from statistics import fmean
 from textwrap import shorten
 
-from pytest_slmserve.analysis.compare.history import ReleaseHistory
-from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Slo
-from pytest_slmserve.analysis.points.job_points import JobPoint
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines
+from pytest_slmserve.analysis.points.replica_points import engines
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import percent
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, is_main_sweep, is_sweep, obstacle
+from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, obstacle
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -30,7 +28,7 @@ from pytest_slmserve.report.tables.goodput import highest_good_load
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import jobs_title
 from pytest_slmserve.report.tables.replicas import alone_at, deployed
-from pytest_slmserve.report.tables.run import Colour, Judged, by_outcome, tally
+from pytest_slmserve.report.tables.run import Colour, Findings, by_outcome, tally
 from pytest_slmserve.report.tables.valid_column import AnyPoint, first_of_each_kind, kind_of
 from pytest_slmserve.report.text_table import Column, command_lines, folded, layout, table_parts
 from pytest_slmserve.schema.environment import SIMULATED
@@ -40,35 +38,6 @@ MOST_LINES = 23  # and the line that pytest puts above them
 LONGEST = ((99, 99), (9, 4), (9, 3), (9, 2), (2, 2), (2, 1), (1, 1))
 
 Line = tuple[str, Colour | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """All that there is to report of a run, or of archives. history: of releases, where archives hold several. slo: of
-    a request, where goodput is asked for. strict: every claim is expected to hold. failed, undecided: tests
-    that are, with a line of why. reused: a sentence on measurements of an archive that stood in for new ones. archives:
-    paths of the measurements. written: what else was written. command: that makes the same run again."""
-
-    curves: Sequence[Curve] = ()
-    judged: Sequence[Judged] = ()
-    shared: Sequence[ReplicaPoint] = ()
-    jobs: Sequence[JobPoint] = ()
-    gates: Sequence[Gated] = ()
-    history: Sequence[ReleaseHistory] = ()
-    slo: Slo | None = None
-    strict: bool = False
-    failed: Sequence[str] = ()
-    undecided: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    reused: str = ""
-    archives: Sequence[str] = ()
-    written: str = ""
-    command: str = ""
-
-    def tolerance(self, curve: Curve, label: str) -> float:
-        """The gain per doubling below which throughput counts as flat, by the claim that was judged."""
-        found = {v.subject: row.parameters["tolerance"] for v, row in self.judged if row and v.claim == PLATEAU}
-        return float(found.get(label) or found.get(curve.subject, TOLERANCE))
 
 
 @dataclass(slots=True)
@@ -86,13 +55,10 @@ class Section:
 
     @property
     def lines(self) -> list[Line]:
-        more = f"and {counted(self.left_out, f'more {self.unit}')}" if self.entries else self._none_shown
+        none_shown = f"{counted(self.left_out, self.unit)}, which the tables have"
+        more = f"and {counted(self.left_out, f'more {self.unit}')}" if self.entries else none_shown
         left_out: list[Line] = [(f"  {more}", None)] if self.left_out else []
         return [*self.head, *(line for entry in self.entries for line in entry), *left_out, *self.foot]
-
-    @property
-    def _none_shown(self) -> str:
-        return f"{counted(self.left_out, self.unit)}, which the tables have"
 
     @property
     def excess(self) -> float:
@@ -176,14 +142,13 @@ def model_rows(found: Findings) -> Iterator[tuple[str, list[ModelRow]]]:
     measured = [curve for curve in found.curves if curve.points]
     shown = [curve for curve in measured if is_main_sweep(curve)] or measured
     bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
-    for place, group in grouped(zip(shown, labels(shown)), lambda pair: _place(pair[0])).items():
-        yield f"{place}{bounds}", [_model_row(curve, label, found) for curve, label in group]
 
+    def place(pair: tuple[Curve, str]) -> str:
+        where = pair[0].environment
+        return SIMULATED if where and where.platform == "simulated" else served_on(where)
 
-def _place(curve: Curve) -> str:
-    if curve.environment and curve.environment.platform == "simulated":
-        return SIMULATED
-    return served_on(curve.environment)
+    for name, group in grouped(zip(shown, labels(shown)), place).items():
+        yield f"{name}{bounds}", [_model_row(curve, label, found) for curve, label in group]
 
 
 def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
@@ -233,17 +198,15 @@ def _jobs(found: Findings, longest: int) -> Iterator[Section]:
     """A table for each host; a sentence where it served one job."""
     for jobs in grouped(found.jobs, lambda job: job.environment.key).values():
         if len(jobs) == 1:
-            yield Section([], [_block(_job(jobs[0]), 2)], "job")
+            [job] = jobs
+            served = f"{figure(job.requests_per_s, 4)} requests/s, {figure(job.output_tokens_per_s, 4)} tokens/s"
+            lengths = f"{job.workload.mean_prompt_tokens:.0f}/{job.output_tokens:.0f} tokens"
+            told = f"mean E2E {figure(job.e2e_s)} s ({job.requests:,} of {lengths}, {job.load.pace})"
+            yield Section([], [_block(f"job: {job.model}: {served}, {told}", 2)], "job")
             continue
         parts = table_parts(jobs, JOBS)
         head = [*_block(jobs_title(jobs[0].environment), longest), *_plain(parts.head)]
         yield Section(head, list(map(_plain, parts.rows)), "job", foot=_plain(parts.foot))
-
-
-def _job(job: JobPoint) -> str:
-    served = f"{figure(job.requests_per_s, 4)} requests/s, {figure(job.output_tokens_per_s, 4)} tokens/s"
-    of = f"{job.requests:,} of {job.workload.mean_prompt_tokens:.0f}/{job.output_tokens:.0f} tokens, {job.load.pace}"
-    return f"job: {job.model}: {served}, mean E2E {figure(job.e2e_s)} s ({of})"
 
 
 def _gates(found: Findings, longest: int) -> Iterator[Section]:
@@ -264,20 +227,15 @@ def _gates(found: Findings, longest: int) -> Iterator[Section]:
             entries.append(_block(text, max(longest, 2), colours[verdict.state]))
         if gated.dropped:
             entries.append(_block(f"left out: {'; '.join(gated.dropped)}", longest))
+        sides = [pair.launch(side).measurements[0].environment.vllm for pair in gated.pairs[:1] for side in SIDES]
+        releases = f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
         head = [
-            *_block(f"{title(gated)}{_releases(gated)}", longest, colours[gated.outcome]),
+            *_block(f"{title(gated)}{releases}", longest, colours[gated.outcome]),
             *(_block(SIMULATED, longest) if is_simulated(gated) else ()),
             *(_block(f"  next: {more}", 3, "yellow") if more else ()),
             *_plain(parts.head if compared else []),
         ]
         yield Section(head, entries, "endpoint", weight=4, foot=_plain(parts.foot))
-
-
-def _releases(gated: Gated) -> str:
-    """The releases that were compared, where they differ; else empty."""
-    first = gated.pairs[0] if gated.pairs else None
-    sides = [first.launch(side).measurements[0].environment.vllm for side in SIDES] if first else []
-    return f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
 
 
 def _claims(found: Findings, longest: int) -> Iterator[Section]:
@@ -346,11 +304,9 @@ def disturbances(found: Findings) -> tuple[str, list[str]]:
     wrong = [(_standing(point), label, load, point) for label, load, point in points]
     wrong = sorted((each for each in wrong if each[0]), key=lambda each: STANDINGS.index(each[0]))
     sentences = []
-    for (standing, _), group in grouped(wrong, lambda each: (each[0], _kind(each[3]))).items():
-        loads = {
-            label: dict.fromkeys(each[2] for each in same) for label, same in grouped(group, itemgetter(1)).items()
-        }
-        names = "; ".join(f"{label} at {', '.join(each)}" for label, each in loads.items())
+    for (standing, _), group in grouped(wrong, lambda each: (each[0], kind_of(_reason(each[3])))).items():
+        loads = grouped(dict.fromkeys((label, load) for _, label, load, _ in group), itemgetter(0)).items()
+        names = "; ".join(f"{label} at {', '.join(load for _, load in same)}" for label, same in loads)
         sentences.append(f"{standing}: {names}: {_reason(group[0][3])}")
     return f"disturbed: {len(wrong)} of {counted(len(points), 'point')}", sentences
 
@@ -368,11 +324,6 @@ def _standing(point: AnyPoint) -> str:
 
 def _reason(point: AnyPoint) -> str:
     return "; ".join(dict.fromkeys((*point.degraded, *point.problems)) or first_of_each_kind(point.noise))
-
-
-def _kind(point: AnyPoint) -> str:
-    """The first reason without its figures."""
-    return kind_of(_reason(point))
 
 
 def _notes(found: Findings, longest: int) -> Iterator[Section]:

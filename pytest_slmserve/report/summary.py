@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate.text import as_markdown, gate_facts, gate_text
-from pytest_slmserve.report.screen import Findings, Line, screen
+from pytest_slmserve.report.screen import Line, screen
 from pytest_slmserve.report.tables.history import history_report
-from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.report.tables.run import Findings, run_lines
 from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.literals import Detail
 from pytest_slmserve.schema.printable import printable
@@ -30,9 +29,14 @@ def write_summary(terminal: Any, session: Any, detail: Detail = "summary") -> No
     others = write_for_others(found, Path(session.options.records))
     found = replace(found, written="; ".join(filter(None, (others, page))))
     with laid_out(every_column=detail == "all"):
-        lines = [] if detail == "summary" else list(_long(found, session))
-        rest = replace(found, notes=(), reused="") if lines else found
-        for text, colour in [*lines, *screen(rest)]:
+        lines: list[Line] = []
+        if detail != "summary":  # also what the screen below has no room for
+            lines = [*tables(found), *((folded(f"note: {note}"), "yellow") for note in found.notes)]
+            each = ", ".join(f"{name} ({n})" for name, n in session.reused_cells.items())
+            lines += [(folded(f"{found.reused}: {each}"), None)] if found.reused else []
+            lines.append(("", None))
+            found = replace(found, notes=(), reused="")
+        for text, colour in [*lines, *screen(found)]:
             terminal.write_line(text, **({colour: True} if colour else {}))
 
 
@@ -60,22 +64,9 @@ def findings_of(session: Any) -> Findings:
 
 def tables(found: Findings) -> Iterator[Line]:
     """Every table and verdict, as pieces of text with a colour."""
-    lines = run_lines(
-        found.curves, found.judged, shared=found.shared, jobs=found.jobs, strict=found.strict, slo=found.slo
-    )
-    yield from ((folded(text), colour) for text, colour in lines)
+    yield from ((folded(text), colour) for text, colour in run_lines(found))
     yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
     yield from ((f"{folded(gate_text(gated))}\n", None) for gated in found.gates)
-
-
-def _long(found: Findings, session: Any) -> Iterator[Line]:
-    """The tables, and what the screen below them has no room for."""
-    yield from tables(found)
-    yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
-    if found.reused:
-        each = ", ".join(f"{name} ({n})" for name, n in session.reused_cells.items())
-        yield folded(f"{found.reused}: {each}"), None
-    yield "", None
 
 
 def write_for_others(found: Findings, records: Path) -> str:
@@ -88,17 +79,12 @@ def write_for_others(found: Findings, records: Path) -> str:
                 file.write(f"{as_page(found)}\n")
         if not found.gates:
             return ""
-        write_gates(found.gates, beside)
+        make_folder(beside.parent)
+        beside.write_text(as_json(map(gate_facts, found.gates)) + "\n", "utf-8")
+        beside.with_suffix(".md").write_text(as_markdown(found.gates), "utf-8")
     except OSError as error:
         return f"not written for others: {error}"
     return f"written: {beside} and {beside.with_suffix('.md').name}"
-
-
-def write_gates(gates: Sequence[Gated], path: Path) -> None:
-    """Writes JSON to the path, and Markdown beside it. Raises OSError."""
-    make_folder(path.parent)
-    path.write_text(as_json(map(gate_facts, gates)) + "\n", "utf-8")
-    path.with_suffix(".md").write_text(as_markdown(gates), "utf-8")
 
 
 def as_page(found: Findings) -> str:

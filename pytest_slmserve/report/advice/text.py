@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import Advice, Needs, OperatingPoint, Plan, ReplicaAdvice, least_latency_s
+from pytest_slmserve.analysis.advice.advisor import Advice, Plan, ReplicaAdvice, least_latency_s
 from pytest_slmserve.analysis.advice.batch_choice import Decision, conditions
-from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
@@ -25,7 +24,7 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("\nmodel", lambda a: a.subject.name, "left"),
     Column("\nbatch", lambda a: ABSENT if a.batch is None else str(a.batch)),
     Column("tokens\n/s", lambda a: figure(a.advised.tokens_per_s.value if a.advised else None, 4)),
-    Column("ms/\ntoken", lambda a: milliseconds(_wait(a.advised)), rank=1),
+    Column("ms/\ntoken", lambda a: milliseconds(getattr(a.advised and a.advised.latency_s, "value", None)), rank=1),
     Column("of peak\n%", lambda a: hundredths(a.advised.share if a.advised else None), rank=6),
     Column("eff.\n%", lambda a: hundredths(a.advised.efficiency if a.advised else None), rank=4),
     Column("KV\nGiB", lambda a: gib(a.needs.kv_bytes if a.needs else None), rank=3),
@@ -88,10 +87,6 @@ def objective(slo: Slo) -> str:
     return f"a latency of at most {milliseconds(slo.seconds)} ms"
 
 
-def _wait(offer: OperatingPoint | None) -> float | None:
-    return offer.latency_s.value if offer and offer.latency_s else None
-
-
 def _bound(ceiling: Ceiling | None) -> str:
     return ABSENT if ceiling is None else f"x {figure(ceiling.factor)}"
 
@@ -137,15 +132,11 @@ def batch_text(advice: Advice, plan: Plan) -> str:
     said = f"B_opt is {seen.batch} in flight{interval}, {how} with {conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
         return f"{said}; but the memory does not even hold one request of each model"
-    lowered = "" if advice.batch == seen.batch else f"; the memory does not hold that, so {advice.batch}"
-    return f"{said}{lowered}{_rate(advice.advised)}"
-
-
-def _rate(offer: OperatingPoint | None) -> str:
-    if offer is None:
-        return ""
-    rate = f"{figure(offer.tokens_per_s.value, 4)} tokens/s{between(offer.tokens_per_s)}"
-    return f": {rate}, {percent(offer.share)} of the most that was measured"
+    said += "" if advice.batch == seen.batch else f"; the memory does not hold that, so {advice.batch}"
+    if offer := advice.advised:
+        rate = f"{figure(offer.tokens_per_s.value, 4)} tokens/s{between(offer.tokens_per_s)}"
+        said += f": {rate}, {percent(offer.share)} of the most that was measured"
+    return said
 
 
 def caps_text(seen: Decision) -> str:
@@ -161,28 +152,21 @@ def _memory(advice: Advice) -> str:
         return f"not known: {no_memory(advice)}"
     blocks = f"{seen.kv_blocks:,} blocks of {footprint.block_size} tokens"
     said = f"{seen.batch} requests of {footprint.longest:,} tokens take {blocks}, {gib(seen.kv_bytes)} GiB of KV cache"
-    return f"{said}; {_sum(footprint, seen)}{_freed(seen)}"
+    how = "as the sensors saw" if footprint.allowance_seen else "assumed"
+    rest = f"{gib(footprint.allowance_bytes)} for activations, graphs and context ({how})"
+    said += f"; with {gib(footprint.weight_bytes)} of weights and {rest} it is {gib(seen.total_bytes)} GiB"
+    if seen.freed_bytes is None:
+        return said
+    said += f"; the engine had {gib(seen.freed_bytes + seen.kv_bytes)} GiB of KV cache"
+    if seen.freed_bytes <= 0:
+        return f"{said}, which is no more"
+    share = "" if seen.freed_share is None else f" ({percent(seen.freed_share)} of the GPU)"
+    return f"{said}, so {gib(seen.freed_bytes)} GiB{share} are freed"
 
 
 def no_memory(advice: Advice) -> str:
     """The reason why the memory that a model needs is unknown."""
     return advice.subject.engine.no_footprint if advice.subject.engine else "the model is not known: --model NAME"
-
-
-def _sum(footprint: Footprint, seen: Needs) -> str:
-    how = "as the sensors saw" if footprint.allowance_seen else "assumed"
-    rest = f"{gib(footprint.allowance_bytes)} for activations, graphs and context ({how})"
-    return f"with {gib(footprint.weight_bytes)} of weights and {rest} it is {gib(seen.total_bytes)} GiB"
-
-
-def _freed(seen: Needs) -> str:
-    if seen.freed_bytes is None:
-        return ""
-    had = f"; the engine had {gib(seen.freed_bytes + seen.kv_bytes)} GiB of KV cache"
-    if seen.freed_bytes <= 0:
-        return f"{had}, which is no more"
-    share = "" if seen.freed_share is None else f" ({percent(seen.freed_share)} of the GPU)"
-    return f"{had}, so {gib(seen.freed_bytes)} GiB{share} are freed"
 
 
 def _gain(gains: Gains) -> str:
@@ -205,19 +189,12 @@ def _times(bound: Ceiling) -> str:
 
 def why(bound: Ceiling) -> str:
     """The resource that a bound rests on, with its measured value."""
-    match bound.unit:
-        case "host":
-            return f"the host: no kernel runs for {percent(max(0.0, 1 - bound.busy))} of the time"
-        case "dram":
-            return f"the memory: {_active(bound.busy, REACHABLE_DRAM)}"
-        case "tensor":
-            return f"the tensor cores: {_active(bound.busy, REACHABLE_TENSOR)}"
-        case "roofline":
-            return f"the roofline: {percent(bound.busy)} of what the data sheet allows is reached"
-
-
-def _active(busy: float, reachable: float) -> str:
-    return f"active {percent(busy * reachable)} of the time, of {percent(reachable)} that can be reached"
+    if bound.unit == "host":
+        return f"the host: no kernel runs for {percent(max(0.0, 1 - bound.busy))} of the time"
+    if bound.unit == "roofline":
+        return f"the roofline: {percent(bound.busy)} of what the data sheet allows is reached"
+    what, most = ("memory", REACHABLE_DRAM) if bound.unit == "dram" else ("tensor cores", REACHABLE_TENSOR)
+    return f"the {what}: active {percent(bound.busy * most)} of the time, of {percent(most)} that can be reached"
 
 
 def _replicas(fit: ReplicaAdvice, advice: Advice) -> str:
@@ -269,14 +246,9 @@ def _together(plan: Plan) -> Iterator[str]:
         way_out = "fewer of them (--model)" if len(plan.advices) > 1 else larger
         yield f"note: nothing fits: with one request each it takes {total} GiB, of {budget} GiB: {way_out}"
     elif many > 1:
-        of = f"{total} of the {budget} GiB that engines may take"
-        yield f"together: these {many} models take {of}{_lowered(seen.lowered)}. {ALONE}"
-
-
-def _lowered(names: Sequence[str]) -> str:
-    if not names:
-        return ", each with its B_opt"
-    return f"; {', '.join(names)} with less than B_opt, there where the least throughput is lost per byte"
+        least = "with less than B_opt, there where the least throughput is lost per byte"
+        each = f"; {', '.join(seen.lowered)} {least}" if seen.lowered else ", each with its B_opt"
+        yield f"together: these {many} models take {total} of the {budget} GiB that engines may take{each}. {ALONE}"
 
 
 def commands(plan: Plan) -> Iterator[str]:

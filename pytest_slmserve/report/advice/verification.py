@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.advice.verification import Verification, Verified, VerifiedTogether
@@ -82,7 +82,10 @@ def _together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
         return said
     said = f"{said} serve {figure(point.output_tokens_per_s, 4)} tokens/s"
     if len(set(seen.models)) > 1:
-        said += f" ({', '.join(_parts(seen, alone))})"
+        own = {each.advice.subject.name: each.tokens_per_s for each in alone}
+        parts = zip(seen.models, point.each_tokens_per_s, (own.get(model) for model in seen.models))
+        each = (f"{model}: {percent(rate / of.value) if of else ABSENT} of its own" for model, rate, of in parts)
+        said += f" ({', '.join(each)})"
     if seen.gain:
         shares = f"the sum of their shares of what each has alone is {figure(seen.gain.value)}{between(seen.gain)}"
         what = f"{shares}, {ONE_BY_ONE}"
@@ -91,14 +94,6 @@ def _together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
     if seen.latency_s is not None:
         said += f"; the slowest takes {milliseconds(seen.latency_s)} ms per output token"
     return said
-
-
-def _parts(seen: VerifiedTogether, alone: Sequence[Verified]) -> Iterator[str]:
-    """Each model's part of what it has alone."""
-    own = {each.advice.subject.name: each.tokens_per_s for each in alone}
-    for model, rate in zip(seen.models, seen.point.each_tokens_per_s if seen.point else ()):
-        by_itself = own.get(model)
-        yield f"{model}: {percent(rate / by_itself.value) if by_itself else ABSENT} of its own"
 
 
 def verification_facts(seen: Verification, notes: Sequence[str] = ()) -> dict[str, Any]:

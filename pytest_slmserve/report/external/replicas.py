@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from pytest_slmserve.analysis.compare.external_replicas import Compared, EngineSet, ReplicaComparison
 from pytest_slmserve.analysis.stats.estimates import Interval, percent
 from pytest_slmserve.archive.external import Columns
-from pytest_slmserve.report.as_json import facts, plain
+from pytest_slmserve.report.as_json import as_json as json_text
+from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.external.sweep import external_figures, stem
-from pytest_slmserve.report.numbers import ABSENT, figure, hundredths, milliseconds
+from pytest_slmserve.report.numbers import ABSENT, ends, figure, hundredths, milliseconds
 from pytest_slmserve.report.text_table import Column, named, table
 
 MOST_OTHERS = 3  # other baselines that the text names
+SIGNED = partial(hundredths, signed=True)
 
 
 def text(found: ReplicaComparison, columns: Columns, notes: Sequence[str] = ()) -> str:
@@ -38,7 +40,7 @@ def table_columns(found: ReplicaComparison, columns: Columns) -> tuple[Column[Co
         *map(setting, _settings(found)),
         Column(columns.throughput, lambda row: figure(row.engines.rate, 4)),
         Column("gain %", lambda row: _share(row.gain)),
-        Column("95 %", lambda row: _range(row.gain) or ABSENT, "left", rank=1),
+        Column("95 %", lambda row: ends(row.gain, SIGNED), "left", rank=1),
         Column("at equal\ntotal %", lambda row: _share(row.at_equal_total), rank=5),
         Column(f"{stem(columns.latency)}\nms", lambda row: milliseconds(row.engines.point.e2e_s), rank=2),
         Column("latency\nfactor", lambda row: figure(row.latency.value if row.latency else None), rank=6),
@@ -55,13 +57,7 @@ def _settings(found: ReplicaComparison) -> list[str]:
 
 
 def _share(gain: Interval | None) -> str:
-    return ABSENT if gain is None else hundredths(gain.value, signed=True)
-
-
-def _range(gain: Interval | None) -> str:
-    if gain is None or gain.low is None or gain.high is None:
-        return ""
-    return f"{hundredths(gain.low, signed=True)} to {hundredths(gain.high, signed=True)}"
+    return ABSENT if gain is None else SIGNED(gain.value)
 
 
 def _mark(row: Compared, found: ReplicaComparison) -> str:
@@ -100,7 +96,8 @@ def _gain(gain: Interval) -> str:
     """ "+33.7 % (95 %: +30.1 to +37.4 %)", and whether that may be no gain"""
     low, high = (gain.value if end is None else end for end in (gain.low, gain.high))
     doubt = ", which is a loss" if high < 0 else ", which may be nothing" if low <= 0 else ""
-    return f"{_share(gain)} %{f' (95 %: {_range(gain)} %)' if _range(gain) else ''}{doubt}"
+    known = "" if gain.low is None or gain.high is None else f" (95 %: {ends(gain, SIGNED)} %)"
+    return f"{_share(gain)} %{known}{doubt}"
 
 
 def _costs(best: Compared, found: ReplicaComparison, columns: Columns) -> Iterator[str]:
@@ -150,23 +147,22 @@ def as_json(found: ReplicaComparison, columns: Columns, notes: Sequence[str] = (
         "alike": [_facts(engines) for engines in found.alike],
         "notes": [*_notes(found, columns), *notes],
     }
-    return json.dumps(plain(record), indent=2, allow_nan=False)
+    return json_text(record)
 
 
 def entries(found: ReplicaComparison) -> list[dict[str, Any]]:
     """Rows, one for each set of engines, invalid ones too."""
-    return [_row(row, found) for row in found.rows]
-
-
-def _row(row: Compared, found: ReplicaComparison) -> dict[str, Any]:
-    return {
-        **_facts(row.engines),
-        "gain": row.gain,
-        "gain_at_equal_concurrency": row.at_equal_total,
-        "latency_factor": row.latency,
-        "baseline": row.engines is found.baseline,
-        "chosen": row is found.best,
-    }
+    return [
+        {
+            **_facts(row.engines),
+            "gain": row.gain,
+            "gain_at_equal_concurrency": row.at_equal_total,
+            "latency_factor": row.latency,
+            "baseline": row.engines is found.baseline,
+            "chosen": row is found.best,
+        }
+        for row in found.rows
+    ]
 
 
 def _facts(engines: EngineSet) -> dict[str, Any]:

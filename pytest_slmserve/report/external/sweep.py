@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,8 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.saturation import fit
 from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.report.advice.text import batch_text, caps_text
-from pytest_slmserve.report.as_json import facts, plain
+from pytest_slmserve.report.as_json import as_json as json_text
+from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.tables.findings import UNSETTLED, findings
 from pytest_slmserve.report.text_table import Column, named, table
@@ -75,7 +75,7 @@ def as_json(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes
         "points": entries(curve, found),
         "notes": notes,
     }
-    return json.dumps(plain(record), indent=2, allow_nan=False)
+    return json_text(record)
 
 
 def entries(curve: Curve, found: Plan) -> list[dict[str, Any]]:

@@ -34,7 +34,6 @@ from pytest_slmserve.report.page.glossary import GLOSSARY
 from pytest_slmserve.report.run_list import measured_facts
 from pytest_slmserve.report.screen import (
     ROWS,
-    Findings,
     best_deployments,
     disturbances,
     model_rows,
@@ -59,6 +58,7 @@ from pytest_slmserve.report.tables.replicas import (
 )
 from pytest_slmserve.report.tables.run import (
     EITHER,
+    Findings,
     by_outcome,
     heading,
     in_order_of_claims,

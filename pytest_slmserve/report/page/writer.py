@@ -21,7 +21,7 @@ from pytest_slmserve.archive.pages import Embedded
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.page.content import PageSection, page_content
 from pytest_slmserve.report.page.glossary import parts
-from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement

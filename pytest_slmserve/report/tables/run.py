@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any, Literal
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.http_overhead import AtBothInterfaces, Interfaces, at_both_interfaces
+from pytest_slmserve.analysis.compare.history import ReleaseHistory
+from pytest_slmserve.analysis.compare.http_overhead import AtBothInterfaces, at_both_interfaces
 from pytest_slmserve.analysis.device.host_speed import Place, fastest_pieces
+from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
@@ -36,7 +39,6 @@ from pytest_slmserve.report.tables.several_gpus import gpus_report
 from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
 from pytest_slmserve.report.text_table import Column, hanging, named, table
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
@@ -44,6 +46,7 @@ from pytest_slmserve.schema.workloads import WorkloadReference
 Judged = tuple[Verdict, ClaimRow | None]
 Colour = Literal["green", "red", "yellow"]
 Outcome = Literal["as expected", "unexpected", "undecided"]
+COLOURS: dict[Outcome, Colour] = {"as expected": "green", "unexpected": "red", "undecided": "yellow"}
 EITHER = "either expected: "
 PLURALS = {  # of the words for an outcome
     "holds": "hold",
@@ -81,38 +84,59 @@ def sweep_report(
     return "\n".join([*lines, *(["", named(seen)] if seen else [])])
 
 
-def run_lines(
-    curves: Sequence[Curve],
-    judged: Sequence[Judged],
-    *,
-    shared: Sequence[ReplicaPoint] = (),
-    jobs: Sequence[JobPoint] = (),
-    strict: bool = False,
-    slo: Slo | None = None,
-) -> Iterator[tuple[str, Colour | None]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """All that there is to report of a run, or of archives. history: of releases, where archives hold several. slo: of
+    a request, where goodput is asked for. strict: every claim is expected to hold. failed, undecided: tests
+    that are, with a line of why. reused: a sentence on measurements of an archive that stood in for new ones. archives:
+    paths of the measurements. written: what else was written. command: that makes the same run again."""
+
+    curves: Sequence[Curve] = ()
+    judged: Sequence[Judged] = ()
+    shared: Sequence[ReplicaPoint] = ()
+    jobs: Sequence[JobPoint] = ()
+    gates: Sequence[Gated] = ()
+    history: Sequence[ReleaseHistory] = ()
+    slo: Slo | None = None
+    strict: bool = False
+    failed: Sequence[str] = ()
+    undecided: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    reused: str = ""
+    archives: Sequence[str] = ()
+    written: str = ""
+    command: str = ""
+
+    def tolerance(self, curve: Curve, label: str) -> float:
+        """The gain per doubling below which throughput counts as flat, by the claim that was judged."""
+        found = {v.subject: row.parameters["tolerance"] for v, row in self.judged if row and v.claim == PLATEAU}
+        return float(found.get(label) or found.get(curve.subject, TOLERANCE))
+
+
+def run_lines(found: Findings) -> Iterator[tuple[str, Colour | None]]:
     """All there is to say at the end of a run: sweeps, how to read them, verdicts. Pieces of text with a colour."""
-    tolerances = {v.subject: row.parameters["tolerance"] for v, row in judged if row and v.claim == PLATEAU}
-    labelled = [pair for pair in zip(curves, labels(curves), strict=True) if _is_of_a_sweep(pair[0])]
+    curves = found.curves
+    # What has nothing but an engine alone, to compare replicas with, or jobs, stands in a table of those.
+    labelled = [
+        (curve, label)
+        for curve, label in zip(curves, labels(curves), strict=True)
+        if curve.points or not (curve.alone or curve.jobs)
+    ]
     fastest = fastest_pieces(m for curve in curves for m in curve.measurements)
     for curve, label in labelled:
-        tolerance = tolerances.get(label) or tolerances.get(curve.subject, TOLERANCE)
-        yield f"{sweep_report(curve, tolerance=tolerance, slo=slo, fastest=fastest)}\n", None
+        report = sweep_report(curve, tolerance=found.tolerance(curve, label), slo=found.slo, fastest=fastest)
+        yield f"{report}\n", None
     if labelled:
         yield f"{hanging(LEGEND, 0)}\n", None
     if read := legend(curves):
         yield f"{hanging(read, 0)}\n", None
     if any(map(step_rows, curves)):
         yield f"{hanging(STEP_LEGEND, 0)}\n", None
-    others = (replica_report(curves, shared), gpus_report(curves), interfaces_report(curves), job_report(jobs))
-    for text in chain(*others, energy_report(curves)):
+    others = (gpus_report(curves), interfaces_report(curves), job_report(found.jobs), energy_report(curves))
+    for text in chain(replica_report(curves, found.shared), *others):
         yield f"{text}\n", None
-    if judged:
-        yield from verdict_lines(judged, strict=strict)
-
-
-def _is_of_a_sweep(curve: Curve) -> bool:
-    """One that has nothing but an engine alone, to compare replicas with, or jobs, stands in a table of those."""
-    return bool(curve.points) or not (curve.alone or curve.jobs)
+    if found.judged:
+        yield from verdict_lines(found.judged, strict=found.strict)
 
 
 def heading(curve: Curve) -> Iterator[str]:
@@ -130,10 +154,14 @@ def heading(curve: Curve) -> Iterator[str]:
         yield f"  {_engine(spec, where, curve.resolved)}"
     if curve.workload:
         yield hanging(f"  workload: {workload_text(curve.workload)}", 4)
-    if curve.load:
-        yield f"  load: {load_text(curve.load)}"
+    if load := curve.load:
+        settled = f"{load.settle_lifetimes:g} lifetime{'' if load.settle_lifetimes == 1 else 's'} of a request"
+        yield f"  load: closed loop, ramp-up {load.ramp_up}, window {load.window_s:g} s after a warm-up of {settled}"
     if spec.interface != "endpoint":
-        yield hanging(f"  engine: {_limits(spec, curve.resolved)}{_capacity(curve)}", 4)
+        capacity = ""
+        if curve.kv_capacity is not None and curve.workload:
+            capacity = f"; room for {curve.kv_capacity:,} requests of {curve.workload.longest:,} tokens"
+        yield hanging(f"  engine: {_limits(spec, curve.resolved)}{capacity}", 4)
     yield f"  measured: {_amount(curve)}"
 
 
@@ -161,12 +189,6 @@ def workload_text(workload: WorkloadReference) -> str:
     return f"{lengths}, {workload.requests:,} requests, {workload.source}, hash {workload.hash}"
 
 
-def load_text(load: ClosedLoop) -> str:
-    """ "closed loop, ramp-up staggered, window 5 s after a warm-up of 1 lifetime of a request" """
-    settled = f"{load.settle_lifetimes:g} lifetime{'' if load.settle_lifetimes == 1 else 's'}"
-    return f"closed loop, ramp-up {load.ramp_up}, window {load.window_s:g} s after a warm-up of {settled} of a request"
-
-
 def _limits(spec: EngineSpec, resolved: Sequence[Resolved]) -> str:
     """The engine's limits as the engines report them; several values where launches differ."""
 
@@ -181,12 +203,6 @@ def _limits(spec: EngineSpec, resolved: Sequence[Resolved]) -> str:
         f"KV {each('kv_blocks')} blocks x {each('block_size')} tokens, attention {each('attention_backend')}, "
         f"event loop {each('event_loop')}"
     )
-
-
-def _capacity(curve: Curve) -> str:
-    if curve.kv_capacity is None or curve.workload is None:
-        return ""
-    return f"; room for {curve.kv_capacity:,} requests of {curve.workload.longest:,} tokens"
 
 
 def _amount(curve: Curve) -> str:
@@ -266,28 +282,22 @@ def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator
         statement = next((c.statement for c in CLAIMS if c.name == claim), "")
         yield f"{claim}: {statement}".rstrip(": "), None
         for verdict, row in group:
-            line = hanging(_verdict_line(verdict, row, width, strict), 6 + STATES + width)
-            yield line, _colour(outcome(verdict, row, strict=strict))
+            words, why = (tell(verdict, row, strict=strict) for tell in (outcome_words, reason))
+            line = hanging(f"  {words:<{STATES}}  {verdict.subject:<{width}}  {why}", 6 + STATES + width)
+            yield line, COLOURS[outcome(verdict, row, strict=strict)]
     told = f"{counted(len(pairs), 'verdict')}: {tally(by_outcome(pairs, strict=strict))}"
     yield told if pairs else "no claim was judged", None
 
 
-def _verdict_line(verdict: Verdict, row: ClaimRow | None, width: int, strict: bool) -> str:
-    state = outcome_words(verdict, row, strict=strict)
-    return f"  {state:<{STATES}}  {verdict.subject:<{width}}  {reason(verdict, row, strict=strict)}"
-
-
 def outcome_words(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:
     """ "holds", "fails, as expected", "fails" where it may, "FAILS", "HOLDS, UNEXPECTED" or "undecided" """
+    fails = verdict.state is State.FAILS
     match outcome(verdict, row, strict=strict):
-        case "undecided":
-            return "undecided"
-        case "as expected" if verdict.state is State.FAILS and row and row.expected == "fails":
-            return "fails, as expected"
         case "as expected":
-            return verdict.state.value
+            return "fails, as expected" if fails and row and row.expected == "fails" else verdict.state.value
         case "unexpected":
-            return "FAILS" if verdict.state is State.FAILS else "HOLDS, UNEXPECTED"
+            return "FAILS" if fails else "HOLDS, UNEXPECTED"
+    return "undecided"
 
 
 def reason(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:
@@ -302,16 +312,6 @@ def in_order_of_claims(judged: Iterable[Judged]) -> list[Judged]:
     """Verdicts as the claims table has their claims."""
     order = {claim.name: number for number, claim in enumerate(CLAIMS)}
     return sorted(judged, key=lambda pair: order.get(pair[0].claim, len(order)))
-
-
-def _colour(seen: Outcome) -> Colour:
-    match seen:
-        case "as expected":
-            return "green"
-        case "unexpected":
-            return "red"
-        case "undecided":
-            return "yellow"
 
 
 def by_outcome(judged: Iterable[Judged], *, strict: bool = False) -> dict[str, list[Verdict]]:
@@ -355,13 +355,11 @@ COLUMNS: tuple[Column[AtBothInterfaces], ...] = (
 def interfaces_report(curves: Sequence[Curve]) -> Iterator[str]:
     """A table for each model that was measured by both interfaces, and how to read it."""
     found = at_both_interfaces(curves)
-    yield from map(_of_model, found)
+    for each in found:
+        server = each.server
+        launches = " and ".join(counted(len(curve.resolved), "launch") for curve in (each.engine, server))
+        through = f"{server.subject} through the server{front_ends(server.spec)} beside the engine"
+        title = hanging(f"{through}: {served_on(server.environment)}, {launches}", 2)
+        yield "\n".join([title, "", table(each.loads, COLUMNS)])
     if found:
         yield hanging(INTERFACES, 0)
-
-
-def _of_model(interfaces: Interfaces) -> str:
-    launches = " and ".join(counted(len(each.resolved), "launch") for each in (interfaces.engine, interfaces.server))
-    through = f"{interfaces.server.subject} through the server{front_ends(interfaces.server.spec)} beside the engine"
-    title = hanging(f"{through}: {served_on(interfaces.server.environment)}, {launches}", 2)
-    return "\n".join([title, "", table(interfaces.loads, COLUMNS)])

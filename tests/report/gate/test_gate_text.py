@@ -10,7 +10,8 @@ from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.gate.text import as_markdown, gate_text, interim_lines, next_step, title
 from pytest_slmserve.report.page.content import page_content
-from pytest_slmserve.report.screen import Findings, screen
+from pytest_slmserve.report.screen import screen
+from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.schema.environment import SIMULATED
 
 OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"

@@ -30,7 +30,7 @@ from pytest_slmserve.report.numbers import figure
 from pytest_slmserve.report.page import charts, content
 from pytest_slmserve.report.page.glossary import GLOSSARY
 from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered, write_page
-from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.records import Stream

@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.stored.claims import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import text_table
-from pytest_slmserve.report.tables.run import run_lines, sweep_report
+from pytest_slmserve.report.tables.run import Findings, run_lines, sweep_report
 from pytest_slmserve.report.tables.sensors import COLUMNS, SensedPoint, energy_report, legend, sensor_table, step_table
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement
@@ -133,7 +133,7 @@ def test_the_legend_is_of_the_columns_shown():
 
 def test_the_report_of_a_run_has_tables_and_legend_in_this_order():
     curve = sweep(**LIFELIKE)
-    text = "\n".join(text for text, _ in run_lines([curve], []))
+    text = "\n".join(text for text, _ in run_lines(Findings(curves=[curve])))
     places = [text.index(words) for words in ("Pareto  valid", "util %", "saturation law", "GPU util: time in which")]
     assert places == sorted(places)
     assert max(len(line) for line in text.splitlines()) <= 150
@@ -226,7 +226,9 @@ def test_the_speed_of_the_host_is_shown_beside_each_load():
 
 def test_the_speed_of_the_host_is_relative_to_its_best_in_the_whole_run():
     curves = [curve_of(model, [slower(c, ms, model) for c in (1, 2, 4)]) for model, ms in (("a", 4.0), ("b", 8.0))]
-    [first, second] = [text for text, _ in run_lines(curves, []) if "in flight" in text and "batch:" not in text][:2]
+    [first, second] = [
+        text for text, _ in run_lines(Findings(curves=curves)) if "in flight" in text and "batch:" not in text
+    ][:2]
     assert " 100.0 " in first and " 50.0 " in second.split("wait")[1]
 
 
@@ -247,7 +249,7 @@ def test_parts_of_a_step_agree_with_the_sensors_beside_them():
 def test_parts_of_a_step_are_told_with_their_legend():
     made = curve_of("opt-1.3b", [measurement(load, 100.0, environment=H200) for load in (1, 2)])
     assert head(step_table(made)) == "in flight|step ms|weights %|KV %|kernels and host %"
-    assert "Parts of a step: weights" in "".join(text for text, _ in run_lines([made], []))
+    assert "Parts of a step: weights" in "".join(text for text, _ in run_lines(Findings(curves=[made])))
     unknown = curve_of("opt-1.3b", [measurement(1, 100.0, environment=replace(H200, gpu_name="another"))])
     assert step_table(unknown) == ""
-    assert "Parts of a step" not in "".join(text for text, _ in run_lines([unknown], []))
+    assert "Parts of a step" not in "".join(text for text, _ in run_lines(Findings(curves=[unknown])))

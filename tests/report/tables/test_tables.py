@@ -11,6 +11,7 @@ from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.tables.run import (
+    Findings,
     outcome,
     point_table,
     run_lines,
@@ -67,7 +68,7 @@ def test_a_row_shows_the_figures_of_its_point():
 def test_lines_fit_a_wide_terminal():
     curve = sweep()
     many = replace(curve, missing=tuple(range(1000, 1100)), cut=((2048, "a reason of many words " * 10),))
-    lines = [line for text, _ in run_lines([many], []) for line in text.splitlines()]
+    lines = [line for text, _ in run_lines(Findings(curves=[many])) for line in text.splitlines()]
     assert 100 < max(map(len, lines)) <= 150
 
 
@@ -242,11 +243,11 @@ def test_verdicts_have_colours():
 
 def test_no_verdict_at_all():
     assert verdict_text([]) == "no claim was judged"
-    assert list(run_lines([], [])) == []
+    assert list(run_lines(Findings())) == []
 
 
 def test_the_plateau_in_the_findings_is_by_the_tolerance_of_its_claim():
     curve = sweep()
     judged = [(verdict(State.HOLDS), ClaimRow("throughput-plateau", parameters={"tolerance": 0.75}))]
-    text = "\n".join(text for text, _ in run_lines([curve], judged))
+    text = "\n".join(text for text, _ in run_lines(Findings(curves=[curve], judged=judged)))
     assert "a doubling gains less than 75 %" in text and "batch: mean sequences of an engine step" in text
