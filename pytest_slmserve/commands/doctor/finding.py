@@ -35,12 +35,15 @@ class Places:
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
-def enough(have: int, wanted: int, least: int) -> State:
-    return "ok" if have >= wanted else "warning" if have >= least else "problem"
+def first_of(name: str, found: str, *cases: tuple[object, State, str]) -> Finding:
+    """Finding by the first case that is true, of its state and advice; fine where none is."""
+    state, advice = next(((state, advice) for wrong, state, advice in cases if wrong), ("ok", ""))
+    return Finding(name, state, found, advice)
 
 
-def unless_ok(state: State, advice: str) -> str:
-    return "" if state == "ok" else advice
+def of_size(name: str, found: str, have: int, wanted: int, least: int, advice: str) -> Finding:
+    """Finding on what there is of something, against what is wanted and what is the least."""
+    return first_of(name, found, (have < least, "problem", advice), (have < wanted, "warning", advice))
 
 
 def gib(size: int) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, gib
+from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, first_of, gib
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.telemetry.host_probe import Gpu, first_gpu
@@ -61,13 +61,13 @@ def of_sharing(ask: Ask) -> Finding:
     """MIG and the compute mode: who may use the card, and how much of it."""
     mig, mode = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetComputeMode")
     found = f"MIG {_on(mig and mig[0])}, compute mode {MODES.get(mode, mode)}"
-    if mode == 2:
-        return Finding("sharing", "problem", found, "an administrator: nvidia-smi -c DEFAULT")
-    if mig and mig[0]:
-        return Finding("sharing", "warning", found, "a part of a GPU has fewer counters and no energy of its own")
-    if mode:
-        return Finding("sharing", "warning", found, "two engines cannot share this GPU, unless through MPS")
-    return Finding("sharing", "ok", found)
+    return first_of(
+        "sharing",
+        found,
+        (mode == 2, "problem", "an administrator: nvidia-smi -c DEFAULT"),
+        (mig and mig[0], "warning", "a part of a GPU has fewer counters and no energy of its own"),
+        (mode, "warning", "two engines cannot share this GPU, unless through MPS"),
+    )
 
 
 def _on(value: int | None) -> str:
@@ -79,10 +79,8 @@ def of_users(ask: Ask) -> Finding:
     kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
     lists = [found for kind in kinds if (found := ask(kind)) is not None]
     pids = sorted({process.pid for processes in lists for process in processes})
-    if pids:
-        named = ", ".join(map(str, pids))
-        return Finding("GPU users", "warning", f"processes {named}", "they share what is measured: wait, or end them")
-    return Finding("GPU users", "ok", "nobody computes on it" if lists else UNSAID)
+    found = f"processes {', '.join(map(str, pids))}" if pids else "nobody computes on it" if lists else UNSAID
+    return first_of("GPU users", found, (pids, "warning", "they share what is measured: wait, or end them"))
 
 
 def of_gpu_memory(ask: Ask, share: float = SHARE) -> Finding:
@@ -90,13 +88,14 @@ def of_gpu_memory(ask: Ask, share: float = SHARE) -> Finding:
     memory = ask("nvmlDeviceGetMemoryInfo")
     if memory is None:
         return Finding("GPU memory", "ok", UNSAID)
-    found = f"{gib(memory.used)} of {gib(memory.total)} used"
-    if memory.total - memory.used < share * memory.total:
-        fits = int(100 * (1 - memory.used / memory.total)) / 100
-        return Finding("GPU memory", "problem", found, f"free it, or --slm-gpu-memory-utilization {fits:g}")
-    if memory.used > GPU_MEMORY_AT_REST:
-        return Finding("GPU memory", "warning", found, "somebody is there, perhaps idle: nvidia-smi")
-    return Finding("GPU memory", "ok", found)
+    fits = int(100 * (1 - memory.used / memory.total)) / 100
+    lacks = memory.total - memory.used < share * memory.total
+    return first_of(
+        "GPU memory",
+        f"{gib(memory.used)} of {gib(memory.total)} used",
+        (lacks, "problem", f"free it, or --slm-gpu-memory-utilization {fits:g}"),
+        (memory.used > GPU_MEMORY_AT_REST, "warning", "somebody is there, perhaps idle: nvidia-smi"),
+    )
 
 
 def of_power(ask: Ask) -> Finding:
@@ -104,15 +103,10 @@ def of_power(ask: Ask) -> Finding:
     most = (ask("nvmlDeviceGetPowerManagementLimitConstraints") or [None, None])[1]
     if limit is None:
         return Finding("power limit", "ok", UNSAID)
-    known = [
-        f"{words} {milliwatts / 1000:g} W"
-        for words, milliwatts in (("default", default), ("at most", most))
-        if milliwatts
-    ]
-    found = ", ".join([f"{limit / 1000:g} W", *known])
-    if default and limit != default:
-        return Finding("power limit", "warning", found, "compare only with records of the same limit")
-    return Finding("power limit", "ok", found)
+    known = {"": limit, "default ": default, "at most ": most}
+    found = ", ".join(f"{words}{milliwatts / 1000:g} W" for words, milliwatts in known.items() if milliwatts)
+    other = default and limit != default
+    return first_of("power limit", found, (other, "warning", "compare only with records of the same limit"))
 
 
 def of_clocks(ask: Ask) -> Finding:
@@ -120,20 +114,18 @@ def of_clocks(ask: Ask) -> Finding:
     found, lowered = [], False
     for name, kind in (("SM", SM), ("memory", MEMORY_CLOCK)):
         now, most = ask("nvmlDeviceGetClockInfo", kind), ask("nvmlDeviceGetMaxClockInfo", kind)
-        set_to, default = (
-            ask("nvmlDeviceGetApplicationsClock", kind),
-            ask("nvmlDeviceGetDefaultApplicationsClock", kind),
-        )
+        clocks = ("nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock")
+        set_to, default = (ask(clock, kind) for clock in clocks)
         found.append(f"{name} {now or '?'} of at most {most or '?'} MHz" + (f", set to {set_to}" if set_to else ""))
         lowered |= bool(set_to and default and set_to < default)
     bits = _either(ask, "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
     slowed = [name for bit, name in SLOWED.items() if bits & bit]
-    words = "; ".join([*found, *(f"slowed down: {name}" for name in slowed)])
-    if slowed:
-        return Finding("clocks", "warning", words, "let it cool, and look at its cooling and power supply")
-    if lowered:
-        return Finding("clocks", "warning", words, "set below the default; an administrator: nvidia-smi -rac")
-    return Finding("clocks", "ok", words)
+    return first_of(
+        "clocks",
+        "; ".join([*found, *(f"slowed down: {name}" for name in slowed)]),
+        (slowed, "warning", "let it cool, and look at its cooling and power supply"),
+        (lowered, "warning", "set below the default; an administrator: nvidia-smi -rac"),
+    )
 
 
 def of_temperature(ask: Ask) -> Finding:
@@ -142,17 +134,15 @@ def of_temperature(ask: Ask) -> Finding:
     if now is None:
         return Finding("temperature", "ok", UNSAID)
     found = f"{now} °C" + (f", slows down at {slowdown} °C" if slowdown else "")
-    if slowdown and now > slowdown - MARGIN_C:
-        return Finding("temperature", "warning", found, "let it cool first")
-    return Finding("temperature", "ok", found)
+    hot = slowdown and now > slowdown - MARGIN_C
+    return first_of("temperature", found, (hot, "warning", "let it cool first"))
 
 
 def of_persistence(ask: Ask) -> Finding:
     mode = ask("nvmlDeviceGetPersistenceMode")
-    if mode == 0:
-        advice = "the first start is slower, counters may begin anew; an administrator: nvidia-smi -pm 1"
-        return Finding("persistence", "warning", "off", advice)
-    return Finding("persistence", "ok", UNSAID if mode is None else "on")
+    found = UNSAID if mode is None else _on(mode)
+    advice = "the first start is slower, counters may begin anew; an administrator: nvidia-smi -pm 1"
+    return first_of("persistence", found, (mode == 0, "warning", advice))
 
 
 def of_errors(ask: Ask) -> Finding:
@@ -162,13 +152,13 @@ def of_errors(ask: Ask) -> Finding:
     _, remapped, pending, failed = rows or (0, 0, 0, 0)
     known = f"{count} uncorrected errors" if count is not None else "errors not known"
     found = f"ECC {_on(ecc and ecc[0])}, {known}, {remapped if rows else '?'} rows remapped"
-    if count or failed:
-        return Finding(
-            "GPU errors", "problem", found + (", remapping failed" if failed else ""), "do not measure on it"
-        )
-    if pending:
-        return Finding("GPU errors", "warning", f"{found}, more pending", "an administrator should reset it when idle")
-    return Finding("GPU errors", "ok", found)
+    found += ", remapping failed" if failed else ", more pending" if pending and not count else ""
+    return first_of(
+        "GPU errors",
+        found,
+        (count or failed, "problem", "do not measure on it"),
+        (pending, "warning", "an administrator should reset it when idle"),
+    )
 
 
 def _either(ask: Ask, one: str, other: str, *arguments: object) -> Any:

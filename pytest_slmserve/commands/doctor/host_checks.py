@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, State, enough, gib, unless_ok
+from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, first_of, gib, of_size
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
 from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
@@ -42,15 +42,14 @@ def of_cores(places: Places, usable: int, total: int) -> Finding:
         limit = limiting_cgroup(places.proc, places.sys / "fs" / "cgroup")
     threads = _threads_per_core(places.sys)
     found = f"{usable} of {total}, {threads or '?'} per core, {cpu_model() or 'unknown'}"
-    if limit and limit[1] < usable:
-        return Finding(
-            "cores", "warning", f"{found}; a quota of {limit[1]:g}", "throttling shows as pauses: lift the quota"
-        )
-    if usable < min(total, ENOUGH_CORES):
-        return Finding("cores", "warning", found, "the affinity allows few: taskset, or the container's CPUs")
-    if usable < ENOUGH_CORES:
-        return Finding("cores", "warning", found, "engine, tests and sensors share them: small models show it")
-    return Finding("cores", "ok", found)
+    throttled = limit and limit[1] < usable
+    return first_of(
+        "cores",
+        f"{found}; a quota of {limit[1]:g}" if limit and throttled else found,
+        (throttled, "warning", "throttling shows as pauses: lift the quota"),
+        (usable < min(total, ENOUGH_CORES), "warning", "the affinity allows few: taskset, or the container's CPUs"),
+        (usable < ENOUGH_CORES, "warning", "engine, tests and sensors share them: small models show it"),
+    )
 
 
 def _threads_per_core(root: Path) -> int | None:
@@ -80,9 +79,8 @@ def _steal(stolen: float | None, cores: int) -> Finding:
     if stolen is None:
         return Finding("steal", "ok", "the host does not say")
     found = f"{stolen / cores:.1%} of the CPU time over a second"
-    if stolen > STEAL_SHARE * cores:
-        return Finding("steal", "warning", found, "other guests take CPU time: use a host of your own")
-    return Finding("steal", "ok", found)
+    taken = stolen > STEAL_SHARE * cores
+    return first_of("steal", found, (taken, "warning", "other guests take CPU time: use a host of your own"))
 
 
 def _work(values: Mapping[int, float | None], cores: int) -> Finding:
@@ -93,9 +91,8 @@ def _work(values: Mapping[int, float | None], cores: int) -> Finding:
     pressure = "" if waited is None else f", a task waited for a CPU {waited:.0%} of the time"
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     found = f"{others:.2f} cores over a second{pressure}{load}"
-    if others > BUSY_SHARE * cores:
-        return Finding("other work", "warning", found, "it takes cores from the engine: wait, or end it")
-    return Finding("other work", "ok", found)
+    much = others > BUSY_SHARE * cores
+    return first_of("other work", found, (much, "warning", "it takes cores from the engine: wait, or end it"))
 
 
 def of_sessions(places: Places, usable: int) -> Finding:
@@ -104,10 +101,9 @@ def of_sessions(places: Places, usable: int) -> Finding:
     on = False
     with suppress(OSError):
         on = (places.proc / "sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
-    state: State = "warning" if on and usable < ENOUGH_CORES else "ok"
     advice = "a client of a server in another session may lag: sysctl kernel.sched_autogroup_enabled=0"
     found = f"the kernel {'shares' if on else 'does not share'} cores by session"
-    return Finding("sessions", state, found, unless_ok(state, advice))
+    return first_of("sessions", found, (on and usable < ENOUGH_CORES, "warning", advice))
 
 
 def of_governor(places: Places) -> Finding:
@@ -115,11 +111,9 @@ def of_governor(places: Places) -> Finding:
     for path in (places.sys / "devices/system/cpu/cpufreq").glob("policy*/scaling_governor"):
         with suppress(OSError):
             found.add(path.read_text("utf-8").strip())
-    if not found:
-        return Finding("governor", "ok", "not readable, as in most virtual machines")
-    state: State = "ok" if found == {"performance"} else "warning"
-    advice = "" if state == "ok" else "clocks follow the load; steadier: cpupower frequency-set -g performance"
-    return Finding("governor", state, ", ".join(sorted(found)), advice)
+    advice = "clocks follow the load; steadier: cpupower frequency-set -g performance"
+    words = ", ".join(sorted(found)) or "not readable, as in most virtual machines"
+    return first_of("governor", words, (found - {"performance"}, "warning", advice))
 
 
 def of_memory(places: Places) -> Finding:
@@ -129,8 +123,8 @@ def of_memory(places: Places) -> Finding:
         free, total = sizes["MemAvailable"], sizes["MemTotal"]
     except (OSError, KeyError, ValueError, IndexError):
         return Finding("memory", "ok", "the host does not say")
-    state = enough(free, ENOUGH_MEMORY, LEAST_MEMORY)
-    return Finding("memory", state, f"{gib(free)} of {gib(total)} free", unless_ok(state, "free some for the engine"))
+    found = f"{gib(free)} of {gib(total)} free"
+    return of_size("memory", found, free, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
 
 
 Free = Callable[[Path], int]
@@ -146,18 +140,14 @@ def of_shared_memory(places: Places, free: Free = free_bytes) -> Finding:
     if not places.shm.exists():
         return Finding("shared memory", "warning", f"no {places.shm}", "mount one: several GPUs need it")
     found = free(places.shm)
-    state = enough(found, ENOUGH_SHARED, 0)
-    return Finding(
-        "shared memory", state, f"{gib(found)} free", unless_ok(state, "docker run --shm-size=1g, or --ipc=host")
-    )
+    advice = "docker run --shm-size=1g, or --ipc=host"
+    return of_size("shared memory", f"{gib(found)} free", found, ENOUGH_SHARED, 0, advice)
 
 
 def of_cache(places: Places, free: Free = free_bytes) -> Finding:
     """Finding on the folder where vLLM keeps compiled code: without it the first start of every model takes longer."""
     base = Path(places.env.get("XDG_CACHE_HOME", places.home / ".cache"))
     folder = Path(places.env.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
-    found = free(folder)
-    state = enough(found, ENOUGH_DISK, LEAST_DISK)
     there = "there is one" if (folder / "torch_compile_cache").is_dir() else "nothing compiled yet"
-    advice = unless_ok(state, "free some, or VLLM_CACHE_ROOT=FOLDER")
-    return Finding("compile cache", state, f"{there} in {folder}, {gib(found)} free", advice)
+    found = f"{there} in {folder}, {gib(size := free(folder))} free"
+    return of_size("compile cache", found, size, ENOUGH_DISK, LEAST_DISK, "free some, or VLLM_CACHE_ROOT=FOLDER")

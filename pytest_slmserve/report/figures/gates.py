@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
@@ -19,10 +20,8 @@ BELOW = 0.25  # of a row: how far the pairs lie under their ratio
 
 def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
     """A picture for each gate, or the reason why no pair of it counts. Raises BadUsage without matplotlib."""
-    names = [f"gate-{gated.model}" for gated in gates]
-    several = {name for name in names if names.count(name) > 1}
-    unique = [f"{name}-{gated.gate}" if name in several else name for name, gated in zip(names, gates)]
-    return [_drawn(name, gated) for name, gated in zip(unique, gates)]
+    often = Counter(gated.model for gated in gates)
+    return [_drawn(f"gate-{g.model}{f'-{g.gate}' if often[g.model] > 1 else ''}", g) for g in gates]
 
 
 def _drawn(name: str, gated: Gated) -> Picture:
@@ -30,7 +29,10 @@ def _drawn(name: str, gated: Gated) -> Picture:
     if not rows:
         return Picture(name, None, "; ".join(["no pair of launches counts", *gated.dropped[:1]]))
     figure, (axes,) = panels([where_of(gated.pairs[0].baseline.measurements[0].environment)], 1)
-    dress(axes, X, title="\n".join([title(gated), *_compared(gated)]))
+    first = gated.pairs[0]
+    baseline, candidate = (first.launch(side).measurements[0].environment.vllm for side in SIDES)
+    compared = f"vLLM {candidate} against {baseline}" if baseline != candidate else f"vLLM {baseline} on both sides"
+    dress(axes, X, title="\n".join([title(gated), *([compared] if baseline and candidate else [])]))
     series = {each.name: each for each in (*gated_series(gated.pairs), *shown_series(gated.pairs))}
     for row, each in enumerate(rows):
         _draw_row(axes, row, each, series[each.name], is_gated=each in gated.gated)
@@ -59,14 +61,6 @@ def ratios(series: PairSeries) -> list[float]:
 def margin_at(seen: Comparison) -> float:
     """The ratio at which the candidate costs more by the margin."""
     return 1 + seen.margin if seen.better == "lower" else 1 / (1 + seen.margin)
-
-
-def _compared(gated: Gated) -> Iterator[str]:
-    """The releases of the sides, where vLLM served."""
-    first = gated.pairs[0]
-    baseline, candidate = (first.launch(side).measurements[0].environment.vllm for side in SIDES)
-    if baseline and candidate:
-        yield f"vLLM {candidate} against {baseline}" if baseline != candidate else f"vLLM {baseline} on both sides"
 
 
 def _draw_row(axes: Any, row: int, seen: Comparison, series: PairSeries, is_gated: bool) -> None:

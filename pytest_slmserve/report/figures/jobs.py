@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from pytest_slmserve.analysis.claims.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, limits_of, ways_of
@@ -25,6 +26,7 @@ from pytest_slmserve.report.figures.drawing import (
 )
 
 STROKES = ("-", "--", ":", "-.")
+_length, _limit, _rate = attrgetter("output_tokens"), attrgetter("spec.max_num_seqs"), attrgetter("load.rate")
 Figure = Callable[[JobPoint], Any]
 BATCHINGS = ("none", "static", "dynamic", CONTINUOUS)
 
@@ -32,10 +34,14 @@ BATCHINGS = ("none", "static", "dynamic", CONTINUOUS)
 def job_pictures(jobs: Sequence[JobPoint]) -> list[Picture]:
     """The pictures of jobs for which there are valid jobs to draw."""
     valid = [job for job in jobs if job.valid]
-    lengths = _by_model(valid, grid_of, lambda p: p.output_tokens)
+    lengths = _by_model(valid, grid_of, _length)
+    others = [group for group in lengths if group[0].model not in SIZED_AS]
+    # Models that are compared for their size, all at once, beside their reference.
+    sized = {*SIZED_AS, *SIZED_AS.values()} if len(others) < len(lengths) else ()
+    of_one_size = [[p for p in group if p.load.at_once] for group in lengths if group[0].model in sized]
     drawn = [
-        ("output-length", [group for group in lengths if group[0].model not in SIZED_AS], _lengths),
-        ("models-of-one-size", _of_one_size(lengths), _lengths),
+        ("output-length", others, _lengths),
+        ("models-of-one-size", of_one_size, _lengths),
         ("batch-limit", _by_model(valid, limits_of, _limit), _limits),
         ("kv-blocks", _by_model(valid, caches_of, lambda p: p.kv_blocks), _blocks),
         ("batching", _by_model(valid, ways_of, lambda p: p.batching), _batchings),
@@ -51,14 +57,6 @@ def _by_model(
     return [group for group in groups if len({varied(p) for p in group}) > 1]
 
 
-def _of_one_size(groups: Sequence[list[JobPoint]]) -> list[list[JobPoint]]:
-    """Models that are compared for their size, all at once, beside their reference; none without such."""
-    if not any(group[0].model in SIZED_AS for group in groups):
-        return []
-    sized = {*SIZED_AS, *SIZED_AS.values()}
-    return [[p for p in group if p.load.at_once] for group in groups if group[0].model in sized]
-
-
 def _hosts(groups: Sequence[Sequence[JobPoint]]) -> list[str]:
     return [origin(p.environment) for group in groups for p in group]
 
@@ -72,7 +70,7 @@ def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     """Requests/s and mean E2E against the output length, a line for each model and rate (arXiv:2404.03353, fig. 2)."""
     served, waited = [], []
     for number, group in enumerate(groups):
-        by_rate = grouped(sorted(group, key=_fastest), lambda p: p.load.rate)
+        by_rate = grouped(sorted(group, key=_rate, reverse=True), _rate)
         for stroke, points in zip(STROKES, by_rate.values()):
             ordered = sorted(points, key=_length)
             label = f"{ordered[0].model}, {ordered[0].load.pace}"
@@ -91,18 +89,6 @@ def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     return picture(name, _hosts(groups), drawn)
 
 
-def _length(point: JobPoint) -> float:
-    return point.output_tokens
-
-
-def _fastest(point: JobPoint) -> float:
-    return -point.load.rate
-
-
-def _limit(point: JobPoint) -> int:
-    return point.spec.max_num_seqs
-
-
 def _limits(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     """Throughput and mean E2E against `max_num_seqs`, all requests at once (arXiv:2404.03353, figure 1)."""
     several = len({p.environment.gpu_name for group in groups for p in group}) > 1
@@ -112,16 +98,16 @@ def _limits(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
         for y in (lambda p: p.output_tokens_per_s, lambda p: p.e2e_s)
     )
 
-    def finish(axes: Any) -> None:
-        log_axis(axes, axes.xaxis, base=2)
-        axes.yaxis.set_major_formatter(plain)
-        axes.set_ylim(bottom=0)
-
-    drawn = [
-        Panel(served, finish, "max_num_seqs", "output tokens/s"),
-        Panel(waited, finish, "max_num_seqs", "mean E2E latency, s"),
-    ]
+    x = "max_num_seqs"
+    drawn = [Panel(served, _from_zero, x, "output tokens/s"), Panel(waited, _from_zero, x, "mean E2E latency, s")]
     return picture(name, _hosts(groups), drawn)
+
+
+def _from_zero(axes: Any) -> None:
+    """Sets a logarithmic x with plain numbers, and y from 0 on."""
+    log_axis(axes, axes.xaxis, base=2)
+    axes.yaxis.set_major_formatter(plain)
+    axes.set_ylim(bottom=0)
 
 
 def _blocks(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
@@ -138,9 +124,7 @@ def _blocks(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     def finish(axes: Any) -> None:
         for blocks in fitting:
             axes.axvline(blocks, color=GREY, linewidth=1, linestyle="--")
-        log_axis(axes, axes.xaxis, base=2)
-        axes.yaxis.set_major_formatter(plain)
-        axes.set_ylim(bottom=0)
+        _from_zero(axes)
 
     drawn = [
         Panel(served, finish, "KV blocks (dashed: all requests fit)", "output tokens/s"),
@@ -152,7 +136,7 @@ def _blocks(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
 def _batchings(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     """Throughput and mean E2E of each way to batch the same requests, a group of bars for each rate."""
     figure, (served, waited) = panels(_hosts(groups), 2)
-    bars = [p for group in groups for p in sorted(group, key=lambda p: (_fastest(p), BATCHINGS.index(p.batching)))]
+    bars = [p for group in groups for p in sorted(group, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]
     names = [f"{p.batching}\n{p.load.pace}" for p in bars]
     colours = [COLOURS[BATCHINGS.index(p.batching)] for p in bars]
     served.bar(range(len(bars)), [p.output_tokens_per_s for p in bars], color=colours)

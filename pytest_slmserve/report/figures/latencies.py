@@ -111,22 +111,21 @@ def _loads(group: Sequence[Measurement], slo: Slo | None) -> Iterator[LoadFigure
         if found.problems or delay is None:
             continue
         served = good(m, slo)
-        per_s = served.per_s if served else None
-        yield LoadFigures(delay.achieved_per_s, summarize(m), bool(found.degradations), per_s)
+        yield LoadFigures(
+            delay.achieved_per_s, summarize(m), bool(found.degradations), served.per_s if served else None
+        )
 
 
 def _names(firsts: Sequence[Measurement]) -> list[str]:
     """The model of each series, with what tells it from the others."""
-    rows = [_facts(m) for m in firsts]
+    rows = []
+    for m in firsts:
+        assert isinstance(m.load, OpenLoop)
+        process = "" if m.load.steps else m.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
+        timing = "ramp" if m.load.steps else f"each judged for {m.load.window_s:g} s after {m.load.settle_s:g} s"
+        rows.append([short_name(m.spec.model), origin(m.environment, m.workload), timing, process])
     differ = [len({*column} - {""}) > 1 for column in zip(*rows, strict=True)]
     return [", ".join([row[0], *(fact for fact, told in zip(row[1:], differ[1:]) if told and fact)]) for row in rows]
-
-
-def _facts(m: Measurement) -> list[str]:
-    assert isinstance(m.load, OpenLoop)
-    process = m.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
-    timing = "ramp" if m.load.steps else f"each judged for {m.load.window_s:g} s after {m.load.settle_s:g} s"
-    return [short_name(m.spec.model), origin(m.environment, m.workload), timing, "" if m.load.steps else process]
 
 
 def _percentiles(
@@ -144,17 +143,14 @@ def _percentiles(
         def finish(axes: Any, name: str = name) -> None:
             scale(axes)
             if slo and name in bounds:
-                _draw_bound(axes, 1e3 * slo.bounds[name], bounds[name])
+                axes.axhline(1e3 * slo.bounds[name], color=GREY, linewidth=1.2, linestyle="-.")
+                # The words stand beside the axes, where they hide no dot, in two rows.
+                at, words = (1, 1e3 * slo.bounds[name]), bounds[name].replace(":", ":\n")
+                place = {"xycoords": axes.get_yaxis_transform(), "xytext": (3, 0), "textcoords": "offset points"}
+                axes.annotate(words, at, fontsize=8, color=GREY, va="center", **place)
             decade_axis(axes)
             for part, stroke in STROKES.items():
                 axes.plot([], [], stroke, color=GREY, linewidth=1, label=part)
 
         if any(line.dots for line in lines):
             yield Panel(lines, finish, x, f"{name.upper()}, ms")
-
-
-def _draw_bound(axes: Any, bound: float, words: str) -> None:
-    """The words stand beside the axes, where they hide no dot, in two rows."""
-    axes.axhline(bound, color=GREY, linewidth=1.2, linestyle="-.")
-    place = {"xycoords": axes.get_yaxis_transform(), "xytext": (3, 0), "textcoords": "offset points", "va": "center"}
-    axes.annotate(words.replace(":", ":\n"), (1, bound), fontsize=8, color=GREY, **place)

@@ -7,12 +7,12 @@ What shares the device in one way, of one model under one load, is a line over t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, cycle
 from typing import Any, Literal, get_args
 
-from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus
+from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
 from pytest_slmserve.analysis.compare.replicas import Pair, compared
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, figure_ratio
@@ -98,13 +98,13 @@ def replica_pictures(sweeps: Sequence[Shown]) -> list[Picture]:
 
 def _replica_gain(lines: Sequence[Line]) -> Picture:
     """Throughput over that of one engine against the number of replicas (arXiv:2404.03353, figure 5)."""
+
+    def gain(pair: Pair) -> Interval:
+        return ratio(*pair)
+
     y = "throughput over one engine's"
-    drawn = [_ratio_panel(lines, sharing, _gain, [_gain], y, TITLES[sharing]) for sharing in _ways(lines)]
+    drawn = [_ratio_panel(lines, sharing, gain, [gain], y, TITLES[sharing]) for sharing in _ways(lines)]
     return picture("replica-gain", _hosts(lines), drawn, share_y=True)
-
-
-def _gain(pair: Pair) -> Interval:
-    return ratio(*pair)
 
 
 def _replica_latency(lines: Sequence[Line]) -> Picture:
@@ -139,30 +139,23 @@ def _hosts(lines: Sequence[Line]) -> list[str]:
 
 def _lines_of(sweeps: Sequence[Shown]) -> list[Line]:
     """Lines of each sweep, side by side."""
-    found = [(sweep, name, stroke, pairs) for sweep in sweeps for name, stroke, pairs in _settings(sweep)]
+
+    def setting(pair: Pair) -> str:
+        pinned = ", pinned" if pair[0].pinned else ""
+        part = f", {pair[0].thread_percentage} % of the SMs each" if pair[0].thread_percentage else ""
+        return f"{pair[0].concurrency} in flight{pinned}{part}"
+
+    found: list[Line] = []
+    for sweep in sweeps:
+        alike = grouped(chain.from_iterable(compared(sweep.curve, sharing) for sharing in SHARINGS), setting)
+        for (name, pairs), stroke in zip(alike.items(), cycle(STROKES)):
+            found.append(Line(sweep, f"{sweep.name}, {name}", stroke, 0.0, tuple(pairs)))
     step = SPREAD / len(found) if found else 0.0
-    return [Line(*one[:3], (i - (len(found) - 1) / 2) * step, one[3]) for i, one in enumerate(found)]
-
-
-def _settings(sweep: Shown) -> Iterator[tuple[str, str, tuple[Pair, ...]]]:
-    """Name, stroke and pairs of each line of one sweep."""
-    found = chain.from_iterable(compared(sweep.curve, sharing) for sharing in SHARINGS)
-    for number, (setting, pairs) in enumerate(grouped(found, lambda pair: _setting(pair[0])).items()):
-        yield f"{sweep.name}, {setting}", STROKES[number % len(STROKES)], tuple(pairs)
-
-
-def _setting(shared: ReplicaPoint) -> str:
-    pinned = ", pinned" if shared.pinned else ""
-    part = f", {shared.thread_percentage} % of the SMs each" if shared.thread_percentage else ""
-    return f"{shared.concurrency} in flight{pinned}{part}"
+    return [replace(line, beside=(i - (len(found) - 1) / 2) * step) for i, line in enumerate(found)]
 
 
 def _ways(lines: Sequence[Line]) -> list[Sharing]:
     return [sharing for sharing in SHARINGS if any(line.of(sharing) for line in lines)]
-
-
-def _doubtful(*points: Point | ReplicaPoint) -> bool:
-    return any(point.degraded for point in points)
 
 
 def _panel(
@@ -192,7 +185,11 @@ def _panel(
 
 def _ratios(pairs: Sequence[Pair], of: Ratio) -> list[Value]:
     seen = ((pair, of(pair)) for pair in pairs)
-    return [(p[0].count, ratio, _doubtful(*p)) for p, ratio in seen if ratio and math.isfinite(ratio.value)]
+    return [
+        (shared.count, ratio, bool(shared.degraded or alone.degraded))
+        for (shared, alone), ratio in seen
+        if ratio and math.isfinite(ratio.value)
+    ]
 
 
 def _ratio_panel(
@@ -225,12 +222,12 @@ def _values(quantity: Quantity, pairs: Sequence[Pair]) -> list[Value]:
         value = getattr(point, quantity.of)
         return value if value is not None and math.isfinite(value) else None
 
-    replicas = [(shared.count, v, _doubtful(shared)) for shared, _ in pairs if (v := known(shared)) is not None]
+    replicas = [(shared.count, v, bool(shared.degraded)) for shared, _ in pairs if (v := known(shared)) is not None]
     first = known(pairs[0][1]) if replicas else None
     relative = quantity.kind == "relative"
     if not replicas or (relative and not first):
         return []
-    alone = [] if first is None else [(1, first, _doubtful(pairs[0][1]))]
+    alone = [] if first is None else [(1, first, bool(pairs[0][1].degraded))]
     return [(n, Interval(v / first if relative and first else v), doubt) for n, v, doubt in (*alone, *replicas)]
 
 
@@ -257,17 +254,18 @@ def gpus_pictures(known: Sequence[Shown]) -> list[Picture]:
 
 
 def _panels(several: Sequence[Shown]) -> list[Panel]:
-    total: list[Series] = []
-    each: list[Series] = []
-    blocks: list[Series] = []
+    total, each, blocks = list[Series](), list[Series](), list[Series]()
     for one in several:
-        model, lines = one.name.split(",")[0], list(_lines(one))
-        for name, stroke, line in lines:
+        # Engines alone before replicas.
+        found = sorted(deployments(one.curve), key=lambda d: (d.sharing is not None, d.gpus))
+        model, lines = one.name.split(",")[0], grouped(found, name_of)
+        for name, line in lines.items():
+            stroke = BY_GPUS.get(line[0].gpus, "-")
             dots = [(d.concurrency, d.tokens_per_s, bool(d.served.degraded)) for d in line]
             total.append(one.line(dots, f"{model}, {name}", stroke=stroke))
             per_gpu = [(load, rate / d.gpus, degraded) for (load, rate, degraded), d in zip(dots, line)]
             each.append(one.line(per_gpu, f"{model}, {name}", stroke=stroke))
-        most = [max(line, key=lambda d: d.tokens_per_s) for _, _, line in lines if line[0].kv_blocks]
+        most = [max(line, key=lambda d: d.tokens_per_s) for line in lines.values() if line[0].kv_blocks]
         most.sort(key=lambda d: (d.kv_blocks or 0, d.tokens_per_s))
         dots = [(d.kv_blocks or 0, d.tokens_per_s, bool(d.served.degraded)) for d in most]
         blocks.append(one.line(dots, f"{model}, {', '.join(str(d.gpus) for d in most)} GPUs"))
@@ -285,10 +283,3 @@ def _panels(several: Sequence[Shown]) -> list[Panel]:
         Panel(each, by_load, "requests in flight", "output tokens/s per GPU"),
         Panel(blocks, by_blocks, "KV blocks of the engine", "most output tokens/s"),
     ]
-
-
-def _lines(one: Shown) -> Iterator[tuple[str, str, list[Deployment]]]:
-    """Name, stroke and deployments of each line, engines alone before replicas."""
-    found = sorted(deployments(one.curve), key=lambda d: (d.sharing is not None, d.gpus))
-    for name, line in grouped(found, name_of).items():
-        yield name, BY_GPUS.get(line[0].gpus, "-"), line

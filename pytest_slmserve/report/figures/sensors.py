@@ -12,8 +12,8 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims.gpu_claims import NO_DECODING, NO_PROFILE, at_table_1
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
-from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.report.figures.drawing import (
     GREY,
@@ -92,29 +92,28 @@ def utilisation(sweeps: Sequence[Shown]) -> Picture:
         def finish(axes: Any) -> None:
             share_axis(axes, axes.xaxis)
             share_axis(axes, axes.yaxis)
-            label_loads(axes, (each for sweep in several for each in _loads(used, sweep)))
+            label_loads(  # every other load, from the largest down
+                axes,
+                (
+                    (x, share_of_most(p, sweep), p.concurrency, sweep.colour)
+                    for sweep in several
+                    for p, x in _points(used.mean, sweep)[::-2]
+                ),
+            )
 
-        lines = [_throughput(used, sweep) for sweep in several]
+        lines = [  # in the order of the loads; valid points have some output tokens/s
+            sweep.line([(x, share_of_most(p, sweep), bool(p.degraded)) for p, x in _points(used.mean, sweep)])
+            for sweep in several
+        ]
         return Panel(lines, finish, used.label, "throughput, of each model's largest (numbers: in flight)")
 
     drawn = [panel(used) for used in known]
     return picture("utilisation", [sweep.origin for sweep in several], drawn, share_y=True)
 
 
-def _throughput(used: Share, sweep: Shown) -> Series:
-    """Line in the order of the loads; valid points have some output tokens/s."""
-    return sweep.line([(x, share_of_most(p, sweep), bool(p.degraded)) for p, x in _points(used.mean, sweep)])
-
-
 def share_of_most(point: Point, sweep: Shown) -> float:
     """Throughput of a point over that of the sweep's fastest."""
     return fmean(point.repeats) / max(fmean(each.repeats) for each in sweep.curve.valid)
-
-
-def _loads(used: Share, sweep: Shown) -> Iterator[tuple[float, float, int, str]]:
-    """Every other load, from the largest down."""
-    for point, x in _points(used.mean, sweep)[::-2]:
-        yield x, share_of_most(point, sweep), point.concurrency, sweep.colour
 
 
 def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
@@ -123,7 +122,11 @@ def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
     Bars are means of the repeats, lines reach from the smallest to the largest. What was measured under different
     power limits is of different cards, so each limit has bars of its own.
     """
-    spent = sorted((s for sweep in sweeps for s in _spent(sweep)), key=_place)
+
+    def place(spent: Spent) -> tuple[int, str]:  # from the smallest model on, sweeps of one model together
+        return list(PUBLISHED).index(spent.sweep.curve.subject), spent.sweep.name
+
+    spent = sorted((s for sweep in sweeps for s in _spent(sweep)), key=place)
     if not spent:
         return Picture("energy-per-token", None, "power is not known of any model at its largest batch of table 1")
     figure, (power, energy) = panels([s.sweep.origin for s in spent], 2)
@@ -167,15 +170,14 @@ def _by_load(share: Share, sweeps: Sequence[Shown]) -> Panel:
             axes.plot([], [], "o-", color=GREY, markersize=4, linewidth=1, label="mean")
             axes.plot([], [], "--", color=GREY, linewidth=0.8, marker="_", label="max")
 
-    lines = [line for sweep in sweeps for line in _lines(share, sweep)]
+    lines = []
+    for sweep in sweeps:
+        means = [(p.concurrency, value, bool(p.degraded)) for p, value in _points(share.mean, sweep)]
+        lines.append(sweep.line(means))
+        if share.most and (most := _points(share.most, sweep)):
+            dots = [(p.concurrency, value, False) for p, value in most]
+            lines.append(Series("", sweep.colour, "_", dots, "--", width=0.8))
     return Panel(lines, finish, "requests in flight", title=share.label)
-
-
-def _lines(share: Share, sweep: Shown) -> Iterator[Series]:
-    yield sweep.line([(p.concurrency, value, bool(p.degraded)) for p, value in _points(share.mean, sweep)])
-    if share.most and (most := _points(share.most, sweep)):
-        dots = [(p.concurrency, value, False) for p, value in most]
-        yield Series("", sweep.colour, "_", dots, "--", width=0.8)
 
 
 def _known(wanted: Sequence[Share], sweeps: Sequence[Shown]) -> list[Share]:
@@ -194,23 +196,14 @@ def _spent(sweep: Shown) -> Iterator[Spent]:
     if point is None:
         return
     known = [s for s in point.each if s.power_w is not None and s.energy_per_token_j is not None]
-    for limit, group in groupby(sorted(known, key=lambda s: _descending(_limit(s))), key=_limit):
-        pairs = [(s.power_w or 0.0, s.energy_per_token_j or 0.0) for s in group]
-        power, energy = zip(*pairs)
+    watts = grouped(known, lambda s: None if s.power_limit_w is None else round(s.power_limit_w))
+    for limit in sorted(watts, key=_descending):
+        power, energy = zip(*((s.power_w or 0.0, s.energy_per_token_j or 0.0) for s in watts[limit]))
         yield Spent(sweep, point.concurrency, limit, power, energy, bool(point.degraded))
-
-
-def _limit(summary: Summary) -> int | None:
-    return None if summary.power_limit_w is None else round(summary.power_limit_w)
 
 
 def _descending(limit: int | None) -> int:
     return -(limit or 0)
-
-
-def _place(spent: Spent) -> tuple[int, str]:
-    """Sort key that orders sweeps from the smallest model on and keeps sweeps of one model together."""
-    return list(PUBLISHED).index(spent.sweep.curve.subject), spent.sweep.name
 
 
 def _draw_bars(
@@ -223,15 +216,12 @@ def _draw_bars(
         for number, one in enumerate(group):
             x = place + (number - (len(group) - 1) / 2) * width
             _draw_bar(axes, x, width, values(one), one.sweep.colour, HATCHES[limits.index(one.limit_w) % len(HATCHES)])
-    axes.set_xticks(range(len(groups)), [_tick(group[0]) for group in groups], fontsize=8)
+    firsts = [group[0] for group in groups]
+    names = [f"{s.concurrency} {s.sweep.name}{' degraded' if s.degraded else ''}" for s in firsts]
+    # Narrow, since bars stand close together.
+    axes.set_xticks(range(len(groups)), [name.replace(",", "").replace(" ", "\n") for name in names], fontsize=8)
     axes.grid(False, axis="x")
     axes.margins(y=0.16)
-
-
-def _tick(spent: Spent) -> str:
-    """Narrow, since bars stand close together."""
-    words = f"{spent.concurrency} {spent.sweep.name}{' degraded' if spent.degraded else ''}"
-    return words.replace(",", "").replace(" ", "\n")
 
 
 def _draw_bar(axes: Any, x: float, width: float, values: Sequence[float], colour: str, hatch: str) -> None:

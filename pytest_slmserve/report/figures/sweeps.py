@@ -59,7 +59,7 @@ def pictures(
     BadUsage where matplotlib is missing, or no point is valid."""
     others = [*([rates(at_rates, slo)] if at_rates else []), *job_pictures(jobs)]
     known = [] if others and not any(map(has_valid, curves)) else shown(curves)
-    others = [*(replica_pictures(known) if known else []), *(gpus_pictures(known) if known else []), *others]
+    others = [*replica_pictures(known), *gpus_pictures(known), *others]
     if not (sweeps := _swept(known)):
         return others
     sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound, decoding))
@@ -88,7 +88,9 @@ def _draw(sweeps: Sequence[Shown]) -> Any:
     figure, (load, plane) = panels([sweep.origin for sweep in sweeps], 2)
     for sweep in sweeps:
         _draw_load(load, sweep)
-        _draw_plane(plane, sweep)
+        look = {"color": sweep.colour, "marker": sweep.marker, "markersize": 4}
+        plane.plot(*_xy(sweep.curve.valid, "e2e_s"), linestyle="", alpha=0.5, **look)
+        plane.plot(*_xy(_front(sweep), "e2e_s"), linewidth=1, **look)
     load.set_ylim(0, 1.08 * max(p.output_tokens_per_s or 0.0 for sweep in sweeps for p in sweep.curve.valid))
     _draw_roofs(load, sweeps)
     dress(load, "requests in flight", "output tokens/s")
@@ -97,7 +99,14 @@ def _draw(sweeps: Sequence[Shown]) -> Any:
     dress(plane, "mean E2E latency, s (numbers: requests in flight)", "output tokens/s")
     log_axis(plane, plane.xaxis)
     log_axis(plane, plane.yaxis)
-    label_loads(plane, (each for sweep in sweeps for each in _front_loads(sweep)))
+    label_loads(  # every other load of the front, from the largest down
+        plane,
+        (
+            (p.e2e_s or 0.0, p.output_tokens_per_s or 0.0, p.concurrency, sweep.colour)
+            for sweep in sweeps
+            for p in _front(sweep)[::-2]
+        ),
+    )
     _key(load, [sweep.curve for sweep in sweeps])
     key_below(figure)
     return figure
@@ -157,20 +166,8 @@ def saturation_law(curve: Curve) -> Fit | None:
     return law if law.describes and law.identified else None
 
 
-def _draw_plane(axes: Any, sweep: Shown) -> None:
-    """All points, those of the front joined."""
-    curve, look = sweep.curve, {"color": sweep.colour, "marker": sweep.marker, "markersize": 4}
-    axes.plot(*_xy(curve.valid, "e2e_s"), linestyle="", alpha=0.5, **look)
-    axes.plot(*_xy(_front(sweep), "e2e_s"), linewidth=1, **look)
-
-
 def _front(sweep: Shown) -> list[Point]:
     return sorted(sweep.curve.pareto_front(), key=lambda p: p.e2e_s or 0.0)
-
-
-def _front_loads(sweep: Shown) -> list[tuple[float, float, int, str]]:
-    """Every other load of the front, from the largest down."""
-    return [(p.e2e_s or 0.0, p.output_tokens_per_s or 0.0, p.concurrency, sweep.colour) for p in _front(sweep)[::-2]]
 
 
 def loads_between(first: float, last: float) -> list[float]:
