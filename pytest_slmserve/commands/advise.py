@@ -13,7 +13,6 @@ from pytest_slmserve.analysis.advice.advisor import Plan, plan
 from pytest_slmserve.analysis.advice.batch_choice import Objectives
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
@@ -23,9 +22,8 @@ from pytest_slmserve.report.advice import text, verification
 from pytest_slmserve.report.advice.text import advice_facts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.live_line import LiveLine, Status
-from pytest_slmserve.report.page.content import PageSection, Part
-from pytest_slmserve.report.page.writer import rendered, write_page
-from pytest_slmserve.report.tables.run import Findings
+from pytest_slmserve.report.page.content import Part
+from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.tables.several_gpus import gpus_advice
 from pytest_slmserve.run import advice as run_advice
 from pytest_slmserve.run.advice import VerifyOptions
@@ -98,22 +96,16 @@ def advise(given: argparse.Namespace) -> int:
     found = plan(asked.subjects, replace(wish, gpu_bytes=wish.gpu_bytes or asked.source.gpu_bytes))
     if terms and found.possible:
         return verify(found, asked.source, curves, terms, given.json)
-    mine = of_model(curves, model)
+    mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
     advice = "\n".join([text.text(found, asked.source), *gpus_advice(mine)])
     print(as_json(advice_facts(found, asked.source, mine)) if given.json else advice)
     status = cli.HOLDS if found.possible else cli.UNDECIDED
     if given.html:
-        section = PageSection("Advice", [Part("What to deploy", "good" if found.possible else "open", [], [], advice)])
+        part = Part("What to deploy", "good" if found.possible else "open", [], [], advice)
         measurements = [m for curve in mine for m in curve.measurements]
-        records = [] if are_external(given) else [one for path in given.paths for one in embedded(path)]
-        page = rendered(Findings(curves=mine), measurements, records, sections=[section])
-        write_page(given.html, page)
+        archives = [] if are_external(given) else given.paths
+        write_section(given.html, "Advice", [part], measurements, archives, curves=mine)
     return status
-
-
-def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
-    """The curves of the requested model; all curves where none was requested."""
-    return [curve for curve in curves if model is None or curve.subject == short_name(model)]
 
 
 def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_object: bool) -> int:
@@ -164,10 +156,8 @@ def wish_of(given: argparse.Namespace) -> Objectives:
     """Raises BadUsage where a number is out of range."""
     slo = check_wanted(given)
     if not 0 < given.gpu_memory_utilization <= 1:
-        raise BadUsage(
-            f"--gpu-memory-utilization {given.gpu_memory_utilization:g} is no share between 0 and 1",
-            "--gpu-memory-utilization 0.9",
-        )
+        why = f"--gpu-memory-utilization {given.gpu_memory_utilization:g} is no share between 0 and 1"
+        raise BadUsage(why, "--gpu-memory-utilization 0.9")
     if given.price_per_hour is not None and not 0 < given.price_per_hour < 1e9:
         raise BadUsage(f"--price-per-hour {given.price_per_hour:g} is no price", "--price-per-hour 3.5")
     if given.max_model_len is not None and not 0 < given.max_model_len < 1e9:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.sweep_points import concurrency_of
 from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as export
-from pytest_slmserve.report.export import asv_files, asv_ledger
-from pytest_slmserve.report.export.asv import BenchmarkHost, Seen, Value, kind, release_of
-from pytest_slmserve.report.export.asv_files import UNUSABLE, Commit, File
+from pytest_slmserve.report.export import asv_ledger
+from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Seen, Value, kind, release_of
 from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -70,16 +70,24 @@ def init(given: argparse.Namespace) -> int:
 
 def convert(given: argparse.Namespace) -> int:
     """A file for each release and machine, the machine's own, and the list of benchmarks."""
-    asv_files.statistics()  # before what else may be missing: without them there is nothing to write
+    export.statistics()  # before what else may be missing: without them there is nothing to write
     contents = read_all(given)
     found = export.seen(contents.measurements)
     if not found:
         raise BadUsage("there is no valid measurement of a sweep of one engine", "records of --slm-gpu or --slm-cpu")
-    places = export.values(found, checked_name(given.machine))
+    name = given.machine  # it becomes the name of a folder
+    if name is not None and (name != Path(name).name or name in ("", "..")):
+        raise BadUsage(f"--machine {name!r} is no name of a folder", "--machine gpu-runner-1")
+    places = export.values(found, name)
     ledger = asv_ledger.read(given.into)
-    commits = {place: commit_of(place.release, ledger, given.into) for place in places}
-    written = write(given.into / "results", places, commits, machines(found, given.machine))
-    for note in (*contents.notes, *notes(contents.measurements, found, given.machine)):
+    for release in (place.release for place in places if place.release not in ledger):
+        row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / asv_ledger.RELEASES}'
+        raise BadUsage(f"vLLM {release} has no row in the ledger", f"{row}, then slmserve asv init --into {given.into}")
+    commits = {place: ledger[place.release] for place in places}
+    where = (each.measurement.environment for each in found)
+    machines = {name or kind(environment): environment for environment in where}
+    written = write(given.into / "results", places, commits, machines)
+    for note in (*contents.notes, *notes(contents.measurements, found, name)):
         print(f"note: {note}")
     for path, count in written.items():
         print(f"written: {path} ({counted(count, 'value')})")
@@ -90,36 +98,11 @@ def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: s
     """Notes on measurements left out, and on hosts whose launches were taken together."""
     if invalid := sum(concurrency_of(m) is not None for m in measurements) - len(found):
         yield f"left out: {counted(invalid, 'measurement')}, invalid"
-    hosts: dict[tuple[str, str], set[str | None]] = {}
-    for where in (each.measurement.environment for each in found):
-        hosts.setdefault((release_of(where), machine or kind(where)), set()).add(where.host)
-    for (release, name), several in hosts.items():
-        if len(several) > 1:
-            yield (
-                f"vLLM {release} on {name}: launches of {len(several)} hosts are taken together; hosts of one kind "
-                "can differ by some per cent"
-            )
-
-
-def machines(found: Sequence[Seen], machine: str | None) -> dict[str, Environment]:
-    """Each by its name."""
-    where = (each.measurement.environment for each in found)
-    return {machine or kind(environment): environment for environment in where}
-
-
-def checked_name(machine: str | None) -> str | None:
-    """Returns the machine's name, which becomes the name of a folder. Raises BadUsage where it cannot be one."""
-    if machine is not None and (machine != Path(machine).name or machine in ("", "..")):
-        raise BadUsage(f"--machine {machine!r} is no name of a folder", "--machine gpu-runner-1")
-    return machine
-
-
-def commit_of(release: str, ledger: Mapping[str, Commit], folder: Path) -> Commit:
-    """The commit of a release. Raises BadUsage where the ledger has none."""
-    if release not in ledger:
-        row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {folder / asv_ledger.RELEASES}'
-        raise BadUsage(f"vLLM {release} has no row in the ledger", f"{row}, then slmserve asv init --into {folder}")
-    return ledger[release]
+    each = (one.measurement.environment for one in found)
+    for (release, name), alike in grouped(each, lambda where: (release_of(where), machine or kind(where))).items():
+        if (hosts := len({where.host for where in alike})) > 1:
+            together = f"vLLM {release} on {name}: launches of {hosts} hosts are taken together"
+            yield f"{together}; hosts of one kind can differ by some per cent"
 
 
 def write(
@@ -133,17 +116,17 @@ def write(
     there = {path: load(path) for path in folder.glob("*/*.json") if path.name != "machine.json"}
     made: dict[Path, File] = {}
     for place, values in places.items():
-        path = folder / asv_files.path_of(place, commits[place])
+        path = folder / export.path_of(place, commits[place])
         with readable(path):
-            made[path] = asv_files.result_file(place, commits[place], values, there.get(path))
-    descriptions = {folder / name / "machine.json": asv_files.machine_file(name, w) for name, w in machines.items()}
+            made[path] = export.result_file(place, commits[place], values, there.get(path))
+    descriptions = {folder / name / "machine.json": export.machine_file(name, w) for name, w in machines.items()}
     listed = folder / "benchmarks.json"
     with readable(folder):
-        benchmarks = asv_files.benchmarks_file((there | made).values(), load(listed) if listed.exists() else None)
+        benchmarks = export.benchmarks_file((there | made).values(), load(listed) if listed.exists() else None)
     new = {path: file for path, file in descriptions.items() if not path.exists()}
     for path, file in {**new, **made, listed: benchmarks}.items():
         save(path, file)
-    return {folder / asv_files.path_of(place, commits[place]): len(values) for place, values in places.items()}
+    return {folder / export.path_of(place, commits[place]): len(values) for place, values in places.items()}
 
 
 @contextmanager

@@ -11,10 +11,11 @@ from typing import Any, Literal
 from pytest_slmserve.analysis.stored.baseline import cells, served
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.archive.baselines import Baseline, LeftOut
-from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser, add_archives, add_command
+from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.as_json import as_json, facts
 from pytest_slmserve.report.numbers import ABSENT, counted, figure
+from pytest_slmserve.report.run_list import days_of, measured_facts
 from pytest_slmserve.report.text_table import Column, named, table
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import is_steady
@@ -46,7 +47,11 @@ def add(commands: Commands) -> None:
     words = "keep, list and show the measurements that later runs are held against"
     command = commands.add_parser("baseline", help=words, description=f"{words[0].upper()}{words[1:]}.")
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add_accept(actions)
+    words = "keep the valid measurements of archives as a baseline for each GPU (or platform) and release of vLLM"
+    accept_ = add_command(actions, "accept", words, ACCEPT_STATUS, accept)
+    add_archives(accept_, "RECORDS")
+    accept_.add_argument("--into", metavar="FOLDER", type=Path, default=baselines.FOLDER, help=KEPT_IN)
+    accept_.add_argument("--replace", action="store_true", help="overwrite a baseline of the same name")
     list_ = add_command(actions, "list", "name the baselines of a folder", STATUS, list_all)
     show_ = add_command(actions, "show", "print what one baseline holds", STATUS, show)
     where: dict[str, Any] = {"metavar": "FOLDER", "type": Path, "default": baselines.FOLDER, "help": KEPT_IN}
@@ -57,21 +62,13 @@ def add(commands: Commands) -> None:
         each.add_argument("--json", action="store_true", help="JSON instead of text")
 
 
-def add_accept(actions: Commands) -> Parser:
-    words = "keep the valid measurements of archives as a baseline for each GPU (or platform) and release of vLLM"
-    command = add_command(actions, "accept", words, ACCEPT_STATUS, accept)
-    add_archives(command, "RECORDS")
-    command.add_argument("--into", metavar="FOLDER", type=Path, default=baselines.FOLDER, help=KEPT_IN)
-    command.add_argument("--replace", action="store_true", help="overwrite a baseline of the same name")
-    return command
-
-
 def accept(given: argparse.Namespace) -> int:
     """Says what was kept where, and what was left out and why."""
     contents = read_all(given)
     kept, left_out = baselines.accept(contents.measurements, given.into, replace=given.replace, claims=contents.claims)
     for each in kept:
-        print(f"kept: {each.path}: {_count(each.measurements)} of {', '.join(_models(each.measurements))}")
+        kept_of = ", ".join(measured_facts(each.measurements)["models"])
+        print(f"kept: {each.path}: {counted(len(each.measurements), 'measurement')} of {kept_of}")
         for line in _told(each.degraded):
             print(f"note: degraded, kept: {line}")
     for line in _told(left_out):
@@ -89,12 +86,12 @@ def list_all(given: argparse.Namespace) -> int:
         return HOLDS
     columns: tuple[Column[Baseline], ...] = (
         Column("name", lambda each: each.name, "left"),
-        Column("measured", lambda each: _dates(each.measurements), "left"),
+        Column("measured", lambda each: days_of(each.measurements) or ABSENT, "left"),
         Column("measurements", lambda each: str(len(each.measurements))),
-        Column("launches", lambda each: str(_launches(each.measurements))),
-        Column("models", lambda each: ", ".join(_models(each.measurements)), "left"),
+        Column("launches", lambda each: str(measured_facts(each.measurements)["launches"])),
+        Column("models", lambda each: ", ".join(measured_facts(each.measurements)["models"]), "left"),
     )
-    rows = [each for each in found if _models(each.measurements) or not each.notes]
+    rows = [each for each in found if each.measurements or not each.notes]
     print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
     for note in (note for each in found for note in each.notes):
         print(f"note: {note}")
@@ -112,9 +109,10 @@ def show(given: argparse.Namespace) -> int:
 
 
 def _page(found: Baseline) -> str:
-    rows, launches = _rows(found.measurements), counted(_launches(found.measurements), "launch")
-    hosts = counted(len(_values(found.measurements, "host")), "host")
-    head = f"{found.name}: {_count(found.measurements)}, {launches}, {hosts}, measured {_dates(found.measurements)}"
+    rows, seen = _rows(found.measurements), measured_facts(found.measurements)
+    launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["hosts"]), "host")
+    count, days = counted(seen["measurements"], "measurement"), days_of(found.measurements) or ABSENT
+    head = f"{found.name}: {count}, {launches}, {hosts}, measured {days}"
     about = [(name, _line(found.measurements, line) or ABSENT) for name, line in LINES.items()]
 
     def column(head: str, key: str) -> Column[dict[str, Any]]:
@@ -123,14 +121,8 @@ def _page(found: Baseline) -> str:
 
     columns = [column(*pair) for pair in COLUMNS.items()]
     others = len(found.measurements) - sum(row["measured"] for row in rows)
-    notes = [
-        *found.notes,
-        *(
-            [f"{others} of loads without a window, or of engines among several of which some are missing"]
-            if others
-            else []
-        ),
-    ]
+    missing = f"{others} of loads without a window, or of engines among several of which some are missing"
+    notes = [*found.notes, *([missing] if others else [])]
     text = [head, named(about), "", table(rows, columns, always=len(columns))]
     return "\n".join([*text, *(f"note: {note}" for note in notes)])
 
@@ -140,9 +132,7 @@ def _facts(found: Baseline) -> dict[str, Any]:
     seen, names = found.measurements, [name for line in LINES.values() for _, name in line]
     return {
         **facts(found, "name", "path", "notes"),
-        "measurements": len(seen),
-        "launches": _launches(seen),
-        "models": _models(seen),
+        **{name: measured_facts(seen)[name] for name in ("measurements", "launches", "models")},
         "measured": sorted(m.measured_at for m in seen)[:: max(len(seen) - 1, 1)],
         "environment": {name: _values(seen, name) for name in names},
     }
@@ -163,7 +153,7 @@ def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
                 "tokens": f"{workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f}",
                 "measured": len(group),
                 "repeats": len(point.repeats),
-                "launches": _launches(group),
+                "launches": measured_facts(group)["launches"],
                 "tokens_per_s": point.output_tokens_per_s,
             }
         )
@@ -198,21 +188,3 @@ def _values(measurements: Iterable[Measurement], name: str) -> list[Any]:
     """The distinct values of one entry of the environment, in the order met; none where it is not known."""
     seen = (getattr(m.environment, name) for m in measurements)
     return list(dict.fromkeys(value for value in seen if value is not None))
-
-
-def _models(measurements: Iterable[Measurement]) -> list[str]:
-    return list(dict.fromkeys(short_name(m.spec.model) for m in measurements))
-
-
-def _launches(measurements: Iterable[Measurement]) -> int:
-    return len({m.launch for m in measurements})
-
-
-def _dates(measurements: Iterable[Measurement]) -> str:
-    """ "2026-01-01 to 2026-01-03" """
-    days = sorted({m.measured_at[:10] for m in measurements})
-    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "-"
-
-
-def _count(measurements: Sequence[Measurement]) -> str:
-    return counted(len(measurements), "measurement")

@@ -123,17 +123,14 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> Relea
         raise KeyboardInterrupt
     gates = gates_of([(records, read(records))])[0] if records.exists() else []
     if not gates or status in UNUSABLE:
-        note = f"pytest ended with {status}: {_last_word(log)}"
+        # The first error in the output of pytest, else its last line.
+        lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+        told = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it printed nothing")
+        note = f"pytest ended with {status}: {told}"
         if candidate.release == given.bad:
             raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
         return ReleaseGate(candidate.release, State.UNDECIDED, gates, note)
     return ReleaseGate(candidate.release, all_of(each.outcome for each in gates), gates)
-
-
-def _last_word(log: Path) -> str:
-    """The first error in the output of pytest, else its last line."""
-    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it printed nothing")
 
 
 def releases_of(given: argparse.Namespace) -> list[Release]:
@@ -192,13 +189,13 @@ def available(given: argparse.Namespace, release: Release) -> Release:
 
 
 def _told(gate: ReleaseGate) -> str:
-    return f"{gate.release}: {gate.note or '; '.join(f'{title(each)}{_evidence(each)}' for each in gate.gates)}"
-
-
-def _evidence(gated: Gated) -> str:
-    """Each endpoint that fails, with its ratio and interval; empty where none does."""
-    failing = [(each.name, each.ratio) for each in gated.gated if each.outcome is State.FAILS and each.ratio]
-    return "".join(f", {name} {figure(ratio.value, 4)} of the good one{between(ratio)}" for name, ratio in failing)
+    """Outcome of each model, and each endpoint that fails with its ratio and interval."""
+    told = []
+    for gated in gate.gates:
+        failing = [(each.name, each.ratio) for each in gated.gated if each.outcome is State.FAILS and each.ratio]
+        ratios = (f"{name} {figure(ratio.value, 4)} of the good one{between(ratio)}" for name, ratio in failing)
+        told.append(", ".join([title(gated), *ratios]))
+    return f"{gate.release}: {gate.note or '; '.join(told)}"
 
 
 def _answer(given: argparse.Namespace, found: Mapping[str, ReleaseGate], left: Sequence[str]) -> str:

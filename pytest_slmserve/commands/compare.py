@@ -8,28 +8,15 @@ from pathlib import Path
 from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, RunComparison, compare_runs
 from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.analysis.stored.claims import unique
-from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.archive.runs import RunChoice, chosen, run_named, runs_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.cli import (
-    FAILS,
-    HOLDS,
-    UNDECIDED,
-    USAGE,
-    Commands,
-    add_command,
-    add_formats,
-    add_html,
-    check_share,
-)
+from pytest_slmserve.commands import cli
+from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE
 from pytest_slmserve.report import compare as report
-from pytest_slmserve.report.as_csv import as_csv
-from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.compare import RunSide
 from pytest_slmserve.report.page.comparisons import of_runs
-from pytest_slmserve.report.page.content import PageSection
-from pytest_slmserve.report.page.writer import rendered, write_page
-from pytest_slmserve.report.tables.run import Findings
+from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.schema.errors import BadUsage
 
 STATUS = (
@@ -38,9 +25,9 @@ STATUS = (
 )
 
 
-def add(commands: Commands) -> None:
+def add(commands: cli.Commands) -> None:
     words = "compare runs, case by case and metric by metric, with the first one"
-    command = add_command(commands, "compare", words, STATUS, compare)
+    command = cli.add_command(commands, "compare", words, STATUS, compare)
     archives = "an archive that --slm-records wrote: the baseline, then candidates; of one alone its runs are compared"
     command.add_argument("paths", metavar="RECORDS", nargs="+", type=Path, help=archives)
     run = "of one archive: a run as `report --list` names it; given again for each candidate"
@@ -50,13 +37,13 @@ def add(commands: Commands) -> None:
     metric = "compare this metric alone, by its name in the JSON: output_tokens_per_s; may be given again"
     command.add_argument("--metric", metavar="NAME", action="append", default=[], help=metric)
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
-    add_formats(command, "each metric of each case")
-    add_html(command)
+    cli.add_formats(command, "each metric of each case")
+    cli.add_html(command)
 
 
 def compare(given: argparse.Namespace) -> int:
     """Prints each candidate beside the baseline; the status is that of the worst one."""
-    check_share("margin", given.margin)
+    cli.check_share("margin", given.margin)
     names = [metric.name for metric in METRICS]
     if unknown := [name for name in given.metric if name not in names]:
         raise BadUsage(f"--metric {unknown[0]} is not compared", f"one of {', '.join(names)}")
@@ -74,10 +61,9 @@ def compare(given: argparse.Namespace) -> int:
     statuses = {status_of(each) for _, _, each in found}
     status = next(status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses)
     if given.html:
-        section = PageSection("Comparison", [of_runs(*each) for each in found])
+        parts = [of_runs(*each) for each in found]
         measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
-        records = [one for path in given.paths for one in embedded(path)]
-        write_page(given.html, rendered(Findings(), measurements, records, status=status, sections=[section]))
+        write_section(given.html, "Comparison", parts, measurements, given.paths, status=status)
     return status
 
 

@@ -6,16 +6,15 @@ import argparse
 from pathlib import Path
 
 from pytest_slmserve.analysis.gate import decision
-from pytest_slmserve.analysis.gate.decision import MARGIN, Pair
+from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import external
-from pytest_slmserve.archive.external import Row, rate_of, text_of
+from pytest_slmserve.archive.external import rate_of, text_of
 from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, add_html, check_share
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import text as report
-from pytest_slmserve.report.page.content import GATE_KINDS, PageSection, compared
-from pytest_slmserve.report.page.writer import rendered, write_page
-from pytest_slmserve.report.tables.run import Findings
+from pytest_slmserve.report.page.content import GATE_KINDS, compared
+from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.schema.errors import BadUsage
 
 SIDES = ("baseline", "candidate")
@@ -43,24 +42,18 @@ def gate(given: argparse.Namespace) -> int:
     if not rows:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
     external.check_columns(rows, SIDES)
-    series = decision.PairSeries(given.path.name, given.direction, tuple(map(_pair, rows)))
+    values = [[rate_of(row, side) if text_of(row, side) else None for side in SIDES] for row in rows]
+    series = decision.PairSeries(given.path.name, given.direction, tuple((old, new) for old, new in values))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
     text = "\n".join([report.text([found]), *report.interim_lines([found])])
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
         words, look = GATE_KINDS[found.outcome]
         part = compared(f"{series.name}: {words}", look, [found], [], {series.name: series}, text)
-        status = status_of(found.outcome)
-        write_page(given.html, rendered(Findings(), [], [], status=status, sections=[PageSection("Gate", [part])]))
+        write_section(given.html, "Gate", [part], status=status_of(found.outcome))
     return status_of(found.outcome)
 
 
 def status_of(outcome: State) -> int:
     """The exit status of what a gate found."""
-    return {"holds": HOLDS, "fails": FAILS}.get(outcome.value, UNDECIDED)
-
-
-def _pair(row: Row) -> Pair:
-    """An empty cell is a value that is missing. Raises BadUsage for what is no number."""
-    baseline, candidate = (rate_of(row, side) if text_of(row, side) else None for side in SIDES)
-    return baseline, candidate
+    return {State.HOLDS: HOLDS, State.FAILS: FAILS, State.UNDECIDED: UNDECIDED}[outcome]

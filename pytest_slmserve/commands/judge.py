@@ -7,28 +7,28 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytest_slmserve.commands.cli import (
-    HOLDS,
-    USAGE,
-    Commands,
-    Parser,
-    Taker,
-    add_command,
-    add_formats,
-    add_html,
-    check_share,
-)
+from pytest_slmserve.analysis.advice.advisor import plan
+from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
+from pytest_slmserve.analysis.compare.external_replicas import compare
+from pytest_slmserve.analysis.sweep.batching import Slo, parse_slo
+from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
+from pytest_slmserve.archive import external
+from pytest_slmserve.archive.external import Columns, Row, read
+from pytest_slmserve.archive.external_replicas import engine_sets, remarks
+from pytest_slmserve.commands import cli
+from pytest_slmserve.commands.cli import HOLDS, USAGE
+from pytest_slmserve.report.as_json import as_csv
+from pytest_slmserve.report.external import replicas as of_replicas
+from pytest_slmserve.report.external import sweep
+from pytest_slmserve.report.numbers import counted
+from pytest_slmserve.report.page.comparisons import of_external_replicas, of_sweep
+from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
-if TYPE_CHECKING:
-    from pytest_slmserve.analysis.sweep.batching import Slo
-    from pytest_slmserve.analysis.sweep.curve import Curve
-    from pytest_slmserve.archive.external import Columns, Row
-    from pytest_slmserve.report.page.content import Part
-
 STATUS = f"{HOLDS} it could be judged; {USAGE} wrong usage, or a file that cannot be judged."
+PAGE = "External results"  # its section
 VLLMS = {  # columns of `vllm bench serve --save-result`, by the options that name them
     "knob": "max_concurrency",
     "throughput": "output_throughput",
@@ -51,37 +51,34 @@ REPLICA_OPTIONS = (
 )
 
 
-def add(commands: Commands) -> None:
+def add(commands: cli.Commands) -> None:
+    files: dict[str, Any] = {"metavar": "FILE", "nargs": "+", "type": Path, "help": "a CSV with named columns, or JSON"}
     words = "judge external results: a CSV, or the JSON of `vllm bench serve`"
-    judge_ = add_command(commands, "judge", words, STATUS, judge)
-    add_files(judge_)
+    judge_ = cli.add_command(commands, "judge", words, STATUS, judge)
+    judge_.add_argument("paths", **files)
     add_question(judge_)
-    add_formats(judge_, "each load")
-    add_html(judge_)
+    cli.add_formats(judge_, "each load")
+    cli.add_html(judge_)
     words = "judge several engines on one device, in external results"
-    replicas_ = add_command(commands, "replicas", words, STATUS, replicas)
-    add_files(replicas_)
+    replicas_ = cli.add_command(commands, "replicas", words, STATUS, replicas)
+    replicas_.add_argument("paths", **files)
     for name, needed, meaning in REPLICA_OPTIONS:
         replicas_.add_argument(f"--{name}", metavar="NAME", required=needed, help=meaning)
     baseline = "what a row of one engine must have to be compared with; may be given again (default: any)"
     replicas_.add_argument("--baseline", metavar="NAME=VALUE", action="append", default=[], help=baseline)
     add_rows(replicas_)
-    add_formats(replicas_, "each number of engines and limit")
-    add_html(replicas_)
+    cli.add_formats(replicas_, "each number of engines and limit")
+    cli.add_html(replicas_)
 
 
-def add_files(command: Parser) -> None:
-    command.add_argument("paths", metavar="FILE", nargs="+", type=Path, help="a CSV with named columns, or JSON")
-
-
-def add_question(command: Taker) -> None:
+def add_question(command: cli.Taker) -> None:
     """Arguments of `judge`, but for the files."""
     add_columns(command)
     flat = "gain per doubling below which throughput counts as flat (default: 0.1)"
     command.add_argument("--tolerance", metavar="SHARE", type=float, default=0.1, help=flat)
 
 
-def add_columns(command: Taker) -> None:
+def add_columns(command: cli.Taker) -> None:
     """Arguments that say what the columns of external results mean, and which batch is wanted."""
     for name, _, meaning in COLUMN_OPTIONS:
         command.add_argument(f"--{name}", metavar="NAME", help=meaning)
@@ -94,7 +91,7 @@ def add_columns(command: Taker) -> None:
     command.add_argument("--b-half", metavar="BATCH", type=float, help=half)
 
 
-def add_rows(command: Taker) -> None:
+def add_rows(command: cli.Taker) -> None:
     """Arguments that say which rows of external results are read."""
     command.add_argument("--latency-unit", choices=("ms", "s"), help="where the name does not end in _ms or _s")
     where = "only rows with this value; may be given again"
@@ -103,24 +100,17 @@ def add_rows(command: Taker) -> None:
 
 def are_external(given: argparse.Namespace) -> bool:
     """Columns are named: the files are no archives of ours. Raises BadUsage where runs of such are wanted too."""
-    external = bool(given.knob or given.throughput or given.latency)
-    if external and (given.run or given.since):
-        raise BadUsage(
-            "--run and --since choose among runs of ours, and these are external results", "--where NAME=VALUE"
-        )
-    return external
+    named = bool(given.knob or given.throughput or given.latency)
+    if named and (given.run or given.since):
+        why = "--run and --since choose among runs of ours, and these are external results"
+        raise BadUsage(why, "--where NAME=VALUE")
+    return named
 
 
 def judge(given: argparse.Namespace) -> int:
     """Plateau, Pareto front, saturation law and the batch to choose, from external results."""
-    from pytest_slmserve.analysis.advice.advisor import plan
-    from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
-    from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS
-    from pytest_slmserve.report.external import sweep
-    from pytest_slmserve.report.numbers import counted
-
     wish = Objectives(slo=check_wanted(given), threshold=given.efficiency)
-    check_share("tolerance", given.tolerance)
+    cli.check_share("tolerance", given.tolerance)
     take_vllms_names(given)
     curve, notes, _ = read_external(given)
     if len(curve.valid) < FEWEST_POINTS:
@@ -134,47 +124,28 @@ def judge(given: argparse.Namespace) -> int:
         return HOLDS
     print((sweep.as_json if given.json else sweep.text)(curve, found, columns_of(given), given.tolerance, notes))
     if given.html:
-        from pytest_slmserve.report.page.comparisons import of_sweep
-
         text = sweep.text(curve, found, columns_of(given), given.tolerance, notes)
-        write_part(given.html, of_sweep(curve, given.tolerance, text))
+        write_section(given.html, PAGE, [of_sweep(curve, given.tolerance, text)])
     return HOLDS
 
 
 def replicas(given: argparse.Namespace) -> int:
     """Compares several engines on one device with one engine, from external results."""
-    from pytest_slmserve.analysis.compare.external_replicas import compare
-    from pytest_slmserve.archive.external_replicas import engine_sets, remarks
-    from pytest_slmserve.report.external import replicas
-
     columns = columns_of(given)
     rows, left_out = rows_of(given, columns)
     found = compare(engine_sets(rows, columns, given.baseline))
     notes = [*left_out, *remarks(rows, columns, given.baseline)]
     if given.csv:
-        print_csv(replicas.entries(found), notes)
+        print_csv(of_replicas.entries(found), notes)
         return HOLDS
-    print((replicas.as_json if given.json else replicas.text)(found, columns, notes))
+    print((of_replicas.as_json if given.json else of_replicas.text)(found, columns, notes))
     if given.html:
-        from pytest_slmserve.report.page.comparisons import of_external_replicas
-
-        write_part(given.html, of_external_replicas(found, columns, notes))
+        write_section(given.html, PAGE, [of_external_replicas(found, columns, notes)])
     return HOLDS
-
-
-def write_part(path: Path, part: Part) -> None:
-    """Writes a page of external results."""
-    from pytest_slmserve.report.page.content import PageSection
-    from pytest_slmserve.report.page.writer import rendered, write_page
-    from pytest_slmserve.report.tables.run import Findings
-
-    write_page(path, rendered(Findings(), [], [], sections=[PageSection("External results", [part])]))
 
 
 def print_csv(rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:
     """Prints the rows, and beside them what a table has no place for: rows that are left out, and the like."""
-    from pytest_slmserve.report.as_csv import as_csv
-
     print(as_csv(rows), end="")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
@@ -182,8 +153,6 @@ def print_csv(rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:
 
 def take_vllms_names(given: argparse.Namespace) -> None:
     """Names the columns that were not named, where all files are results of `vllm bench serve`."""
-    from pytest_slmserve.archive.external import read
-
     if None not in (given.knob, given.throughput, given.latency):
         return
     cells = [row.cells for path in given.paths for row in read(path)]
@@ -194,27 +163,22 @@ def take_vllms_names(given: argparse.Namespace) -> None:
 
 def read_external(given: argparse.Namespace) -> tuple[Curve, list[str], int | None]:
     """The curve in the files, what is odd about them, and the KV blocks of the engine, if told. Raises BadUsage."""
-    from pytest_slmserve.archive.external import curve_of, kv_blocks_of, mixtures
-
     columns = columns_of(given)
     rows, left_out = rows_of(given, columns)
-    return curve_of(rows, columns), [*left_out, *mixtures(rows)], kv_blocks_of(rows, columns)
+    curve, notes = external.curve_of(rows, columns), [*left_out, *external.mixtures(rows)]
+    return curve, notes, external.kv_blocks_of(rows, columns)
 
 
 def rows_of(given: argparse.Namespace, columns: Columns) -> tuple[list[Row], list[str]]:
     """Rows of all files that meet the conditions and have a value in each column, and sentences on those that have not.
     Raises BadUsage where none does, or where a column is not there."""
-    from pytest_slmserve.archive.external import check_columns, matching, read, with_values
-
     rows = [row for path in given.paths for row in read(path)]
-    check_columns(rows, columns.names)
-    return with_values(matching(rows, given.where), columns)
+    external.check_columns(rows, columns.names)
+    return external.with_values(external.matching(rows, given.where), columns)
 
 
 def columns_of(given: argparse.Namespace) -> Columns:
     """Columns as the arguments name them. Raises BadUsage where one that is needed is not named."""
-    from pytest_slmserve.archive.external import Columns
-
     if missing := [f"--{name}" for name in ("knob", "throughput", "latency") if getattr(given, name) is None]:
         raise BadUsage("external results need to be told their columns", f"{' '.join(missing)} NAME")
     names: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(Columns)}
@@ -223,9 +187,7 @@ def columns_of(given: argparse.Namespace) -> Columns:
 
 def check_wanted(given: argparse.Namespace) -> Slo | None:
     """The latency objective, if any. Raises BadUsage where a number is out of range."""
-    from pytest_slmserve.analysis.sweep.batching import parse_slo
-
-    check_share("efficiency", given.efficiency)
+    cli.check_share("efficiency", given.efficiency)
     if given.b_half is not None and not 0 < given.b_half < 1e9:
         raise BadUsage(f"--b-half {given.b_half:g} is no batch", "a number above 0")
     return parse_slo(given.slo_itl) if given.slo_itl is not None else None

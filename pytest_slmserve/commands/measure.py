@@ -16,24 +16,20 @@ from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
-from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.commands import measure_loads, measure_requests
+from pytest_slmserve.commands import measure_loads
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats, add_goodput, add_html
 from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model
 from pytest_slmserve.engines.load_client import TIMEOUT_S
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
-from pytest_slmserve.report.as_csv import as_csv
-from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.export.writer import Export, export_to
+from pytest_slmserve.report import loads
+from pytest_slmserve.report.as_json import as_csv, as_json
+from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.live_line import LiveLine, Status, left_text
-from pytest_slmserve.report.loads import open_loop, single_load
-from pytest_slmserve.report.loads.open_loop import rows_of_load
-from pytest_slmserve.report.loads.single_load import ValidityCriteria
-from pytest_slmserve.report.page.content import PageSection, Part
-from pytest_slmserve.report.page.writer import rendered, template, write_page
-from pytest_slmserve.report.tables.run import Findings
+from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
+from pytest_slmserve.report.page.content import Part
+from pytest_slmserve.report.page.writer import template, write_section
 from pytest_slmserve.report.text_table import folded
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
@@ -57,7 +53,6 @@ def add(commands: Commands) -> None:
     command.add_argument("--endpoint", metavar="URL", required=True, help=url)
     command.add_argument("--model", metavar="NAME", help="as the server calls it (default: its only one)")
     measure_loads.add_arguments(command)
-    measure_requests.add_arguments(command)
     add_goodput(command)
     enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"
     command.add_argument("--attainment", metavar="SHARE", type=float, help=enough)
@@ -117,7 +112,7 @@ def measure_all(given: argparse.Namespace) -> int:
         raise BadUsage(f"--processes {given.processes} send nothing", "--processes 2")
     found, moved = measured(given, wanted, export, own_prompts)
     if given.csv:
-        print(table_of(found, terms), end="")
+        print(as_csv(row for m in found for row in rows_of_load(m, terms)), end="")
     else:
         print(page(found, terms, given.json))
     if moved:
@@ -125,8 +120,7 @@ def measure_all(given: argparse.Namespace) -> int:
     status = HOLDS if not moved and all(valid(each, terms) for each in found) else FAILS
     if given.html:
         part = Part(given.model, "good" if status == HOLDS else "bad", [], [], page(found, terms, as_object=False))
-        section, records = PageSection("Load", [part]), embedded(given.records)
-        write_page(given.html, rendered(Findings(), found, records, status=status, sections=[section]))
+        write_section(given.html, "Load", [part], found, [given.records], status=status)
     return status
 
 
@@ -177,15 +171,9 @@ def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> 
     """The printed result: of one load, of a ramp, or of several rates."""
     several = len(found) > 1
     if as_object:
-        return as_json(open_loop.rates_facts(found, terms) if several else open_loop.facts_of_load(found[0], terms))
-    if several:
-        return folded(open_loop.rates_text(found, terms))
-    return folded((open_loop.ramp_text if steps_of(found[0]) else single_load.as_text)(found[0], terms))
-
-
-def table_of(found: list[Measurement], terms: ValidityCriteria) -> str:
-    """CSV with a line for each load, or each step of a ramp."""
-    return as_csv(row for m in found for row in rows_of_load(m, terms))
+        return as_json(loads.rates_facts(found, terms) if several else loads.facts_of_load(found[0], terms))
+    of_rates = several or steps_of(found[0])
+    return folded(loads.rates_text(found, terms) if of_rates else loads.as_text(found[0], terms))
 
 
 def _show(line: LiveLine, number: int, loads: Sequence[Load], progress: Progress) -> None:

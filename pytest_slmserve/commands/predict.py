@@ -6,11 +6,11 @@ import argparse
 
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, measured_there, predicted
 from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve
-from pytest_slmserve.analysis.verdict import State, all_of
+from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
+from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.report import curves_of, read_all
-from pytest_slmserve.report.as_csv import as_csv
-from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.other_gpu import PredictedSweep, prediction_facts, prediction_rows, prediction_text
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -20,7 +20,6 @@ STATUS = (
     f"{cli.UNDECIDED} too noisy to tell or nothing can be predicted; {cli.USAGE} wrong usage or an archive that cannot "
     "be read."
 )
-STATUSES = {State.HOLDS: cli.HOLDS, State.FAILS: cli.FAILS, State.UNDECIDED: cli.UNDECIDED}
 
 
 def add(commands: cli.Commands) -> None:
@@ -54,4 +53,4 @@ def predict(given: argparse.Namespace) -> int:
         for note in notes:
             print(hanging(f"note: {note}", 2))
     checked = [verdict.state for one in found for verdict in one.verdicts]
-    return STATUSES[all_of(checked)] if checked else cli.HOLDS if found else cli.UNDECIDED
+    return status_of(all_of(checked)) if checked else cli.HOLDS if found else cli.UNDECIDED

@@ -27,20 +27,25 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_question, are_external, judge
 from pytest_slmserve.report import run_list
-from pytest_slmserve.report.as_csv import as_csv
-from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.as_json import as_csv, as_json, facts
 from pytest_slmserve.report.figures.drawing import save
 from pytest_slmserve.report.figures.gates import gate_pictures
 from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.report.gate.text import calibration_text, gate_facts
-from pytest_slmserve.report.loads.open_loop import facts_of_load, is_windowed, open_loop_texts, rows_of_load
-from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts, is_counted_loop
+from pytest_slmserve.report.loads import (
+    ValidityCriteria,
+    facts_of_load,
+    is_counted_loop,
+    is_windowed,
+    load_texts,
+    rows_of_load,
+)
 from pytest_slmserve.report.page.content import TEXT_WIDTH
 from pytest_slmserve.report.page.writer import rendered, write_page
 from pytest_slmserve.report.point_facts import point_facts, sweep_facts
 from pytest_slmserve.report.screen import screen
 from pytest_slmserve.report.summary import tables
-from pytest_slmserve.report.tables.run import Findings, Judged, outcome, verdict_facts
+from pytest_slmserve.report.tables.run import Findings, outcome, verdict_facts
 from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Detail
@@ -107,9 +112,10 @@ def report(given: argparse.Namespace) -> int:
     if given.figure is not None:
         draw_sweeps(found.curves, given.figure)
         print(f"drawn: {given.figure}", file=beside)
-    judged = [exit_status(found.judged, given.strict)] if found.curves or found.jobs else []
-    statuses = {*judged, *(status_of(each.outcome) for each in gates)}
-    statuses |= {cli.HOLDS} if loads else set()  # nothing is claimed of them
+    kinds = {"as expected": cli.HOLDS, "unexpected": cli.FAILS, "undecided": cli.UNDECIDED}
+    statuses = {kinds[outcome(*pair, strict=given.strict)] for pair in found.judged}
+    statuses |= {status_of(each.outcome) for each in gates}
+    statuses |= {cli.HOLDS} if found.curves or found.jobs or loads else set()  # where nothing is claimed of them
     status = next((each for each in (cli.FAILS, cli.UNDECIDED, cli.HOLDS) if each in statuses), cli.UNDECIDED)
     if given.html is not None:
         with laid_out(TEXT_WIDTH):
@@ -123,7 +129,15 @@ def report(given: argparse.Namespace) -> int:
 def list_runs(given: argparse.Namespace) -> int:
     """A line for each run of the archives."""
     archives = {path: read(path, skip_damaged=given.skip_damaged) for path in given.paths}
-    rows = [run_list.run_facts(path, run) for path, contents in archives.items() for run in runs_of(contents)]
+    rows = [
+        {
+            "path": path,
+            **facts(run, "id", "started", "resumes", "pytest_slmserve"),
+            **run_list.measured_facts(run.measurements),
+        }
+        for path, contents in archives.items()
+        for run in runs_of(contents)
+    ]
     if given.json:
         print(as_json({"runs": rows}))
     elif given.csv:
@@ -139,8 +153,7 @@ def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteri
     """The text, as wide as the terminal: one screen, or the tables, with a page for each load that is no point."""
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
-        for pages in (counted_loop_texts, open_loop_texts):
-            yield from (f"{folded(page)}\n" for page in pages(loads, terms))
+        yield from (f"{folded(page)}\n" for page in load_texts(loads, terms))
         if detail != "summary":
             yield from (folded(f"note: {note}") for note in found.notes)
 
@@ -178,7 +191,11 @@ def figures(given: argparse.Namespace) -> int:
         why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
         raise BadUsage(why, "slmserve report prints what there is")
     drawn += pictures(curves, jobs, at_rates, slo) if curves or jobs or at_rates else []
-    make(given.out)
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot make the folder {given.out}: {error.strerror}"
+        raise BadUsage(why, "--out with another folder") from None
     for picture in drawn:
         if picture.figure is None:
             print(f"not drawn: {picture.name}: {picture.why_not}")
@@ -187,13 +204,6 @@ def figures(given: argparse.Namespace) -> int:
             save(picture.figure, path)
             print(f"drawn: {path}")
     return cli.HOLDS if any(picture.figure for picture in drawn) else cli.USAGE
-
-
-def make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadUsage(f"cannot make the folder {folder}: {error.strerror}", "--out with another folder") from None
 
 
 def read_each(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
@@ -238,13 +248,6 @@ def curves_of(contents: Contents) -> Sequence[Curve]:
     return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
 
 
-def judged_claims(contents: Contents) -> set[str] | None:
-    """Names of the claims that the tests of these runs judge; None where one of them, an older one, does not tell."""
-    told = [session.plan.get("claims") for session in contents.sessions]
-    lists = [names for names in told if isinstance(names, list)]
-    return {str(name) for names in lists for name in names} if told and len(lists) == len(told) else None
-
-
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
     """Curves, points, the history over releases, and verdicts on the claims that the runs judged, or on all where one
     does not tell, and where `strict`. Raises BadArchive where the stored claims or plans are none."""
@@ -252,7 +255,10 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
     sweeps = curves_of(contents)
     curves = with_jobs(sweeps, jobs)
     judged = judge_all(curves, table.ROWS, rows_from(contents.claims)) if curves else []
-    names = None if strict else judged_claims(contents)
+    # Claims that the tests of these runs judge, unless one of them, an older one, does not tell.
+    told = [names for session in contents.sessions if isinstance(names := session.plan.get("claims"), list)]
+    all_tell = told and len(told) == len(contents.sessions)
+    names = {str(name) for each in told for name in each} if all_tell and not strict else None
     kept = [pair for pair in judged if names is None or pair[0].claim in names]
     shared = shared_points(contents.measurements)
     history = release_histories(contents.measurements)
@@ -278,8 +284,3 @@ def merged(archives: Sequence[Contents]) -> Contents:
         tuple(sorted((s for contents in archives for s in contents.sessions), key=lambda session: session.started)),
         tuple(dict.fromkeys(note for contents in archives for note in contents.notes)),
     )
-
-
-def exit_status(judged: Sequence[Judged], strict: bool) -> int:
-    seen = {outcome(verdict, row, strict=strict) for verdict, row in judged}
-    return cli.FAILS if "unexpected" in seen else cli.UNDECIDED if "undecided" in seen else cli.HOLDS

@@ -83,10 +83,8 @@ def _check_gate(options: Options) -> None:
     if lost and not options.gate and not (options.baseline and lost == "--slm-gate-margin"):
         raise BadUsage(f"{lost} says what a gate compares, and no gate was asked for", f"--slm-gate {lost} ...")
     if options.gate and isinstance(options.resume, str):
-        raise BadUsage(
-            "--slm-gate: a gate stays in one archive, so it goes on only in that which has its pairs",
-            f"--slm-records={options.resume} --slm-resume",
-        )
+        why = "--slm-gate: a gate stays in one archive, so it goes on only in that which has its pairs"
+        raise BadUsage(why, f"--slm-records={options.resume} --slm-resume")
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.platform is None:
         raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{OWN_MODES} beside it")
@@ -109,9 +107,8 @@ def _check_endpoint(options: Options) -> None:
     typed = [opt for opt in OPTS if options.source[opt.name] == "command line" and opt.name in OF_OUR_ENGINES]
     lost = next((opt.flag for opt in typed if getattr(options, opt.name) != "off"), None)
     if lost:
-        raise BadUsage(
-            f"{lost} is for engines that are started here, and an endpoint runs already", f"no {lost} with an endpoint"
-        )
+        why = f"{lost} is for engines that are started here, and an endpoint runs already"
+        raise BadUsage(why, f"no {lost} with an endpoint")
 
 
 def _check_ray(options: Options) -> None:

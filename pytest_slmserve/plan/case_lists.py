@@ -10,22 +10,12 @@ from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
 from pytest_slmserve.engines.base import check_fits
-from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
+from pytest_slmserve.plan.planner import MarkerOverrides, Planner
 from pytest_slmserve.plan.sweeps import too_long, workload_spec
+from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import (
-    NULL_BLOCKS,
-    block_size_of,
-    in_flight,
-    kv_bytes_per_token,
-    kv_windows,
-    no_room,
-    parse_memory,
-    request_blocks,
-)
 from pytest_slmserve.schema.literals import Batching, Sharing
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
@@ -63,13 +53,7 @@ def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
     return found
 
 
-def _point(
-    planner: Planner,
-    model: str,
-    load: ClosedLoop,
-    overrides: MarkerOverrides = AS_THE_OPTIONS_SAY,
-    why: str | None = None,
-) -> Case:
+def _point(planner: Planner, model: str, load: ClosedLoop, overrides: MarkerOverrides, why: str | None = None) -> Case:
     name = f"{short_name(model)}-{load.concurrency}"
     if why:
         return Case(id=name, model=model, skip_reason=why)
@@ -93,21 +77,18 @@ def checked_lengths(given: Any) -> tuple[Any, Any]:
 def replica_cases(planner: Planner) -> list[Case]:
     """Cases of replicas: for each model one engine alone under each load, then each number of replicas by each way of
     sharing."""
-    found = []
+    found, options, urls = [], planner.options, len(planner.options.endpoint)
+    ways: list[tuple[Sharing, int]] = [(how, n) for how in options.sharing for n in options.replicas if n > 1]
+    if urls:
+        ways = [("urls", max(2, urls))]  # one counts as two
     for model in planner.models:
-        loads = replica_loads(planner.options, model)
-        found += [_one_of_replicas(planner, model, load, f"{short_name(model)}-{load}-x1") for load in loads]
-        for how, count in ways_to_replicate(planner.options):
-            for load in loads:
-                found.append(_replicas(planner, model, count, how, load, f"{short_name(model)}-{load}-x{count}-{how}"))
+        # Those of the options, else one that many numbers of replicas divide, or all URLs.
+        usual, name = replica_load(model), short_name(model)
+        loads = options.concurrency or (usual - usual % (urls or 1),)
+        found += [_one_of_replicas(planner, model, load, f"{name}-{load}-x1") for load in loads]
+        for how, n in ways:
+            found += [_replicas(planner, model, n, how, load, f"{name}-{load}-x{n}-{how}") for load in loads]
     return found
-
-
-def replica_loads(options: Options, model: str) -> tuple[int, ...]:
-    """Requests in flight in all engines, under which replicas and one engine alone are compared: those of the options,
-    else one that many numbers of replicas divide, or all URLs."""
-    usual, urls = replica_load(model), len(options.endpoint) or 1
-    return options.concurrency or (usual - usual % urls,)
 
 
 def _one_of_replicas(planner: Planner, model: str, concurrency: int, name: str) -> Case:
@@ -134,13 +115,6 @@ def replica_load(model: str) -> int:
     return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))
 
 
-def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
-    """Pairs of sharing and number of engines: of the options, or all URLs, where one counts as two."""
-    if options.endpoint:
-        return [("urls", max(2, len(options.endpoint)))]
-    return [(how, n) for how in options.sharing for n in options.replicas if n > 1]
-
-
 def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
     """Cases on several GPUs: for each model one engine on each number of GPUs under each load. Sets of replicas, each
     with GPUs of its own, follow under loads of at least ENOUGH_FOR_A_REPLICA requests for each GPU. An endpoint has
@@ -151,17 +125,15 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
     most = options.plan_gpus if options.plan else None
     usual = [n for n in USUAL_GPUS if n <= (most or n)]  # a run there would skip the others
     degrees = options.tensor_parallel_size if options.source["tensor_parallel_size"] != "default" else usual
-    loads = {model: options.concurrency or usual_loads(model) for model in models}
-    wide = [_on_gpus(planner, m, n, load, loads[m][-1]) for m in models for n in degrees for load in loads[m]]
-    return wide + [
-        _replicas(
-            planner, m, n // options.tensor_parallel_size[0], "gpus", load, f"{short_name(m)}-{load}-replicas{n}"
-        )
-        for m in models
-        for n in degrees
-        for load in loads[m]
-        if n > degrees[0] and load >= n * ENOUGH_FOR_A_REPLICA
-    ]  # fmt: skip
+    wide, replicas, first = [], [], options.tensor_parallel_size[0]
+    for model in models:
+        loads = options.concurrency or usual_loads(model)
+        for n in degrees:
+            wide += [_on_gpus(planner, model, n, load, loads[-1]) for load in loads]
+            enough = [load for load in loads if n > degrees[0] and load >= n * ENOUGH_FOR_A_REPLICA]
+            names = {load: f"{short_name(model)}-{load}-replicas{n}" for load in enough}
+            replicas += [_replicas(planner, model, n // first, "gpus", load, name) for load, name in names.items()]
+    return wide + replicas
 
 
 def _on_gpus(planner: Planner, model: str, gpus: int, concurrency: int, largest: int) -> Case:
@@ -171,7 +143,10 @@ def _on_gpus(planner: Planner, model: str, gpus: int, concurrency: int, largest:
         spec = planner.spec_on(model, gpus, largest)
     except BadUsage as error:
         return Case(id=name, model=model, skip_reason=error.problem)
-    load = planner.load_on(spec, concurrency, largest)
+    # What waits in an engine that may not run `largest` at once lives longer, so the load settles later. Smaller ones
+    # too, or they would be points of another curve.
+    load = planner.load(concurrency)
+    load = replace(load, settle_lifetimes=load.settle_lifetimes * -(-largest // spec.max_num_seqs))
     case = planner.case(spec, [planner.workload(model)], [load], model=model, id=name)
     planner.compares(case)
     return case
@@ -230,7 +205,7 @@ def job_case(
     limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
     how = "" if batching is None else f"-{batching}"
     name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{limited}{how}"
-    memory = None if gpu_memory is None else parse_memory(gpu_memory)
+    memory = None if gpu_memory is None else kv_cache.parse_memory(gpu_memory)
     why = planner.misfit(model, memory)
     if why is None:
         spec = planner.spec(model, gpu_memory=memory)
@@ -240,7 +215,7 @@ def job_case(
     if why is not None:
         return Case(id=name, model=model, skip_reason=why)
     if spec.platform != "remote":
-        spec = spec if max_num_seqs is None else replace(spec, max_num_seqs=max_num_seqs)
+        spec = replace(spec, max_num_seqs=max_num_seqs or spec.max_num_seqs)
         if batching is not None:
             spec = batched(spec, batching)
         elif kv_requests is not None:
@@ -248,25 +223,28 @@ def job_case(
     return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], model=model, id=name)
 
 
-def _job_misfit(spec: EngineSpec, workload: Workload, *limits: int | None) -> str | None:
-    kv_requests = limits[0]
+def _job_misfit(spec: EngineSpec, workload: Workload, kv_requests: int | None, *limits: int | None) -> str | None:
     if spec.platform == "remote":
-        own = any(limit is not None for limit in limits)
+        own = any(limit is not None for limit in (kv_requests, *limits))
         return "sets limits of its engine, and an endpoint has its own" if own else None
     if why := too_long(workload.longest, spec.max_model_len):
         return why
-    if kv_requests is not None and kv_bytes_per_token(spec) is None:
+    if kv_requests is not None and kv_cache.kv_bytes_per_token(spec) is None:
         return "what its layers keep is not known beforehand, so no KV cache can be sized for it"
-    return None if kv_requests is None else no_room(spec, workload.longest, kv_requests)
+    return None if kv_requests is None else kv_cache.no_room(spec, workload.longest, kv_requests)
 
 
 def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:
     """A copy of `spec` whose KV cache holds `requests` requests of `longest` tokens. It sets the bytes of the cache, or
     on the CPU, where those are whole GiB, its blocks. Raises BadUsage where the bytes of a token are unknown."""
-    size, per_token, windows = block_size_of(spec), kv_bytes_per_token(spec), kv_windows(spec)
+    size, per_token, windows = (
+        kv_cache.block_size_of(spec),
+        kv_cache.kv_bytes_per_token(spec),
+        kv_cache.kv_windows(spec),
+    )
     if per_token is None or windows is None:
         raise BadUsage(f"{spec.model}: the bytes of its KV cache are not known", "a model of the catalogue")
-    blocks = requests * request_blocks(windows, size, longest, in_flight(spec)) + NULL_BLOCKS
+    blocks = requests * kv_cache.request_blocks(windows, size, longest, kv_cache.in_flight(spec)) + kv_cache.NULL_BLOCKS
     if spec.platform == "cpu":
         return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
     return replace(spec, kv_cache_bytes=blocks * size * per_token)

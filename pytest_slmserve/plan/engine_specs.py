@@ -14,7 +14,6 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_budget_bytes, value_bytes
 from pytest_slmserve.schema.literals import Platform
 from pytest_slmserve.schema.quantization import check_quantization, quantization_of, weight_bytes
-from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 LARGEST_LOAD = 1024
@@ -68,12 +67,18 @@ def engine_spec(
     shape, defaults = shape_of(model), DEFAULTS[platform]
     if why := unserved(shape.architecture, platform, environment.vllm):
         raise BadUsage(f"{model}: {why}", "another model")
+    peaks, given = peaks_of(environment.gpu_name), zip((options.input_len, options.output_len), defaults.lengths)
+    # float16 for bfloat16 on a GPU that has none, as vLLM has it.
+    dtype = "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else shape.dtype
+    # Natural lengths are as long as the context.
+    tokens = sum(n for length, usual in given if (n := length or usual) != "natural")
+    as_served = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
     spec = EngineSpec(
         model=catalogue_name(model) or model,
         platform=platform,
         load_format=options.load_format,
-        dtype=defaults.dtype or served_dtype(shape, environment.gpu_name),
-        max_model_len=max(shape.context, min(tokens_asked(options, defaults), shape.positions)),
+        dtype=defaults.dtype or dtype,
+        max_model_len=max(shape.context, min(tokens, shape.positions)),
         max_num_seqs=max(LARGEST_LOAD, *(options.concurrency or (1,))),
         kv_cache_bytes=GIB,
         gpu_memory_utilization=options.gpu_memory_utilization,
@@ -83,7 +88,7 @@ def engine_spec(
         env=options.env,
         extra=(
             *(ENGINE_ARGUMENTS.get(shape.architecture, ()) if platform == "cuda" else ()),
-            *as_served(options),
+            *((name, value) for name, value in as_served.items() if value),
             *options.engine_arg,
         ),
         interface=options.interface,
@@ -93,8 +98,11 @@ def engine_spec(
     if why := shape.indivisible(spec.tensor_parallel_size):
         raise BadUsage(why, "--slm-tensor-parallel-size with numbers that do")
     check_quantization(spec, shape)
-    if why := unquantized(spec, shape, environment.gpu_name):
-        raise BadUsage(f"{model}: {why}", "another GPU, or --slm-quantization gptq for a model that was quantized so")
+    method = quantization_of(spec, shape) or ""
+    if peaks and peaks.family.startswith("V100") and method.startswith(FROM_TURING_ON):
+        why = f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more"
+        hint = "another GPU, or --slm-quantization gptq for a model that was quantized so"
+        raise BadUsage(f"{model}: {why}, and {environment.gpu_name} has 7.0", hint)
     if platform == "cpu":
         return spec
     weights = weight_bytes(spec, shape, value_bytes(spec) or 2)
@@ -103,12 +111,8 @@ def engine_spec(
     if weights is None:
         return replace(spec, kv_cache_bytes=0)  # the engine knows better
     memory = planned_memory(options.gpu_memory, environment.gpu_memory_bytes or IMAGINED_GPU_BYTES)
-    return replace(
-        spec,
-        kv_cache_bytes=kv_budget_bytes(
-            memory, options.gpu_memory_utilization, -(-weights // spec.tensor_parallel_size)
-        ),
-    )
+    on_each = -(-weights // spec.tensor_parallel_size)
+    return replace(spec, kv_cache_bytes=kv_budget_bytes(memory, options.gpu_memory_utilization, on_each))
 
 
 def planned_memory(wanted: int | None, there: int) -> int:
@@ -116,47 +120,12 @@ def planned_memory(wanted: int | None, there: int) -> int:
     if wanted is None:
         return there
     if wanted > there * (1 + UNUSABLE):
-        raise BadUsage(
-            f"the GPU has {there / GIB:.1f} GiB of memory, and {wanted / GIB:.1f} GiB are wanted",
-            "a smaller --slm-gpu-memory",
-        )
+        why = f"the GPU has {there / GIB:.1f} GiB of memory, and {wanted / GIB:.1f} GiB are wanted"
+        raise BadUsage(why, "a smaller --slm-gpu-memory")
     return min(wanted, there)
-
-
-def as_served(options: Options) -> tuple[tuple[str, str], ...]:
-    """Arguments of the engine that say how it holds weights, keys and values."""
-    asked = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
-    return tuple((name, value) for name, value in asked.items() if value)
-
-
-def served_dtype(shape: Shape, gpu_name: str | None) -> str:
-    """Type of a model's weights: its own; float16 for bfloat16 on a GPU that has none, as vLLM has it."""
-    peaks = peaks_of(gpu_name)
-    return "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else shape.dtype
-
-
-def unquantized(spec: EngineSpec, shape: Shape, gpu_name: str | None) -> str | None:
-    """The reason why vLLM cannot serve weights quantized so on this GPU; None where it can, or that is not known."""
-    method, peaks = quantization_of(spec, shape) or "", peaks_of(gpu_name)
-    if peaks and peaks.family.startswith("V100") and method.startswith(FROM_TURING_ON):
-        return f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more, and {gpu_name} has 7.0"
-    return None
-
-
-def tokens_asked(options: Options, defaults: Defaults) -> int:
-    """Tokens of a request of the fixed lengths that the options ask for; natural ones are as long as the context."""
-    given = zip((options.input_len, options.output_len), defaults.lengths)
-    return sum(length or usual for length, usual in given if isinstance(length or usual, int))  # type: ignore[misc]
 
 
 def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
     """The server at `url`, with `model` as that server calls it. The server's own limits are unknown."""
-    allowed = options.allow_prefix_cache
-    return EngineSpec(
-        model,
-        platform="remote",
-        load_format=options.load_format,
-        interface="endpoint",
-        url=url,
-        allow_prefix_cache=allowed,
-    )
+    same = {"load_format": options.load_format, "allow_prefix_cache": options.allow_prefix_cache}
+    return EngineSpec(model, platform="remote", interface="endpoint", url=url, **same)  # type: ignore[arg-type]

@@ -127,32 +127,24 @@ class Planner:
         shape = shape_of(model)
         if spec.prompt_tokens is not None and spec.output_tokens is not None:
             check_length(shape.name, spec.prompt_tokens + spec.output_tokens, shape.positions)  # before they are made
-        return self._requests(model, shape, spec)
+        return self.requests(model, spec, shape)
 
-    def requests(self, model: str, spec: WorkloadSpec) -> Workload:
-        """The workload of `spec` for `model`, built once; models of one vocabulary share it without a dataset."""
-        if self.platform == "remote" and known_shape(model) is None:
-            return self._workload_of_unknown(spec)
-        return self._requests(model, shape_of(model), spec)
-
-    def _requests(self, model: str, shape: Shape, spec: WorkloadSpec) -> Workload:
-        name = f"{shape.name if self.options.dataset else shape.vocabulary} {spec}"
-        if name not in self._workloads:
+    def requests(self, model: str, spec: WorkloadSpec, shape: Shape | None = None) -> Workload:
+        """The workload of `spec` for `model`, built once; models of one vocabulary share it without a dataset. Of an
+        endpoint's model of unknown shape it has ids that most models have, or text by the tokenizer of `spec`. shape:
+        that of the model, where it is known already. Raises BadUsage for text without a tokenizer."""
+        unknown = self.platform == "remote" and known_shape(model) is None
+        if unknown and spec.source == "sharegpt" and not spec.tokenizer:
+            why = "--slm-dataset: the text needs a tokenizer, and that of this model is not known"
+            raise BadUsage(why, "--slm-tokenizer with a folder that holds one, or its name on the Hub")
+        shape = None if unknown else shape or shape_of(model)
+        name = f"{shape and (shape.name if self.options.dataset else shape.vocabulary)} {spec}"
+        if name not in self._workloads and unknown:
+            requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT, lambda: named_tokenizer(spec))
+            self._workloads[name] = Workload(spec, tuple(requests), source)
+        elif name not in self._workloads:
             self._workloads[name] = requests_for(spec, model, self.options.load_format)
         return self._workloads[name]
-
-    def _workload_of_unknown(self, spec: WorkloadSpec) -> Workload:
-        """The workload for an endpoint's model of unknown shape: ids that most models have, or text by the tokenizer of
-        `spec`. Raises BadUsage for text without a tokenizer."""
-        if spec.source == "sharegpt" and not spec.tokenizer:
-            raise BadUsage(
-                "--slm-dataset: the text needs a tokenizer, and that of this model is not known",
-                "--slm-tokenizer with a folder that holds one, or its name on the Hub",
-            )
-        if str(spec) not in self._workloads:
-            requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT, lambda: named_tokenizer(spec))
-            self._workloads[str(spec)] = Workload(spec, tuple(requests), source)
-        return self._workloads[str(spec)]
 
     def spec(self, model: str, gpus: int | None = None, gpu_memory: int | None = None) -> EngineSpec:
         """The engine of a model. gpus, gpu_memory: other than the options say. Raises BadUsage where they are not
@@ -178,12 +170,6 @@ class Planner:
             raise BadUsage(f"{model}: the KV cache has no room for a request of {longest} tokens", "more GPUs")
         return spec if room is None or room >= largest else replace(spec, max_num_seqs=room)
 
-    def load_on(self, spec: EngineSpec, concurrency: int, largest: int) -> ClosedLoop:
-        """A load of an engine that may not run `largest` at once: what waits lives longer, so the load settles later.
-        For smaller ones too, or they would be points of another curve."""
-        load = self.load(concurrency)
-        return replace(load, settle_lifetimes=load.settle_lifetimes * -(-largest // spec.max_num_seqs))
-
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
         """Names of the devices of `spec`, as locks and sensors use them. Raises BadUsage where one is not there."""
         if self.platform == "remote":
@@ -207,9 +193,8 @@ class Planner:
                 raise BadUsage(f"{len(models)} replicas need a URL each", "--slm-endpoint URL,URL")
             return ReplicaSpec(tuple(urls), sharing or "urls", bool(pinned), thread_percentage)
         apart = sharing == "gpus"
-        options = replace(
-            self.options, gpu_memory_utilization=self.options.gpu_memory_utilization / (1 if apart else len(models))
-        )
+        share = self.options.gpu_memory_utilization / (1 if apart else len(models))
+        options = replace(self.options, gpu_memory_utilization=share)
         self._find(models)
         engines = [engine_spec(options, self.platform, model, self.host.environment) for model in models]
         if apart:
@@ -255,14 +240,9 @@ class Planner:
         if own not in self._environments:
             other = probe(spec.platform, spec.python, dict(spec.env))
             self.notes += [note for note in other.warnings if note not in self.notes]
-            here = self.host.environment
-            self._environments[own] = replace(
-                other.environment,
-                git_commit=here.git_commit,
-                cores=here.cores,
-                of_gpus=here.of_gpus,
-                gpu_peaks=here.gpu_peaks,
-            )
+            of_the_host = ("git_commit", "cores", "of_gpus", "gpu_peaks")
+            here = {name: getattr(self.host.environment, name) for name in of_the_host}
+            self._environments[own] = replace(other.environment, **here)
         return self._environments[own]
 
     def load(self, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
@@ -296,15 +276,11 @@ class Planner:
 
 
 def requests_for(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> Workload:
-    """The requests of `spec` for a model."""
-    named = replace(spec, tokenizer=spec.tokenizer or _own_tokenizer(spec, model, load_format))
-    return build_workload(named, shape_of(model))
-
-
-def _own_tokenizer(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> str:
-    """Real weights understand the text of conversations by their own tokenizer; vLLM counts by it in any case."""
+    """The requests of `spec` for a model. Real weights understand the text of conversations by their own tokenizer;
+    vLLM counts by it in any case."""
     own = load_format == "auto" or (spec.as_vllm and (Path(model) / "tokenizer.json").exists())
-    return hub_name(model) if own and spec.source == "sharegpt" else ""
+    tokenizer = hub_name(model) if own and spec.source == "sharegpt" else ""
+    return build_workload(replace(spec, tokenizer=spec.tokenizer or tokenizer), shape_of(model))
 
 
 def url_lock(url: str) -> str:
@@ -316,10 +292,8 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
     """Raises BadUsage where these GPUs are not all there, as far as that is known, or are not alike."""
     cores = host.environment.cores
     if host.device == "cpu" and cores and wanted[-1] >= cores:
-        raise BadUsage(
-            f"{wanted[-1] + 1} processes of vLLM's CPU backend need a core each, and there are {cores}",
-            f"{cores} or fewer",
-        )
+        problem = f"{wanted[-1] + 1} processes of vLLM's CPU backend need a core each, and there are {cores}"
+        raise BadUsage(problem, f"{cores} or fewer")
     if host.gpus and wanted[-1] >= len(host.gpus):
         count = f"{len(host.gpus)} GPU is" if len(host.gpus) == 1 else f"{len(host.gpus)} GPUs are"
         raise BadUsage(f"{wanted[-1] + 1} GPUs are asked for, and {count} visible", f"{len(host.gpus)} or fewer")

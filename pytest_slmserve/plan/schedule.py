@@ -50,6 +50,7 @@ class Group:
 
 
 def seconds_of(cells: Sequence[PlannedItem]) -> float:
+    """Expected seconds of cells, without the start of their engine."""
     return sum(cell.seconds for cell in cells)
 
 
@@ -64,22 +65,19 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
     """Groups in the order in which they are to begin. First are those that others are compared with, so that a run that
     is cut off can say what more GPUs gain. Then come the widest, for an engine on many GPUs would wait long for the
     last of them. Within one width the longest is first, for all wait for one that begins late."""
-    spans: dict[tuple[str, str], set[int]] = {}
-    for group in groups:
-        spans.setdefault(_subject(group), set()).add(group.gpus)
+
+    def subject(group: Group) -> tuple[str, str]:
+        engine = each_of(group.engine)[0]
+        return engine.model, engine.interface
+
+    alike = grouped(groups, subject)
 
     def rank(group: Group) -> tuple[bool, int, float]:
-        span = spans[_subject(group)]
+        span = {other.gpus for other in alike[subject(group)]}
         compared_with = isinstance(group.engine, EngineSpec) and group.gpus == min(span) < max(span)
         return not compared_with, -group.gpus, -group.seconds
 
     return sorted(groups, key=rank)
-
-
-def _subject(group: Group) -> tuple[str, str]:
-    """Model and interface: what on fewer GPUs is compared with the same on more."""
-    engine = each_of(group.engine)[0]
-    return engine.model, engine.interface
 
 
 WORTH = 0.05  # more divisions have to end so much sooner, for each costs a start, and prices are rough
@@ -192,22 +190,16 @@ def spread_lines(cells: Sequence[PlannedItem], gpus: int, whole: bool = False) -
     placed = spread(groups if whole else divided(groups, gpus), gpus)
     on_each: dict[int, list[str]] = {gpu: [] for gpu in range(gpus)}
     for placement in placed:
-        what = _title(placement, in_all[placement.group.engine])
+        group, begins, seconds = placement.group, clock(placement.begins_s), clock(placement.group.seconds)
+        count, of = len(group.cells), in_all[group.engine]  # some cells of an engine may be elsewhere
+        items = f"{count}{f' of {of}' if count < of else ''} item{'s' if of != 1 else ''}"
         for gpu in placement.gpus:
-            on_each[gpu].append(what)
+            on_each[gpu].append(f"{engine_title(group.engine)} from {begins} ({items}, {seconds} min)")
     lines = [f"GPU {gpu}: {', '.join(its) or 'nothing'}" for gpu, its in on_each.items()]
     alone, plural = clock(sum(group.seconds for group in groups)), "s" if gpus != 1 else ""
     least = clock(least_s(groups, gpus))
     end = f"{clock(makespan_s(placed))} min on {gpus} GPU{plural}, no order takes less than {least} min"
     return [*lines, f"spread by engine: {end}; one engine after the other: {alone} min"]
-
-
-def _title(placement: Placement, in_all: int) -> str:
-    """in_all: cells of this engine, of which some may be elsewhere."""
-    group, count = placement.group, len(placement.group.cells)
-    part = f"{count} of {in_all}" if count < in_all else f"{count}"
-    items = f"{part} item{'s' if in_all != 1 else ''}"
-    return f"{engine_title(group.engine)} from {clock(placement.begins_s)} ({items}, {clock(group.seconds)} min)"
 
 
 def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:

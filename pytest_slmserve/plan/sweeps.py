@@ -84,10 +84,9 @@ def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
     wanted = options.concurrency or doublings(defaults.largest)
     cut = tuple((n, why) for n in wanted if (why := no_room(spec, longest, n)))
     if cut and options.concurrency:
-        raise BadUsage(
-            f"--slm-concurrency: {cut[0][0]} requests in flight do not fit {spec.model}: {cut[0][1]}",
-            f"up to {capacity}, shorter requests (--slm-input-len), or a larger --slm-gpu-memory-utilization",
-        )
+        why = f"--slm-concurrency: {cut[0][0]} requests in flight do not fit {spec.model}: {cut[0][1]}"
+        smaller = f"up to {capacity}, shorter requests (--slm-input-len)"
+        raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
     loads = tuple(load_of(options, spec.platform, n) for n in wanted if n not in dict(cut))
     return Sweep(spec, loads, capacity, cut, options.sweep == "adaptive")
 

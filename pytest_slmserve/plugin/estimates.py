@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,28 +42,27 @@ LONG_S = 300.0  # a run that takes longer says so before it begins
 def plan_rows(session: Session, items: Sequence[Any]) -> list[PlannedItem]:
     """A cell for each item that is not skipped. A point that several items ask for is paid by the first; one that is
     known needs no engine."""
-    return list(_priced(session, [item for item in items if not is_skipped(item)]))
-
-
-def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
-    paid, launched = set[str](), set[Engines]()
+    rows, paid, launched = list[PlannedItem](), set[str](), set[Engines]()
     for item in items:
+        if is_skipped(item):
+            continue
         if case := case_of(item):
             left = _missing(session, case)
             depends = session.options.sweep == "adaptive" and is_planned_point(item)
             load = None if depends or asks_as_it_goes(item) else case.loads[0]
             seconds = 0.0 if case.key in paid else left * case.estimate_s
-            yield PlannedItem(item.name, case.engine if left else None, seconds, load)
+            rows.append(PlannedItem(item.name, case.engine if left else None, seconds, load))
             paid.add(case.key)
             launched |= {case.engine} if left else set()
         elif sides := chosen_parameters(item).get("slm_gate"):
             again = sides[0] in paid
             paid.add(sides[0])
-            yield PlannedItem(item.name, None, 0.0 if again else gate_estimate_s(session, sides[0], launched))
-        elif is_measured(item) and asks_the_engine(item):
-            yield PlannedItem(item.name, engine_of(session, item), 0.0)
+            seconds = 0.0 if again else gate_estimate_s(session, sides[0], launched)
+            rows.append(PlannedItem(item.name, None, seconds))
         else:
-            yield PlannedItem(item.name, None, 0.0)
+            asks = is_measured(item) and asks_the_engine(item)
+            rows.append(PlannedItem(item.name, engine_of(session, item) if asks else None, 0.0))
+    return rows
 
 
 def _missing(session: Session, case: Case) -> int:
@@ -128,7 +127,10 @@ def time_left(session: Session, items: Sequence[Any], step_s: float = 0.0) -> Ti
     asked_s = sum(missing * case.estimate_s for case, missing in asked if missing)
     total_s = sum(row.seconds for row in rows) + asked_s + starts_s
     step_s = min(total_s, rows[0].seconds if items and is_gate(items[0]) else step_s)
-    return TimeLeft(step_s, total_s - step_s, may_ask_for_more(items) or _may_go_on(session, items))
+    # Sweeps may go on until their claims are decided.
+    points = [case_of(item) for item in items if is_measured(item) and is_planned_point(item) and not is_skipped(item)]
+    goes_on = len(session.looks) > 1 and any(_missing(session, case) for case in points if case)
+    return TimeLeft(step_s, total_s - step_s, may_ask_for_more(items) or goes_on)
 
 
 def may_ask_for_more(items: Sequence[Any]) -> bool:
@@ -139,22 +141,11 @@ def may_ask_for_more(items: Sequence[Any]) -> bool:
     )
 
 
-def _may_go_on(session: Session, items: Sequence[Any]) -> bool:
-    """Does one of the items measure a sweep that goes on until its claims are decided?"""
-    points = (case_of(item) for item in items if is_measured(item) and is_planned_point(item) and not is_skipped(item))
-    return len(session.looks) > 1 and any(_missing(session, case) for case in points if case)
-
-
-def gated_models(items: Sequence[Any]) -> list[str]:
-    """Models that the items compare on two sides, each once."""
-    gates = (chosen_parameters(item).get("slm_gate") for item in items)
-    return list(dict.fromkeys(gate[0] for gate in gates if gate))
-
-
 def length_line(session: Session, items: Sequence[Any]) -> str | None:
     """A sentence on how long a run of `items` takes; None where that is less than LONG_S."""
     rows = plan_rows(session, items)
-    groups, gates = groups_of(rows), gated_models(items)
+    groups = groups_of(rows)
+    gates = {sides[0] for item in items if (sides := chosen_parameters(item).get("slm_gate"))}
     engines = {group.engine for group in groups}
     starts = len(groups) + sum(sum(launches_left(session, model, engines)) for model in gates)
     seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
@@ -163,7 +154,7 @@ def length_line(session: Session, items: Sequence[Any]) -> str | None:
         seconds = makespan_s(spread(divided(groups, gpus), gpus))
     if seconds < LONG_S:
         return None
-    models = {spec.model for group in groups for spec in each_of(group.engine)} | set(gates)
+    models = {spec.model for group in groups for spec in each_of(group.engine)} | gates
     often = [counted(starts, "engine start")] if session.platform != "remote" else []
     roughly = "up to" if session.options.sweep == "adaptive" else "about"
     parts = [f"{roughly} {seconds / 60:.0f} min", *often, counted(len(models), "model")]

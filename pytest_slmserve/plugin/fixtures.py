@@ -78,9 +78,7 @@ def slm_measure(
 
     @checked("slm_measure")
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
-        wanted = replace(load_for(slm_session, slm_spec, concurrency, marker_overrides(request.node)), **load)
-        if wanted.requests is not None:
-            raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
+        wanted = load_for(slm_session, slm_spec, concurrency, marker_overrides(request.node), load)
         case = slm_session.planner.case(slm_spec, [sharegpt], [wanted])
         return points_of(m for group in slm_session.executor.measure(case, repeats) for m in group)[0]
 
@@ -103,11 +101,9 @@ def slm_sweep(
         if isinstance(concurrency, str | int):
             raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is no list of numbers", "concurrency=[1, 2, 4]")
         asked = marker_overrides(request.node)
-        loads = tuple(replace(load_for(slm_session, slm_spec, n, asked), **load) for n in concurrency)
+        loads = tuple(load_for(slm_session, slm_spec, n, asked, load) for n in concurrency)
         if not loads:
             raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
-        if any(each.requests is not None for each in loads):
-            raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
         cases = {each.concurrency: slm_session.planner.case(slm_spec, [sharegpt], [each]) for each in loads}
         slm_session.executor.ask(list(cases.values()), repeats)
         rounds = Rounds(slm_session, cases)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from pytest_slmserve.plugin.items import (
     PROBLEM,
     SESSION,
     detail_of,
+    in_running_order,
     is_gate,
     is_measured,
     judged_claim,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 EXIT_UNDECIDED = 10
 EXIT_BROKEN_OFF = pytest.ExitCode.INTERNAL_ERROR  # of a gate: a crash on the way to a verdict is none
-CLUSTER = pytest.StashKey["Cluster"]()
+CLUSTER: pytest.StashKey[Cluster] = pytest.StashKey()
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
 STATE = "slm_state"  # user property of a report without a verdict: undecided, or a gate that was broken off
 
@@ -90,7 +91,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slm_suite(name): the suite that a test is part of: core, papers or all")
     options = _options(config)
     typed = [*config.args] if config.args_source is pytest.Config.ArgsSource.ARGS else []
-    config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
+    from pytest_slmserve.plugin import fixtures
+
+    shows = config.pluginmanager.hasplugin("benchmark")
+    if not shows:
+        config.addinivalue_line("markers", "benchmark(...): read by pytest-benchmark, where it is active")
+    carrier = fixtures.BenchmarkReporter() if shows else fixtures.NoReporter()
+    config.pluginmanager.register(carrier, "slmserve-carrier")
+    config.pluginmanager.register(fixtures, "slmserve-fixtures")
     if config.option.pyargs:
         config.args[:] = map(path_of, config.args)
     if options is not None and (misread := _misread_path(config)):
@@ -142,7 +150,10 @@ def _options(config: pytest.Config) -> Options | None:
     from pytest_slmserve.options.table import OPTS
 
     given = {opt.name: config.getoption(opt.key) for opt in OPTS}
-    ini = {opt.key: _of_ini_file(config, opt.key) for opt in OPTS}
+    # As their file has them: `getini` refuses lists and booleans of TOML for a text, and an option may be given as
+    # either. Where pytest knows types, from 9 on, it keeps them.
+    typed = {key: value.value for key, value in getattr(config, "_inicfg", {}).items()}
+    ini = {opt.key: typed[opt.key] if opt.key in typed else config.getini(opt.key) for opt in OPTS}
     if not any(given[opt.name] is not None or os.environ.get(opt.variable) or ini[opt.key] for opt in OPTS):
         return None
     from pytest_slmserve.options.read import read_options
@@ -165,25 +176,6 @@ def _misread_path(config: pytest.Config) -> str | None:
         if flag in flags and (path := here / value).exists() and not path.is_relative_to(here):
             return f"{flag} {value} made {root} the root of this run, with its settings: type {flag}={value}"
     return None
-
-
-def _of_ini_file(config: pytest.Config, key: str) -> Any:
-    """The value of an ini key as its file has it: `getini` refuses lists and booleans of TOML for a text, and an option
-    may be given as either."""
-    given = getattr(config, "_inicfg", {}).get(key)  # where pytest knows types, from 9 on
-    return config.getini(key) if given is None else given.value
-
-
-def _fixtures(config: pytest.Config) -> Any:
-    """The module with the fixtures, and a carrier that goes with pytest-benchmark where it is active."""
-    from pytest_slmserve.plugin import fixtures
-
-    if config.pluginmanager.hasplugin("benchmark"):
-        config.pluginmanager.register(fixtures.BenchmarkReporter(), "slmserve-carrier")
-    else:
-        config.addinivalue_line("markers", "benchmark(...): read by pytest-benchmark, where it is active")
-        config.pluginmanager.register(fixtures.NoReporter(), "slmserve-carrier")
-    return fixtures
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -230,12 +222,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     slm = config.stash.get(SESSION, None)
     if slm is None:
-        _skip(list(filter(is_measured, items)))
+        measured = list(filter(is_measured, items))
+        if measured and os.environ.get("SLM_REQUIRE_GPU") == "1":  # the runner is there to measure
+            raise pytest.UsageError(f"slmserve: SLM_REQUIRE_GPU=1, but {measured[0].nodeid} {NEEDS_A_MODE}")
+        for item in measured:
+            item.add_marker(pytest.mark.skip(reason=NEEDS_A_MODE))
         return
     if PROBLEM in config.stash:
         raise pytest.UsageError(config.stash[PROBLEM])
-    from pytest_slmserve.plugin.ordering import in_running_order
-
     with _as_usage_errors(config):
         _leave_out(config, items)
         slm.claims = set(filter(None, map(judged_claim, items)))
@@ -247,15 +241,6 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if said := models_of_markers(slm, ordered):
             config.stash[COLLECTED] = [*config.stash.get(COLLECTED, []), said]
     items[:] = [item for item in items if not is_measured(item)] + ordered
-
-
-def _skip(measured: list[pytest.Item]) -> None:
-    """Skips what measures, since a run without a mode measures nothing. Raises UsageError where SLM_REQUIRE_GPU=1 says
-    that the runner is there to measure."""
-    if measured and os.environ.get("SLM_REQUIRE_GPU") == "1":
-        raise pytest.UsageError(f"slmserve: SLM_REQUIRE_GPU=1, but {measured[0].nodeid} {NEEDS_A_MODE}")
-    for item in measured:
-        item.add_marker(pytest.mark.skip(reason=NEEDS_A_MODE))
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -292,8 +277,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if PROBLEM in session.config.stash or not any(map(is_measured, session.items)):
         return  # the hook is called although the one before it has raised
-    from pytest_slmserve.plugin.estimates import length_line
-    from pytest_slmserve.plugin.items import engine_of, is_skipped
+    from pytest_slmserve.plugin.estimates import length_line, plan_rows
+    from pytest_slmserve.plugin.items import cases_of_items, engine_of, is_skipped
     from pytest_slmserve.plugin.progress import ProgressLine
 
     with _as_usage_errors(session.config):
@@ -307,7 +292,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         slm.open()
         _resume(slm, session)
         if CLUSTER in session.config.stash:
-            _send(session, slm, session.config.stash[CLUSTER])
+            session.config.stash[CLUSTER].send(slm, cases_of_items(session.items), plan_rows(slm, session.items))
         for spec in dict.fromkeys(engine_of(slm, item) for item in session.items if is_measured(item)):
             if spec is not None:
                 slm.devices.take(spec)
@@ -334,13 +319,6 @@ def _resume(slm: Session, session: pytest.Session) -> None:
     said = fits(slm, list(cases_by_engine(slm, session.items)))
     if terminal := session.config.pluginmanager.getplugin("terminalreporter"):
         terminal.write_line(folded(f"slmserve: {said}"))
-
-
-def _send(session: pytest.Session, slm: Session, cluster: Cluster) -> None:
-    from pytest_slmserve.plugin.estimates import plan_rows
-    from pytest_slmserve.plugin.items import cases_of_items
-
-    cluster.send(slm, cases_of_items(session.items), plan_rows(slm, session.items))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -377,14 +355,13 @@ def pytest_runtest_makereport(
         return report
     from pytest_slmserve.analysis.verdict import Undecided
 
+    state = ""
     if call.excinfo.errisinstance(Undecided):
         state = "undecided"
         if not is_gate(item) and not judged_claim(item):  # those have a line of their own
             item.config.stash[SESSION].undecided.append(f"{item.nodeid}: {call.excinfo.value}")
     elif is_gate(item) and call.excinfo.errisinstance(Exception) and not call.excinfo.errisinstance(AssertionError):
         state = "broken off"
-    else:
-        state = ""
     if state:
         report.user_properties.append((STATE, state))
         item.user_properties.append((STATE, state))  # JUnit reads those of the teardown
@@ -423,43 +400,32 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     slm = session.config.stash.get(SESSION, None)
     terminal = session.config.pluginmanager.getplugin("terminalreporter")
     stats = terminal.stats if terminal else {}
-    if session.exitstatus == pytest.ExitCode.TESTS_FAILED and not stats.get("failed"):
-        session.exitstatus = _without_failure(stats)
-    if session.exitstatus == EXIT_UNDECIDED and slm is not None and slm.options.allow_undecided:
+    if session.exitstatus == pytest.ExitCode.TESTS_FAILED and not stats.get("failed"):  # but not all is well
+        errors = stats.get("error", ())
+        if any((STATE, "broken off") in getattr(error, "user_properties", ()) for error in errors):
+            session.exitstatus = EXIT_BROKEN_OFF
+        elif stats.get("undecided") and not errors:
+            session.exitstatus = EXIT_UNDECIDED
+    if slm is None:
+        return
+    if session.exitstatus == EXIT_UNDECIDED and slm.options.allow_undecided:
         session.exitstatus = pytest.ExitCode.OK
-    if slm is not None and slm.moved and session.exitstatus in (pytest.ExitCode.OK, EXIT_UNDECIDED):
+    if slm.moved and session.exitstatus in (pytest.ExitCode.OK, EXIT_UNDECIDED):
         # of a gate 1 would be a verdict
         session.exitstatus = EXIT_BROKEN_OFF if slm.options.gate else pytest.ExitCode.TESTS_FAILED
-    if slm is not None and session.exitstatus == pytest.ExitCode.OK and _nothing_compared(session.config, slm):
+    asked = slm.options.gate and not slm.options.plan and not session.config.option.collectonly
+    if asked and not slm.gates and session.exitstatus == pytest.ExitCode.OK:
         slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
         session.exitstatus = EXIT_UNDECIDED
-    if slm is not None:
-        slm.failed = [_failure(report) for report in (*stats.get("failed", ()), *stats.get("error", ()))]
-        try:
-            if slm.page and (slm.results or slm.gates or slm.failed):
-                slm.page.write(slm, status=int(session.exitstatus))
-        finally:
-            slm.close()
-
-
-def _failure(report: Any) -> str:
-    """The test of a report, and the first line of what it failed with."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    lines = (crash.message if crash else str(report.longrepr)).splitlines()
-    return f"{report.nodeid}: {lines[0] if lines else 'failed'}"
-
-
-def _without_failure(stats: Mapping[str, Sequence[Any]]) -> int:
-    """The exit status of a run in which no verdict fails, but not all is well."""
-    errors = stats.get("error", ())
-    if any((STATE, "broken off") in getattr(error, "user_properties", ()) for error in errors):
-        return EXIT_BROKEN_OFF
-    return EXIT_UNDECIDED if stats.get("undecided") and not errors else pytest.ExitCode.TESTS_FAILED
-
-
-def _nothing_compared(config: pytest.Config, slm: Session) -> bool:
-    """Was a gate asked for that did not come about?"""
-    return slm.options.gate and not slm.gates and not slm.options.plan and not config.option.collectonly
+    for report in (*stats.get("failed", ()), *stats.get("error", ())):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        lines = (crash.message if crash else str(report.longrepr)).splitlines()
+        slm.failed.append(f"{report.nodeid}: {lines[0] if lines else 'failed'}")
+    try:
+        if slm.page and (slm.results or slm.gates or slm.failed):
+            slm.page.write(slm, status=int(session.exitstatus))
+    finally:
+        slm.close()
 
 
 @pytest.hookimpl(trylast=True)  # what a person wants to know comes last, where a terminal shows it

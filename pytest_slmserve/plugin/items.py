@@ -134,10 +134,17 @@ def marker_overrides(item: Any) -> MarkerOverrides:
     return overrides_of(words_of(item))
 
 
-def load_for(session: Session, spec: EngineSpec, concurrency: int, overrides: MarkerOverrides) -> ClosedLoop:
+def load_for(
+    session: Session, spec: EngineSpec, concurrency: int, overrides: MarkerOverrides, own: Mapping[str, Any]
+) -> ClosedLoop:
+    """The closed loop of a point. own: fields of it, other than the options and the marker say. Raises BadUsage for one
+    without a window."""
     from pytest_slmserve.plan.sweeps import load_of
 
-    return load_of(session.options, spec.platform, concurrency, overrides.ramp_up)
+    load = replace(load_of(session.options, spec.platform, concurrency, overrides.ramp_up), **own)
+    if load.requests is not None:
+        raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
+    return load
 
 
 def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
@@ -147,9 +154,8 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     parametrised = bool(parameters.keys() & PARAMETRISED)
     if marker and marker.args:
         given = ", ".join(map(repr, marker.args))
-        raise BadUsage(
-            f"@pytest.mark.slm({given}) has values without a name", f"@pytest.mark.slm(model={marker.args[0]!r})"
-        )
+        why = f"@pytest.mark.slm({given}) has values without a name"
+        raise BadUsage(why, f"@pytest.mark.slm(model={marker.args[0]!r})")
     check_words(words, parametrised)
     if is_skipped(item):
         return None
@@ -269,15 +275,10 @@ def larger_suite(session: Session, item: Any) -> str | None:
         given = ", ".join(map(repr, marker.args))
         raise BadUsage(f"@pytest.mark.slm_suite({given}) names no suite", " or ".join(suites))
     needed: str = marker.args[0]
-    if suites.index(needed) <= suites.index(options.suite) or (options.source["suite"] == "default" and is_named(item)):
-        return None
-    return needed
-
-
-def is_named(item: Any) -> bool:
-    """Whether the command line names the item's own file, or its module."""
-    given = (arg.partition("::")[0].removesuffix(".py") for arg in item.config.args)
-    return any(re.split(r"[/\\.]", name)[-1] == item.path.stem for name in given)
+    files = (arg.partition("::")[0].removesuffix(".py") for arg in item.config.args)  # or modules
+    named = any(re.split(r"[/\\.]", name)[-1] == item.path.stem for name in files)
+    within = suites.index(needed) <= suites.index(options.suite) or (options.source["suite"] == "default" and named)
+    return None if within else needed
 
 
 def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
@@ -399,3 +400,29 @@ def case_of(item: Any) -> Case | None:
     from pytest_slmserve.plan.cases import Case
 
     return next((value for value in chosen_parameters(item).values() if isinstance(value, Case)), None)
+
+
+def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Sorts the items into the order in which they run, and skips those that cannot be carried out in this mode. Raises
+    BadUsage for markers that say nothing, verdicts that nothing asserts, and requests too long for their engine.
+
+    Engines come in the order of their first item. Claims and advice come after the points they read. Items that read
+    more than one engine's points come last, when what is measured alone has been. So do gates, which end the engine of
+    the others, and what is skipped: no engine ends for it. Where cells are measured once more, alone, in the end, every
+    reader waits for that: its inputs would change after its verdict.
+    """
+    for item in items:
+        if why := skip_reason(session, item):
+            item.add_marker(pytest.mark.skip(reason=why), append=False)
+        check_asserted(item)
+        check_requests_fit(session, item)
+    alone = any(measures_alone(item) and not is_skipped(item) for item in items)
+    order: dict[Any, int] = {}
+
+    def rank(item: pytest.Item) -> tuple[bool, bool, int, bool]:
+        reads = is_reader(item)
+        late = is_skipped(item) or is_gate(item) or (reads and (alone or reads_several(item)))
+        which = order.setdefault(engine_of(session, item), len(order))
+        return late, late and not measures_alone(item), which, reads
+
+    return sorted(items, key=rank)

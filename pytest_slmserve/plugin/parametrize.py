@@ -44,9 +44,8 @@ def cases_of(fixture: str, session: Session, words: Mapping[str, Any]) -> list[C
         case "slm_replica_point":
             return replica_cases(planner)
         case "slm_gpus_point":
-            return gpus_cases(
-                planner, named_models(session, None, words["models"]) if "models" in words else planner.models
-            )
+            models = named_models(session, None, words["models"]) if "models" in words else planner.models
+            return gpus_cases(planner, models)
         case _:
             if "jobs" not in words:
                 raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{A_JOB}])")
@@ -106,17 +105,12 @@ def model_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
         models = dict.fromkeys(case.model for case in job_cases(session.planner, words) if not case.skip_reason)
         named = [model for model in models if named is None or model in named]
     chosen = session.planner.models if named is None else named_models(session, words.get("claim"), named)
-    return [
-        pytest.param(model, id=short_name(model), marks=marks_of(session, words.get("claim"), model))
-        for model in chosen
-    ] or [NONE_THERE]
-
-
-def marks_of(session: Session, claim: str | None, model: str) -> list[Any]:
-    """Marks of a claim on a model: a skip where it compares blocks that nobody predicts."""
-    asked = session.platform != "remote" and claim == kv_blocks.CLAIM
-    unknown = asked and predicted_blocks(session.planner.spec(model)) is None
-    return [pytest.mark.skip(reason=ONLY_THE_ENGINE)] if unknown else []
+    of_blocks, found = session.platform != "remote" and words.get("claim") == kv_blocks.CLAIM, []
+    for model in chosen:
+        unknown = of_blocks and predicted_blocks(session.planner.spec(model)) is None
+        marks = [pytest.mark.skip(reason=ONLY_THE_ENGINE)] if unknown else []
+        found.append(pytest.param(model, id=short_name(model), marks=marks))
+    return found or [NONE_THERE]
 
 
 def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:

@@ -1,11 +1,14 @@
-"""Values as JSON: keys are the names of fields, nothing is rounded, and null is what is not known or not finite."""
+"""Values as JSON: keys are the names of fields, nothing is rounded, and null is what is not known or not finite. And as
+CSV: a line for each object, with the same keys; what lies in an object is named `object.key`."""
 
 from __future__ import annotations
 
+import csv
 import enum
+import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -40,3 +43,33 @@ def facts(value: object, *names: str) -> dict[str, Any]:
         assert is_dataclass(value), f"{type(value).__name__} is neither a dataclass nor a type of JSON"
         names = tuple(field.name for field in fields(value))
     return {name: None if value is None else getattr(value, name) for name in names}
+
+
+def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The text of a table whose head is that of all rows. Items of a list have "; " between them."""
+    flat = [dict(_cells(plain(row))) for row in rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def _cells(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in facts.items():
+        match value:
+            case dict():
+                yield from _cells(value, f"{above}{name}.")
+            case _:
+                yield f"{above}{name}", _cell(value)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case list() if not any(isinstance(item, list | dict) for item in value):
+            return "; ".join(map(_cell, value))
+        case str():
+            return value
+    return json.dumps(value)

@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.report.as_json import facts, plain
 from pytest_slmserve.report.gate.diagnosis import difference_text
 from pytest_slmserve.report.numbers import between, counted, ends, figure
-from pytest_slmserve.report.run_list import device_of, measured_facts
+from pytest_slmserve.report.run_list import days_of, device_of, measured_facts
 from pytest_slmserve.report.text_table import Column, hanging, named, table
 from pytest_slmserve.schema.records import Measurement
 
@@ -70,11 +70,10 @@ def _parts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Itera
 def _about(side: RunSide) -> str:
     """ "before.jsonl: 12 measurements, 2 launches, 2026-01-31, vLLM 0.26.0, NVIDIA H200, host 0123abcd" """
     where = [m.environment for m in side.measurements]
-    days = sorted({m.measured_at[:10] for m in side.measurements})
     told = [
         [counted(len(side.measurements), "measurement")],
         [counted(len({m.launch for m in side.measurements}), "launch")],
-        [" to ".join(dict.fromkeys((*days[:1], *days[-1:])))],
+        [days_of(side.measurements)],
         [f"vLLM {each.vllm}" if each.vllm else "no vLLM" for each in where],
         [device_of(each) or "" for each in where],
         [f"host {each.host}" for each in where if each.host],

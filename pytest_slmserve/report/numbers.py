@@ -23,8 +23,8 @@ def figure(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{min(max(decimals, 0), SMALLEST_DECIMAL)}f}"
 
 
-def milliseconds(seconds: float | None, digits: int = 3) -> str:
-    return figure(None if seconds is None else 1e3 * seconds, digits)
+def milliseconds(seconds: float | None) -> str:
+    return figure(None if seconds is None else 1e3 * seconds)
 
 
 def gib(number: float | None) -> str:

@@ -12,7 +12,7 @@ from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.report.numbers import ABSENT, ends, figure, hundredths
+from pytest_slmserve.report.numbers import ABSENT, figure, hundredths
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.text_table import Column, hanging, table
 
@@ -30,38 +30,43 @@ class PredictedSweep:
         return [carries(self.prediction, each) for each in self.there]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadThere:
-    """A load. here: as measured; None where only the other GPU has it. measured, error: there."""
-
-    concurrency: int
-    here: float | None
-    predicted: float
-    measured: float | None = None
-    error: Interval | None = None
+Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None where only the other GPU has it
 
 
-def rows_of(one: PredictedSweep, there: Curve | None) -> list[LoadThere]:
+def rows_of(one: PredictedSweep, there: Curve | None) -> list[Row]:
     """Loads of the sweep and of the one there, ascending."""
-    found = {p.concurrency: _row(one.prediction, p, None, None) for p in one.prediction.curve.valid}
     here = {p.concurrency: fmean(p.repeats) for p in one.prediction.curve.valid}
-    for seen, point in errors(one.prediction, there) if there else ():
-        found[point.concurrency] = _row(one.prediction, point, here.get(point.concurrency), seen)
-    return [found[load] for load in sorted(found)]
+    seen: dict[int, tuple[Interval | None, Point]] = {p.concurrency: (None, p) for p in one.prediction.curve.valid}
+    for error, point in errors(one.prediction, there) if there else ():
+        seen[point.concurrency] = (error, point)
+    return [
+        {
+            "subject": one.name,
+            "gpu": one.prediction.gpu.family,
+            "concurrency": load,
+            "output_tokens_per_s": here.get(load),
+            "predicted_tokens_per_s": one.prediction.tokens_per_s(fmean(point.batch_repeats)),
+            "measured_tokens_per_s": error and fmean(point.repeats),
+            "predicted_over_measured": error and error.value,
+            "low": error and error.low,
+            "high": error and error.high,
+        }
+        for load, (error, point) in sorted(seen.items())
+    ]
 
 
-def _row(prediction: CarriedLaw, point: Point, here: float | None, seen: Interval | None) -> LoadThere:
-    rate, value = fmean(point.repeats), prediction.tokens_per_s(fmean(point.batch_repeats))
-    return LoadThere(point.concurrency, here if seen else rate, value, rate if seen else None, seen)
+def _ends(row: Row) -> str:
+    known = row["low"] is not None and row["high"] is not None
+    return f"{hundredths(row['low'])} to {hundredths(row['high'])}" if known else ABSENT
 
 
-LOADS: tuple[Column[LoadThere], ...] = (
-    Column("in\nflight", lambda row: str(row.concurrency)),
-    Column("tokens/s\nmeasured", lambda row: ABSENT if row.here is None else figure(row.here, 4)),
-    Column("predicted\nthere", lambda row: figure(row.predicted, 4)),
-    Column("measured\nthere", lambda row: ABSENT if row.measured is None else figure(row.measured, 4)),
-    Column("predicted %\nof measured", lambda row: hundredths(row.error.value) if row.error else ABSENT),
-    Column("95 %", lambda row: ends(row.error, hundredths) if row.error else ABSENT, "left"),
+LOADS: tuple[Column[Row], ...] = (
+    Column("in\nflight", lambda row: str(row["concurrency"])),
+    Column("tokens/s\nmeasured", lambda row: figure(row["output_tokens_per_s"], 4)),
+    Column("predicted\nthere", lambda row: figure(row["predicted_tokens_per_s"], 4)),
+    Column("measured\nthere", lambda row: figure(row["measured_tokens_per_s"], 4)),
+    Column("predicted %\nof measured", lambda row: hundredths(row["predicted_over_measured"])),
+    Column("95 %", _ends, "left"),
 )
 
 
@@ -95,18 +100,7 @@ def prediction_facts(one: PredictedSweep) -> dict[str, Any]:
     }
 
 
-def prediction_rows(one: PredictedSweep) -> Iterator[dict[str, Any]]:
+def prediction_rows(one: PredictedSweep) -> Iterator[Row]:
     """A row for each load of each sweep there, or of the prediction alone."""
     for there in one.there or (None,):
-        for row in rows_of(one, there):
-            yield {
-                "subject": one.name,
-                "gpu": one.prediction.gpu.family,
-                "concurrency": row.concurrency,
-                "output_tokens_per_s": row.here,
-                "predicted_tokens_per_s": row.predicted,
-                "measured_tokens_per_s": row.measured,
-                "predicted_over_measured": row.error and row.error.value,
-                "low": row.error and row.error.low,
-                "high": row.error and row.error.high,
-            }
+        yield from rows_of(one, there)

@@ -47,8 +47,12 @@ def point_facts(
     """Facts of each point of the sweeps, of one engine that others are compared with, of replicas, and of each job.
     kind: "point", "alone", "replicas" or "job". goodput: null without an SLO."""
     for curve, label in zip(curves, labels(curves), strict=True):
-        for kind, points in (("point", curve.points), ("alone", curve.alone)):
-            yield from (_of_curve(kind, label, curve, point, slo) for point in points)
+        for kind, point in (*(("point", p) for p in curve.points), *(("alone", p) for p in curve.alone)):
+            load = point.concurrency
+            first = next((m for m in curve.measurements if m.load.max_concurrency == load), curve.first)
+            assert first
+            what = case_facts(first.spec, first.load, first.workload, first.environment)
+            yield {"kind": kind, "subject": label, **what, "concurrency": load, **_figures(point, slo)}
     for several in shared:
         yield _of_replicas(several, slo)
     for job in jobs:
@@ -65,13 +69,6 @@ def sweep_facts(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
             "pareto": [point.concurrency for point in curve.pareto_front()],
             **facts(curve, "kv_capacity", "cut", "missing", "unneeded"),
         }
-
-
-def _of_curve(kind: str, label: str, curve: Curve, point: Point, slo: Slo | None) -> dict[str, Any]:
-    first = next((m for m in curve.measurements if m.load.max_concurrency == point.concurrency), curve.first)
-    assert first
-    what = case_facts(first.spec, first.load, first.workload, first.environment)
-    return {"kind": kind, "subject": label, **what, "concurrency": point.concurrency, **_figures(point, slo)}
 
 
 def _of_replicas(point: ReplicaPoint, slo: Slo | None) -> dict[str, Any]:

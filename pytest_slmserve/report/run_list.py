@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.archive.runs import RecordedRun
-from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import ABSENT
 from pytest_slmserve.report.text_table import Column, table
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Measurement
-
-
-def run_facts(path: Path, run: RecordedRun) -> dict[str, Any]:
-    """A run for JSON and CSV."""
-    names = facts(run, "id", "started", "resumes", "pytest_slmserve")
-    return {"path": path, **names, **measured_facts(run.measurements)}
 
 
 def measured_facts(measurements: Sequence[Measurement]) -> dict[str, Any]:
@@ -32,6 +23,12 @@ def measured_facts(measurements: Sequence[Measurement]) -> dict[str, Any]:
         "devices": _each(map(device_of, where)),
         "hosts": _each(each.host for each in where),
     }
+
+
+def days_of(measurements: Iterable[Measurement]) -> str:
+    """ "2026-01-01 to 2026-01-03", or one day; empty of nothing."""
+    days = sorted({m.measured_at[:10] for m in measurements})
+    return " to ".join(dict.fromkeys((*days[:1], *days[-1:])))
 
 
 def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:

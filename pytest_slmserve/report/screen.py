@@ -12,7 +12,6 @@ from textwrap import shorten
 
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.points.replica_points import engines
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import percent
@@ -109,7 +108,6 @@ class ModelRow:
     point is valid. good: the highest load within the SLO."""
 
     label: str
-    curve: Curve
     point: Point | None
     plateau: str
     good: str
@@ -161,17 +159,13 @@ def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
         unsure = "?" if undecided else ""
         plateau = f"past {curve.valid[-1].concurrency}{unsure}" if flat is None else f"from {flat}{unsure}"
         point = next((p for p in curve.valid if p.concurrency == flat), point)
-    return ModelRow(label, curve, point, plateau, _good(curve, found.slo))
-
-
-def _good(curve: Curve, slo: Slo | None) -> str:
-    """The highest load within the SLO: "64", "none" of those measured, ">=512" where a larger one may do as well."""
-    highest = highest_good_load(curve, slo) if slo else None
-    if highest is None:
-        return ""
-    if highest.load is None:
-        return "none"
-    return f"{'' if highest.above else '>='}{highest.load:g}{'?' if highest.unknown else ''}"
+    # "64", "none" of those measured, ">=512" where a larger one may do as well.
+    highest = highest_good_load(curve, found.slo) if found.slo else None
+    good = ""
+    if highest:
+        above, unsure = "" if highest.above else ">=", "?" if highest.unknown else ""
+        good = "none" if highest.load is None else f"{above}{highest.load:g}{unsure}"
+    return ModelRow(label, point, plateau, good)
 
 
 def _replicas(found: Findings, longest: int) -> Iterator[Section]:
@@ -262,14 +256,10 @@ def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
 def undecided(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:
     """A sentence for each reason, or remedy, with the claims that it is of."""
     for what, them in grouped(kinds["undecided"], lambda verdict: remedy(verdict, curves)).items():
-        yield f"undecided: {what}: {_named(them)}"
-
-
-def _named(verdicts: Sequence[Verdict]) -> str:
-    """ "throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 models)" """
-    by_claim = grouped(verdicts, lambda verdict: verdict.claim).items()
-    each = {claim: f"{len(of)} models" if len(of) > 2 else "; ".join(v.subject for v in of) for claim, of in by_claim}
-    return ", ".join(f"{claim} ({of})" for claim, of in each.items())
+        # Such as: throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 models).
+        by_claim = grouped(them, lambda verdict: verdict.claim).items()
+        each = {name: f"{len(of)} models" if len(of) > 2 else "; ".join(v.subject for v in of) for name, of in by_claim}
+        yield f"undecided: {what}: {', '.join(f'{name} ({of})' for name, of in each.items())}"
 
 
 def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice, takewhile, zip_longest
 from textwrap import fill, wrap
 from typing import Generic, Literal, TypeVar
 
@@ -95,8 +95,9 @@ def table_parts(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int
     others = [column for column in kept if column not in shown]
     if not others:
         return TableParts(head, body, [])
-    if room.every_column:
-        return TableParts(head, body, ["", *table(rows, [*_keys(kept), *others], len(kept)).split("\n")])
+    if room.every_column:  # below the first columns that always stay: they name a row
+        keys = list(takewhile(lambda column: not column.rank, kept))
+        return TableParts(head, body, ["", *table(rows, [*keys, *others], len(kept)).split("\n")])
     needed = sum(_widths(rows, kept)) + len(GAP) * (len(kept) - 1)
     names = ", ".join(column.name for column in others)
     return TableParts(head, body, hanging(f"not shown: {names}; COLUMNS={needed} shows them", 2).split("\n"))
@@ -121,12 +122,6 @@ def _fitting(rows: Sequence[Row], columns: Sequence[Column[Row]], room: Layout) 
             break
         shown = [pair for pair in shown if pair[0].rank != max(ranks)]
     return [column for column, _ in shown]
-
-
-def _keys(columns: Sequence[Column[Row]]) -> list[Column[Row]]:
-    """The first columns that always stay: they name a row."""
-    ranked = next((place for place, column in enumerate(columns) if column.rank), len(columns))
-    return list(columns[:ranked])
 
 
 def _widths(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> list[int]:
@@ -157,11 +152,8 @@ def _grid(rows: Sequence[Sequence[str]], heads: Sequence[str], sides: Sequence[S
     head, body = list(zip_longest(*(each.split("\n") for each in heads), fillvalue="")), list(zip(*columns))
     laid = tabulate([*head, SEPARATING_LINE, *body], tablefmt="simple", colalign=sides, disable_numparse=True)
     lines = (line.rstrip() for line in laid.split("\n")[1:-1])  # without the rules above and below
-    return [list(islice(lines, height)) for height in (len(head) + 1, *map(_height, body))]
-
-
-def _height(cells: Sequence[str]) -> int:
-    return max((cell.count("\n") for cell in cells), default=0) + 1
+    heights = [max((cell.count("\n") for cell in cells), default=0) + 1 for cells in body]
+    return [list(islice(lines, height)) for height in (len(head) + 1, *heights)]
 
 
 def hanging(text: str, indent: int) -> str:

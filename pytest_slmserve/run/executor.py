@@ -12,7 +12,7 @@ from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.report.export.writer import Export
+from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.measure import measure_case
 from pytest_slmserve.run.results import Results

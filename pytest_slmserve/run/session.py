@@ -23,7 +23,7 @@ from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.plan.titles import point_title
-from pytest_slmserve.report.export.writer import export_to
+from pytest_slmserve.report.export.vllm_bench import export_to
 from pytest_slmserve.report.page.run_page import RunPage
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor

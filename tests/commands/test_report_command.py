@@ -12,8 +12,7 @@ from scripts import BASELINES, CHECKOUT
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import report
-from pytest_slmserve.report.loads.open_loop import is_windowed
-from pytest_slmserve.report.loads.single_load import STRICT, is_counted_loop
+from pytest_slmserve.report.loads import STRICT, is_counted_loop, is_windowed
 from pytest_slmserve.report.screen import MOST_LINES
 from pytest_slmserve.report.text_table import laid_out
 

@@ -25,7 +25,7 @@ from pytest_slmserve.engines.endpoint import EndpointEngine, only_model
 from pytest_slmserve.engines.loadgen.streams import TOLD, shortened
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import words_of
-from pytest_slmserve.report.loads.single_load import as_text, in_words
+from pytest_slmserve.report.loads import as_text, in_words
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop

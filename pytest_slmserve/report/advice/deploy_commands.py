@@ -57,28 +57,17 @@ def serve(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str,
     return (*words, *engine.arguments)
 
 
-def line(words: Sequence[str]) -> str:
-    """One line for a shell."""
-    return shlex.join(words)
-
-
 def lines(words: Sequence[str], width: int) -> str:
     """One command on several lines of a terminal, continued for a shell and broken only before an option."""
+    groups: list[list[str]] = [[]]  # the command, and each option with what follows it
+    for word in words:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
     rows: list[str] = []
-    for option in _options(words):
+    for option in map(shlex.join, groups):
         if rows and len(rows[-1]) + len(option) + len(CONTINUED) < width:
             rows[-1] += f" {option}"
         else:
             rows.append(f"{INDENT if rows else ''}{option}")
     return f"{CONTINUED}\n".join(rows)
-
-
-def _options(words: Sequence[str]) -> Iterator[str]:
-    """The command, and each option with what follows it."""
-    group: list[str] = []
-    for word in words:
-        if word.startswith("--") and group:
-            yield shlex.join(group)
-            group = []
-        group.append(word)
-    yield shlex.join(group)

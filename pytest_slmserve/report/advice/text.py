@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.advice.deploy_commands import line, lines, starts
+from pytest_slmserve.report.advice.deploy_commands import lines, starts
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import ABSENT, between, figure, gib, hundredths, milliseconds, whole
 from pytest_slmserve.report.tables.several_gpus import best_on_several, name_of
@@ -268,13 +269,18 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve] | Non
         "models": [_model(advice) for advice in plan.advices],
         "together": plan.together,
         "several_gpus": None if curves is None else [one for curve in curves for one in _on_several(curve)],
-        "starts": [{**facts(start, "what", "mps"), "commands": map(line, start.commands)} for start in starts(plan)],
+        "starts": [
+            {**facts(start, "what", "mps"), "commands": map(shlex.join, start.commands)} for start in starts(plan)
+        ],
         "notes": general(plan, source),
     }
 
 
 def _model(advice: Advice) -> dict[str, Any]:
     seen, footprint, gains = advice.decision, advice.subject.footprint, advice.gains
+    if bounds := gains and facts(gains, "at", "power_share"):
+        for how, bound in (("time_slicing", gains.time_slicing), ("mps", gains.mps)) if gains else ():
+            bounds[how] = None if bound is None else {**facts(bound), "why": why(bound)}
     return {
         "model": advice.subject.name,
         **facts(advice, "batch", "advised", "largest", "single", "replicas"),
@@ -283,18 +289,9 @@ def _model(advice: Advice) -> dict[str, Any]:
         "limit_s": seen.limit and seen.limit.seconds,
         "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs, *NEEDS)},
         "no_memory": None if footprint else no_memory(advice),
-        "gains": gains
-        and {
-            **facts(gains, "at", "power_share"),
-            "time_slicing": _ceiling(gains.time_slicing),
-            "mps": _ceiling(gains.mps),
-        },
+        "gains": bounds,
         "notes": (*seen.notes, *advice.subject.notes),
     }
-
-
-def _ceiling(seen: Ceiling | None) -> dict[str, Any] | None:
-    return None if seen is None else {**facts(seen), "why": why(seen)}
 
 
 def _on_several(curve: Curve) -> Iterator[dict[str, Any]]:

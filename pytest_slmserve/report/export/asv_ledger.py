@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 
-from pytest_slmserve.report.export.asv_files import Commit
+from pytest_slmserve.report.export.asv import Commit
 from pytest_slmserve.schema.errors import BadUsage
 
 BRANCH = "refs/heads/main"

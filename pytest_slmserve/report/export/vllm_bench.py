@@ -1,30 +1,30 @@
-"""A measurement in the words of `vllm bench serve`, so that what reads its JSON reads ours.
+"""Measurements in the words of `vllm bench serve`, written as they are made, so that what reads its JSON reads ours.
 
 Key names are those that vllm/benchmarks/serve.py of release 0.32 saves. Times end in _ms where vLLM's do. What it calls
 `duration` is the window; requests and tokens are those of the window, so the rates are the same as in our own reports.
+
+vllm-bench=PATH: where PATH ends in .json, all results go into that file, an object a line, as vLLM's --append-result
+writes them; else it is a folder that gets a file for each, under the name that vLLM gives it (`--save-result
+--result-dir`), with the record's id at its end: two of one second are two files.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.goodput import Goodput
-from pytest_slmserve.analysis.metrics.latency import (
-    GapHistogram,
-    gap_histogram,
-    judged_failures,
-    judged_rows,
-    judged_tokens,
-    request_latency,
-)
+from pytest_slmserve.analysis.metrics import latency, window
+from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points.job_points import summary_of
 from pytest_slmserve.analysis.stats.estimates import per_second, percentile
-from pytest_slmserve.schema.loads import is_job, load_facts
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import OpenLoop, is_job, load_facts
 from pytest_slmserve.schema.records import Measurement
 
 PERCENTILES = (50, 90, 95, 99)
@@ -33,11 +33,11 @@ PERCENTILES = (50, 90, 95, 99)
 def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> dict[str, Any]:
     """One result, with what vLLM's has no word for beside it: the record's id, whether it is valid, versions."""
     run, load, facts = measurement.run, measurement.load, load_facts(measurement.load)
-    rows = judged_rows(measurement)
+    rows = latency.judged_rows(measurement)
     seconds = run.window_s[1] - run.window_s[0]
     tokens_per_s = summary_of(measurement).output_tokens_per_s
     prompts_per_s = window.prompt_tokens_per_s(run) or 0.0
-    prompts, outputs = judged_tokens(measurement)
+    prompts, outputs = latency.judged_tokens(measurement)
     backend = "engine" if measurement.spec.interface == "engine" else "openai"
     return {
         "date": measurement.measured_at,
@@ -52,7 +52,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "max_concurrency": load.max_concurrency,
         "duration": seconds,
         "completed": sum(run.samples.finished[row] for row in rows),
-        "failed": judged_failures(measurement),
+        "failed": latency.judged_failures(measurement),
         "total_input_tokens": prompts,
         "total_output_tokens": outputs,
         "request_throughput": per_second(len(window.finished_in_window(run)), run.window_s),
@@ -70,13 +70,13 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
 
 def _latencies(measurement: Measurement, rows: Sequence[int]) -> Iterator[tuple[str, float]]:
     """Latency statistics by vLLM's names; a request that did not finish is left out, as vLLM does."""
-    seen = [each for each in (request_latency(measurement.run.samples, row) for row in rows) if each.finished]
+    seen = [each for each in (latency.request_latency(measurement.run.samples, row) for row in rows) if each.finished]
     columns = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
     for name, attribute in columns.items():
         values = [value for each in seen if (value := getattr(each, attribute)) is not None]
         if values:
             yield from _figures(name, values)
-    if (stream := measurement.run.stream) and (gaps := gap_histogram(stream.gaps)).gaps:
+    if (stream := measurement.run.stream) and (gaps := latency.gap_histogram(stream.gaps)).gaps:
         yield from _of_gaps(gaps)
 
 
@@ -88,7 +88,7 @@ def _figures(name: str, values: Sequence[float]) -> Iterator[tuple[str, float]]:
         yield f"p{share}_{name}_ms", 1e3 * (percentile(values, share / 100) or math.nan)
 
 
-def _of_gaps(gaps: GapHistogram) -> Iterator[tuple[str, float]]:
+def _of_gaps(gaps: latency.GapHistogram) -> Iterator[tuple[str, float]]:
     """ITL statistics from the gap histogram, in ms. The deviation uses the middles of the bins, which are 1 % wide."""
     average = gaps.mean_s or math.nan
     square = sum((gaps.middle_s(i) - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
@@ -97,3 +97,46 @@ def _of_gaps(gaps: GapHistogram) -> Iterator[tuple[str, float]]:
     yield "std_itl_ms", 1e3 * math.sqrt(square)
     for share in PERCENTILES:
         yield f"p{share}_itl_ms", 1e3 * (gaps.percentile(share / 100) or math.nan)
+
+
+FORMAT = "vllm-bench"
+EXAMPLE = f"{FORMAT}=results/, for a file of each, or {FORMAT}=results.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The destination of exported results. slo: None means no goodput."""
+
+    path: Path
+    slo: Slo | None = None
+
+    def add(self, measurement: Measurement) -> None:
+        """Raises BadUsage where it cannot be written; the record is in the archive by then."""
+        result = json.dumps(as_vllm_bench(measurement, goodput_of(measurement, self.slo) if self.slo else None))
+        try:
+            if self.path.suffix == ".json":
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(f"{result}\n")
+            else:
+                self.path.mkdir(parents=True, exist_ok=True)
+                (self.path / file_name(measurement)).write_text(f"{result}\n", "utf-8")
+        except OSError as error:
+            raise BadUsage(f"cannot write {self.path}: {error.strerror}", EXAMPLE) from None
+
+
+def export_to(text: str, slo: Slo | None = None) -> Export:
+    """The export that an option's text names: `vllm-bench=PATH`. Raises BadUsage for any other text."""
+    name, _, path = text.partition("=")
+    if name != FORMAT or not path:
+        raise BadUsage(f"{text!r} is no export", EXAMPLE)
+    return Export(Path(path), slo)
+
+
+def file_name(m: Measurement) -> str:
+    """vLLM's: label, rate, users, model and time."""
+    rate = f"{m.load.rate:g}" if isinstance(m.load, OpenLoop) else "inf"
+    users = "" if isinstance(m.load, OpenLoop) else f"-concurrency{m.load.concurrency}"
+    model = m.spec.model.rstrip("/").rpartition("/")[2]
+    at = m.measured_at[:19].replace("-", "").replace(":", "").replace("T", "-")
+    return f"{m.spec.interface}-{rate}qps{users}-{model}-{at}-{m.id}.json"

@@ -134,26 +134,20 @@ def _little(curve: Curve, columns: Columns) -> Iterator[str]:
         )
         return
     known = [(p, p.batch) for p in curve.points if p.batch is not None]
-    yield from _bias([(p.little, p, batch) for p, batch in known if p.little is not None], product, columns)
+    if biases := [(p.little, p, batch) for p, batch in known if p.little is not None]:
+        off, worst, batch = max(biases, key=lambda entry: abs(entry[0]))
+        low, high = (hundredths(end(bias for bias, *_ in biases), signed=True) for end in (min, max))
+        if abs(off) <= UNSETTLED:
+            yield f"{columns.running} agrees with {product} (Little's law) within {percent(abs(off))}"
+        else:
+            yield (
+                f"{columns.running} is biased: it is {low if low == high else f'{low} to {high}'} % off {product} "
+                f"(Little's law), most at {columns.knob} {worst.concurrency}: {figure((1 + off) * batch)} reported, "
+                f"{figure(batch)} in flight"
+            )
     share, fewest, batch = min((batch / p.concurrency, p.concurrency, batch) for p, batch in known)
     if share < 1 - NOT_THE_BATCH:
         yield (
             f"the knob is not the batch: at {curve.axes.at(fewest)} only {figure(batch)} requests were in flight "
             f"({percent(share)} of it) by Little's law"
         )
-
-
-def _bias(biases: Sequence[tuple[float, Point, float]], product: str, columns: Columns) -> Iterator[str]:
-    """How far the reported mean of running requests is from Little's law, one line; nothing without points."""
-    if not biases:
-        return
-    off, worst, batch = max(biases, key=lambda entry: abs(entry[0]))
-    if abs(off) <= UNSETTLED:
-        yield f"{columns.running} agrees with {product} (Little's law) within {percent(abs(off))}"
-        return
-    low, high = (hundredths(end, signed=True) for end in (min(b for b, *_ in biases), max(b for b, *_ in biases)))
-    yield (
-        f"{columns.running} is biased: it is {low if low == high else f'{low} to {high}'} % off {product} (Little's "
-        f"law), most at {columns.knob} {worst.concurrency}: {figure((1 + off) * batch)} reported, {figure(batch)} in "
-        "flight"
-    )

@@ -185,20 +185,15 @@ def draw_line(axes: Any, series: Series) -> None:
 def load_axis(axes: Any, sweeps: Sequence[Shown]) -> None:
     """A tick for each load that was measured, as many labels as there is room for."""
     loads = sorted({point.concurrency for sweep in sweeps for point in sweep.curve.valid})
-    named = _apart(loads, LABELLED_LOADS // len(axes.figure.axes))
+    # Labels are far enough apart on a logarithmic axis; the largest load always has one.
+    least = math.log(loads[-1] / loads[0]) / (LABELLED_LOADS // len(axes.figure.axes))
+    named = [loads[-1]]
+    for load in reversed(loads):
+        if math.log(named[-1] / load) > least:
+            named.append(load)
     axes.set_xscale("log", base=2)
     axes.set_xticks(loads, [str(load) if load in named else "" for load in loads])
     axes.minorticks_off()
-
-
-def _apart(loads: Sequence[int], most: int) -> set[int]:
-    """The loads to label: at most `most`, far enough apart on a logarithmic axis; always includes the largest."""
-    least = math.log(loads[-1] / loads[0]) / most
-    kept = [loads[-1]]
-    for load in reversed(loads):
-        if math.log(kept[-1] / load) > least:
-            kept.append(load)
-    return set(kept)
 
 
 def label_loads(axes: Any, labelled: Iterable[tuple[float, float, int, str]]) -> None:
@@ -241,15 +236,11 @@ def key_below(figure: Any, more: Iterable[Any] = ()) -> None:
     named = {text: handle for axes in figure.axes for handle, text in zip(*axes.get_legend_handles_labels())}
     if not (handles := [*named.values(), *more]):
         return
-    columns = _columns(figure.get_figwidth(), [handle.get_label() for handle in handles])
+    # As few rows as fit into the width, all about equally long.
+    longest = max(len(handle.get_label()) for handle in handles)
+    rows = math.ceil(len(handles) / max(1, int(figure.get_figwidth() / (0.6 + 0.07 * longest))))
+    columns = math.ceil(len(handles) / rows)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
-
-
-def _columns(width_inches: float, names: Sequence[str]) -> int:
-    """Number of columns that gives as few rows as fit into the width, all about equally long."""
-    most = max(1, int(width_inches / (0.6 + 0.07 * max(map(len, names)))))
-    rows = math.ceil(len(names) / most)
-    return math.ceil(len(names) / rows)
 
 
 def save(figure: Any, path: Path) -> None:

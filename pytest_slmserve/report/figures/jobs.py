@@ -9,21 +9,7 @@ from typing import Any
 from pytest_slmserve.analysis.claims.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, limits_of, ways_of
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint
-from pytest_slmserve.report.figures.drawing import (
-    COLOURS,
-    GREY,
-    Panel,
-    Picture,
-    Series,
-    decade_axis,
-    dress,
-    log_axis,
-    look,
-    origin,
-    panels,
-    picture,
-    plain,
-)
+from pytest_slmserve.report.figures import drawing
 
 STROKES = ("-", "--", ":", "-.")
 _length, _limit, _rate = attrgetter("output_tokens"), attrgetter("spec.max_num_seqs"), attrgetter("load.rate")
@@ -31,7 +17,7 @@ Figure = Callable[[JobPoint], Any]
 BATCHINGS = ("none", "static", "dynamic", CONTINUOUS)
 
 
-def job_pictures(jobs: Sequence[JobPoint]) -> list[Picture]:
+def job_pictures(jobs: Sequence[JobPoint]) -> list[drawing.Picture]:
     """The pictures of jobs for which there are valid jobs to draw."""
     valid = [job for job in jobs if job.valid]
     lengths = _by_model(valid, grid_of, _length)
@@ -58,15 +44,17 @@ def _by_model(
 
 
 def _hosts(groups: Sequence[Sequence[JobPoint]]) -> list[str]:
-    return [origin(p.environment) for group in groups for p in group]
+    return [drawing.origin(p.environment) for group in groups for p in group]
 
 
-def _line(number: int, points: Sequence[JobPoint], x: Figure, y: Figure, name: str, stroke: str = "-") -> Series:
+def _line(
+    number: int, points: Sequence[JobPoint], x: Figure, y: Figure, name: str, stroke: str = "-"
+) -> drawing.Series:
     """Line of the model of that number."""
-    return Series(name, *look(number), [(x(p), y(p), False) for p in points], stroke, width=1.5)
+    return drawing.Series(name, *drawing.look(number), [(x(p), y(p), False) for p in points], stroke, width=1.5)
 
 
-def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
+def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> drawing.Picture:
     """Requests/s and mean E2E against the output length, a line for each model and rate (arXiv:2404.03353, fig. 2)."""
     served, waited = [], []
     for number, group in enumerate(groups):
@@ -80,16 +68,16 @@ def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     def finish(axes: Any) -> None:
         ticks = sorted({_length(p) for group in groups for p in group})
         axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [plain(tick) for tick in ticks])
+        axes.set_xticks(ticks, [drawing.plain(tick) for tick in ticks])
         axes.minorticks_off()
-        decade_axis(axes)
+        drawing.decade_axis(axes)
 
     x = "output tokens of a request"
-    drawn = [Panel(served, finish, x, "requests/s"), Panel(waited, finish, x, "mean E2E latency, s")]
-    return picture(name, _hosts(groups), drawn)
+    drawn = [drawing.Panel(served, finish, x, "requests/s"), drawing.Panel(waited, finish, x, "mean E2E latency, s")]
+    return drawing.picture(name, _hosts(groups), drawn)
 
 
-def _limits(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
+def _limits(name: str, groups: Sequence[Sequence[JobPoint]]) -> drawing.Picture:
     """Throughput and mean E2E against `max_num_seqs`, all requests at once (arXiv:2404.03353, figure 1)."""
     several = len({p.environment.gpu_name for group in groups for p in group}) > 1
     names = [f"{g[0].model}, {g[0].environment.gpu_name}" if several else g[0].model for g in groups]
@@ -99,18 +87,21 @@ def _limits(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     )
 
     x = "max_num_seqs"
-    drawn = [Panel(served, _from_zero, x, "output tokens/s"), Panel(waited, _from_zero, x, "mean E2E latency, s")]
-    return picture(name, _hosts(groups), drawn)
+    drawn = [
+        drawing.Panel(served, _from_zero, x, "output tokens/s"),
+        drawing.Panel(waited, _from_zero, x, "mean E2E latency, s"),
+    ]
+    return drawing.picture(name, _hosts(groups), drawn)
 
 
 def _from_zero(axes: Any) -> None:
     """Sets a logarithmic x with plain numbers, and y from 0 on."""
-    log_axis(axes, axes.xaxis, base=2)
-    axes.yaxis.set_major_formatter(plain)
+    drawing.log_axis(axes, axes.xaxis, base=2)
+    axes.yaxis.set_major_formatter(drawing.plain)
     axes.set_ylim(bottom=0)
 
 
-def _blocks(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
+def _blocks(name: str, groups: Sequence[Sequence[JobPoint]]) -> drawing.Picture:
     """Throughput, and the batch with the preemptions, against the number of KV blocks; dashed: all requests fit."""
     served, batch, fitting = [], [], []
     for number, group in enumerate(groups):
@@ -123,26 +114,26 @@ def _blocks(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
 
     def finish(axes: Any) -> None:
         for blocks in fitting:
-            axes.axvline(blocks, color=GREY, linewidth=1, linestyle="--")
+            axes.axvline(blocks, color=drawing.GREY, linewidth=1, linestyle="--")
         _from_zero(axes)
 
     drawn = [
-        Panel(served, finish, "KV blocks (dashed: all requests fit)", "output tokens/s"),
-        Panel(batch, finish, "KV blocks", "requests in the engine, preemptions"),
+        drawing.Panel(served, finish, "KV blocks (dashed: all requests fit)", "output tokens/s"),
+        drawing.Panel(batch, finish, "KV blocks", "requests in the engine, preemptions"),
     ]
-    return picture(name, _hosts(groups), drawn)
+    return drawing.picture(name, _hosts(groups), drawn)
 
 
-def _batchings(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
+def _batchings(name: str, groups: Sequence[Sequence[JobPoint]]) -> drawing.Picture:
     """Throughput and mean E2E of each way to batch the same requests, a group of bars for each rate."""
-    figure, (served, waited) = panels(_hosts(groups), 2)
+    figure, (served, waited) = drawing.panels(_hosts(groups), 2)
     bars = [p for group in groups for p in sorted(group, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]
     names = [f"{p.batching}\n{p.load.pace}" for p in bars]
-    colours = [COLOURS[BATCHINGS.index(p.batching)] for p in bars]
+    colours = [drawing.COLOURS[BATCHINGS.index(p.batching)] for p in bars]
     served.bar(range(len(bars)), [p.output_tokens_per_s for p in bars], color=colours)
     waited.bar(range(len(bars)), [p.e2e_s for p in bars], color=colours)
-    dress(served, ", ".join(dict.fromkeys(p.model for p in bars)), "output tokens/s")
-    dress(waited, "", "mean E2E latency, s")
+    drawing.dress(served, ", ".join(dict.fromkeys(p.model for p in bars)), "output tokens/s")
+    drawing.dress(waited, "", "mean E2E latency, s")
     for axes in (served, waited):
         axes.set_xticks(range(len(bars)), names, fontsize=7)
-    return Picture(name, figure)
+    return drawing.Picture(name, figure)

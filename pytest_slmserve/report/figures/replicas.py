@@ -18,17 +18,7 @@ from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, figure_ratio
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
-from pytest_slmserve.report.figures.drawing import (
-    GREY,
-    Panel,
-    Picture,
-    Series,
-    Shown,
-    load_axis,
-    log_axis,
-    picture,
-    share_axis,
-)
+from pytest_slmserve.report.figures import drawing
 from pytest_slmserve.report.tables.several_gpus import name_of
 from pytest_slmserve.schema.literals import Sharing
 
@@ -45,7 +35,7 @@ SPREAD = 0.4  # what stands side by side at one number of engines, where 1 is th
 SIDE = 0.5  # free space left and right of all
 LEAST = (0.9, 1.1)  # what an axis of ratios shows at least, so that noise does not look like much
 ALONE = "one engine under the same load"
-LINE_AT_1 = {"color": GREY, "linewidth": 0.8, "linestyle": ":", "label": ALONE}
+LINE_AT_1 = {"color": drawing.GREY, "linewidth": 0.8, "linestyle": ":", "label": ALONE}
 INCOMPARABLE = "of no model replicas and one engine alone are valid under the same load"
 
 Ratio = Callable[[Pair], Interval | None]
@@ -58,7 +48,7 @@ class Line:
     """One model under one load, with all that is alike but for the number of replicas and the way of sharing. beside:
     how far right of a number of engines its dots stand."""
 
-    sweep: Shown
+    sweep: drawing.Shown
     name: str
     stroke: str
     beside: float
@@ -86,17 +76,19 @@ DEVICE = (
 )
 
 
-def replica_pictures(sweeps: Sequence[Shown]) -> list[Picture]:
+def replica_pictures(sweeps: Sequence[drawing.Shown]) -> list[drawing.Picture]:
     """None of them where no replicas of one model were measured."""
     if not any(sweep.curve.shared for sweep in sweeps):
         return []
     lines = _lines_of(sweeps)
     if not lines:
-        return [Picture(name, None, INCOMPARABLE) for name in ("replica-gain", "replica-latency", "replica-device")]
+        return [
+            drawing.Picture(name, None, INCOMPARABLE) for name in ("replica-gain", "replica-latency", "replica-device")
+        ]
     return [_replica_gain(lines), _replica_latency(lines), _replica_device(lines)]
 
 
-def _replica_gain(lines: Sequence[Line]) -> Picture:
+def _replica_gain(lines: Sequence[Line]) -> drawing.Picture:
     """Throughput over that of one engine against the number of replicas (arXiv:2404.03353, figure 5)."""
 
     def gain(pair: Pair) -> Interval:
@@ -104,10 +96,10 @@ def _replica_gain(lines: Sequence[Line]) -> Picture:
 
     y = "throughput over one engine's"
     drawn = [_ratio_panel(lines, sharing, gain, [gain], y, TITLES[sharing]) for sharing in _ways(lines)]
-    return picture("replica-gain", _hosts(lines), drawn, share_y=True)
+    return drawing.picture("replica-gain", _hosts(lines), drawn, share_y=True)
 
 
-def _replica_latency(lines: Sequence[Line]) -> Picture:
+def _replica_latency(lines: Sequence[Line]) -> drawing.Picture:
     """The largest of the replicas' mean E2E, and p99 of all, over one engine's (means: arXiv:2404.03353, figure 5)."""
     ratios: dict[str, Ratio] = {
         "largest mean E2E over one engine's": lambda pair: figure_ratio(pair[1], pair[0], "largest_e2e_s"),
@@ -115,29 +107,29 @@ def _replica_latency(lines: Sequence[Line]) -> Picture:
     }
     known = {name: of for name, of in ratios.items() if any(_ratios(line.pairs, of) for line in lines)}
     if not known:
-        return Picture("replica-latency", None, "no request ended in a window")
+        return drawing.Picture("replica-latency", None, "no request ended in a window")
     ways, shown = _ways(lines), list(known.values())
     drawn = [_ratio_panel(lines, way, of, shown, TITLES[way], name) for way in ways for name, of in known.items()]
-    return picture("replica-latency", _hosts(lines), drawn, len(ways), share_y=True)
+    return drawing.picture("replica-latency", _hosts(lines), drawn, len(ways), share_y=True)
 
 
-def _replica_device(lines: Sequence[Line]) -> Picture:
+def _replica_device(lines: Sequence[Line]) -> drawing.Picture:
     """Picture of the device's use by one engine and by each number of replicas (arXiv:2404.03353, figure 7). Busy comes
     from the profiling counters where they are known, else from NVML's samples."""
     busy = BUSY if any(_values(BUSY, line.pairs) for line in lines) else UTIL
     known = [each for each in (busy, *DEVICE) if any(_values(each, line.pairs) for line in lines)]
     if not known:
-        return Picture("replica-device", None, "no sensor told what the device did while replicas ran")
+        return drawing.Picture("replica-device", None, "no sensor told what the device did while replicas ran")
     ways = _ways(lines)
     drawn = [_device_panel(lines, way, each) for way in ways for each in known]
-    return picture("replica-device", _hosts(lines), drawn, len(ways), share_y="col")
+    return drawing.picture("replica-device", _hosts(lines), drawn, len(ways), share_y="col")
 
 
 def _hosts(lines: Sequence[Line]) -> list[str]:
     return [line.sweep.origin for line in lines]
 
 
-def _lines_of(sweeps: Sequence[Shown]) -> list[Line]:
+def _lines_of(sweeps: Sequence[drawing.Shown]) -> list[Line]:
     """Lines of each sweep, side by side."""
 
     def setting(pair: Pair) -> str:
@@ -164,7 +156,7 @@ def _panel(
     values: Callable[[Line], list[Value]],
     finish: Callable[[Any], None],
     **texts: str,
-) -> Panel:
+) -> drawing.Panel:
     """Lines over the numbers of engines, which stand one after the other, whatever lies between them."""
     found = {*counts, *(pair[0].count for line in lines for pair in line.pairs)}
     place = {count: x for x, count in enumerate(sorted(found))}
@@ -180,7 +172,7 @@ def _panel(
         dots = [(x, value.value, doubt) for x, value, doubt in seen]
         intervals = [(x, value) for x, value, _ in seen]
         drawn.append(line.sweep.line(dots, line.name, stroke=line.stroke, intervals=intervals))
-    return Panel(drawn, finished, **texts)
+    return drawing.Panel(drawn, finished, **texts)
 
 
 def _ratios(pairs: Sequence[Pair], of: Ratio) -> list[Value]:
@@ -194,7 +186,7 @@ def _ratios(pairs: Sequence[Pair], of: Ratio) -> list[Value]:
 
 def _ratio_panel(
     lines: Sequence[Line], sharing: Sharing, of: Ratio, all_drawn: Sequence[Ratio], y: str, title: str
-) -> Panel:
+) -> drawing.Panel:
     """Dots with their intervals, and a line at 1. all_drawn: ratios of all panels, which share an axis."""
 
     def finish(axes: Any) -> None:
@@ -231,14 +223,14 @@ def _values(quantity: Quantity, pairs: Sequence[Pair]) -> list[Value]:
     return [(n, Interval(v / first if relative and first else v), doubt) for n, v, doubt in (*alone, *replicas)]
 
 
-def _device_panel(lines: Sequence[Line], sharing: Sharing, quantity: Quantity) -> Panel:
+def _device_panel(lines: Sequence[Line], sharing: Sharing, quantity: Quantity) -> drawing.Panel:
     """Panel from 0 on, as what stands side by side is compared, and as far as any way of sharing needs."""
 
     def finish(axes: Any) -> None:
         if quantity.kind == "relative":
             axes.axhline(1, **LINE_AT_1)
         if quantity.kind == "share":
-            share_axis(axes, axes.yaxis)
+            drawing.share_axis(axes, axes.yaxis)
         else:
             most = max(seen.value for line in lines for _, seen, _ in _values(quantity, line.pairs))
             axes.set_ylim(0, max(LEAST[1], 1.06 * most))
@@ -247,14 +239,14 @@ def _device_panel(lines: Sequence[Line], sharing: Sharing, quantity: Quantity) -
     return _panel(lines, [1], lambda line: _values(quantity, line.of(sharing)), finish, **texts)
 
 
-def gpus_pictures(known: Sequence[Shown]) -> list[Picture]:
+def gpus_pictures(known: Sequence[drawing.Shown]) -> list[drawing.Picture]:
     """One picture, where any model was served on several GPUs; points without a valid repeat are left out."""
     several = [one for one in known if on_several_gpus(one.curve)]
-    return [picture("gpus", [one.origin for one in several], _panels(several))] if several else []
+    return [drawing.picture("gpus", [one.origin for one in several], _panels(several))] if several else []
 
 
-def _panels(several: Sequence[Shown]) -> list[Panel]:
-    total, each, blocks = list[Series](), list[Series](), list[Series]()
+def _panels(several: Sequence[drawing.Shown]) -> list[drawing.Panel]:
+    total, each, blocks = list[drawing.Series](), list[drawing.Series](), list[drawing.Series]()
     for one in several:
         # Engines alone before replicas.
         found = sorted(deployments(one.curve), key=lambda d: (d.sharing is not None, d.gpus))
@@ -271,15 +263,15 @@ def _panels(several: Sequence[Shown]) -> list[Panel]:
         blocks.append(one.line(dots, f"{model}, {', '.join(str(d.gpus) for d in most)} GPUs"))
 
     def by_load(axes: Any) -> None:
-        load_axis(axes, several)
-        log_axis(axes, axes.yaxis)
+        drawing.load_axis(axes, several)
+        drawing.log_axis(axes, axes.yaxis)
 
     def by_blocks(axes: Any) -> None:
-        log_axis(axes, axes.xaxis, base=2)
-        log_axis(axes, axes.yaxis)
+        drawing.log_axis(axes, axes.xaxis, base=2)
+        drawing.log_axis(axes, axes.yaxis)
 
     return [
-        Panel(total, by_load, "requests in flight", "output tokens/s"),
-        Panel(each, by_load, "requests in flight", "output tokens/s per GPU"),
-        Panel(blocks, by_blocks, "KV blocks of the engine", "most output tokens/s"),
+        drawing.Panel(total, by_load, "requests in flight", "output tokens/s"),
+        drawing.Panel(each, by_load, "requests in flight", "output tokens/s per GPU"),
+        drawing.Panel(blocks, by_blocks, "KV blocks of the engine", "most output tokens/s"),
     ]

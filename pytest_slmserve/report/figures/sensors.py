@@ -15,20 +15,7 @@ from pytest_slmserve.analysis.claims.table1 import PUBLISHED
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
 from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.report.figures.drawing import (
-    GREY,
-    Panel,
-    Picture,
-    Series,
-    Shown,
-    dress,
-    key_below,
-    label_loads,
-    load_axis,
-    panels,
-    picture,
-    share_axis,
-)
+from pytest_slmserve.report.figures import drawing
 from pytest_slmserve.report.numbers import figure as digits
 
 HATCHES = ("", "////", "....", "xxxx")  # of power limits, from the highest
@@ -52,7 +39,7 @@ class Share:
 class Spent:
     """Repeats of one model at its largest batch of table 1, under one power limit in whole watts."""
 
-    sweep: Shown
+    sweep: drawing.Shown
     concurrency: int
     limit_w: int | None
     power_w: tuple[float, ...]
@@ -60,39 +47,39 @@ class Spent:
     degraded: bool
 
 
-def sm_per_batch(sweeps: Sequence[Shown]) -> Picture:
+def sm_per_batch(sweeps: Sequence[drawing.Shown]) -> drawing.Picture:
     """SM active and SM occupancy, mean and largest, against the load (arXiv:2404.03353, figure 3)."""
     active = Share("SMs with work (SM active)", attrgetter("sm_active"), attrgetter("sm_active_max"))
     warps = Share("resident warps (SM occupancy)", attrgetter("sm_occupancy"), attrgetter("sm_occupancy_max"))
     return _against_load("sm-per-batch", sweeps, _known([active, warps], sweeps))
 
 
-def memory_bound(sweeps: Sequence[Shown]) -> Picture:
+def memory_bound(sweeps: Sequence[drawing.Shown]) -> drawing.Picture:
     """DRAM and tensor cores against the load, each with what it can reach, and the time in which no kernel ran."""
     units = _known(_units("dram_active", "tensor_active"), sweeps)
     idle = _known([Share("no kernel ran", lambda point: idle_share(point.engine_active))], sweeps)
     return _against_load("memory-bound", sweeps, [*units, *idle] if units else [])
 
 
-def decoding(sweeps: Sequence[Shown]) -> Picture:
+def decoding(sweeps: Sequence[drawing.Shown]) -> drawing.Picture:
     """DRAM and tensor cores against the load while no prompt is processed (arXiv:2503.08311)."""
     return _against_load("decoding", sweeps, _known(_units("decode_dram", "decode_tensor"), sweeps), NO_DECODING)
 
 
-def utilisation(sweeps: Sequence[Shown]) -> Picture:
+def utilisation(sweeps: Sequence[drawing.Shown]) -> drawing.Picture:
     """Throughput against GPU utilisation, and against SM active (arXiv:2404.03353, figure 8): the one is at its end
     where the other still grows. A model of which one load alone is known is left out."""
     util = Share("GPU utilisation (some kernel ran)", attrgetter("gpu_util"))
     several = [sweep for sweep in sweeps if len(_points(util.mean, sweep)) > 1]
     if not several:
-        return Picture("utilisation", None, "GPU utilisation is not known at two loads of any model")
+        return drawing.Picture("utilisation", None, "GPU utilisation is not known at two loads of any model")
     known = [util, *_known([Share("SMs with work (SM active)", attrgetter("sm_active"))], several)]
 
-    def panel(used: Share) -> Panel:
+    def panel(used: Share) -> drawing.Panel:
         def finish(axes: Any) -> None:
-            share_axis(axes, axes.xaxis)
-            share_axis(axes, axes.yaxis)
-            label_loads(  # every other load, from the largest down
+            drawing.share_axis(axes, axes.xaxis)
+            drawing.share_axis(axes, axes.yaxis)
+            drawing.label_loads(  # every other load, from the largest down
                 axes,
                 (
                     (x, share_of_most(p, sweep), p.concurrency, sweep.colour)
@@ -105,18 +92,18 @@ def utilisation(sweeps: Sequence[Shown]) -> Picture:
             sweep.line([(x, share_of_most(p, sweep), bool(p.degraded)) for p, x in _points(used.mean, sweep)])
             for sweep in several
         ]
-        return Panel(lines, finish, used.label, "throughput, of each model's largest (numbers: in flight)")
+        return drawing.Panel(lines, finish, used.label, "throughput, of each model's largest (numbers: in flight)")
 
     drawn = [panel(used) for used in known]
-    return picture("utilisation", [sweep.origin for sweep in several], drawn, share_y=True)
+    return drawing.picture("utilisation", [sweep.origin for sweep in several], drawn, share_y=True)
 
 
-def share_of_most(point: Point, sweep: Shown) -> float:
+def share_of_most(point: Point, sweep: drawing.Shown) -> float:
     """Throughput of a point over that of the sweep's fastest."""
     return fmean(point.repeats) / max(fmean(each.repeats) for each in sweep.curve.valid)
 
 
-def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
+def energy_per_token(sweeps: Sequence[drawing.Shown]) -> drawing.Picture:
     """Power and energy per output token of each model at its largest batch of table 1 (arXiv:2404.03353, figure 4).
 
     Bars are means of the repeats, lines reach from the smallest to the largest. What was measured under different
@@ -128,19 +115,21 @@ def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
 
     spent = sorted((s for sweep in sweeps for s in _spent(sweep)), key=place)
     if not spent:
-        return Picture("energy-per-token", None, "power is not known of any model at its largest batch of table 1")
-    figure, (power, energy) = panels([s.sweep.origin for s in spent], 2)
+        return drawing.Picture(
+            "energy-per-token", None, "power is not known of any model at its largest batch of table 1"
+        )
+    figure, (power, energy) = drawing.panels([s.sweep.origin for s in spent], 2)
     limits = sorted({s.limit_w for s in spent}, key=_descending)
     for axes, label, values in (
         (power, "power, W", attrgetter("power_w")),
         (energy, "energy per output token, J", attrgetter("token_j")),
     ):
-        dress(axes, "requests in flight, and model", label)
+        drawing.dress(axes, "requests in flight, and model", label)
         _draw_bars(axes, spent, values, limits)
     if len(limits) == 1 and limits[0] is not None:
-        power.axhline(limits[0], color=GREY, linewidth=0.8, linestyle=":", label=f"power limit {limits[0]} W")
-    key_below(figure, _limit_patches(limits) if len(limits) > 1 else ())
-    return Picture("energy-per-token", figure)
+        power.axhline(limits[0], color=drawing.GREY, linewidth=0.8, linestyle=":", label=f"power limit {limits[0]} W")
+    drawing.key_below(figure, _limit_patches(limits) if len(limits) > 1 else ())
+    return drawing.Picture("energy-per-token", figure)
 
 
 def _units(dram: str, tensor: str) -> list[Share]:
@@ -150,25 +139,27 @@ def _units(dram: str, tensor: str) -> list[Share]:
     ]
 
 
-def _against_load(name: str, sweeps: Sequence[Shown], known: Sequence[Share], unknown: str = NO_PROFILE) -> Picture:
+def _against_load(
+    name: str, sweeps: Sequence[drawing.Shown], known: Sequence[Share], unknown: str = NO_PROFILE
+) -> drawing.Picture:
     if not known:
-        return Picture(name, None, unknown)
+        return drawing.Picture(name, None, unknown)
     seen = [sweep for sweep in sweeps if any(_points(share.mean, sweep) for share in known)]
     drawn = [_by_load(share, seen) for share in known]
-    return picture(name, [sweep.origin for sweep in seen], drawn, share_y=True)
+    return drawing.picture(name, [sweep.origin for sweep in seen], drawn, share_y=True)
 
 
-def _by_load(share: Share, sweeps: Sequence[Shown]) -> Panel:
+def _by_load(share: Share, sweeps: Sequence[drawing.Shown]) -> drawing.Panel:
     """Means joined; the largest readings dashed."""
 
     def finish(axes: Any) -> None:
-        load_axis(axes, sweeps)
-        share_axis(axes, axes.yaxis)
+        drawing.load_axis(axes, sweeps)
+        drawing.share_axis(axes, axes.yaxis)
         if share.reach is not None:
-            axes.axhline(share.reach, color=GREY, linewidth=0.8, linestyle=":", label="what it can reach")
+            axes.axhline(share.reach, color=drawing.GREY, linewidth=0.8, linestyle=":", label="what it can reach")
         if share.most and axes.get_subplotspec().is_last_col():
-            axes.plot([], [], "o-", color=GREY, markersize=4, linewidth=1, label="mean")
-            axes.plot([], [], "--", color=GREY, linewidth=0.8, marker="_", label="max")
+            axes.plot([], [], "o-", color=drawing.GREY, markersize=4, linewidth=1, label="mean")
+            axes.plot([], [], "--", color=drawing.GREY, linewidth=0.8, marker="_", label="max")
 
     lines = []
     for sweep in sweeps:
@@ -176,21 +167,21 @@ def _by_load(share: Share, sweeps: Sequence[Shown]) -> Panel:
         lines.append(sweep.line(means))
         if share.most and (most := _points(share.most, sweep)):
             dots = [(p.concurrency, value, False) for p, value in most]
-            lines.append(Series("", sweep.colour, "_", dots, "--", width=0.8))
-    return Panel(lines, finish, "requests in flight", title=share.label)
+            lines.append(drawing.Series("", sweep.colour, "_", dots, "--", width=0.8))
+    return drawing.Panel(lines, finish, "requests in flight", title=share.label)
 
 
-def _known(wanted: Sequence[Share], sweeps: Sequence[Shown]) -> list[Share]:
+def _known(wanted: Sequence[Share], sweeps: Sequence[drawing.Shown]) -> list[Share]:
     return [share for share in wanted if any(_points(share.mean, sweep) for sweep in sweeps)]
 
 
-def _points(value: Ratio, sweep: Shown) -> list[tuple[Point, float]]:
+def _points(value: Ratio, sweep: drawing.Shown) -> list[tuple[Point, float]]:
     """Valid points at which it is known."""
     pairs = ((point, value(point)) for point in sweep.curve.valid)
     return [(point, share) for point, share in pairs if share is not None and math.isfinite(share)]
 
 
-def _spent(sweep: Shown) -> Iterator[Spent]:
+def _spent(sweep: drawing.Shown) -> Iterator[Spent]:
     """One for each power limit."""
     point = at_table_1(sweep.curve)
     if point is None:
@@ -229,10 +220,18 @@ def _draw_bar(axes: Any, x: float, width: float, values: Sequence[float], colour
     axes.bar(x, mean, 0.92 * width, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
     if len(values) > 1:
         ends = [[mean - min(values)], [largest - mean]]
-        axes.errorbar(x, mean, yerr=ends, color=GREY, linewidth=1, capsize=3, label="smallest to largest repeat")
+        axes.errorbar(
+            x, mean, yerr=ends, color=drawing.GREY, linewidth=1, capsize=3, label="smallest to largest repeat"
+        )
     place = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "va": "bottom"}
     axes.annotate(
-        digits(mean), (x, largest), fontsize=8, color=GREY, rotation=0 if width == BAR else 90, bbox=BARE, **place
+        digits(mean),
+        (x, largest),
+        fontsize=8,
+        color=drawing.GREY,
+        rotation=0 if width == BAR else 90,
+        bbox=BARE,
+        **place,
     )
 
 
@@ -241,6 +240,6 @@ def _limit_patches(limits: Sequence[int | None]) -> list[Any]:
 
     names = ["power limit not known" if limit is None else f"power limit {limit} W" for limit in limits]
     return [
-        Patch(facecolor=GREY, edgecolor="white", linewidth=0, hatch=HATCHES[number % len(HATCHES)], label=name)
+        Patch(facecolor=drawing.GREY, edgecolor="white", linewidth=0, hatch=HATCHES[number % len(HATCHES)], label=name)
         for number, name in enumerate(names)
     ]

@@ -13,35 +13,10 @@ from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.saturation import Fit, fit
-from pytest_slmserve.report.figures.drawing import (
-    GREY,
-    Panel,
-    Picture,
-    Shown,
-    dress,
-    has_valid,
-    key_below,
-    label_loads,
-    load_axis,
-    log_axis,
-    panels,
-    picture,
-    plain,
-    save,
-    share_axis,
-    shown,
-)
+from pytest_slmserve.report.figures import drawing, sensors
 from pytest_slmserve.report.figures.jobs import job_pictures
 from pytest_slmserve.report.figures.latencies import latency, rates
 from pytest_slmserve.report.figures.replicas import gpus_pictures, replica_pictures
-from pytest_slmserve.report.figures.sensors import (
-    decoding,
-    energy_per_token,
-    memory_bound,
-    share_of_most,
-    sm_per_batch,
-    utilisation,
-)
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 from pytest_slmserve.schema.records import Measurement
 
@@ -54,16 +29,25 @@ def pictures(
     jobs: Sequence[JobPoint] = (),
     at_rates: Sequence[Measurement] = (),
     slo: Slo | None = None,
-) -> list[Picture]:
+) -> list[drawing.Picture]:
     """All pictures of the sweeps, jobs and loads at a rate; one that cannot be drawn holds the reason instead. Raises
     BadUsage where matplotlib is missing, or no point is valid."""
     others = [*([rates(at_rates, slo)] if at_rates else []), *job_pictures(jobs)]
-    known = [] if others and not any(map(has_valid, curves)) else shown(curves)
+    known = [] if others and not any(map(drawing.has_valid, curves)) else drawing.shown(curves)
     others = [*replica_pictures(known), *gpus_pictures(known), *others]
     if not (sweeps := _swept(known)):
         return others
-    sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound, decoding))
-    return [Picture("sweeps", _draw(sweeps)), *_relative(sweeps), latency(sweeps, slo), *sensed, *others]
+    sensed = (
+        draw(sweeps)
+        for draw in (
+            sensors.sm_per_batch,
+            sensors.energy_per_token,
+            sensors.utilisation,
+            sensors.memory_bound,
+            sensors.decoding,
+        )
+    )
+    return [drawing.Picture("sweeps", _draw(sweeps)), *_relative(sweeps), latency(sweeps, slo), *sensed, *others]
 
 
 def draw_sweeps(curves: Sequence[Curve], path: Path) -> None:
@@ -73,19 +57,19 @@ def draw_sweeps(curves: Sequence[Curve], path: Path) -> None:
     plane, output tokens/s against mean E2E. Raises BadUsage where matplotlib is missing, where `path` cannot be
     written, and where there is no valid point.
     """
-    sweeps = _swept(shown(curves))
+    sweeps = _swept(drawing.shown(curves))
     if not sweeps:
         raise BadUsage("there are replicas only, and no sweep", "slmserve figures draws them")
-    save(_draw(sweeps), path)
+    drawing.save(_draw(sweeps), path)
 
 
-def _swept(known: Sequence[Shown]) -> list[Shown]:
+def _swept(known: Sequence[drawing.Shown]) -> list[drawing.Shown]:
     """Not those of which replicas alone were measured."""
     return [one for one in known if one.curve.valid]
 
 
-def _draw(sweeps: Sequence[Shown]) -> Any:
-    figure, (load, plane) = panels([sweep.origin for sweep in sweeps], 2)
+def _draw(sweeps: Sequence[drawing.Shown]) -> Any:
+    figure, (load, plane) = drawing.panels([sweep.origin for sweep in sweeps], 2)
     for sweep in sweeps:
         _draw_load(load, sweep)
         look = {"color": sweep.colour, "marker": sweep.marker, "markersize": 4}
@@ -93,13 +77,13 @@ def _draw(sweeps: Sequence[Shown]) -> Any:
         plane.plot(*_xy(_front(sweep), "e2e_s"), linewidth=1, **look)
     load.set_ylim(0, 1.08 * max(p.output_tokens_per_s or 0.0 for sweep in sweeps for p in sweep.curve.valid))
     _draw_roofs(load, sweeps)
-    dress(load, "requests in flight", "output tokens/s")
-    load.yaxis.set_major_formatter(plain)
-    load_axis(load, sweeps)
-    dress(plane, "mean E2E latency, s (numbers: requests in flight)", "output tokens/s")
-    log_axis(plane, plane.xaxis)
-    log_axis(plane, plane.yaxis)
-    label_loads(  # every other load of the front, from the largest down
+    drawing.dress(load, "requests in flight", "output tokens/s")
+    load.yaxis.set_major_formatter(drawing.plain)
+    drawing.load_axis(load, sweeps)
+    drawing.dress(plane, "mean E2E latency, s (numbers: requests in flight)", "output tokens/s")
+    drawing.log_axis(plane, plane.xaxis)
+    drawing.log_axis(plane, plane.yaxis)
+    drawing.label_loads(  # every other load of the front, from the largest down
         plane,
         (
             (p.e2e_s or 0.0, p.output_tokens_per_s or 0.0, p.concurrency, sweep.colour)
@@ -108,33 +92,33 @@ def _draw(sweeps: Sequence[Shown]) -> Any:
         ),
     )
     _key(load, [sweep.curve for sweep in sweeps])
-    key_below(figure)
+    drawing.key_below(figure)
     return figure
 
 
-def _relative(sweeps: Sequence[Shown]) -> list[Picture]:
+def _relative(sweeps: Sequence[drawing.Shown]) -> list[drawing.Picture]:
     """Throughput against the load as a share of each sweep's largest, so that models of any speed are on one scale."""
     several = [sweep for sweep in sweeps if len(sweep.curve.valid) >= SHAPE]
     if len(several) < 2:
         return []
 
     def finish(axes: Any) -> None:
-        load_axis(axes, several)
-        share_axis(axes, axes.yaxis)
+        drawing.load_axis(axes, several)
+        drawing.share_axis(axes, axes.yaxis)
 
     lines = [
-        sweep.line([(p.concurrency, share_of_most(p, sweep), bool(p.degraded)) for p in sweep.curve.valid])
+        sweep.line([(p.concurrency, sensors.share_of_most(p, sweep), bool(p.degraded)) for p in sweep.curve.valid])
         for sweep in several
     ]
-    panel = Panel(lines, finish, "requests in flight", "throughput, of each model's largest")
-    return [picture("relative-throughput", [sweep.origin for sweep in several], [panel])]
+    panel = drawing.Panel(lines, finish, "requests in flight", "throughput, of each model's largest")
+    return [drawing.picture("relative-throughput", [sweep.origin for sweep in several], [panel])]
 
 
 def _xy(points: Sequence[Point], x: str) -> tuple[list[float], list[float]]:
     return [getattr(p, x) for p in points], [p.output_tokens_per_s or 0.0 for p in points]
 
 
-def _draw_load(axes: Any, sweep: Shown) -> None:
+def _draw_load(axes: Any, sweep: drawing.Shown) -> None:
     """Points, the law (solid, where it describes them), a ring where the plateau begins."""
     curve, colour = sweep.curve, sweep.colour
     axes.plot(*_xy(curve.valid, "concurrency"), sweep.marker, color=colour, markersize=4, label=sweep.name)
@@ -145,7 +129,7 @@ def _draw_load(axes: Any, sweep: Shown) -> None:
     axes.plot(*_xy(knee, "concurrency"), "o", color=colour, markersize=10, fillstyle="none")
 
 
-def _draw_roofs(axes: Any, sweeps: Sequence[Shown]) -> None:
+def _draw_roofs(axes: Any, sweeps: Sequence[drawing.Shown]) -> None:
     """The roofline (dashed), once for all sweeps that have the same; far above them it leaves the picture."""
     drawn: list[list[float]] = []
     for sweep in sweeps:
@@ -166,7 +150,7 @@ def saturation_law(curve: Curve) -> Fit | None:
     return law if law.describes and law.identified else None
 
 
-def _front(sweep: Shown) -> list[Point]:
+def _front(sweep: drawing.Shown) -> list[Point]:
     return sorted(sweep.curve.pareto_front(), key=lambda p: p.e2e_s or 0.0)
 
 
@@ -178,8 +162,8 @@ def loads_between(first: float, last: float) -> list[float]:
 def _key(axes: Any, curves: Sequence[Curve]) -> None:
     """Colours are models; the strokes are told once, in grey."""
     if any(map(saturation_law, curves)):
-        axes.plot([], [], "-", color=GREY, linewidth=1, label="fitted law")
+        axes.plot([], [], "-", color=drawing.GREY, linewidth=1, label="fitted law")
     if any(peaks_of_curve(curve) and work_of_curve(curve) for curve in curves):
-        axes.plot([], [], "--", color=GREY, linewidth=1, alpha=0.6, label="roofline")
+        axes.plot([], [], "--", color=drawing.GREY, linewidth=1, alpha=0.6, label="roofline")
     if any(curve.plateau().value is not None for curve in curves):
-        axes.plot([], [], "o", color=GREY, markersize=10, fillstyle="none", label="plateau from here")
+        axes.plot([], [], "o", color=drawing.GREY, markersize=10, fillstyle="none", label="plateau from here")

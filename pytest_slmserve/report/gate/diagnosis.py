@@ -6,15 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pytest_slmserve.analysis.gate.diagnosis import (
-    FEWEST_ALONE,
-    Change,
-    Diagnosis,
-    Difference,
-    Split,
-    Windows,
-    explaining,
-)
+from pytest_slmserve.analysis.gate.diagnosis import FEWEST_ALONE, Change, Diagnosis, Difference, Split, explaining
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths
 from pytest_slmserve.report.text_table import Column, hanging, table
@@ -52,7 +44,10 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     if any(split.canary for split in diagnosis.splits):
         yield hanging(CANARY_LEGEND, 0)
     for start in diagnosis.start_ups:
-        yield f"start-up of {start.model}: {_from_to(start.change, 1, 's')}, mean of each side's launches"
+        change = start.change
+        relative = f" ({_percents(change.relative)} %)" if change.relative is not None else ""
+        told = f"{figure(change.baseline)} -> {figure(change.candidate)} s{relative}"
+        yield f"start-up of {start.model}: {told}, mean of each side's launches"
     if diagnosis.splits or diagnosis.start_ups or diagnosis.differences:
         yield difference_text(diagnosis.differences)
 
@@ -70,16 +65,31 @@ def split_text(split: Split) -> str:
 
 def findings(split: Split) -> Iterator[str]:
     """The part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
-    change = split.total.relative
+    change, sides = split.total.relative, {"baseline": split.baseline, "candidate": split.candidate}
     if change is None or abs(change) < NOTABLE:
         yield f"time per request changed by less than {percent(NOTABLE)}: there is nothing to explain at this load"
     else:
-        yield from _explained(split)
-    yield from _of_the_host(split)
-    if not split.by_step:
-        yield _unsplit(split)
+        for found in filter(None, map(explaining, (split.by_step, split.by_device))):
+            part, share = found
+            more = ", and the other part went the other way" if round(share, 2) > 1 else ""
+            yield f"most of the change is {part.name}: {percent(share)} of it{more}"
+        count, step = _percents(split.steps.relative), _percents(split.step.relative)
+        yield f"steps per request {count} %, time per step {step} %"
+    if any(abs(part.relative or 0.0) >= NOTABLE for part in split.canary):  # the total may have that from the host
+        changed = ", ".join(f"{part.name} {_percents(part.relative)} %" for part in split.canary)
+        yield f"the host was not the same beside both sides: {changed}"
+    unnamed = [name for name, side in sides.items() if not side.with_prompt]
+    if not split.by_step and unnamed:
+        yield f"prefill and decode unknown: no step is known to hold a prompt ({' and '.join(unnamed)})"
+    elif not split.by_step:
+        seen = f"{split.baseline.alone} and {split.candidate.alone}"
+        yield (
+            f"prefill and decode unknown: nearly every step holds a prompt at this load ({seen} steps only decode, "
+            f"{FEWEST_ALONE} are wanted of each side); a smaller load tells them apart"
+        )
     if not split.by_device:
-        yield f"host gap unknown: no sensor told how long the GPU ran no kernel ({_lacking(split)})"
+        lacking = " and ".join(name for name, side in sides.items() if side.idle is None)
+        yield f"host gap unknown: no sensor told how long the GPU ran no kernel ({lacking})"
 
 
 def difference_text(differences: Sequence[Difference]) -> str:
@@ -104,64 +114,15 @@ def _percents(relative: float | None) -> str:
     return "0.0" if text == "+0.0" else text
 
 
-def _from_to(change: Change, scale: float, unit: str) -> str:
-    relative = f" ({_percents(change.relative)} %)" if change.relative is not None else ""
-    return f"{figure(scale * change.baseline)} -> {figure(scale * change.candidate)} {unit}{relative}"
-
-
-def _explained(split: Split) -> Iterator[str]:
-    for parts in (split.by_step, split.by_device):
-        if (found := explaining(parts)) is not None:
-            part, share = found
-            more = ", and the other part went the other way" if round(share, 2) > 1 else ""
-            yield f"most of the change is {part.name}: {percent(share)} of it{more}"
-    count, step = split.steps.relative, split.step.relative
-    yield f"steps per request {_percents(count)} %, time per step {_percents(step)} %"
-
-
-def _of_the_host(split: Split) -> Iterator[str]:
-    """The change of the host's own speed, if it is notable: the total may have that from the host."""
-    shares = [(part.name, part.relative) for part in split.canary]
-    if any(abs(share or 0.0) >= NOTABLE for _, share in shares):
-        changed = ", ".join(f"{name} {_percents(share)} %" for name, share in shares)
-        yield f"the host was not the same beside both sides: {changed}"
-
-
-def _unsplit(split: Split) -> str:
-    """The reason why prefill and decode cannot be told apart."""
-    if unnamed := [name for name, side in _sides(split) if not side.with_prompt]:
-        return f"prefill and decode unknown: no step is known to hold a prompt ({_joined(unnamed)})"
-    seen = f"{split.baseline.alone} and {split.candidate.alone}"
-    return (
-        f"prefill and decode unknown: nearly every step holds a prompt at this load ({seen} steps only decode, "
-        f"{FEWEST_ALONE} are wanted of each side); a smaller load tells them apart"
-    )
-
-
-def _lacking(split: Split) -> str:
-    return _joined([name for name, side in _sides(split) if side.idle is None])
-
-
-def _sides(split: Split) -> tuple[tuple[str, Windows], tuple[str, Windows]]:
-    return ("baseline", split.baseline), ("candidate", split.candidate)
-
-
-def _joined(names: Sequence[str]) -> str:
-    return " and ".join(names)
-
-
 def _both(found: Difference) -> tuple[str, str]:
     """What both sides have: bytes in GiB, where that tells them apart."""
+
+    def told(values: Sequence[str | None], in_gib: bool = False) -> str:
+        texts = (ABSENT if value is None else value for value in values)
+        return " or ".join(f"{figure(int(t) / GIB, 4)} GiB" if in_gib and t.isdigit() else t for t in texts)
+
     if found.field.endswith("_bytes"):
-        baseline, candidate = (_values(list(map(_gib, each))) for each in (found.baseline, found.candidate))
+        baseline, candidate = told(found.baseline, in_gib=True), told(found.candidate, in_gib=True)
         if baseline != candidate:
             return baseline, candidate
-    return _values(found.baseline), _values(found.candidate)
-
-
-def _gib(number: str | None) -> str | None:
-    return f"{figure(int(number) / GIB, 4)} GiB" if number and number.isdigit() else number
-
-
-def _values(values: Sequence[str | None]) -> str:
-    return " or ".join(ABSENT if value is None else value for value in values)
+    return told(found.baseline), told(found.candidate)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.gate.calibration import Calibration
 from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, next_look
-from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
+from pytest_slmserve.analysis.gate.diagnosis import diagnose
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
@@ -68,7 +68,7 @@ def gate_text(gated: Gated) -> str:
     pieces += [outputs] if (outputs := outputs_text(gated)) else []
     pieces += [f"left out: {why}" for why in gated.dropped]
     pieces += [*interim_lines(gated.gated), "", hanging(KEY, 0)]
-    for lines in diagnosis_lines(diagnosis(gated)) if gated.outcome is State.FAILS else ():
+    for lines in diagnosis(gated):
         pieces += ["", lines]
     return "\n".join(pieces)
 
@@ -122,10 +122,12 @@ def goes_on(gated: Gated) -> str:
     return f"{more}: {first[0].environment.mode} --slm-gate --slm-resume --slm-concurrency={loads}"
 
 
-def diagnosis(gated: Gated) -> Diagnosis:
-    """Diagnosis of a gate from the launches that count."""
+def diagnosis(gated: Gated) -> list[str]:
+    """What is to be said of a gate that fails, from the launches that count; nothing of any other."""
+    if gated.outcome is not State.FAILS:
+        return []
     baseline, candidate = (measurements(gated, side) for side in SIDES)
-    return diagnose(baseline, candidate)
+    return list(diagnosis_lines(diagnose(baseline, candidate)))
 
 
 def measurements(gated: Gated, side: Side) -> list[Measurement]:
@@ -182,17 +184,12 @@ def _sides(gated: Gated) -> Iterator[tuple[Side, str]]:
     for side in SIDES if gated.pairs else ():
         each = gated.pairs[0].launch(side).measurements
         loads = " and ".join(str(m.load.max_concurrency) for m in each)
-        vllm = each[0].environment.vllm
-        yield side, f"{f'vLLM {vllm}' if vllm else 'no vLLM'}, {engine_words(each[0])}, at {loads} requests in flight"
-
-
-def engine_words(measurement: Measurement) -> str:
-    """Settings of the engine's specification beyond the model: interpreter, limits, variables and arguments."""
-    spec = measurement.spec
-    words = [spec.python] if spec.python else []
-    words += [f"max_num_seqs {spec.max_num_seqs:,}", f"max_num_batched_tokens {spec.max_num_batched_tokens:,}"]
-    words += ["eager"] if spec.enforce_eager else []
-    return ", ".join([*words, *(f"{name}={value}" for name, value in (*spec.env, *spec.extra))])
+        vllm, spec = each[0].environment.vllm, each[0].spec
+        words = [f"vLLM {vllm}" if vllm else "no vLLM", *([spec.python] if spec.python else [])]
+        words += [f"max_num_seqs {spec.max_num_seqs:,}", f"max_num_batched_tokens {spec.max_num_batched_tokens:,}"]
+        words += ["eager"] if spec.enforce_eager else []
+        words += [f"{name}={value}" for name, value in (*spec.env, *spec.extra)]
+        yield side, f"{', '.join(words)}, at {loads} requests in flight"
 
 
 def as_markdown(gates: Sequence[Gated]) -> str:
@@ -217,7 +214,7 @@ def _markdown(gated: Gated) -> Iterator[str]:
     yield from ("", f"**Next:** {more}") if (more := next_step(gated)) else ()
     yield from ("", outputs) if (outputs := outputs_text(gated)) else ()
     yield from (f"\nleft out: {why}" for why in gated.dropped)
-    if gated.outcome is State.FAILS and (lines := list(diagnosis_lines(diagnosis(gated)))):
+    if lines := diagnosis(gated):
         yield from ("", "<details><summary>Where the time goes, and what differs</summary>", "", "```")
         yield from lines
         yield from ("```", "", "</details>")

@@ -6,7 +6,7 @@ Colours of axes and texts are the page's; those of marks are told apart by all e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -28,17 +28,8 @@ from pytest_slmserve.report.numbers import gib, milliseconds
 from pytest_slmserve.report.tables.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
 from pytest_slmserve.report.tables.replicas import MemoryRow, memory_names
 from pytest_slmserve.report.tables.sensors import STEP_PARTS, StepRow
+from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.sensors import (
-    CANARY,
-    CANARY_CPU,
-    DRAM_ACTIVE,
-    GPU_UTIL,
-    POWER,
-    SM_ACTIVE,
-    SM_CLOCK,
-    TENSOR_ACTIVE,
-)
 from pytest_slmserve.schema.specs import GIB
 
 Spec = dict[str, Any]
@@ -80,14 +71,14 @@ MEMORY_COLOURS = {
     "other and unused": COLOURS[3],
 }
 SENSED = (  # what a course of sensors shows: unit, name, number and factor
-    ("%", "SM active", SM_ACTIVE, 100.0),
-    ("%", "DRAM active", DRAM_ACTIVE, 100.0),
-    ("%", "tensor active", TENSOR_ACTIVE, 100.0),
-    ("%", "GPU util", GPU_UTIL, 100.0),
-    ("W", "power", POWER, 1.0),
-    ("MHz", "SM clock", SM_CLOCK, 1e-6),
-    ("ms", "canary", CANARY, 1e3),
-    ("ms", "its CPU time", CANARY_CPU, 1e3),
+    ("%", "SM active", sensors.SM_ACTIVE, 100.0),
+    ("%", "DRAM active", sensors.DRAM_ACTIVE, 100.0),
+    ("%", "tensor active", sensors.TENSOR_ACTIVE, 100.0),
+    ("%", "GPU util", sensors.GPU_UTIL, 100.0),
+    ("W", "power", sensors.POWER, 1.0),
+    ("MHz", "SM clock", sensors.SM_CLOCK, 1e-6),
+    ("ms", "canary", sensors.CANARY, 1e3),
+    ("ms", "its CPU time", sensors.CANARY_CPU, 1e3),
 )
 PARTS = 150  # of a window in time
 PADDING = 10  # pixels between marks and the end of an axis
@@ -108,14 +99,25 @@ def throughput(curve: Curve, flat: int | None) -> Spec:
     loads = loads_between(valid[0].concurrency, last)
     law, work, peaks = saturation_law(curve), work_of_curve(curve), peaks_of_curve(curve)
     most = 1.15 * max(end for i in intervals(valid) for end in (i.high, i.value) if end and math.isfinite(end))
-    layers = [_plateau(flat, last, curve)] if flat is not None and flat < last else []
+    layers: list[Spec] = []
+    if flat is not None and flat < last:  # the loads of the plateau, shaded
+        x = {**_loads(curve), "field": "from"}
+        shade = {"type": "rect", "opacity": 0.12, "color": COLOURS[2], "aria": False}
+        data = {"values": [{"from": flat, "to": last}]}
+        layers.append({"data": data, "mark": shade, "encoding": {"x": x, "x2": {"field": "to"}}})
     if work and peaks:
         bound = [{"x": load, "y": ceiling_tokens_per_s(work, peaks, load)} for load in loads]
         layers.append(_line([row for row in bound if row["y"] <= most], strokeDash=DASHES, opacity=0.7))
     if law:
         layers.append(_line([{"x": load, "y": law.tokens_per_s(load)} for load in loads]))
     if curve.kv_capacity and valid[0].concurrency < curve.kv_capacity < last:
-        layers += _cut(curve.kv_capacity)
+        # A line at the number of requests that the KV cache has room for.
+        full: Spec = {"values": [{"x": curve.kv_capacity, "text": "KV cache full"}]}
+        at = {"x": {"field": "x", "type": "quantitative"}}
+        text = {"type": "text", "align": "right", "dx": -4, "baseline": "bottom", "fontSize": 10}
+        layers.append({"data": full, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": at})
+        words = {"y": {"value": 12}, "text": {"field": "text"}}
+        layers.append({"data": full, "mark": text, "encoding": at | words})
     layers += _dots([_point_row(point, seen, curve.subject) for point, seen in zip(valid, intervals(valid))])
     if curve.predictions:
         told = [
@@ -229,24 +231,20 @@ def memory(rows: Sequence[MemoryRow]) -> Spec | None:
     values: Values = []
     for row, name in zip(rows, memory_names(rows)):
         end = 0.0
-        for whose, series, size in _memory_parts(row):
+        seen, several = row.memory, len(row.memory.engines) > 1
+        parts: list[tuple[str, str, int]] = []  # whose, what, and how many bytes
+        for number, engine in enumerate(seen.engines, 1):
+            whose = f"engine {number}, {engine.model}" if several else engine.model
+            parts += [(whose, "weights", engine.weight_bytes), (whose, "KV cache", engine.kv_bytes)]
+        parts += [] if seen.other_bytes is None else [("all", "other", seen.other_bytes)]
+        parts.append(("", "other and unused" if seen.used_bytes is None else "free", seen.left_bytes))
+        for whose, series, size in parts:
             begin, end = end, end + size / GIB
             part = {"subject": name, "engine": whose, "series": series, "x": begin, "end": end}
             values.append(part | {"shown": f"{gib(size)} GiB"})
     most = max((row["end"] for row in values), default=0.0)
     x = _axis("x", "GiB of the memory") | {"scale": {"domain": [0, most], "nice": False}}
     return _stacked(values, MEMORY_COLOURS, x, "memory of the GPU by engine") if values else None
-
-
-def _memory_parts(row: MemoryRow) -> Iterator[tuple[str, str, int]]:
-    """Whose, what, and how many bytes."""
-    seen = row.memory
-    for number, engine in enumerate(seen.engines, 1):
-        whose = engine.model if len(seen.engines) == 1 else f"engine {number}, {engine.model}"
-        yield from ((whose, "weights", engine.weight_bytes), (whose, "KV cache", engine.kv_bytes))
-    if seen.other_bytes is not None:
-        yield "all", "other", seen.other_bytes
-    yield "", "other and unused" if seen.used_bytes is None else "free", seen.left_bytes
 
 
 def quantiles(name: str, values: Values) -> Spec:
@@ -412,7 +410,16 @@ def history(found: ReleaseHistory) -> Spec:
     told = [
         {"field": name, "title": title} for name, title in (("release", ""), ("shown", "value"), ("ratio", "ratio"))
     ]
-    points = {**place, **_step_looks(values), "tooltip": [*told, {"field": "step", "title": "it"}]}
+    # Colour and shape of what became of each release, with a legend of those that are there.
+    known = [words for words in STEP_LOOKS if any(row["step"] == words for row in values)]
+    step = {"field": "step", "type": "nominal", "title": None}
+    legend = {"orient": "bottom", "columns": 2, "symbolSize": 70}
+    colours, shapes = ([STEP_LOOKS[words][i] for words in known] for i in (0, 1))
+    looks = {
+        channel: {**step, "scale": {"domain": known, "range": each}, "legend": legend}
+        for channel, each in (("color", colours), ("shape", shapes))
+    }
+    points = {**place, **looks, "tooltip": [*told, {"field": "step", "title": "it"}]}
     layers: list[Spec] = [
         {"mark": LINE, "encoding": {**place, **plain, "detail": {"field": "run", "type": "nominal"}}},
         {
@@ -446,18 +453,6 @@ def _history_rows(found: ReleaseHistory) -> Values:
         certain = step.ratio.value if step and step.verdict in WORDS else 1.0
         values.append(row | {"risen": ratio if certain > 1 else "", "fallen": ratio if certain < 1 else ""})
     return values
-
-
-def _step_looks(values: Values) -> Spec:
-    """Colour and shape of what became of each release, with a legend of those that are there."""
-    known = [words for words in STEP_LOOKS if any(row["step"] == words for row in values)]
-    field = {"field": "step", "type": "nominal", "title": None}
-    legend = {"orient": "bottom", "columns": 2, "symbolSize": 70}
-    ranges = zip(*(STEP_LOOKS[words] for words in known), strict=True)
-    return {
-        channel: {**field, "scale": {"domain": known, "range": list(looks)}, "legend": legend}
-        for channel, looks in zip(("color", "shape"), ranges, strict=True)
-    }
 
 
 def cut_whiskers(found: ReleaseHistory) -> list[str]:
@@ -556,26 +551,6 @@ def _point_row(point: Point, seen: Interval, label: str) -> dict[str, Any]:
     rate = point.output_tokens_per_s
     row = {"x": point.concurrency, "y": rate, "low": seen.low, "high": seen.high, "series": label}
     return row | {"degraded": bool(point.degraded), "shown": f"{shown(rate, 4)} tokens/s"}
-
-
-def _plateau(flat: int, last: int, curve: Curve) -> Spec:
-    """The loads of the plateau, shaded."""
-    return {
-        "data": {"values": [{"from": flat, "to": last}]},
-        "mark": {"type": "rect", "opacity": 0.12, "color": COLOURS[2], "aria": False},
-        "encoding": {"x": {**_loads(curve), "field": "from"}, "x2": {"field": "to"}},
-    }
-
-
-def _cut(capacity: int) -> list[Spec]:
-    """A line at the number of requests that the KV cache has room for."""
-    data = {"values": [{"x": capacity, "text": "KV cache full"}]}
-    x = {"field": "x", "type": "quantitative"}
-    text = {"type": "text", "align": "right", "dx": -4, "baseline": "bottom", "fontSize": 10}
-    return [
-        {"data": data, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": {"x": x}},
-        {"data": data, "mark": text, "encoding": {"x": x, "y": {"value": 12}, "text": {"field": "text"}}},
-    ]
 
 
 def _line(values: Values, **look: Any) -> Spec:

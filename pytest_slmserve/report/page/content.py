@@ -9,65 +9,32 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.history import ReleaseHistory
 from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
 from pytest_slmserve.analysis.grouping import grouped
+from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.goodput import Slo, parse_slo
-from pytest_slmserve.analysis.metrics.latency import (
-    gaps_of,
-    judged_failures,
-    judged_rows,
-    request_latency,
-)
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.report import screen
 from pytest_slmserve.report.compare import METRICS
 from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.numbers import ABSENT, figure, milliseconds
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.glossary import GLOSSARY
-from pytest_slmserve.report.run_list import measured_facts
-from pytest_slmserve.report.screen import (
-    ROWS,
-    best_deployments,
-    disturbances,
-    model_rows,
-    undecided,
-    unexpected,
-)
+from pytest_slmserve.report.run_list import days_of, measured_facts
+from pytest_slmserve.report.tables import replicas as replica_tables
+from pytest_slmserve.report.tables import run as run_tables
 from pytest_slmserve.report.tables.findings import findings
 from pytest_slmserve.report.tables.goodput import goodput_columns, served
 from pytest_slmserve.report.tables.history import COLUMNS as HISTORY
 from pytest_slmserve.report.tables.history import case_text, history_by_case, rows_of_history
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import jobs_title
-from pytest_slmserve.report.tables.replicas import (
-    MEMORY,
-    MEMORY_LEGEND,
-    NAMES,
-    SENSED,
-    SERVED,
-    memory_rows,
-    replica_report,
-    replicas_by_host,
-)
-from pytest_slmserve.report.tables.run import (
-    EITHER,
-    Findings,
-    by_outcome,
-    heading,
-    in_order_of_claims,
-    outcome_words,
-    point_columns,
-    reason,
-    remarks,
-    tally,
-)
 from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.text_table import Column, laid_out, telling
 from pytest_slmserve.schema.environment import SIMULATED, Environment
@@ -143,25 +110,28 @@ def as_table(caption: str, rows: Sequence[Row], columns: Sequence[Column[Row]]) 
 
 
 def page_content(
-    found: Findings, measurements: Sequence[Measurement], status: int | None, sections: Sequence[PageSection] = ()
+    found: run_tables.Findings,
+    measurements: Sequence[Measurement],
+    status: int | None,
+    sections: Sequence[PageSection] = (),
 ) -> dict[str, Any]:
     """Names of the template with their values. sections: further ones."""
     gates = [PageSection("Gate", list(map(_gate, found.gates)))] if found.gates else []
-    kinds = by_outcome(found.judged, strict=found.strict)
+    kinds = run_tables.by_outcome(found.judged, strict=found.strict)
     shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
     with laid_out(WIDE):
-        title, sentences = disturbances(found)
+        title, sentences = screen.disturbances(found)
         return {
             "title": _title(measurements) or " and ".join(section.heading for section in sections) or NOTHING,
             "tallies": list(_tallies(kinds, found.gates)),
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
-            "unexpected": [*unexpected(kinds), *_gate_failures(found.gates), *found.failed],
-            "undecided": [*undecided(kinds, found.curves), *found.undecided],
+            "unexpected": [*screen.unexpected(kinds), *_gate_failures(found.gates), *found.failed],
+            "undecided": [*screen.undecided(kinds, found.curves), *found.undecided],
             "facts": _facts(measurements),
             "reproduce": found.command or reproduce(measurements),
-            "overview": [as_table(place, rows, ROWS) for place, rows in model_rows(found)],
-            "deployments": list(best_deployments(found)),
+            "overview": [as_table(place, rows, screen.ROWS) for place, rows in screen.model_rows(found)],
+            "deployments": list(screen.best_deployments(found)),
             "jobs": [
                 as_table(jobs_title(jobs[0].environment), jobs, JOBS)
                 for jobs in grouped(found.jobs, lambda job: job.environment.key).values()
@@ -196,12 +166,11 @@ def _facts(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
     if not measurements:
         return []
     facts = measured_facts(measurements)
-    dates = sorted({m.measured_at[:10] for m in measurements})
     each = {
         "machine": ", ".join(facts["devices"]),
         "vLLM": ", ".join(facts["vllm"]),
         "models": ", ".join(facts["models"]),
-        "measured": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
+        "measured": days_of(measurements),
         "measurements": f"{facts['measurements']:,}, of {facts['launches']:,} launches",
     }
     return [(name, value) for name, value in each.items() if value]
@@ -239,23 +208,23 @@ def _environments(measurements: Sequence[Measurement]) -> HtmlTable | None:
     return HtmlTable("Environment", heads, rows, [False] * len(heads)) if rows else None
 
 
-def _claims(found: Findings) -> Iterator[dict[str, Any]]:
+def _claims(found: run_tables.Findings) -> Iterator[dict[str, Any]]:
     """Each claim with its statement, its chart and a row for each verdict."""
-    for name, pairs in grouped(in_order_of_claims(found.judged), lambda pair: pair[0].claim).items():
+    for name, pairs in grouped(run_tables.in_order_of_claims(found.judged), lambda pair: pair[0].claim).items():
         claim = next((claim for claim in CLAIMS if claim.name == name), None)
         spec = charts.forest([verdict for verdict, _ in pairs])
         rows = []
         for verdict, row in pairs:
-            words = outcome_words(verdict, row, strict=found.strict)
+            words = run_tables.outcome_words(verdict, row, strict=found.strict)
             look = "open" if words == "undecided" else "bad" if words.isupper() else "good"
-            said = {"subject": verdict.subject, "why": reason(verdict, row, strict=found.strict)}
+            said = {"subject": verdict.subject, "why": run_tables.reason(verdict, row, strict=found.strict)}
             rows.append({"state": verdict.state.value, "words": words.lower(), "look": look, **said})
         chart = Chart("Interval of each subject against its bound", spec) if spec else None
         about = {"statement": claim.statement if claim else "", "source": claim.source if claim else ""}
         yield {"name": name, **about, "chart": chart, "verdicts": rows}
 
 
-def _model(label: str, curve: Curve, found: Findings) -> dict[str, Any]:
+def _model(label: str, curve: Curve, found: run_tables.Findings) -> dict[str, Any]:
     """A sweep: lines on what was measured, findings by name, charts, quantiles, the course of one window, tables and
     remarks."""
     tolerance = found.tolerance(curve, label)
@@ -268,20 +237,20 @@ def _model(label: str, curve: Curve, found: Findings) -> dict[str, Any]:
         ("Energy", charts.energy(curve)),
         (STEP_PARTS, charts.step_parts(steps := step_rows(curve), curve.subject)),
     ]
-    tables = [as_table(f"Points of {label}", curve.points, point_columns(curve))]
+    tables = [as_table(f"Points of {label}", curve.points, run_tables.point_columns(curve))]
     tables += [as_table(f"{STEP_PARTS}, {label}", steps, STEP)] if steps else []
     largest = curve.valid[-1]
     course = charts.timeline(largest.used[-1][0]) if largest.used else []
     return {
         "label": label,
-        "head": [line.strip() for line in heading(curve)],
+        "head": [line.strip() for line in run_tables.heading(curve)],
         "findings": list(findings(curve, tolerance)),
         "charts": [Chart(title, spec, NOTES.get(title, "")) for title, spec in made if spec],
         "quantiles": list(_quantiles(curve)),
         "course_title": f"One window at {largest.concurrency} in flight",
         "course": [Chart(title, spec) for title, spec in course],
         "tables": tables,
-        "remarks": [text.strip() for text in remarks(curve)],
+        "remarks": [text.strip() for text in run_tables.remarks(curve)],
     }
 
 
@@ -304,7 +273,7 @@ NOTES = {
 
 def _quantiles(curve: Curve) -> Iterator[Chart]:
     requests = {
-        point: [request_latency(m.run.samples, row) for (m,) in point.used for row in judged_rows(m)]
+        point: [latency.request_latency(m.run.samples, row) for (m,) in point.used for row in latency.judged_rows(m)]
         for point in curve.valid
     }
     for name in ("TTFT", "TPOT", "E2E"):
@@ -314,7 +283,7 @@ def _quantiles(curve: Curve) -> Iterator[Chart]:
             values += _shares(point, partial(percentile, known))
         if values:
             yield Chart(name, charts.quantiles(name, values))
-    gaps = [(point, gaps_of(m.run for group in point.used for m in group)) for point in curve.valid]
+    gaps = [(point, latency.gaps_of(m.run for group in point.used for m in group)) for point in curve.valid]
     if values := [row for point, seen in gaps if seen for row in _shares(point, seen.percentile)]:
         yield Chart("ITL", charts.quantiles("ITL", values))
 
@@ -371,13 +340,13 @@ def _window(group: Sequence[Measurement]) -> dict[str, Any]:
     """Requests of one repeat, in whole microseconds: since the one before was sent, to the first token, to the last."""
     (measurement,) = group
     samples, (opens, closes) = measurement.run.samples, measurement.run.window_s
-    rows = judged_rows(measurement)
+    rows = latency.judged_rows(measurement)
     ended = [row for row in rows if samples.finished[row] and samples.last_token_s[row] is not None]
     sent = [_us(samples.sent_s[row]) for row in ended]
     first = [None if (at := samples.first_token_s[row]) is None else _us(at) for row in ended]
     return {
         "seconds": closes - opens,
-        "dropped": judged_failures(measurement) + len(rows) - len(ended),
+        "dropped": latency.judged_failures(measurement) + len(rows) - len(ended),
         "sent": [at - before for at, before in zip(sent, [0, *sent])],
         "first": [None if at is None else at - begin for at, begin in zip(first, sent)],
         "last": [_us(samples.last_token_s[row] or 0.0) - begin for row, begin in zip(ended, sent)],
@@ -392,12 +361,12 @@ def _us(seconds: float) -> int:
 def _tallies(kinds: Mapping[str, Sequence[Verdict]], gates: Iterable[Gated]) -> Iterator[dict[str, Any]]:
     """Numbers of verdicts of each outcome of claims, those of which nothing is expected together, and of gates. look:
     good, bad or open."""
-    either = {name: them for name, them in kinds.items() if name.startswith(EITHER) and them}
+    either = {name: them for name, them in kinds.items() if name.startswith(run_tables.EITHER) and them}
     for name, them in kinds.items():
         if them and name not in either:
             yield {"count": len(them), "words": name, "look": LOOKS.get(name, "open")}
     if either:
-        yield {"count": sum(map(len, either.values())), "words": tally(either), "look": "open"}
+        yield {"count": sum(map(len, either.values())), "words": run_tables.tally(either), "look": "open"}
     for state, judged in grouped(gates, lambda gated: gated.outcome).items():
         words, look = GATE_KINDS[state]
         yield {"count": len(judged), "words": f"gate: {words}", "look": look}
@@ -410,45 +379,46 @@ def _gate_failures(found: Iterable[Gated]) -> Iterator[str]:
             yield from (f"{v.subject}: {v.claim}: {v.why}" for v in gated.exact if v.state is State.FAILS)
 
 
-def _replicas(found: Findings) -> Iterator[PageSection]:
+def _replicas(found: run_tables.Findings) -> Iterator[PageSection]:
     """A part for each kind of host that several engines shared."""
     parts = []
-    for title, _, entries in replicas_by_host(found.curves, found.shared):
+    for title, _, entries in replica_tables.replicas_by_host(found.curves, found.shared):
         named = [(f"{e.engines}, {e.sharing}, {e.served.concurrency} in flight", e.gain) for e in entries]
         spec = charts.gains([(name, gain) for name, gain in named if gain])
-        tables = [as_table("Throughput", entries, (*NAMES, *SERVED)), as_table("Sensors", entries, (*NAMES, *SENSED))]
-        tables = [each for each in tables if len(each.heads) > len(NAMES)]
+        tables = [
+            as_table("Throughput", entries, (*replica_tables.NAMES, *replica_tables.SERVED)),
+            as_table("Sensors", entries, (*replica_tables.NAMES, *replica_tables.SENSED)),
+        ]
+        tables = [each for each in tables if len(each.heads) > len(replica_tables.NAMES)]
         drawn = [Chart("Gain over one engine", spec, GAIN)] if spec else []
-        if (used := memory_rows(entries)) and (spec := charts.memory(used)):
-            drawn.append(Chart(MEMORY_PARTS, spec, MEMORY_LEGEND))
-            tables.append(as_table(MEMORY_PARTS, used, MEMORY))
+        if (used := replica_tables.memory_rows(entries)) and (spec := charts.memory(used)):
+            drawn.append(Chart(MEMORY_PARTS, spec, replica_tables.MEMORY_LEGEND))
+            tables.append(as_table(MEMORY_PARTS, used, replica_tables.MEMORY))
         with laid_out(TEXT_WIDTH):
-            text = "\n\n".join(replica_report(found.curves, found.shared))
+            text = "\n\n".join(replica_tables.replica_report(found.curves, found.shared))
         parts.append(Part(title, "open", drawn, tables, text))
     if parts:
         yield PageSection("Replicas", parts)
 
 
-def _history(found: Findings) -> Iterator[PageSection]:
+def _history(found: run_tables.Findings) -> Iterator[PageSection]:
     """A part for each case of which several releases were measured."""
     parts = []
     for title, alike in history_by_case(found.history).items():
         steps = {release.step.verdict for each in alike for release in each.releases if release.step}
         look = "bad" if Judgement.WORSE in steps else "open" if Judgement.UNDECIDED in steps else "good"
-        drawn = [Chart(METRICS[each.metric][0], charts.history(each), _history_note(each)) for each in alike]
+        drawn = []
+        for each in alike:  # of what whiskers are an interval, and which of them are cut
+            of = "launches" if min(release.launches for release in each.releases) >= LAUNCHES else "repeats"
+            cut = charts.cut_whiskers(each)
+            beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
+            note = f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {NOTES['History']}"
+            drawn.append(Chart(METRICS[each.metric][0], charts.history(each), note))
         with laid_out(TEXT_WIDTH):
             text = case_text(title, alike)
         parts.append(Part(title, look, drawn, [as_table(f"History of {title}", rows_of_history(alike), HISTORY)], text))
     if parts:
         yield PageSection("History", parts)
-
-
-def _history_note(found: ReleaseHistory) -> str:
-    """What the chart shows: of what whiskers are an interval, and which of them are cut."""
-    of = "launches" if min(each.launches for each in found.releases) >= LAUNCHES else "repeats"
-    cut = charts.cut_whiskers(found)
-    beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
-    return f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {NOTES['History']}"
 
 
 def _gate(gated: Gated) -> Part:

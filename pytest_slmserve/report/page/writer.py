@@ -16,10 +16,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.own_folder import make_folder
-from pytest_slmserve.archive.pages import Embedded
+from pytest_slmserve.archive.pages import Embedded, embedded
 from pytest_slmserve.report.as_json import plain
-from pytest_slmserve.report.page.content import PageSection, page_content
+from pytest_slmserve.report.page.content import PageSection, Part, page_content
 from pytest_slmserve.report.page.glossary import parts
 from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.schema.errors import BadUsage
@@ -54,6 +55,22 @@ def write_page(path: Path, page: str) -> None:
         beside.replace(path)
     except OSError as error:
         raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
+
+
+def write_section(
+    path: Path,
+    heading: str,
+    parts: Sequence[Part],
+    measurements: Sequence[Measurement] = (),
+    archives: Iterable[Path] = (),
+    *,
+    status: int | None = None,
+    curves: Sequence[Curve] = (),
+) -> None:
+    """Writes a page of one section, with the records of these archives inside. Raises BadUsage as `rendered` does."""
+    records = [one for archive in archives for one in embedded(archive)]
+    sections = [PageSection(heading, list(parts))]
+    write_page(path, rendered(Findings(curves=curves), measurements, records, status=status, sections=sections))
 
 
 def rendered(

@@ -149,15 +149,11 @@ def _fixed_part(law: Fit, work: Work | None, peaks: Peaks | None) -> str:
         return f"{seen}; {shapes}"
     reading = fixed_s_from_shapes(work, peaks)
     against = f"{milliseconds(reading)} ms to read the weights at {figure(peaks.bytes_per_s / 1e9, 4)} GB/s ({shapes})"
-    return f"{seen}, {against}: {_host(law, reading)}"
-
-
-def _host(law: Fit, reading_s: float) -> str:
-    """One plain sentence on what the difference is."""
-    more = law.fixed_s.value - reading_s
-    if more <= 0 or (law.fixed_s.low is not None and law.fixed_s.low <= reading_s):
-        return "no time is left for the host that this fit could tell from noise"
-    return f"the other {milliseconds(more)} ms is the host, the launching of kernels, and memory below its data sheet"
+    more = law.fixed_s.value - reading
+    if more <= 0 or (law.fixed_s.low is not None and law.fixed_s.low <= reading):
+        return f"{seen}, {against}: no time is left for the host that this fit could tell from noise"
+    rest = "the host, the launching of kernels, and memory below its data sheet"
+    return f"{seen}, {against}: the other {milliseconds(more)} ms is {rest}"
 
 
 def _roofline(curve: Curve) -> str:

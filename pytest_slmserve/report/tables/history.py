@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from pytest_slmserve.analysis.compare.history import ReleaseHistory, ReleaseMean
 from pytest_slmserve.analysis.compare.runs import FEW_LAUNCHES, NOISE, ONE_REPEAT, Judgement, MetricChange
@@ -21,6 +22,7 @@ LEGEND = (
 )
 
 Row = tuple[ReleaseHistory, ReleaseMean]
+FOUR = partial(figure, digits=4)
 
 COLUMNS: tuple[Column[Row], ...] = (
     Column("\nmetric", lambda row: METRICS[row[0].metric][0], "left"),
@@ -28,7 +30,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("\nvalue", lambda row: value_text(row[0], row[1].mean.value)),
     Column("95 %\nof value", lambda row: ends(row[1].mean, lambda end: value_text(row[0], end)), "left", rank=1),
     Column("\nratio", lambda row: figure(row[1].step.ratio.value, 4) if row[1].step else ""),
-    Column("95 %\nof ratio", lambda row: _ratio_ends(row[1].step), "left"),
+    Column("95 %\nof ratio", lambda row: ends(row[1].step.ratio, FOUR) if row[1].step else "", "left"),
     Column("\nverdict", lambda row: step_words(row[1].step) if row[1].step else "", "left"),
 )
 
@@ -69,10 +71,6 @@ def step_words(step: MetricChange) -> str:
 
 def value_text(history: ReleaseHistory, value: float) -> str:
     return figure(METRICS[history.metric][1] * value, 4)
-
-
-def _ratio_ends(step: MetricChange | None) -> str:
-    return ends(step.ratio, lambda end: figure(end, 4)) if step else ""
 
 
 def _reasons(alike: Sequence[ReleaseHistory]) -> Iterator[str]:

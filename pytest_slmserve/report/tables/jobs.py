@@ -49,9 +49,15 @@ COLUMNS: tuple[Column[JobPoint], ...] = (
 
 def job_report(jobs: Sequence[JobPoint]) -> Iterator[str]:
     """A table for each kind of host, and how to read it; nothing where there was no job."""
+
+    def place(p: JobPoint) -> tuple[str, str, float, float, int]:  # rates from all requests at once down
+        return p.model, p.batching, p.output_tokens, -p.load.rate, p.kv_blocks or 0
+
     for points in grouped(jobs, lambda p: p.environment.key).values():
-        rows = table(sorted(points, key=_place), COLUMNS)
-        yield "\n".join([jobs_title(points[0].environment), "", rows, *_remarks(points)])
+        named = ((p, f"{p.model}, {p.output_tokens:.0f} output tokens") for p in points)
+        remarks = (text for p, name in named for text in reasons(p, name))
+        rows = table(sorted(points, key=place), COLUMNS)
+        yield "\n".join([jobs_title(points[0].environment), "", rows, *remarks])
     if jobs:
         yield hanging(LEGEND, 0)
 
@@ -65,13 +71,3 @@ def _burstiness(load: OpenLoop) -> str:
     if load.burstiness == math.inf:
         return "constant"
     return "" if load.burstiness == 1 else f"{load.burstiness:g}"
-
-
-def _place(point: JobPoint) -> tuple[str, str, float, float, int]:
-    """Sort key of a job: related rows together, and rates in order from all requests at once down."""
-    return point.model, point.batching, point.output_tokens, -point.load.rate, point.kv_blocks or 0
-
-
-def _remarks(points: Sequence[JobPoint]) -> Iterator[str]:
-    for p in points:
-        yield from reasons(p, f"{p.model}, {p.output_tokens:.0f} output tokens")

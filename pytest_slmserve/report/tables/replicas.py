@@ -52,7 +52,7 @@ SERVED: tuple[Column[Entry], ...] = (
     Column("\nsum", lambda e: _other_sum(e.served), rank=6),
     Column("gain\n%", lambda e: change(e.gain), rank=1),
     Column("95 %\n", lambda e: changes(e.gain), "left", rank=2),
-    Column("E2E s\nlargest", lambda e: figure(_largest_e2e_s(e.served)), rank=3),
+    Column("E2E s\nlargest", lambda e: figure(getattr(e.served, "largest_e2e_s", e.served.e2e_s)), rank=3),
     Column("E2E s\np99", lambda e: figure(e.served.e2e_p99_s), rank=4),
     Column("\nvalid", lambda e: valid_cell(e.served), "left"),
 )
@@ -122,8 +122,12 @@ def replicas_by_host(
     """Title, points and rows of the table of each kind of host."""
     for points in grouped(shared, lambda p: p.environment.per_gpu_key).values():
         models = grouped(points, lambda p: p.model or p.models).values()
-        alike = sorted(models, key=lambda alike: not alike[0].model)
-        yield _title(points), points, [entry for each in alike for entry in _entries(each, curves)]
+        alike, where = sorted(models, key=lambda alike: not alike[0].model), points[0].environment
+        place = "" if any(point.sharing == "gpus" for point in points) else " on one device"
+        title = f"Replicas{place}: {served_on(where)}"
+        if where.platform == "remote":
+            title = f"Replicas at URLs of their own, the first at {where.url}: what they share is not known"
+        yield title, points, [entry for each in alike for entry in _entries(each, curves)]
 
 
 def memory_rows(entries: Sequence[Entry]) -> list[MemoryRow]:
@@ -140,27 +144,19 @@ def memory_names(rows: Sequence[MemoryRow]) -> list[str]:
     return [f"{name}, KV {row.kv_gib} GiB" if often[name] > 1 else name for name, row in zip(names, rows)]
 
 
-def _title(points: Sequence[ReplicaPoint]) -> str:
-    where = points[0].environment
-    if where.platform == "remote":
-        return f"Replicas at URLs of their own, the first at {where.url}: what they share is not known"
-    place = "" if any(point.sharing == "gpus" for point in points) else " on one device"
-    return f"Replicas{place}: {served_on(where)}"
-
-
 def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
     """Rows of one model, or one set of them: under each load one engine alone first, where it was measured."""
+
+    def place(point: ReplicaPoint) -> tuple[int, bool, int, int]:
+        return SHARINGS.index(point.sharing), point.pinned, point.thread_percentage or 0, point.count
+
     for under in grouped(points, lambda p: (p.concurrency, p.workload, p.ramp_up)).values():
         alone = alone_at(under[0], curves)
         if alone:
             yield Entry(under[0].models[0], "alone", alone)
-        for point in sorted(under, key=_place):
+        for point in sorted(under, key=place):
             gain = ratio(point, alone) if alone and point.valid else None
             yield Entry(engines(point.models), deployed(point), point, gain)
-
-
-def _place(point: ReplicaPoint) -> tuple[int, bool, int, int]:
-    return SHARINGS.index(point.sharing), point.pinned, point.thread_percentage or 0, point.count
 
 
 def alone_at(shared: ReplicaPoint, curves: Sequence[Curve]) -> Point | None:
@@ -174,15 +170,9 @@ def deployed(point: ReplicaPoint) -> str:
     return f"{point.sharing}{', pinned' if point.pinned else ''}{part}"
 
 
-def _largest_e2e_s(served: Point | ReplicaPoint) -> float | None:
-    return served.e2e_s if isinstance(served, Point) else served.largest_e2e_s
-
-
 def _other_sum(served: Point | ReplicaPoint) -> str:
     """The paper's sum, where it is another number to the digits shown."""
-    if isinstance(served, Point):
-        return ABSENT
-    text = figure(served.sum_tokens_per_s, 4)
+    text = figure(getattr(served, "sum_tokens_per_s", None), 4)
     return ABSENT if text == figure(served.output_tokens_per_s, 4) else text
 
 

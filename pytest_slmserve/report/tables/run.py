@@ -21,24 +21,16 @@ from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve
 from pytest_slmserve.analysis.sweep.labels import front_ends, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.loads.single_load import chunks, further, without
+from pytest_slmserve.report.loads import chunks, further, without
 from pytest_slmserve.report.numbers import ABSENT, change, changes, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.tables import sensors
 from pytest_slmserve.report.tables.findings import amount, findings, hosts, remark, served_on, spread
 from pytest_slmserve.report.tables.goodput import slo_report
 from pytest_slmserve.report.tables.jobs import job_report
 from pytest_slmserve.report.tables.replicas import replica_report
-from pytest_slmserve.report.tables.sensors import (
-    STEP_LEGEND,
-    energy_report,
-    legend,
-    sensor_table,
-    step_rows,
-    step_table,
-)
 from pytest_slmserve.report.tables.several_gpus import gpus_report
 from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
 from pytest_slmserve.report.text_table import Column, hanging, named, table
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
@@ -77,7 +69,7 @@ def sweep_report(
     """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat.
     slo: adds how many requests met it. fastest: what the speed of a host is relative to; None: its best in this
     sweep."""
-    further = [sensor_table(curve, fastest), step_table(curve), slo_report(curve, slo) if slo else ""]
+    further = [sensors.sensor_table(curve, fastest), sensors.step_table(curve), slo_report(curve, slo) if slo else ""]
     lines = [*heading(curve), *(["", point_table(curve)] if curve.points else []), *remarks(curve)]
     lines += [line for table in further if table for line in ("", table)]
     seen = list(findings(curve, tolerance))
@@ -128,11 +120,11 @@ def run_lines(found: Findings) -> Iterator[tuple[str, Colour | None]]:
         yield f"{report}\n", None
     if labelled:
         yield f"{hanging(LEGEND, 0)}\n", None
-    if read := legend(curves):
+    if read := sensors.legend(curves):
         yield f"{hanging(read, 0)}\n", None
-    if any(map(step_rows, curves)):
-        yield f"{hanging(STEP_LEGEND, 0)}\n", None
-    others = (gpus_report(curves), interfaces_report(curves), job_report(found.jobs), energy_report(curves))
+    if any(map(sensors.step_rows, curves)):
+        yield f"{hanging(sensors.STEP_LEGEND, 0)}\n", None
+    others = (gpus_report(curves), interfaces_report(curves), job_report(found.jobs), sensors.energy_report(curves))
     for text in chain(replica_report(curves, found.shared), *others):
         yield f"{text}\n", None
     if found.judged:
@@ -150,8 +142,14 @@ def heading(curve: Curve) -> Iterator[str]:
         if first := curve.first:
             yield from (f"  {text}" for text in (*further(first), *without(first), *chunks(first)))
     else:
-        yield f"{curve.subject}{_place(spec, where)}"
-        yield f"  {_engine(spec, where, curve.resolved)}"
+        vllm = "no vLLM" if spec.platform == "simulated" else f"vLLM {where.vllm or ABSENT}"
+        dtype = next((r.dtype for r in curve.resolved if r.dtype), spec.dtype)
+        several, title = spec.tensor_parallel_size, where.title
+        place = f" on {title}" if several == 1 else f" on {several} x {title}"
+        if several > 1 and spec.platform != "cuda":  # what is no device is not counted
+            place = f", TP {several}, on {title}"
+        yield f"{curve.subject}{place}"
+        yield f"  {vllm}, {spec.interface} interface{front_ends(spec)}, {dtype}, load format {spec.load_format}"
     if curve.workload:
         yield hanging(f"  workload: {workload_text(curve.workload)}", 4)
     if load := curve.load:
@@ -163,21 +161,6 @@ def heading(curve: Curve) -> Iterator[str]:
             capacity = f"; room for {curve.kv_capacity:,} requests of {curve.workload.longest:,} tokens"
         yield hanging(f"  engine: {_limits(spec, curve.resolved)}{capacity}", 4)
     yield f"  measured: {_amount(curve)}"
-
-
-def _place(spec: EngineSpec, where: Environment) -> str:
-    """ " on 2 x NVIDIA H200"; what is no device is not counted: ", TP 2, on a SIMULATED ENGINE" """
-    if spec.tensor_parallel_size == 1:
-        return f" on {where.title}"
-    if spec.platform == "cuda":
-        return f" on {spec.tensor_parallel_size} x {where.title}"
-    return f", TP {spec.tensor_parallel_size}, on {where.title}"
-
-
-def _engine(spec: EngineSpec, where: Environment, resolved: Sequence[Resolved]) -> str:
-    vllm = "no vLLM" if spec.platform == "simulated" else f"vLLM {where.vllm or ABSENT}"
-    dtype = next((r.dtype for r in resolved if r.dtype), spec.dtype)
-    return f"{vllm}, {spec.interface} interface{front_ends(spec)}, {dtype}, load format {spec.load_format}"
 
 
 def workload_text(workload: WorkloadReference) -> str:

@@ -14,8 +14,13 @@ from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.report.numbers import ABSENT, figure, hundredths, milliseconds
 from pytest_slmserve.report.text_table import Column, table, telling
 
-REST = "which neither its bytes nor its FLOPs fill at the data sheet."
+# What the legend says of columns.
+ENERGY_OF_A_TOKEN = "mJ/token: energy of an output token."
+OWN_CORES = "own cores: CPU time of this run's processes."
 HOST_SPEED = "host speed: of its cores, relative to the fastest seen beside any window, by a fixed piece of Python."
+HOST_WAIT = "host wait: share of the time of that piece in which it had no core."
+REST = "rest: unexplained share of a step, which neither its bytes nor its FLOPs fill at the data sheet."
+BOUND = "bound: the resource nearest to its peak, by the counters."
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,10 @@ class SensedPoint:
 
     point: Point
     host_speed: float | None = None
+
+    @property
+    def host_wait(self) -> float | None:
+        return waiting(self.point.canary_s, self.point.canary_cpu_s)
 
 
 def _share(head: str, name: str, rank: int, about: str = "") -> Column[SensedPoint]:
@@ -42,34 +51,14 @@ COLUMNS: tuple[Column[SensedPoint], ...] = (
     _share("DRAM\n%", "dram_active", 1, "DRAM, tensor: share of the time in which they were active."),
     _share("tensor\n%", "tensor_active", 1),
     Column("power\nW", lambda at: figure(at.point.power_w), rank=2),
-    Column(
-        "mJ/\ntoken", lambda at: milliseconds(at.point.energy_per_token_j), about="mJ/token: energy of an output token."
-    ),
-    Column(
-        "clock\nMHz", lambda at: figure(None if at.point.sm_clock_hz is None else at.point.sm_clock_hz / 1e6, 4), rank=8
-    ),
+    Column("mJ/\ntoken", lambda at: milliseconds(at.point.energy_per_token_j), about=ENERGY_OF_A_TOKEN),
+    Column("clock\nMHz", lambda at: figure(at.point.sm_clock_hz and at.point.sm_clock_hz / 1e6, 4), rank=8),
     _share("cap\n%", "power_capped", 4, "cap: time in which the power limit held the clock down."),
-    Column(
-        "own\ncores",
-        lambda at: figure(at.point.own_cores),
-        about="own cores: CPU time of this run's processes.",
-        rank=5,
-    ),
+    Column("own\ncores", lambda at: figure(at.point.own_cores), about=OWN_CORES, rank=5),
     Column("host\nspeed %", lambda at: hundredths(at.host_speed), about=HOST_SPEED, rank=4),
-    Column(
-        "host\nwait %",
-        lambda at: hundredths(waiting(at.point.canary_s, at.point.canary_cpu_s)),
-        about="host wait: share of the time of that piece in which it had no core.",
-        rank=8,
-    ),
-    _share("rest\n%", "unexplained", 5, f"rest: unexplained share of a step, {REST}"),
-    Column(
-        "\nbound",
-        lambda at: at.point.bound or ABSENT,
-        "left",
-        "bound: the resource nearest to its peak, by the counters.",
-        3,
-    ),
+    Column("host\nwait %", lambda at: hundredths(at.host_wait), about=HOST_WAIT, rank=8),
+    _share("rest\n%", "unexplained", 5, REST),
+    Column("\nbound", lambda at: at.point.bound or ABSENT, "left", BOUND, 3),
     Column("\nsensors", lambda at: "degraded" if at.point.degraded else "ok" if at.point.valid else ABSENT, "left"),
 )
 STEP_LEGEND = (

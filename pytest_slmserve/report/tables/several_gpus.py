@@ -31,7 +31,8 @@ LEGEND = (
 
 def gpus_report(curves: Sequence[Curve]) -> Iterator[str]:
     """A table for each model that was served on several GPUs, what to deploy by it, and how to read it."""
-    shown = [(curve, found) for curve in curves if on_several_gpus(curve) and (found := _deployed(curve))]
+    each = ((curve, deployments(curve)) for curve in curves if on_several_gpus(curve))
+    shown = [(curve, found) for curve, found in each if any(one.gpus > 1 for one in found)]
     names = labels([curve for curve, _ in shown])
     yield from (_of_model(name, curve, found) for name, (curve, found) in zip(names, shown))
     if shown:
@@ -46,14 +47,14 @@ def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
                 yield hanging(f"{curve.subject} on {text}", 2)
 
 
-def _deployed(curve: Curve) -> Sequence[Deployment]:
-    """The deployments of a model; none where nothing of it stands on several GPUs."""
-    found = deployments(curve)
-    return found if any(one.gpus > 1 for one in found) else ()
-
-
 def _of_model(name: str, curve: Curve, found: Sequence[Deployment]) -> str:
-    said = [hanging(text, 2) for text in (*_waiting(found), *_each_gpu(curve), *_answers(curve, found))]
+    waiting = [
+        f"{one.concurrency} in flight do not fit into the KV memory of {counted(one.gpus, 'GPU')}: "
+        f"{figure(one.served.batch)} ran at once, the others waited. What more GPUs gain there is memory, not speed"
+        for one in found
+        if not one.fits and isinstance(one.served, Point)
+    ]
+    said = [hanging(text, 2) for text in (*waiting, *_each_gpu(curve), *_answers(curve, found))]
     return "\n".join([f"{name} on several GPUs: {served_on(curve.environment)}", "", _table(curve, found), *said])
 
 
@@ -102,16 +103,6 @@ def requests_per_s(curve: Curve, one: Deployment) -> float | None:
 def joules_per_request(curve: Curve, one: Deployment) -> float | None:
     per_token = one.served.energy_per_token_j
     return None if per_token is None or curve.workload is None else per_token * curve.workload.mean_output_tokens
-
-
-def _waiting(found: Sequence[Deployment]) -> Iterator[str]:
-    for one in found:
-        if not one.fits and isinstance(one.served, Point):
-            yield (
-                f"{one.concurrency} in flight do not fit into the KV memory of {counted(one.gpus, 'GPU')}: "
-                f"{figure(one.served.batch)} ran at once, the others waited. What more GPUs gain there is memory, not "
-                f"speed"
-            )
 
 
 def _each_gpu(curve: Curve) -> Iterator[str]:

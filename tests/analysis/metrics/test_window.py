@@ -12,7 +12,7 @@ from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.metrics.schedule_delay import schedule_delay
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import steps_of
-from pytest_slmserve.report.loads.single_load import latencies
+from pytest_slmserve.report.loads import latencies
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream

@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives,
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.report.advice.deploy_commands import line, lines, serve, starts
+from pytest_slmserve.report.advice.deploy_commands import lines, serve, starts
 from pytest_slmserve.report.advice.text import advice_facts, objective, text
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.schema.specs import GIB
@@ -84,8 +84,8 @@ def test_one_model_as_text():
 def test_one_engine_and_two_for_a_trial():
     single, double = starts(planned())
     assert len(single.commands) == 1 and not single.mps and len(double.commands) == 2 and double.mps
-    assert [options(line(words))["--port"] for words in double.commands] == ["8000", "8001"]
-    assert {options(line(words))["--max-num-seqs"] for words in double.commands} == {"32"}
+    assert [options(shlex.join(words))["--port"] for words in double.commands] == ["8000", "8001"]
+    assert {options(shlex.join(words))["--max-num-seqs"] for words in double.commands} == {"32"}
     assert "start the MPS daemon" in flat(text(planned(), SOURCE))
 
 
@@ -154,8 +154,8 @@ FOOTPRINTS = st.builds(
 def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, tokens):
     engine = ServedEngine(model=model, dtype="float16", max_num_batched_tokens=tokens, footprint=footprint)
     words = serve(engine, batch, gib * GIB)
-    seen = options(line(words))
-    assert shlex.split(line(words)) == list(words) and words[:3] == ("vllm", "serve", model)
+    seen = options(shlex.join(words))
+    assert shlex.split(shlex.join(words)) == list(words) and words[:3] == ("vllm", "serve", model)
     assert int(seen["--max-num-seqs"]) == batch and int(seen["--max-model-len"]) == footprint.longest
     assert int(seen["--kv-cache-memory-bytes"]) == footprint.kv_bytes(batch) and seen["--dtype"] == "float16"
     assert seen.get("--max-num-batched-tokens") == (None if tokens is None else str(tokens))
@@ -171,12 +171,15 @@ def test_a_command_broken_for_a_terminal_is_the_same_for_a_shell(model, width):
 
 def test_lines_are_as_long_as_they_may_be():
     words = (*serve(ENGINE, 64, 140 * GIB), "--port", "8000")
-    assert all(len(row) <= 80 for row in lines(words, 80).splitlines()) and lines(words, 1000) == line(words)
+    assert all(len(row) <= 80 for row in lines(words, 80).splitlines()) and lines(words, 1000) == shlex.join(words)
 
 
 def test_what_is_not_known_of_the_engine_is_left_to_vllm():
     bare = replace(ENGINE, max_num_batched_tokens=None, footprint=None, arguments=("--enforce-eager",))
-    assert line(serve(bare, 8, None)) == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"
+    assert (
+        shlex.join(serve(bare, 8, None))
+        == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"
+    )
 
 
 # JSON

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve.report.export import asv, asv_files
+from pytest_slmserve.report.export import asv
 from pytest_slmserve.report.export.asv import START, BenchmarkHost, Seen, Value
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
@@ -20,7 +20,7 @@ from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
 
 statistics = pytest.importorskip("asv_runner.statistics", reason="needs asv")
 
-COMMIT = asv_files.Commit("c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600)
+COMMIT = asv.Commit("c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600)
 COSTS = ("seconds_per_1000_requests", "ms_per_output_token", "joules_per_1000_output_tokens")
 READY = replace(RESOLVED, ready_s=40.0)
 
@@ -76,7 +76,7 @@ def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
     (samples,) = [v.samples for v in next(iter(asv.values(asv.seen(made)).values())) if v.benchmark.endswith(COSTS[0])]
     means = [sum(32_000 / r for r in each) / len(each) for each in rates.values()]
     assert sorted(samples) == pytest.approx(sorted(means), rel=1e-3)
-    facts = asv_files.facts_of(samples)
+    facts = asv.facts_of(samples)
     result, stats = statistics.compute_stats(list(samples), 1)
     assert facts["result"] == pytest.approx(result, rel=1e-5) and facts["samples"] == list(samples)
     assert {name: facts[f"stats_{name}"] for name in stats} == pytest.approx(stats, rel=1e-4)
@@ -177,7 +177,7 @@ def test_a_simulated_engine_is_of_no_release() -> None:
 def test_without_asv_runner_it_is_said_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
     with pytest.raises(BadUsage, match=r"pip install 'pytest-slmserve\[asv\]'"):
-        asv_files.facts_of([1.0])
+        asv.facts_of([1.0])
 
 
 # Files
@@ -201,13 +201,13 @@ def value_of(name: str, parameters: tuple[str, ...], samples: tuple[float, ...],
     return Value(name, parameters, samples, "2026-01-01T00:00:00+00:00", launches, **facts)
 
 
-def file_of(planted: Cells, old: asv_files.File | None = None, launch: str = "a") -> asv_files.File:
+def file_of(planted: Cells, old: asv.File | None = None, launch: str = "a") -> asv.File:
     found = [value_of(name, parameters, samples, launch) for (name, parameters), samples in planted.items()]
-    return asv_files.result_file(PLACE, COMMIT, found, old)
+    return asv.result_file(PLACE, COMMIT, found, old)
 
 
-def samples_in(file: asv_files.File) -> Cells:
-    rows = asv_files.rows_of(file).items()
+def samples_in(file: asv.File) -> Cells:
+    rows = asv.rows_of(file).items()
     return {(name, key): tuple(facts["samples"]) for name, row in rows for key, facts in row.facts.items()}
 
 
@@ -247,8 +247,8 @@ def test_samples_of_a_file_that_names_no_launch_are_those_that_are_nearly_the_sa
     [(False, True, (1.0,)), (True, False, (2.0,)), (True, True, (1.0, 2.0)), (False, False, (1.0, 2.0))],
 )
 def test_what_is_degraded_gives_way_to_what_is_sound(before, after, samples) -> None:
-    old = asv_files.result_file(PLACE, COMMIT, [value_of(*CELL, (1.0,), degraded=before)])
-    new = asv_files.result_file(PLACE, COMMIT, [value_of(*CELL, (2.0,), "b", degraded=after)], old)
+    old = asv.result_file(PLACE, COMMIT, [value_of(*CELL, (1.0,), degraded=before)])
+    new = asv.result_file(PLACE, COMMIT, [value_of(*CELL, (2.0,), "b", degraded=after)], old)
     assert samples_in(json.loads(json.dumps(new))) == {CELL: samples}
 
 
@@ -260,7 +260,7 @@ def test_a_row_is_as_asv_wants_it(planted: Cells) -> None:
     for name, row in file["results"].items():
         columns = dict(zip(file["result_columns"], row, strict=True))
         keys = list(itertools.product(*columns["params"]))
-        assert columns["version"] == "1" and {len(columns[c]) for c in asv_files.PER_VALUE} == {len(keys)}
+        assert columns["version"] == "1" and {len(columns[c]) for c in asv.PER_VALUE} == {len(keys)}
         for key, value in zip(keys, columns["result"]):
             known = planted.get((name, key))
             assert value == (None if known is None else asv.rounded(statistics.quantile(known, 0.5)))
@@ -271,7 +271,7 @@ def test_a_row_is_as_asv_wants_it(planted: Cells) -> None:
 @settings(deadline=None)
 @given(cells(), cells())
 def test_the_list_of_benchmarks_has_the_parameters_of_all_files(one: Cells, two: Cells) -> None:
-    listed = asv_files.benchmarks_file([file_of(one), file_of(two)], {"theirs.time_it": {"name": "theirs.time_it"}})
+    listed = asv.benchmarks_file([file_of(one), file_of(two)], {"theirs.time_it": {"name": "theirs.time_it"}})
     assert listed.pop("version") == 2 and listed.pop("theirs.time_it") == {"name": "theirs.time_it"}
     assert listed.keys() == {name for name, _ in (*one, *two)}
     for name, parameters in (*one, *two):
@@ -282,7 +282,7 @@ def test_the_list_of_benchmarks_has_the_parameters_of_all_files(one: Cells, two:
 
 def test_parameters_are_in_the_order_of_numbers() -> None:
     planted: Cells = {("a.ms_per_output_token", ("'x'", str(c))): (1.0,) for c in (1024, 8, 96, 2)}
-    assert asv_files.benchmarks_file([file_of(planted)])["a.ms_per_output_token"]["params"][1] == [
+    assert asv.benchmarks_file([file_of(planted)])["a.ms_per_output_token"]["params"][1] == [
         "2",
         "8",
         "96",
@@ -292,6 +292,6 @@ def test_parameters_are_in_the_order_of_numbers() -> None:
 
 def test_columns_that_asv_left_out_are_not_needed() -> None:
     """asv writes a column that is empty as null, and leaves empty ones at the end out."""
-    file = {"result_columns": list(asv_files.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
-    (row,) = asv_files.rows_of(file).values()
+    file = {"result_columns": list(asv.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
+    (row,) = asv.rows_of(file).values()
     assert row.facts == {("'x'",): {"result": 3.5}} and row.started_at == 0

@@ -17,8 +17,7 @@ from pytest_slmserve.analysis.stored.claims import stored_curves
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.figures.drawing import shown
 from pytest_slmserve.report.figures.latencies import latency, rates
-from pytest_slmserve.report.loads.open_loop import is_windowed, rows_of_load
-from pytest_slmserve.report.loads.single_load import ValidityCriteria
+from pytest_slmserve.report.loads import ValidityCriteria, is_windowed, rows_of_load
 from pytest_slmserve.report.point_facts import point_facts
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement

@@ -1,1 +1,0 @@
-"""Reports of single loads and of request rates, as `measure` prints them."""
