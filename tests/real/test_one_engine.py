@@ -42,6 +42,13 @@ def test_vllm_knows_every_variable_that_is_set(engine):
     assert "Unknown vLLM environment variable" not in log
 
 
+def test_vllm_is_imported_twice_and_not_a_third_time_by_the_engine_core(engine):
+    """The core is forked, and only its model process is spawned: by vLLM itself, from the core."""
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in group(engine.child.process.pid)]
+    assert sum(b"VLLM::EngineCore" in command for command in commands) == 1
+    assert sum(b"resource_tracker" in command for command in commands) == 1, "spawned from one process alone"
+
+
 def test_a_trace_has_the_steps_of_the_load(engine, traces):
     workload = small_workload(requests=64, output_tokens=16)
     assert engine.profile(workload, ClosedLoop(4, window_s=1.0)) is None

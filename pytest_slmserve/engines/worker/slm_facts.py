@@ -6,6 +6,7 @@ engine that shares its device to wait for its turn.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -23,6 +24,9 @@ def await_turn() -> None:
             time.sleep(LOOK_S)
 
 
+if not gc.isenabled():  # for the imports, by `vllm_worker`
+    gc.enable()
+    gc.collect()  # now, and not in the middle of a window
 await_turn()
 
 

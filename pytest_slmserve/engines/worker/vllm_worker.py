@@ -12,6 +12,7 @@ All times are `time.monotonic()`, the clock that vLLM's engine core stamps reque
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import json
 import os
@@ -31,6 +32,16 @@ PROGRESS_S = 0.5
 FAILURES_UNTIL_GIVEN_UP = 5
 PROFILED_S = 1.0  # of a load: hundreds of steps, each of thousands of events
 STALL_S = 60.0  # an engine that makes no step for so long will make none
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+# vLLM imports 700,000 objects that stay. A collector looks at them all again and again: for a quarter of the import,
+# and for two seconds of the exit, also in the processes that vLLM spawns, which import this module first.
+atexit.register(gc.freeze)
+if __name__ == "__mp_main__":  # spawned
+    from multiprocessing import current_process
+
+    if current_process().name.startswith("VllmWorker"):
+        gc.disable()  # until `slm_facts` is imported, which is last
 
 
 class StepTrace:
@@ -101,11 +112,21 @@ class Server:
         return await self.run(message["load"], message.get("at"))
 
     async def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        gc.disable()
         from vllm import AsyncEngineArgs, AsyncLLMEngine
+
+        class Arguments(AsyncEngineArgs):  # type: ignore[misc]
+            def create_engine_config(self, *args: Any, **kwargs: Any) -> Any:
+                chosen = os.environ.get(START_METHOD)
+                config = super().create_engine_config(*args, **kwargs)
+                gc.freeze()  # before a fork, whose child then shares these pages
+                gc.enable()
+                fork_core(chosen)
+                return config
 
         if folder := os.environ.get("SLM_PROFILE"):
             arguments |= profiler_arguments(AsyncEngineArgs, folder)
-        self.engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[StepTrace])
+        self.engine = AsyncLLMEngine.from_engine_args(Arguments(**arguments), stat_loggers=[StepTrace])
         parts: list[dict[str, Any]] = await self.engine.collective_rpc("slm_facts")
         return {**resolved(self.engine.vllm_config), "parts": parts}
 
@@ -145,14 +166,23 @@ class Server:
         self.runs += 1
         StepTrace.rows = []
         gc.collect()
-        gc.freeze()  # a collection in the middle of a window would stop the front end for tens of milliseconds
+        # A collection in the middle of a window would stop the front end for tens of milliseconds. What is frozen stays
+        # so: else each run would begin with a look at all that was imported, which takes half a second.
+        gc.freeze()
         run = (kind or WorkerRun)(self, load, gated=at is not None)
         await asyncio.sleep(max(0.0, (at or 0.0) - time.monotonic()))
         try:
             return await run.result()
         finally:
             StepTrace.on_step = None
-            gc.unfreeze()
+
+
+def fork_core(chosen: str | None) -> None:
+    """Have the engine core forked where vLLM's platform has just said "spawn", as its CPU backend does, and the user
+    has chosen neither: spawned it would import vLLM once more. The core itself spawns, for OpenMP cannot be forked."""
+    if chosen is None and os.environ.get(START_METHOD) == "spawn":
+        os.environ[START_METHOD] = "fork"
+        os.register_at_fork(after_in_child=partial(os.environ.__setitem__, START_METHOD, "spawn"))
 
 
 def greedy(tokens: int) -> Any:

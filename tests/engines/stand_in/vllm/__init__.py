@@ -50,6 +50,9 @@ class AsyncEngineArgs:
     fault: str = ""
     fault_at: int = 0
 
+    def create_engine_config(self) -> None:
+        """Called as vLLM's is, once, before it has any process."""
+
 
 @dataclass
 class SamplingParams:
@@ -108,6 +111,7 @@ class AsyncLLMEngine:
     @classmethod
     def from_engine_args(cls, arguments: AsyncEngineArgs, stat_loggers: list[Any]) -> AsyncLLMEngine:
         print("INFO all is imported", flush=True)
+        arguments.create_engine_config()
         importlib.import_module(arguments.worker_extension_cls.partition(".")[0])
         print("INFO the stand-in starts", flush=True)
         match arguments.fault:
