@@ -19,6 +19,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
@@ -118,6 +119,7 @@ class Server:
         class Arguments(AsyncEngineArgs):  # type: ignore[misc]
             def create_engine_config(self, *args: Any, **kwargs: Any) -> Any:
                 chosen = os.environ.get(START_METHOD)
+                inspect_models_here()
                 config = super().create_engine_config(*args, **kwargs)
                 gc.freeze()  # before a fork, whose child then shares these pages
                 gc.enable()
@@ -175,6 +177,17 @@ class Server:
             return await run.result()
         finally:
             StepTrace.on_step = None
+
+
+def inspect_models_here() -> None:
+    """Have vLLM's CPU backend inspect the model's class in this process, when none has before: it would import vLLM in
+    one more process for that, which on a GPU keeps CUDA out of this one."""
+    with suppress(ImportError, AttributeError):  # a release that does so otherwise
+        from vllm.model_executor.models import registry
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu() and registry._run_in_subprocess:
+            registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def fork_core(chosen: str | None) -> None:
