@@ -157,7 +157,7 @@ def test_a_price_is_positive_and_grows_with_the_load(platform, concurrency, ramp
 
 def test_a_start_costs_what_the_backend_takes():
     backends = [platform for platform in DEFAULTS if platform != "remote"]
-    assert [start_estimate_s(EngineSpec("x", platform=b, kv_cache_bytes=GIB)) for b in backends] == [55.0, 30.0, 0.0]
+    assert [start_estimate_s(EngineSpec("x", platform=b, kv_cache_bytes=GIB)) for b in backends] == [55.0, 15.0, 0.0]
     assert start_estimate_s(EngineSpec("x", platform="remote", interface="endpoint", url="http://h/x")) == 0.0
     one = EngineSpec("x", platform="cuda", kv_cache_bytes=GIB)
     assert start_estimate_s(ReplicaSpec((one, one, one))) == 55.0 + 2 * 27.0, "launched together, then in turn"
