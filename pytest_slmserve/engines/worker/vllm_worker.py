@@ -123,7 +123,7 @@ class Server:
                 config = super().create_engine_config(*args, **kwargs)
                 gc.freeze()  # before a fork, whose child then shares these pages
                 gc.enable()
-                fork_core(chosen)
+                fork_core(config, chosen)
                 return config
 
         if folder := os.environ.get("SLM_PROFILE"):
@@ -190,10 +190,12 @@ def inspect_models_here() -> None:
             registry._run_in_subprocess = lambda inspect: inspect()
 
 
-def fork_core(chosen: str | None) -> None:
-    """Have the engine core forked where vLLM's platform has just said "spawn", as its CPU backend does, and the user
-    has chosen neither: spawned it would import vLLM once more. The core itself spawns, for OpenMP cannot be forked."""
-    if chosen is None and os.environ.get(START_METHOD) == "spawn":
+def fork_core(config: Any, chosen: str | None) -> None:
+    """Have the engine core of the CPU backend forked, as it is on a GPU, unless the user has chosen: spawned, as that
+    backend has it, the core would import vLLM once more. The core spawns the model's process, for OpenMP cannot be
+    forked; one that has the model itself stays spawned."""
+    apart = config.parallel_config.distributed_executor_backend == "mp"
+    if chosen is None and apart and config.device_config.device_type == "cpu":
         os.environ[START_METHOD] = "fork"
         os.register_at_fork(after_in_child=partial(os.environ.__setitem__, START_METHOD, "spawn"))
 

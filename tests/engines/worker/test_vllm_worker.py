@@ -270,6 +270,32 @@ def test_limits_that_a_release_does_not_report_are_none(worker):
     assert (facts["chunked_prefill"], facts["async_scheduling"]) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("device", "executor", "chosen", "method"),
+    [
+        ("cpu", "mp", None, "fork"),
+        ("cpu", "mp", "spawn", "spawn"),
+        ("cpu", "uni", None, "spawn"),  # the model is in the core, and OpenMP cannot be forked
+        ("cuda", "mp", None, "spawn"),
+    ],
+)
+def test_the_core_is_forked_on_the_cpu_and_spawns_the_process_of_the_model(
+    worker, monkeypatch, device, executor, chosen, method
+):
+    in_child = []
+    monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: in_child.append(after_in_child))
+    monkeypatch.setenv(worker.START_METHOD, "spawn")  # as the configuration leaves it
+    config = SimpleNamespace(
+        device_config=SimpleNamespace(device_type=device),
+        parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+    )
+    worker.fork_core(config, chosen)
+    assert os.environ[worker.START_METHOD] == method
+    for forked in in_child:
+        forked()
+    assert os.environ[worker.START_METHOD] == "spawn"
+
+
 def test_importing_it_brings_in_the_standard_library_only():
     code = "import sys, vllm_worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     command = [sys.executable, "-S", "-c", code]

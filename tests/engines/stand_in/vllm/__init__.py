@@ -50,8 +50,12 @@ class AsyncEngineArgs:
     fault: str = ""
     fault_at: int = 0
 
-    def create_engine_config(self) -> None:
+    def create_engine_config(self) -> SimpleNamespace:
         """Called as vLLM's is, once, before it has any process."""
+        return SimpleNamespace(
+            device_config=SimpleNamespace(device_type="stand-in"),
+            parallel_config=SimpleNamespace(distributed_executor_backend="uni"),
+        )
 
 
 @dataclass
