@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import date
@@ -343,7 +343,7 @@ class BenchmarkReporter:
     """Shows a point through pytest-benchmark: seconds per request, one round per repeat, metrics in `extra_info`."""
 
     @pytest.fixture
-    def slm_carrier(self, benchmark: Any) -> Carry:
+    def slm_carrier(self, benchmark: Any) -> Iterator[Carry]:
         from pytest_slmserve.plugin.parametrize import CLOCK
         from pytest_slmserve.report.point_facts import extra_info, seconds_per_request
 
@@ -353,7 +353,8 @@ class BenchmarkReporter:
                 benchmark.extra_info.update(extra_info(measurements))
                 benchmark.pedantic(lambda: CLOCK.advance(next(rounds)), rounds=len(seconds), iterations=1)
 
-        return carry
+        yield carry
+        benchmark.skipped |= benchmark.stats is None  # or it warns: after Ctrl-C, `-W error` would cost the last screen
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, Any, Any]:

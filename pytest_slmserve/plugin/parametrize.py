@@ -56,8 +56,7 @@ def _parameter(fixture: str, case: Case) -> Any:
     """A case, marked so that pytest-benchmark reads the engine's clock where it is shown there."""
     marks = [pytest.mark.skip(reason=case.skip_reason)] if case.skip_reason else []
     if fixture in ("slm_point", "slm_job_point"):
-        unused = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # a case may have nothing to show
-        marks = [pytest.mark.benchmark(timer=CLOCK, group=case.model), unused, *marks]
+        marks = [pytest.mark.benchmark(timer=CLOCK, group=case.model), *marks]
     return pytest.param(case, id=case.id, marks=marks)
 
 

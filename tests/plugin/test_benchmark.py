@@ -49,3 +49,18 @@ def test_autosave_and_compare_work(sweep):
 def test_disabled_it_measures_all_the_same(sweep, archive):
     sweep("--benchmark-disable").assert_outcomes(passed=6)
     assert len(archive().measurements) == 10
+
+
+def test_an_interrupted_run_has_its_last_screen_where_warnings_are_errors(pytester):
+    pytester.makepyfile(SWEEP)
+    pytester.makeconftest(
+        """
+        def pytest_runtest_call(item):
+            if "opt-125m-64" in item.name:
+                raise KeyboardInterrupt
+        """
+    )
+    result = pytester.runpytest_subprocess(*SMALL, "-W", "error", "-p", "no:cacheprovider")
+    assert result.ret == 2
+    result.stdout.fnmatch_lines(["opt-125m  from 64 *", "*! KeyboardInterrupt !*", "*2 passed*"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
