@@ -1,4 +1,7 @@
-"""Keys of the committed archives: a stored measurement answers a run only as long as both compute the same keys."""
+"""Keys of the committed archives: a stored measurement answers a run only as long as both compute the same keys.
+
+And the sizes that a plan counts, beside those that the engines of the archives told.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from pytest_slmserve.analysis.points.replica_points import all_groups, group_key
 from pytest_slmserve.analysis.points.sweep_points import by_series
 from pytest_slmserve.archive.store import Contents, read
 from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.kv_cache import predicted_blocks
 from pytest_slmserve.schema.loads import ClosedLoop, load_facts
+from pytest_slmserve.schema.quantization import weight_bytes
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
 
@@ -71,9 +77,27 @@ def test_every_committed_archive_has_its_keys_written_down():
     assert set(KEYS) == {path.name for path in ARCHIVES}
 
 
-@pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.name.partition(".jsonl")[0])
-def test_the_keys_of_an_archive_are_what_they_were(path):
-    contents = read(path)
+@pytest.fixture(scope="module", params=ARCHIVES, ids=lambda path: path.name.partition(".jsonl")[0])
+def path(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def contents(path):
+    return read(path)
+
+
+def test_the_keys_of_an_archive_are_what_they_were(path, contents):
     assert keys_of(contents) == KEYS[path.name]
     groups = all_groups(contents.measurements)
     assert groups and all(case_of(group).key == group_key(group) for group in groups)
+
+
+def test_weights_and_kv_blocks_are_as_counted_before_the_start(contents):
+    """Within 0.5 and 1 % of what the engine told, for every model of the catalogue, quantized or not."""
+    told = {m.spec.key: m for m in contents.measurements if m.spec.platform == "cuda" and m.resolved.weight_bytes}
+    for m in told.values():
+        if (shape := CATALOGUE.get(m.spec.model)) and m.spec.tensor_parallel_size == 1:
+            assert weight_bytes(m.spec, shape, 2) == pytest.approx(m.resolved.weight_bytes, rel=0.005)
+            blocks = predicted_blocks(m.spec, m.resolved)
+            assert blocks is None or blocks == pytest.approx(m.resolved.kv_blocks, rel=0.01)
