@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pytest_slmserve.analysis.advice.other_gpu import gpu_named, measured_there, predicted
+from pytest_slmserve.analysis.advice.other_gpu import gpu_named, limit_sweeps, measured_there, predicted
 from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
@@ -32,9 +32,10 @@ def add(commands: cli.Commands) -> None:
 
 
 def predict(given: argparse.Namespace) -> int:
-    """Predictions of all sweeps that were made on other GPUs; a sweep on the GPU itself checks them."""
+    """Predictions of all sweeps, of loads and of batch limits, that were made on other GPUs; a sweep on the GPU itself
+    checks them."""
     gpu, contents = gpu_named(given.gpu), read_all(given)
-    curves = [curve for curve in curves_of(contents) if curve.valid]
+    curves = [curve for curve in (*curves_of(contents), *limit_sweeps(contents.measurements)) if curve.valid]
     others = [curve for curve in curves if peaks_of_curve(curve) != gpu]
     found, notes = [], list(contents.notes)
     for curve, name in zip(others, labels(others), strict=True):

@@ -60,8 +60,7 @@ def _ends(row: Row) -> str:
     return f"{hundredths(row['low'])} to {hundredths(row['high'])}" if known else ABSENT
 
 
-LOADS: tuple[Column[Row], ...] = (
-    Column("in\nflight", lambda row: str(row["concurrency"])),
+COLUMNS: tuple[Column[Row], ...] = (
     Column("tokens/s\nmeasured", lambda row: figure(row["output_tokens_per_s"], 4)),
     Column("predicted\nthere", lambda row: figure(row["predicted_tokens_per_s"], 4)),
     Column("measured\nthere", lambda row: figure(row["measured_tokens_per_s"], 4)),
@@ -75,7 +74,8 @@ def prediction_text(one: PredictedSweep) -> Iterator[str]:
     curve, law, gpu = one.prediction.curve, one.prediction.law, one.prediction.gpu.family
     yield hanging(f"{one.name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2)
     for there in one.there or (None,):
-        yield table(rows_of(one, there), LOADS)
+        load: Column[Row] = Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"]))
+        yield table(rows_of(one, there), (load, *COLUMNS))
     here = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
     beyond = f"T_inf {figure(one.prediction.t_inf, 4)}, b_half {figure(one.prediction.b_half)}"
     yield hanging(f"law: here {here}; on {gpu} {beyond}", 2)

@@ -9,25 +9,30 @@ this is true.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.roofline import GPUS, Peaks, Work, peaks_of
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
+from pytest_slmserve.analysis.points.job_points import JobPoint, job_points
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import Interval, Noise, percent, percent_interval, pooled_sd
 from pytest_slmserve.analysis.stats.noise import TAIL
-from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.saturation import Fit, fit
 from pytest_slmserve.analysis.verdict import Verdict, every_within
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
+from pytest_slmserve.schema.records import Measurement
 
 CLAIM = "law-carries-to-another-gpu"
 BOUND = 0.10  # of the throughput measured there
 PARAMETERS = 2  # of the law
+LIMIT = Axes("max_num_seqs")
+BOTH = {field.name for field in fields(Point)} & {field.name for field in fields(JobPoint)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,32 @@ def _parts(law: Fit, work: Work, here: Peaks, there: Peaks) -> tuple[float, floa
     return fixed_s + (bandwidth - 1) * weights, sequence_s + (bandwidth - 1) * context + (rate - 1) * prompt
 
 
+def limit_sweeps(measurements: Sequence[Measurement]) -> list[Curve]:
+    """Jobs whose requests come at once and that differ in `max_num_seqs` alone, as a sweep of it: figure 1 of
+    arXiv:2404.03353."""
+    jobs = [job for job in job_points(measurements) if job.valid and job.rate is None and job.waste is None]
+    alike = grouped(
+        jobs, lambda job: (job.workload.hash, job.load, job.environment.key, replace(job.spec, max_num_seqs=1).key)
+    )
+    return [_limit_sweep(each, measurements) for each in alike.values() if len({job.spec.key for job in each}) > 1]
+
+
+def _limit_sweep(jobs: Sequence[JobPoint], measurements: Sequence[Measurement]) -> Curve:
+    points = [
+        Point(
+            concurrency=job.spec.max_num_seqs,
+            batch_repeats=tuple(one.batch or 0.0 for one in job.each),
+            **{name: getattr(job, name) for name in BOTH},
+        )
+        for job in sorted(jobs, key=lambda job: job.spec.max_num_seqs)
+    ]
+    records = {record for point in points for record in point.records}
+    used = tuple(m for m in measurements if m.id in records)
+    return Curve(
+        subject=f"{jobs[0].model}, {jobs[0].requests} at once", axes=LIMIT, points=tuple(points), measurements=used
+    )
+
+
 def measured_there(prediction: CarriedLaw, curves: Iterable[Curve]) -> list[Curve]:
     """Sweeps of the same engine, workload and release on a GPU of the predicted kind."""
     wanted = _facts(prediction.curve)
@@ -103,8 +134,10 @@ def measured_there(prediction: CarriedLaw, curves: Iterable[Curve]) -> list[Curv
 
 def _facts(curve: Curve) -> tuple[object, ...]:
     where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
-    engine = spec and replace(spec, kv_cache_bytes=0)  # what a memory of another size leaves
-    return (where and where.vllm, load and load.ramp_up, workload and workload.hash, engine)
+    limit = 1 if spec is None or curve.axes == LIMIT else spec.max_num_seqs
+    # the memory of a GPU of another size leaves another cache
+    engine = spec and replace(spec, kv_cache_bytes=0, max_num_seqs=limit)
+    return (where and where.vllm, load and load.ramp_up, workload and workload.hash, engine, curve.axes)
 
 
 def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple[Interval, Point]]:
@@ -135,6 +168,6 @@ def carries(prediction: CarriedLaw, there: Curve) -> Verdict:
     state, seen, at = every_within(1 - BOUND, 1 + BOUND, lambda several: errors(prediction, there, several))
     why = (
         f"{prediction.gpu.family}, {there.subject}: predicted is {percent_interval(seen)} of measured at "
-        f"{at.concurrency} in flight, where they are farthest apart (bound {percent(BOUND)} more or less)"
+        f"{there.axes.at(at.concurrency)}, where they are farthest apart (bound {percent(BOUND)} more or less)"
     )
     return Verdict.from_interval(CLAIM, there.subject, state, why, seen, BOUND, *there.valid)

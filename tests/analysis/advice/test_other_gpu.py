@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 from strategies import H200, measurement
 
-from pytest_slmserve.analysis.advice.other_gpu import carries, gpu_named, measured_there, predicted
+from pytest_slmserve.analysis.advice.other_gpu import carries, gpu_named, limit_sweeps, measured_there, predicted
 from pytest_slmserve.analysis.metrics.roofline import Peaks
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.sweep.labels import work_of_curve
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
+BASELINES = Path(__file__).parents[3] / "benchmarks" / "baselines"
 H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
 A100 = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")
 LOADS = (1, 8, 64)
@@ -98,3 +101,22 @@ def test_a_gpu_is_named_by_its_family_or_as_nvml_does(name, family):
 def test_an_unknown_gpu_is_wrong_usage():
     with pytest.raises(BadUsage, match="the data sheet of MI300X is not known"):
         gpu_named("MI300X")
+
+
+def test_jobs_under_several_batch_limits_are_a_sweep_of_the_limit():
+    """Figure 1 on an H200 and an H100: the law carries where the GPU decides, and not where the host does."""
+    names = ("h200-vllm-0.26.0-figure-1", "h100-vllm-0.26.0-figure-1")
+    here, there = (limit_sweeps(read(BASELINES / f"{name}.jsonl.xz").measurements) for name in names)
+    assert [curve.subject for curve in here] == ["opt-125m, 500 at once", "opt-1.3b, 500 at once"]
+    assert [[p.concurrency for p in curve.points] for curve in here] == [[64, 128, 256, 512]] * 2
+    assert all(batch <= p.concurrency for curve in here for p in curve.points for batch in p.batch_repeats)
+    off = []
+    for curve in here:
+        prediction = predicted(curve, gpu_named("H100"))
+        (checked,) = measured_there(prediction, [*here, *there])
+        off.append(max(abs(prediction.tokens_per_s(p.batch) / fmean(p.repeats) - 1) for p in checked.points))
+    assert off[0] > 0.25 and off[1] < 0.105
+
+
+def test_jobs_that_differ_in_more_than_the_limit_are_no_sweep():
+    assert limit_sweeps(read(BASELINES / "h200-vllm-0.26.0-batching.jsonl.xz").measurements) == []
