@@ -196,7 +196,7 @@ def _little(run: Run, output_tokens: float) -> Iterator[str]:
     if abs(law.deviation) > tolerance:
         yield (
             f"Little's law: {law.requests:.1f} requests by their own intervals, {law.batch:.1f} by the step trace "
-            f"({percent(law.deviation)} apart, bound {percent(tolerance)})"
+            f"({percent(abs(law.deviation))} apart, bound {percent(tolerance)})"
         )
 
 
@@ -245,7 +245,7 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
     if abs(second / first - 1) > STEADY_TOLERANCE:
         yield (
             f"not steady: {first:.0f} output tokens/s in the first half of the window, {second:.0f} in the second "
-            f"({percent(second / first - 1)} apart, bound {percent(STEADY_TOLERANCE)})"
+            f"({percent(abs(second / first - 1))} apart, bound {percent(STEADY_TOLERANCE)})"
         )
 
 
