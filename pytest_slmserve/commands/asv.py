@@ -37,9 +37,9 @@ def add(commands: Commands) -> None:
     convert_ = add_command(actions, "convert", words, STATUS, convert)
     add_archives(convert_, "RECORDS")
     for each in (init_, convert_):
-        folder = "of asv, with the releases and results/ (default: benchmarks/asv)"
+        folder = "folder of asv, with the releases and results/ (default: benchmarks/asv)"
         each.add_argument("--into", metavar="FOLDER", type=Path, default=Path("benchmarks/asv"), help=folder)
-    name = "of the machine that was measured on (default: that of its GPU, or CPU)"
+    name = "name of the machine that was measured on (default: that of its GPU, or CPU)"
     convert_.add_argument("--machine", metavar="NAME", help=name)
 
 

@@ -30,7 +30,7 @@ def add(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "compare", words, STATUS, compare)
     archives = "an archive that --slm-records wrote: the baseline, then candidates; of one alone its runs are compared"
     command.add_argument("paths", metavar="RECORDS", nargs="+", type=Path, help=archives)
-    run = "of one archive: a run as `report --list` names it; given again for each candidate"
+    run = "a run of one archive, as `report --list` names it; the baseline first, then each candidate"
     command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
     margin = f"smallest change that matters (default: {MARGIN:g}, which is {100 * MARGIN:g} %%)"
     command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)

@@ -93,7 +93,9 @@ def add_columns(command: cli.Taker) -> None:
 
 def add_rows(command: cli.Taker) -> None:
     """Arguments that say which rows of external results are read."""
-    command.add_argument("--latency-unit", choices=("ms", "s"), help="where the name does not end in _ms or _s")
+    command.add_argument(
+        "--latency-unit", choices=("ms", "s"), help="unit of that column, if its name does not end in _ms or _s"
+    )
     where = "only rows with this value; may be given again"
     command.add_argument("--where", metavar="NAME=VALUE", action="append", default=[], help=where)
 

@@ -49,9 +49,9 @@ STATUS = (
 
 def add(commands: Commands) -> None:
     command = add_command(commands, "measure", "measure loads on a server that runs", STATUS, measure_all)
-    url = "of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
+    url = "URL of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     command.add_argument("--endpoint", metavar="URL", required=True, help=url)
-    command.add_argument("--model", metavar="NAME", help="as the server calls it (default: its only one)")
+    command.add_argument("--model", metavar="NAME", help="model, as the server calls it (default: its only one)")
     measure_loads.add_arguments(command)
     add_goodput(command)
     enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"

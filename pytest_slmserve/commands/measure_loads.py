@@ -72,7 +72,7 @@ def add_arguments(command: Parser) -> None:
     command.add_argument("--lengths-from", metavar="PATH", type=Path, help=drawn)
     most = f"longest request of a trace; longer ones are left out (default: {LONGEST})"
     command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=most)
-    seed = "of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
+    seed = "seed of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
     command.add_argument("--seed", metavar="N", type=int, help=seed)
 
 

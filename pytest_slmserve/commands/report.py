@@ -79,7 +79,9 @@ def add(commands: cli.Commands) -> None:
     cli.add_archives(figures_, "RECORDS")
     where = "where to write the pictures; made if it is not there (default: figures)"
     figures_.add_argument("--out", metavar="FOLDER", type=Path, default=Path("figures"), help=where)
-    figures_.add_argument("--format", choices=("png", "svg"), default="png", help="of the pictures (default: png)")
+    figures_.add_argument(
+        "--format", choices=("png", "svg"), default="png", help="format of the pictures (default: png)"
+    )
     cli.add_goodput(figures_, "goodput at each rate, and the bounds as lines")
 
 

@@ -248,7 +248,8 @@ class SimulatedEngine:
                 break
             users = ends + _due(loop, state)
         self.ran_s += state.now
-        on_progress(Progress("over", state.now, state.ended, state.in_flight, t_inf))
+        rate = sum(step[3] for step in state.steps) / state.now if state.now else None
+        on_progress(Progress("over", state.now, state.ended, state.in_flight, rate))
         failed = state.ended if loop.concurrency >= self.faults.fail_at else 0
         window = loop.window or (0.0, state.now)
         return Run(

@@ -95,14 +95,8 @@ def gpu_memory(text: str) -> int:
         raise ValueError("a memory of a GPU, such as 40GiB") from None
 
 
-def margin(text: str) -> float:
-    number = positive(text)
-    if number >= 1:
-        raise ValueError("a share between 0 and 1, such as 0.03 for 3 %")
-    return number
-
-
-def slowdown(text: str) -> float:
+def percentage(text: str) -> float:
+    """The share that is written as 5% or 0.05."""
     number = positive(text.removesuffix("%"))
     number = number / 100 if text.endswith("%") else number
     if number >= 1:

@@ -247,7 +247,7 @@ class Options:
         parse.truth, False, "measure what change a gate can detect on this host, from pairs of equal launches"
     )
     gate_margin: float = opt(
-        parse.margin,
+        parse.percentage,
         0.03,
         "smallest slowdown that matters: surely less passes, surely slower and over half of it fails; not of start-up",
         "SHARE",
@@ -263,7 +263,7 @@ class Options:
     )
     profile: str = opt(str, "", "folder for a trace of each side's failing load, if a gate fails", "DIR")
     simulate_slowdown: float | None = opt(
-        parse.slowdown, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
+        parse.percentage, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
     )
     waivers: str = opt(str, "", "file of known regressions that a gate ignores until an expiry date", "PATH")
 

@@ -212,7 +212,9 @@ def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:
             lines.append(f"{clock(total):>7}  start {engine_title(needed)} ({needed.platform}, {start:.0f} s)")
             total += start
             gpu_seconds += start * gpus_of(needed)
-        lines.append(f"{clock(total):>7}    {name}" + (f" ({seconds:.0f} s)" if needed or seconds else " (reads)"))
+        lines.append(
+            f"{clock(total):>7}    {name}" + (f" ({seconds:.0f} s)" if needed or seconds else " (measures nothing)")
+        )
         total += seconds
         gpu_seconds += seconds * (gpus_of(needed) if needed else 1)
     on_gpus = f", {gpu_seconds:,.0f} GPU s" if engine and engine.platform == "cuda" else ""

@@ -86,7 +86,7 @@ def estimate_notes(session: Session) -> list[str]:
     options = session.options
     adaptive = options.sweep == "adaptive" and not options.gate
     clear = (
-        f"a gate is priced as a clear case, {FIRST_LOOKS[0]} pairs; one that is not takes up to {options.gate_pairs}"
+        f"a gate is estimated as a clear case, {FIRST_LOOKS[0]} pairs; one that is not takes up to {options.gate_pairs}"
     )
     goes_on = f"a sweep goes on until its claims are decided, up to {session.budget_s:g} s a model (--slm-budget)"
     notes = {
@@ -141,8 +141,8 @@ def may_ask_for_more(items: Sequence[Any]) -> bool:
     )
 
 
-def length_line(session: Session, items: Sequence[Any]) -> str | None:
-    """A sentence on how long a run of `items` takes; None where that is less than LONG_S."""
+def length_of(session: Session, items: Sequence[Any]) -> tuple[float, str]:
+    """Seconds that a run of `items` takes, and the same in words, with its engine starts and models."""
     rows = plan_rows(session, items)
     groups = groups_of(rows)
     gates = {sides[0] for item in items if (sides := chosen_parameters(item).get("slm_gate"))}
@@ -152,12 +152,11 @@ def length_line(session: Session, items: Sequence[Any]) -> str | None:
     if session.options.on_all_gpus:
         gpus = slot_count(session.options, session.host)
         seconds = makespan_s(spread(divided(groups, gpus), gpus))
-    if seconds < LONG_S:
-        return None
     models = {spec.model for group in groups for spec in each_of(group.engine)} | gates
     often = [counted(starts, "engine start")] if session.platform != "remote" else []
     roughly = "up to" if session.options.sweep == "adaptive" else "about"
-    parts = [f"{roughly} {seconds / 60:.0f} min", *often, counted(len(models), "model")]
+    long = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+    parts = [f"{roughly} {long}", *often, counted(len(models), "model")]
     if asking := sum(may_ask_for_more([item]) for item in items):
         parts.append(f"and what {counted(asking, 'test')} will ask for")
-    return f"slmserve: {', '.join(parts)}; --slm-plan lists them"
+    return seconds, ", ".join(parts)

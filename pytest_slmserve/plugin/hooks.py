@@ -277,7 +277,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if PROBLEM in session.config.stash or not any(map(is_measured, session.items)):
         return  # the hook is called although the one before it has raised
-    from pytest_slmserve.plugin.estimates import length_line, plan_rows
+    from pytest_slmserve.plugin.estimates import LONG_S, length_of, plan_rows
     from pytest_slmserve.plugin.items import cases_of_items, engine_of, is_skipped
     from pytest_slmserve.plugin.progress import ProgressLine
 
@@ -296,7 +296,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for spec in dict.fromkeys(engine_of(slm, item) for item in session.items if is_measured(item)):
             if spec is not None:
                 slm.devices.take(spec)
-        if length := length_line(slm, list(filter(is_measured, session.items))):
+        seconds, length = length_of(slm, list(filter(is_measured, session.items)))
+        if seconds >= LONG_S:
+            length = f"slmserve: {length}; --slm-plan lists them"
             session.config.stash[COLLECTED] = [*session.config.stash.get(COLLECTED, []), length]
         slm.begin(compares=any(is_gate(item) and not is_skipped(item) for item in session.items))
     if reporter := session.config.pluginmanager.getplugin("terminalreporter"):
@@ -327,7 +329,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
     from pytest_slmserve.plan.schedule import plan_lines, spread_lines
-    from pytest_slmserve.plugin.estimates import estimate_notes, plan_rows
+    from pytest_slmserve.plugin.estimates import estimate_notes, length_of, plan_rows
     from pytest_slmserve.report.text_table import folded
     from pytest_slmserve.run.gpu_slots import slot_count
 
@@ -335,9 +337,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     gpus = slm.options.plan_gpus or (slot_count(slm.options, slm.host) if local else None)
     with _as_usage_errors(session.config):
         spread = spread_lines(cells, gpus, whole=bool(slm.options.ray) and not local) if gpus else []
+        _, length = length_of(slm, list(filter(is_measured, session.items)))
     writer.line()
     notes = [*slm.notes, *estimate_notes(slm)]
-    for line in [*plan_lines(cells), *spread, *(f"note: {note}" for note in notes)]:
+    for line in [f"{length}:", *plan_lines(cells), *spread, *(f"note: {note}" for note in notes)]:
         writer.line(folded(line))
     return True
 

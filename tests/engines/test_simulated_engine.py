@@ -37,6 +37,12 @@ def test_throughput_is_the_planted_law(concurrency, t_inf, b_half):
     assert rate(run) == pytest.approx(t_inf * concurrency / (concurrency + b_half), rel=0.02)
 
 
+def test_its_progress_tells_the_rate_of_the_load():
+    seen = []
+    engine(t_inf=1000.0, b_half=3.0, noise=0.0).run(WORKLOAD, ClosedLoop(1, window_s=2.0), seen.append)
+    assert seen[-1].tokens_per_s == pytest.approx(250.0, rel=0.05)
+
+
 def test_by_default_the_law_is_that_of_the_models_shape():
     shape = shape_of(SIMULATED.model)
     context = 16 + 32 / 2

@@ -107,7 +107,7 @@ BAD = {
     "candidate_env": ["A", "=1", "MY_SECRET=x"],
     "baseline_engine_arg": ["a", "=1"],
     "candidate_engine_arg": ["a", "=1"],
-    "gate_margin": ["0", "1", "3", "3%", "-0.03", "nan"],
+    "gate_margin": ["0", "1", "3", "300%", "-0.03", "nan"],
     "gate_pairs": ["0", "3", "-4", "4.5", "many"],
     "gate_caches": ["hot", "WARM"],
     "simulate_slowdown": ["0", "100%", "1", "-5%", "much", "%", "nan"],

@@ -181,7 +181,7 @@ def test_the_plan_as_text_adds_up():
         "   0:00  start opt-125m (cuda, 55 s)",
         "   0:55    point-1 (10 s)",
         "   1:05    point-2 (20 s)",
-        "   1:25    claim (reads)",
+        "   1:25    claim (measures nothing)",
         "   1:25  start opt-1.3b (cuda, 55 s)",
         "   2:20    point-3 (30 s)",
         "   2:50  end: 4 items, 170 GPU s",

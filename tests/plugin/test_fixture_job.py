@@ -60,7 +60,7 @@ def test_resumed_jobs_are_not_served_again_and_a_report_says_the_same(jobs, arch
 def test_a_plan_has_their_prices_and_their_engine_once(jobs):
     text = jobs("--slm-plan").stdout.str()
     assert text.count("start opt-125m") == 1 and "test_job[opt-125m-8-at-once] (0 s)" in text
-    assert "test_longer[opt-125m] (reads)" in text
+    assert "test_longer[opt-125m] (measures nothing)" in text
 
 
 def test_jobs_of_models_that_were_not_chosen_are_left_out(jobs):

@@ -20,11 +20,11 @@ def test_items_stand_in_order_engine_by_engine_with_claims_last(pytester):
             "*0:00  start opt-125m (simulated, 0 s)",
             "*test_point?opt-125m-1? (* s)",
             "*test_point?opt-125m-2? (* s)",
-            "*test_plateau?opt-125m? (reads)",
+            "*test_plateau?opt-125m? (measures nothing)",
             "*start opt-350m (simulated, 0 s)",
             "*test_point?opt-350m-1? (* s)",
             "*test_point?opt-350m-2? (* s)",
-            "*test_plateau?opt-350m? (reads)",
+            "*test_plateau?opt-350m? (measures nothing)",
             "*end: 6 items",
         ],
         consecutive=True,
@@ -34,5 +34,5 @@ def test_items_stand_in_order_engine_by_engine_with_claims_last(pytester):
 def test_what_an_archive_answers_costs_nothing(sweep, kept):
     sweep()
     result = sweep("--slm-plan", "--slm-resume")
-    result.stdout.fnmatch_lines(["*test_point?opt-125m-256? (reads)"])
+    result.stdout.fnmatch_lines(["*test_point?opt-125m-256? (measures nothing)"])
     assert " start " not in result.stdout.str(), "no engine"

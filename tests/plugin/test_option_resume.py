@@ -140,7 +140,7 @@ def test_a_plan_prices_what_is_missing_and_refuses_what_a_run_would(sweep, pytes
     result.stdout.fnmatch_lines(
         [
             "slmserve: old.jsonl holds 4 measurements for this run",
-            "*test_point?opt-125m-16? (reads)",
+            "*test_point?opt-125m-16? (measures nothing)",
             "*test_point?opt-125m-64? (20 s)",
         ]
     )

@@ -53,7 +53,10 @@ def test_what_is_known_is_not_measured_again(gain, archive):
 def test_a_plan_tells_starts_and_prices(gain):
     text = gain("--slm-plan", "--slm-sharing=time-slicing").stdout.str()
     assert "start 2 x opt-125m, by time-slicing" in text
-    assert "test_point_of_replicas[opt-125m-384-x2-time-slicing]" in text and "under_mps[opt-125m] (reads)" in text
+    assert (
+        "test_point_of_replicas[opt-125m-384-x2-time-slicing]" in text
+        and "under_mps[opt-125m] (measures nothing)" in text
+    )
 
 
 OWN = """

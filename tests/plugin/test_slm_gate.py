@@ -301,15 +301,15 @@ def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(pytester):
     result.stdout.fnmatch_lines(["note: --slm-gate: nothing was compared, and that is no pass"])
 
 
-def test_a_plan_prices_a_clear_case_once_for_each_model(gate, archive, pytester):
+def test_a_plan_estimates_a_clear_case_once_for_each_model(gate, archive, pytester):
     result = gate("--slm-plan")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
             "*0:00    test_no_worse?opt-125m-throughput? (2 s)",
-            "*0:02    test_no_worse?opt-125m-latency? (reads)",
+            "*0:02    test_no_worse?opt-125m-latency? (measures nothing)",
             "*end: 6 items",
-            "note: a gate is priced as a clear case, 4 pairs; one that is not takes up to 12",
+            "note: a gate is estimated as a clear case, 4 pairs; one that is not takes up to 12",
         ]
     )
     assert not (pytester.path / ".slm").exists()
