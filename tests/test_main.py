@@ -297,8 +297,9 @@ def test_without_sensors_the_sweeps_are_drawn_and_the_rest_is_excused(tmp_path, 
     path, out = archive(tmp_path / "a.jsonl", measured()), tmp_path / "out"
     path.write_bytes(path.read_bytes()[:-10])
     status, text, err = run(capsys, "figures", path, "--out", out)
-    note, sweeps, latency, *others = text.splitlines()
-    assert (status, err) == (0, "") and "ends early" in note
+    note, _, drawn = text.partition("drawn: ")
+    sweeps, latency, *others = f"drawn: {drawn}".splitlines()
+    assert (status, err) == (0, "") and "ends early" in " ".join(note.split())
     assert [sweeps, latency] == [f"drawn: {out / name}.png" for name in ("sweeps", "latency")]
     assert [line.split(":")[:2] for line in others] == [["not drawn", f" {name}"] for name in SENSED]
     assert {path.name for path in out.iterdir()} == {"sweeps.png", "latency.png"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.sweep_points import concurrency_of
-from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command
+from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as export
 from pytest_slmserve.report.export import asv_ledger
@@ -87,8 +87,7 @@ def convert(given: argparse.Namespace) -> int:
     where = (each.measurement.environment for each in found)
     machines = {name or kind(environment): environment for environment in where}
     written = write(given.into / "results", places, commits, machines)
-    for note in (*contents.notes, *notes(contents.measurements, found, name)):
-        print(f"note: {note}")
+    print_notes((*contents.notes, *notes(contents.measurements, found, name)))
     for path, count in written.items():
         print(f"written: {path} ({counted(count, 'value')})")
     return HOLDS

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pytest_slmserve.analysis.stored.baseline import cells, served
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.archive.baselines import Baseline, LeftOut
-from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command
+from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.as_json import as_json, facts
 from pytest_slmserve.report.numbers import ABSENT, counted, figure
@@ -73,8 +73,7 @@ def accept(given: argparse.Namespace) -> int:
             print(f"note: degraded, kept: {line}")
     for line in _told(left_out):
         print(f"left out: {line}")
-    for note in contents.notes:
-        print(f"note: {note}")
+    print_notes(contents.notes)
     return HOLDS
 
 
@@ -93,8 +92,7 @@ def list_all(given: argparse.Namespace) -> int:
     )
     rows = [each for each in found if each.measurements or not each.notes]
     print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
-    for note in (note for each in found for note in each.notes):
-        print(f"note: {note}")
+    print_notes(note for each in found for note in each.notes)
     return HOLDS
 
 

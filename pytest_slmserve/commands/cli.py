@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TextIO, TypeAlias
 
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -68,6 +68,14 @@ def add_goodput(command: Taker, adds: str = "goodput") -> None:
 def add_html(command: Parser) -> None:
     page = "also write one page with charts, tables and the records, which needs no network (needs Jinja2)"
     command.add_argument("--html", metavar="OUT.html", type=Path, help=page)
+
+
+def print_notes(notes: Iterable[str], file: TextIO | None = None) -> None:
+    """Prints each note in lines as wide as the terminal, on stdout or `file`."""
+    from pytest_slmserve.report.text_table import folded
+
+    for note in notes:
+        print(folded(f"note: {note}"), file=file)
 
 
 def check_share(name: str, share: float) -> None:

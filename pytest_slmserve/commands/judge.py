@@ -149,8 +149,7 @@ def replicas(given: argparse.Namespace) -> int:
 def print_csv(rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:
     """Prints the rows, and beside them what a table has no place for: rows that are left out, and the like."""
     print(as_csv(rows), end="")
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+    cli.print_notes(notes, sys.stderr)
 
 
 def take_vllms_names(given: argparse.Namespace) -> None:

@@ -125,11 +125,13 @@ def check_belonging(given: argparse.Namespace) -> None:
     if given.speed != 1 and not given.trace:
         raise BadUsage("--speed is of a trace", "--trace PATH --speed 2")
     if given.burstiness != 1 and not (given.request_rate or given.ramp):
-        raise BadUsage("--burstiness is of rates", "--request-rate 10 --burstiness 0.5")
+        raise BadUsage("--burstiness is for rates", "--request-rate 10 --burstiness 0.5")
     if not given.burstiness > 0:
         raise BadUsage(f"--burstiness {given.burstiness:g} is no shape of gaps", "--burstiness 0.5, which is uneven")
     if given.settle is not None and (given.max_concurrency or given.num_prompts is not None):
-        raise BadUsage("--settle is of rates, ramps and traces in a window", "--request-rate 10 --window 60 --settle 5")
+        raise BadUsage(
+            "--settle is for rates, ramps and traces in a window", "--request-rate 10 --window 60 --settle 5"
+        )
     if given.trace and given.num_prompts is not None:
         raise BadUsage("--trace has a window, not a number of requests", "--window 60")
 

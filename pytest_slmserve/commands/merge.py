@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_slmserve.archive.merge import merge as merge_parts
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command
+from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, print_notes
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import is_file
 
@@ -30,7 +30,6 @@ def merge(given: argparse.Namespace) -> int:
             raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
     with Archive.open(given.out) as into:
         merged = merge_parts(given.paths, into)
-    for note in (*into.notes, *merged.notes):
-        print(f"note: {note}")
+    print_notes((*into.notes, *merged.notes))
     print(f"{given.out}: {merged.written} measurements added, {merged.known} were there")
     return FAILS if merged.notes else HOLDS

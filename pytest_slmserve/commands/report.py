@@ -106,8 +106,7 @@ def report(given: argparse.Namespace) -> int:
         print(as_json(facts_of(found, loads, terms)))
     elif given.csv:
         print(as_csv(rows_of(found, loads, terms)), end="")
-        for note in notes:
-            print(f"note: {note}", file=sys.stderr)
+        cli.print_notes(notes, sys.stderr)
     else:
         print("\n".join(pieces(found, loads, terms, given.show)))
     beside = sys.stderr if given.json or given.csv else sys.stdout
@@ -146,8 +145,7 @@ def list_runs(given: argparse.Namespace) -> int:
         print(as_csv(rows), end="")
     else:
         print(run_list.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything")
-        for note in (note for contents in archives.values() for note in contents.notes):
-            print(f"note: {note}")
+        cli.print_notes(note for contents in archives.values() for note in contents.notes)
     return cli.HOLDS
 
 
@@ -185,8 +183,7 @@ def figures(given: argparse.Namespace) -> int:
     slo = slo_of_requests(given.goodput)
     archives = read_each(given)
     contents, (gates, remarks) = merged([each for _, each in archives]), gates_of(archives)
-    for note in (*contents.notes, *remarks):
-        print(f"note: {note}")
+    cli.print_notes((*contents.notes, *remarks))
     curves, jobs, drawn = curves_of(contents), job_points(contents.measurements), gate_pictures(gates)
     at_rates = [m for m in contents.measurements if is_windowed(m.load)]
     if not (drawn or curves or jobs or at_rates):

@@ -179,14 +179,16 @@ def told(text: str, key: str) -> str:
 
 
 def only_model(url: str, timeout_s: float) -> str:
-    """The model that the server of `url` lists at /models beside its completions. Raises BadUsage where it lists none,
-    or several."""
+    """The model that the server of `url` lists at /models beside its completions. Raises BadUsage where no server
+    answers, and where it lists none or several."""
     parts, key = urlsplit(url), usable(os.environ.get(KEY, ""))
     path = parts.path.removesuffix("/completions").removesuffix("/chat")
     listed = urlunsplit(parts._replace(path=f"{path}/models"))
     try:
         _, _, text = ask_once("GET", listed, headers_of(key), None, min(ANSWER_S, timeout_s))
         names = [told(str(each["id"]), key) for each in json.loads(text)["data"]]
+    except ConnectionRefusedError as error:
+        raise BadUsage(f"{url} does not answer: {error}", "the URL of a server that runs") from None
     except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError):
         names = []
     if len(names) != 1:

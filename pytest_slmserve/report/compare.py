@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -56,7 +57,8 @@ def _parts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Itera
     yield ""
     for name, only in (("baseline", found.baseline_only), ("candidate", found.candidate_only)):
         if only:
-            yield hanging(f"measured by the {name} alone: {', '.join(only)}", 2)
+            cases = [f"{case} ({n} cases)" if n > 1 else case for case, n in Counter(only).items()]
+            yield hanging(f"measured by the {name} alone: {', '.join(cases)}", 2)
     yield from (hanging(f"note: {note}", 2) for note in (*found.notes, AT_ANOTHER_TIME))
     yield from _undecided(found.changes)
     decided = [each for each in found.changes if each.verdict in (Judgement.BETTER, Judgement.WORSE)]

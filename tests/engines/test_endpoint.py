@@ -365,6 +365,14 @@ def test_a_server_that_lists_none_needs_a_name(listing, monkeypatch):
         only_model(f"{listing}/completions", 10)
 
 
+def test_where_no_server_answers_no_model_is_asked_for():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"
+        with pytest.raises(BadUsage, match="/v1/completions does not answer: .*\n  try: the URL of a server that runs"):
+            only_model(nobody, 10)
+
+
 def test_a_load_of_which_nothing_came_has_no_table_of_dashes(endpoint):
     found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
     none = replace(found.run, samples=Samples(*[()] * 8), stream=None, failures=20, first_failure="HTTP 400: no")

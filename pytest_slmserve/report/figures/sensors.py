@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 from pytest_slmserve.analysis.claims.gpu_claims import NO_DECODING, NO_PROFILE, at_table_1
@@ -92,7 +93,7 @@ def utilisation(sweeps: Sequence[drawing.Shown]) -> drawing.Picture:
             sweep.line([(x, share_of_most(p, sweep), bool(p.degraded)) for p, x in _points(used.mean, sweep)])
             for sweep in several
         ]
-        return drawing.Panel(lines, finish, used.label, "throughput, of each model's largest (numbers: in flight)")
+        return drawing.Panel(lines, finish, used.label, "share of the most tokens/s (numbers: in flight)")
 
     drawn = [panel(used) for used in known]
     return drawing.picture("utilisation", [sweep.origin for sweep in several], drawn, share_y=True)
@@ -209,8 +210,8 @@ def _draw_bars(
             _draw_bar(axes, x, width, values(one), one.sweep.colour, HATCHES[limits.index(one.limit_w) % len(HATCHES)])
     firsts = [group[0] for group in groups]
     names = [f"{s.concurrency} {s.sweep.name}{' degraded' if s.degraded else ''}" for s in firsts]
-    # Narrow, since bars stand close together.
-    axes.set_xticks(range(len(groups)), [name.replace(",", "").replace(" ", "\n") for name in names], fontsize=8)
+    letters = max(1, 48 // len(names))  # that stand side by side below a group
+    axes.set_xticks(range(len(groups)), [fill(name, letters, break_long_words=False) for name in names], fontsize=8)
     axes.grid(False, axis="x")
     axes.margins(y=0.16)
 
