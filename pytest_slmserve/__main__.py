@@ -10,7 +10,7 @@
 
 `slmserve replicas FILE`: what several engines on one device serve over one, in such results.
 
-`slmserve gate PAIRS`: whether a candidate is slower, from anybody's pairs of measurements.
+`slmserve gate PAIRS`: whether a candidate is slower, from pairs of measurements of any tool.
 
 `slmserve bisect --good A --bad B`: the first slow release of vLLM between two, by gates.
 

@@ -224,7 +224,13 @@ def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[
     by_empty = grouped(rows, lambda row: next((name for name in names if text_of(row, name) == ""), ""))
     left = by_empty.pop("", [])
     if not left:
-        raise BadUsage(f"the column {next(iter(by_empty))!r} is empty in all results", "another column, or other files")
+        empty = next(iter(by_empty))
+        hint = (
+            "`vllm bench serve --max-concurrency N`, once for each N"
+            if empty == "max_concurrency"
+            else "another column"
+        )
+        raise BadUsage(f"the column {empty!r} is empty in all results", hint)
     without = {name: some([row.place for row in each]) for name, each in by_empty.items()}
     return left, [f"left out, without a value of {name}: {places}" for name, places in without.items()]
 

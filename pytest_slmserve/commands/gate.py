@@ -1,4 +1,4 @@
-"""`gate`: is the candidate slower? For anybody's pairs of numbers, by the same rule as `--slm-gate`."""
+"""`gate`: is the candidate slower? For pairs of numbers of any tool, by the same rule as `--slm-gate`."""
 
 from __future__ import annotations
 

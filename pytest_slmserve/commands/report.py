@@ -70,7 +70,7 @@ def add(commands: cli.Commands) -> None:
     report_.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
     report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
     cli.add_html(report_)
-    report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
+    report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as published")
     cli.add_goodput(report_)
     cli.add_formats(report_, "each point, job and load")
     add_question(report_.add_argument_group("external results, as `judge` reads them"))

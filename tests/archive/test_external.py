@@ -187,7 +187,10 @@ def test_a_row_with_an_empty_cell_is_left_out_by_name():
 
 
 def test_a_column_that_is_empty_in_all_rows_is_named():
-    with pytest.raises(BadUsage, match="the column 'max_concurrency' is empty in all results"):
+    with pytest.raises(
+        BadUsage,
+        match="the column 'max_concurrency' is empty in all results\n  try: `vllm bench serve --max-concurrency N`",
+    ):
         with_values(rows(result(None), result(None)), VLLM)
 
 

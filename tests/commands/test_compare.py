@@ -81,6 +81,14 @@ def test_nothing_in_common_is_undecided(before, capsys, monkeypatch):
     assert "measured by the candidate alone: opt-1.3b at 64 in flight" in out
 
 
+def test_cases_that_are_called_alike_are_counted(before, capsys):
+    found = repeats([900, 901])
+    other = [[replace(m, spec=replace(m.spec, max_num_seqs=limit)) for m in found] for limit in (64, 128)]
+    out = told(capsys, before, written(Path("two.jsonl"), *other))[1]
+    told_once = "measured by the candidate alone: opt-1.3b at 8 in flight, with another engine (2 cases)"
+    assert told_once in " ".join(out.split())
+
+
 def test_several_candidates_are_each_held_against_the_first(before, capsys):
     good, bad = written(Path("good.jsonl"), of(1.0)), written(Path("bad.jsonl"), of(1.5))
     status, out, _ = told(capsys, before, good, bad, RATE)
