@@ -30,7 +30,14 @@ OF_OUR_ENGINES = (
     "tensor_parallel_size",
 )
 # Values to type where an option has no default of its own, by what stands for them in the help.
-SUCH_AS = {"N": "8", "S": "5", "SHARE": "0.05", "SIZE": "40GiB", "tflops=N,gbps=N": "tflops=989,gbps=3350"}
+SUCH_AS = {
+    "N": "8",
+    "S": "5",
+    "SHARE": "0.05",
+    "SIZE": "40GiB",
+    "tflops=N,gbps=N": "tflops=989,gbps=3350",
+    "NAME=JSON": "max_num_seqs=256",
+}
 OWN_MODES = "--slm-gpu, --slm-cpu or --slm-simulate"
 
 
@@ -153,14 +160,15 @@ def _value(opt: Opt, text: str | Sequence[str], where: str) -> Any:
     try:
         return tuple(opt.read(part) for part in text) if opt.many else opt.read(text)  # type: ignore[arg-type]
     except ValueError as wanted:
-        raise BadUsage(f"{where}: {_shown(opt, text)!r} is not {wanted}", _to_type(opt, text)) from None
+        raise BadUsage(f"{where}: {_shown(opt, text)} is not {wanted}", _to_type(opt, text)) from None
 
 
-def _shown(opt: Opt, text: str | Sequence[str]) -> str | Sequence[str]:
-    """The text; of variables their names alone, for a value may be a secret."""
-    if opt.read is not variable:
-        return text
-    return [name + ("=..." if equals else "") for name, equals, _ in (part.partition("=") for part in text)]
+def _shown(opt: Opt, text: str | Sequence[str]) -> str:
+    """The text, quoted, or each of several; of variables their names alone, for a value may be a secret."""
+    parts = [text] if isinstance(text, str) else list(text)
+    if opt.read is variable:
+        parts = [name + ("=..." if equals else "") for name, equals, _ in (part.partition("=") for part in parts)]
+    return " ".join(map(repr, parts))
 
 
 def _to_type(opt: Opt, text: str | Sequence[str]) -> str:

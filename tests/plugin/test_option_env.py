@@ -31,4 +31,4 @@ def test_what_is_no_assignment_is_refused(sweep):
 
 def test_gpus_are_chosen_before_pytest(sweep):
     text = usage_error(sweep("--slm-env=CUDA_VISIBLE_DEVICES=1"))
-    assert "['CUDA_VISIBLE_DEVICES=...'] is not for one engine: export CUDA_VISIBLE_DEVICES before pytest" in text
+    assert "'CUDA_VISIBLE_DEVICES=...' is not for one engine: export CUDA_VISIBLE_DEVICES before pytest" in text
