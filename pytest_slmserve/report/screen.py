@@ -128,17 +128,22 @@ ROWS: tuple[Column[ModelRow], ...] = (
 
 
 def _sweeps(found: Findings, longest: int) -> Iterator[Section]:
-    """A table for each device; what was measured beside the sweeps of the run is in its tables."""
+    """A table for each device; what was measured beside the sweeps of a model is in the tables of the run."""
     for place, rows in model_rows(found):
         parts = table_parts(rows, ROWS)
         head = [*_block(place, longest), *_plain(parts.head)]
         yield Section(head, [_plain(lines) for lines in parts.rows], "model", weight=6, foot=_plain(parts.foot))
 
 
+def _model(curve: Curve) -> str:
+    return curve.spec.model if curve.spec else curve.subject
+
+
 def model_rows(found: Findings) -> Iterator[tuple[str, list[ModelRow]]]:
     """Rows of each device, below its name."""
     measured = [curve for curve in found.curves if curve.points]
-    shown = [curve for curve in measured if is_main_sweep(curve)] or measured
+    swept = {_model(curve) for curve in measured if is_main_sweep(curve)}
+    shown = [curve for curve in measured if is_main_sweep(curve) or _model(curve) not in swept]
     bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
 
     def place(pair: tuple[Curve, str]) -> str:

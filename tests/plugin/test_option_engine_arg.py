@@ -55,8 +55,7 @@ def test_a_planted_death_fails_its_points_only_and_leaves_the_rest(sweep, archiv
 def test_gpus_are_not_asked_for_past_locks_and_sensors(sweep, name):
     text = usage_error(sweep(f"--slm-engine-arg={name}=2"))
     assert (
-        f"--slm-engine-arg: '{name}=2' is not for the engine alone: --slm-tensor-parallel-size 2 gives it more"
-        in text
+        f"--slm-engine-arg: '{name}=2' is not for the engine alone: --slm-tensor-parallel-size 2 gives it more" in text
     )
     assert "--slm-candidate-engine-arg: " in usage_error(sweep("--slm-gate", f"--slm-candidate-engine-arg={name}=2"))
 

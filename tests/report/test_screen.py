@@ -52,6 +52,13 @@ def rows(lines: list[str]) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in lines if line.strip()}
 
 
+def test_a_model_without_a_sweep_has_its_line_beside_those_that_have_one():
+    alone = curve_of("opt-125m", [measurement(64, 500.0, model="opt-125m", repeat=i) for i in range(2)])
+    further = replace(curve_of("opt-1.3b", [measurement(8, 100.0)]), beside=True)
+    shown = rows(lines_of(curves=[sweep(), alone, further]))
+    assert shown["opt-125m"][0] == "64" and shown["opt-1.3b"][0] == "from"
+
+
 def test_a_model_is_a_line_with_its_figures_where_the_plateau_begins():
     curve = sweep()
     at = next(p for p in curve.points if p.concurrency == 256)
