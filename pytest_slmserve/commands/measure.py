@@ -153,8 +153,10 @@ def measured(
             archive = undo.enter_context(Archive.open(given.records, moves=True))
         client = {"timeout_s": given.timeout, "processes": given.processes}
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
+        every = [load for load, _ in wanted]
         for number, (load, workload) in enumerate(wanted):
-            shown = partial(_show, line, number, [load for load, _ in wanted])
+            line.begin(_status(number, every))
+            shown = partial(_show, line, number, every)
             found.append(measure(engine, workload, load, this_host("remote"), shown))
             archive.add(found[-1])
             if export:
@@ -176,9 +178,13 @@ def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> 
     return folded(loads.rates_text(found, terms) if of_rates else loads.as_text(found[0], terms))
 
 
-def _show(line: LiveLine, number: int, loads: Sequence[Load], progress: Progress) -> None:
-    """Shows how far the load of this number, from 0, is; the time left is what all loads take at least."""
-    now, *later = map(measure_loads.least_s, loads[number:])
-    place = f"load {number + 1} of {len(loads)}" if len(loads) > 1 else ""
-    left = left_text(max(0.0, now - progress.elapsed_s) + sum(later), more=True)
-    line.show(Status(place, left, loads[number].title).measuring(progress))
+def _status(number: int, every: Sequence[Load], elapsed_s: float = 0.0) -> Status:
+    """The load of this number, from 0; the time left is what all loads take at least."""
+    now, *later = map(measure_loads.least_s, every[number:])
+    place = f"load {number + 1} of {len(every)}" if len(every) > 1 else ""
+    left = left_text(max(0.0, now - elapsed_s) + sum(later), more=True)
+    return Status(place, left, every[number].title)
+
+
+def _show(line: LiveLine, number: int, every: Sequence[Load], progress: Progress) -> None:
+    line.show(_status(number, every, progress.elapsed_s).measuring(progress))

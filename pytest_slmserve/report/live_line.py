@@ -90,7 +90,7 @@ class StartWatch:
 
 
 class LiveLine:
-    """One line of a stream that is written over; nothing where that is no terminal."""
+    """One line of a stream that is written over; where that is no terminal, a line for what begins."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.live = stream, stream.isatty()
@@ -103,6 +103,11 @@ class LiveLine:
         """Shows how far the start of an engine is."""
         if phase := self._starts.phase(log):
             self.show(Status(subject=engine_title(spec), phase=phase))
+
+    def begin(self, status: Status) -> None:
+        """Tells what begins in a line that stays, where the stream is no terminal: in the log of a CI."""
+        if not self.live:
+            print(f"slmserve: {status.within(UNKNOWN)}", file=self.stream, flush=True)
 
     def clear(self) -> None:
         self._write("")

@@ -150,6 +150,10 @@ def test_several_rates_are_measured_one_after_the_other(there, tmp_path):
     assert [m.load.rate for m in kept] == [20, 60] == [each["rate"] for each in found["points"]]
     assert [m.id for m in kept] == [each["id"] for each in found["points"]]
     assert kept[0].workload.hash != kept[1].workload.hash, "no request is sent twice"
+    said = done.err.splitlines()  # in a log, where no line can be written over
+    assert [re.sub(r"\d+:\d\d", "T", line) for line in said] == [
+        f"slmserve: load {n} of 2 | T+ left | {m.load.title}" for n, m in enumerate(kept, 1)
+    ]
     slow, fast = map(sound, found["points"])
     assert 1.5 < fast["schedule_delay"]["requested_per_s"] / slow["schedule_delay"]["requested_per_s"] < 6
     assert slow["goodput"]["attainment"] == 1
