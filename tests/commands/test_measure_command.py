@@ -397,8 +397,8 @@ def test_a_number_of_requests_may_come_in_bursts_or_evenly(there, tmp_path, shap
 def test_several_client_processes_share_a_load_in_the_time_that_it_is_given(there, tmp_path, monkeypatch):
     spoken, send, client = [], Child.send, ("--processes", "2", "--timeout", "90s")
     monkeypatch.setattr(Child, "send", lambda child, **said: spoken.append(said) or send(child, **said))
-    found = measured(command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "40", *client, "--json"))
-    assert found["requests"] == 40
+    found = measured(command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "160", *client, "--json"))
+    assert found["requests"] == 160
     assert [(said["processes"], said["timeout_s"]) for said in spoken if "processes" in said] == [(2, 90.0)]
 
 

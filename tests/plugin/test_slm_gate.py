@@ -409,7 +409,7 @@ def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, stan
         "--slm-gate",
         "--slm-models=opt-tiny",
         "--slm-concurrency=2,4",
-        "--slm-window=0.4",
+        "--slm-window=0.8",
         "--slm-input-len=16",
         "--slm-output-len=8",
         "--slm-telemetry=off",
@@ -428,7 +428,7 @@ def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, stan
 def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(pytester, stand_in_here, archive, monkeypatch):
     put(pytester.path, "test_gate")
     monkeypatch.setenv("SLM_GATE_PAIRS", "4")
-    words = ("--slm-cpu", "--slm-models=opt-tiny", "--slm-input-len=16", "--slm-output-len=8", "--slm-window=0.4")
+    words = ("--slm-cpu", "--slm-models=opt-tiny", "--slm-input-len=16", "--slm-output-len=8", "--slm-window=1.5")
     words = (*words, "--slm-concurrency=2,4", "--slm-telemetry=off", stand_in_here)
     result = pytester.runpytest_inprocess(*words)
     assert result.ret == 0
