@@ -13,10 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.roofline import GPUS, Peaks, Work, peaks_of
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
-from pytest_slmserve.analysis.points.job_points import JobPoint, job_points
+from pytest_slmserve.analysis.points.job_points import JobPoint, job_points, limit_groups
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import Interval, Noise, percent, percent_interval, pooled_sd
@@ -95,11 +94,8 @@ def _parts(law: Fit, work: Work, here: Peaks, there: Peaks) -> tuple[float, floa
 def limit_sweeps(measurements: Sequence[Measurement]) -> list[Curve]:
     """Jobs whose requests come at once and that differ in `max_num_seqs` alone, as a sweep of it: figure 1 of
     arXiv:2404.03353."""
-    jobs = [job for job in job_points(measurements) if job.valid and job.rate is None and job.waste is None]
-    alike = grouped(
-        jobs, lambda job: (job.workload.hash, job.load, job.environment.key, replace(job.spec, max_num_seqs=1).key)
-    )
-    return [_limit_sweep(each, measurements) for each in alike.values() if len({job.spec.key for job in each}) > 1]
+    groups = limit_groups(job for job in job_points(measurements) if job.valid)
+    return [_limit_sweep(group, measurements) for group in groups if len(group) > 1]
 
 
 def _limit_sweep(jobs: Sequence[JobPoint], measurements: Sequence[Measurement]) -> Curve:
@@ -109,7 +105,7 @@ def _limit_sweep(jobs: Sequence[JobPoint], measurements: Sequence[Measurement]) 
             batch_repeats=tuple(one.batch or 0.0 for one in job.each),
             **{name: getattr(job, name) for name in BOTH},
         )
-        for job in sorted(jobs, key=lambda job: job.spec.max_num_seqs)
+        for job in jobs
     ]
     records = {record for point in points for record in point.records}
     used = tuple(m for m in measurements if m.id in records)

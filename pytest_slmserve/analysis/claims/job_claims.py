@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint
+from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, limit_groups
 from pytest_slmserve.analysis.points.sweep_points import Figure, differences, e2e_s, figure, ratio, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent, times
 from pytest_slmserve.analysis.stats.noise import TAIL
@@ -215,9 +215,7 @@ def _limit(point: JobPoint) -> int:
 
 def limits_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """One job, all of its requests at once, on engines with the most values of `max_num_seqs`, ascending."""
-    served = [p for p in jobs if p.batching == CONTINUOUS and p.load.at_once]
-    alike = most_varied(served, lambda p: (*_asked(p), p.environment.key, replace(p.spec, max_num_seqs=1).key), _limit)
-    return sorted(alike, key=_limit)
+    return max(reversed(limit_groups(jobs)), key=lambda group: len({_limit(p) for p in group}), default=[])
 
 
 def has_limits(curve: Curve) -> bool:

@@ -7,7 +7,7 @@ is the rate, and the last requests' time counts too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
@@ -141,3 +141,12 @@ def _waste(measurement: Measurement) -> float | None:
     computed = sum(steps.prompt_tokens) + sum(n for n in steps.running if n is not None)
     wanted = sum(samples.prompt_tokens) + sum(steps.new_tokens)
     return max(0.0, 1 - wanted / computed) if computed else None
+
+
+def limit_groups(jobs: Iterable[JobPoint]) -> list[list[JobPoint]]:
+    """Jobs whose requests come all at once and that differ in `max_num_seqs` alone, in groups, each ascending."""
+    served = [p for p in jobs if p.batching == CONTINUOUS and p.load.at_once]
+    alike = grouped(
+        served, lambda p: (p.workload.hash, repr(p.load), p.environment.key, replace(p.spec, max_num_seqs=1).key)
+    )
+    return [sorted(group, key=lambda p: p.spec.max_num_seqs) for group in alike.values()]
