@@ -17,7 +17,7 @@ from statistics import variance
 from typing import TypeVar
 
 from pytest_slmserve.analysis.cached import once
-from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.loads import OpenLoop, is_burst
 from pytest_slmserve.schema.records import Measurement, Run, Stream
 
 T = TypeVar("T")
@@ -216,11 +216,13 @@ def tpot_s(e2e: float, ttft: float, output_tokens: int) -> float | None:
     return (e2e - ttft) / (output_tokens - 1) if output_tokens > 1 else None
 
 
-def common_span(runs: Sequence[Run]) -> list[Run]:
-    """Copies of the runs, cut to the span that all windows have in common; uncut without a common clock (simulated)."""
+def common_span(group: Sequence[Measurement]) -> list[Run]:
+    """Runs of a group, cut to the span that all windows have in common. Uncut without a common clock (simulated), and
+    of requests that start together: their windows are whole convoys, and parts of one differ."""
+    runs = [m.run for m in group]
     began = [run.began_s for run in runs if run.began_s is not None]
-    if len(began) < len(runs):
-        return list(runs)
+    if len(began) < len(runs) or any(is_burst(m.load) for m in group):
+        return runs
     opens = max(at + run.window_s[0] for at, run in zip(began, runs))
     closes = min(at + run.window_s[1] for at, run in zip(began, runs))
     return [replace(run, window_s=(opens - at, max(opens, closes) - at)) for at, run in zip(began, runs)]

@@ -28,7 +28,8 @@ from pytest_slmserve.schema.specs import short_hash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSummary(LatencyFigures):
-    """One run of several engines, over the span that their windows have in common; None is "not measured".
+    """One run of several engines, over the span that their windows have in common, or over whole convoys of each where
+    requests start together; None is "not measured".
 
     output_tokens_per_s: of all. each_tokens_per_s: of each replica there. sum_tokens_per_s: of each over its own
     window, added up (the paper's way). Latencies: of all requests that ended in the span, pooled; ITL of each engine's
@@ -127,7 +128,7 @@ def group_key(group: ReplicaGroup) -> str:
 
 def summarize_shared(members: ReplicaGroup) -> ReplicaSummary:
     """All figures of one run of several engines."""
-    runs = window.common_span([m.run for m in members])
+    runs = window.common_span(members)
     rates = [window.output_tokens_per_s(run) for run in runs]
     own = [window.output_tokens_per_s(m.run) for m in members]
     means = [alone for run in runs if (alone := pooled_latencies([run]).e2e_s.mean) is not None]

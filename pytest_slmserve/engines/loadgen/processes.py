@@ -12,6 +12,7 @@ from typing import Any
 from pytest_slmserve.engines.loadgen.columns import merged
 from pytest_slmserve.engines.loadgen.schedules import parts_of
 from pytest_slmserve.engines.worker.slm_lines import Lines
+from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
 
 BEGIN_S, OPEN_S = 0.2, 0.1  # from saying when to begin, or to open the window, to doing so: all have heard it by then
 PHASES = ("ramp", "settle", "window", "over")
@@ -63,7 +64,7 @@ class Parts:
         for part, mine in zip(busy, loads):
             part.say(op="run", load=mine, at=begins)
         gated = "at" in message and message["at"] is not None
-        return ProcessesRun(self.lines, busy, gated, load.get("window_s", 0.0)).result()
+        return ProcessesRun(self.lines, busy, load, begins, gated).result()
 
     def _hear_all(self, parts: Sequence[Lines]) -> list[Message]:
         return [message for part in parts if (message := part.hear())]
@@ -78,8 +79,8 @@ class Parts:
 class ProcessesRun:
     """One run of several processes: their progress as one, and one window for all of them."""
 
-    def __init__(self, lines: Lines, parts: Sequence[Lines], gated: bool, window_s: float) -> None:
-        self.lines, self.parts, self.gated, self.window_s = lines, parts, gated, window_s
+    def __init__(self, lines: Lines, parts: Sequence[Lines], load: Message, begins: float, gated: bool) -> None:
+        self.lines, self.parts, self.load, self.begins, self.gated = lines, parts, load, begins, gated
         self._progress: dict[int, Message] = {}
         self._done: dict[int, Message] = {}
         self._settled: set[int] = set()
@@ -132,8 +133,9 @@ class ProcessesRun:
             message = self.lines.hear()
             window = message["window"] if message else None
         opens = time.monotonic() + OPEN_S
+        window = window or (opens, opens + shared_window_s(self.load, opens - self.begins))
         for index in waiting:
-            self.parts[index].say(op="open", window=window or (opens, opens + self.window_s))
+            self.parts[index].say(op="open", window=window)
 
 
 def cores_of_each(processes: int) -> list[list[int]]:

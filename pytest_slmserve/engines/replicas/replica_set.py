@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
-from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
+from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress, message_of
+from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, naming
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -110,6 +111,7 @@ class ReplicaEngines:
         on_progress: ProgressCallback = ignore_progress,
     ) -> tuple[Run, ...]:
         """Put a load on each, all beginning at once; all have one window, which opens when the last has settled.
+        Of requests that start together it is long enough for two whole convoys of each.
 
         Raises EngineFailed, naming the replica, when one dies; the others are stopped then.
         """
@@ -122,7 +124,7 @@ class ReplicaEngines:
         for index, (engine, workload) in enumerate(zip(self.engines, workloads)):
             with naming(self.name(index), EngineFailed):
                 engine.load_requests(workload)
-        barrier = SharedWindow(len(self.engines), max(load.window_s for load in loads))
+        barrier = SharedWindow(loads)
         listeners = [on_progress, *[ignore_progress] * (len(self.engines) - 1)]
         pool = ThreadPoolExecutor(len(self.engines), thread_name_prefix="slm-replica")
         try:
@@ -165,14 +167,15 @@ class ReplicaEngines:
 class SharedWindow:
     """The gate of one run: `begins_s` is soon, and the window opens when `settled` has been said by all."""
 
-    def __init__(self, engines: int, window_s: float) -> None:
+    def __init__(self, loads: Sequence[ClosedLoop]) -> None:
         self.begins_s = time.monotonic() + BEGIN_S
-        self._window_s, self._window = window_s, (0.0, 0.0)
-        self._barrier = threading.Barrier(engines, action=self._open)
+        self._loads, self._window = loads, (0.0, 0.0)
+        self._barrier = threading.Barrier(len(loads), action=self._open)
 
     def _open(self) -> None:
         opens = time.monotonic() + OPEN_S
-        self._window = opens, opens + self._window_s
+        seconds = (shared_window_s(message_of(load), opens - self.begins_s) for load in self._loads)
+        self._window = opens, opens + max(seconds)
 
     def settled(self) -> tuple[float, float]:
         try:

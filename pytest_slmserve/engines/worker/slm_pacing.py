@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+SHARED_PERIODS = 2.5  # of the slowest: two of each are whole then, also where they last a fifth longer than before
+
 
 class ClosedLoopPacer:
     """`concurrency` users, each of whom sends its next request when the last one has ended.
@@ -21,7 +23,7 @@ class ClosedLoopPacer:
     at once and it is over when the last request has been sent.
 
     A loop that is `gated` stays in "settle" until somebody who watches several of them says from when to when the
-    window shall be (`open`), the same for all.
+    window shall be (`open`), the same for all. A burst's window ends with its last whole period by then.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ClosedLoopPacer:
         self.started = self.sent = self.steps = self.opened_step = 0
         self.opened_at: float | None = None
         self.closed_at: float | None = None
+        self.whole_until: float | None = None
         self.gated = gated
         self.given: tuple[float, float] | None = None
 
@@ -59,8 +62,11 @@ class ClosedLoopPacer:
         if self.opened_at is None:
             if self._may_open(now):
                 self.opened_at, self.opened_step = now, self.steps
-        elif self.closed_at is None and self._may_close(now):
-            self.closed_at = now
+        elif self.closed_at is None:
+            if self._period_ends():
+                self.whole_until = now
+            if self._may_close(now):
+                self.closed_at = self.whole_until or now
 
     @property
     def settled(self) -> bool:
@@ -77,7 +83,7 @@ class ClosedLoopPacer:
         assert self.opened_at is not None
         if self.given:
             return now >= self.given[1]
-        return now >= self.opened_at + self.window_s and self._period_ends()
+        return now >= self.opened_at + self.window_s and self.whole_until == now
 
     def _period_ends(self) -> bool:
         periods, rest = divmod(self.steps - self.opened_step, round(self.lifetime_steps + 1))
@@ -123,6 +129,15 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
         load.get("ramp_up", "burst"),
         gated,
     )
+
+
+def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:
+    """Seconds of a window that several loops share, the slowest of which has settled `settled_after_s` after it began:
+    those that the load asks for, and of a burst enough for two whole periods."""
+    window_s = float(load.get("window_s", 0.0))
+    if load.get("ramp_up", "burst") != "burst":
+        return window_s
+    return max(window_s, SHARED_PERIODS * settled_after_s / float(1 + load.get("settle_lifetimes", 0.0)))
 
 
 class SchedulePacer:

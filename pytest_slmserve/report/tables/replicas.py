@@ -21,9 +21,10 @@ from pytest_slmserve.schema.literals import Sharing
 
 SHARINGS = get_args(Sharing)
 LEGEND = (
-    "in flight: in all engines. tokens: of all, over the span that their windows have in common; sum: of each over its "
-    "own window, where that differs. gain: over one engine under the same load. E2E: the largest of the replicas' "
-    "means, and the 99th percentile of all requests. What sensors say is of all engines together."
+    "in flight: in all engines. tokens: of all, over the span that their windows have in common, or whole convoys of "
+    "requests that start together; sum: of each over its own window, where that differs. gain: over one engine under "
+    "the same load. E2E: the largest of the replicas' means, and the 99th percentile of all requests. What sensors say "
+    "is of all engines together."
 )
 MEMORY_LEGEND = (
     "Memory: weights, KV cache: of each engine, as it told them. other: what sensors saw in use beyond them at most: "

