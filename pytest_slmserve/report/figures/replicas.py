@@ -34,10 +34,13 @@ STROKES = ("-", "--", ":", "-.")  # of one model's lines
 SPREAD = 0.4  # what stands side by side at one number of engines, where 1 is the distance between two numbers
 SIDE = 0.5  # free space left and right of all
 LEAST = (0.9, 1.1)  # what an axis of ratios shows at least, so that noise does not look like much
+GAIN = "throughput over one engine's"
+TURNS = "bound of engines that take turns"
 ALONE = "one engine under the same load"
 LINE_AT_1 = {"color": drawing.GREY, "linewidth": 0.8, "linestyle": ":", "label": ALONE}
 INCOMPARABLE = "of no model replicas and one engine alone are valid under the same load"
 
+NAMES = ("replica-gain", "replica-busy", "replica-latency", "replica-device")
 Ratio = Callable[[Pair], Interval | None]
 Value = tuple[int, Interval, bool]  # number of engines, what is seen of them, degraded?
 BY_GPUS = {1: "-", 2: "--", 4: "-.", 8: ":"}
@@ -82,21 +85,55 @@ def replica_pictures(sweeps: Sequence[drawing.Shown]) -> list[drawing.Picture]:
         return []
     lines = _lines_of(sweeps)
     if not lines:
-        return [
-            drawing.Picture(name, None, INCOMPARABLE) for name in ("replica-gain", "replica-latency", "replica-device")
-        ]
-    return [_replica_gain(lines), _replica_latency(lines), _replica_device(lines)]
+        return [drawing.Picture(name, None, INCOMPARABLE) for name in NAMES]
+    return [_replica_gain(lines), _replica_busy(lines), _replica_latency(lines), _replica_device(lines)]
 
 
 def _replica_gain(lines: Sequence[Line]) -> drawing.Picture:
     """Throughput over that of one engine against the number of replicas (arXiv:2404.03353, figure 5)."""
 
-    def gain(pair: Pair) -> Interval:
-        return ratio(*pair)
-
-    y = "throughput over one engine's"
-    drawn = [_ratio_panel(lines, sharing, gain, [gain], y, TITLES[sharing]) for sharing in _ways(lines)]
+    drawn = [_ratio_panel(lines, sharing, _gain, [_gain], GAIN, TITLES[sharing]) for sharing in _ways(lines)]
     return drawing.picture("replica-gain", _hosts(lines), drawn, share_y=True)
+
+
+def _gain(pair: Pair) -> Interval:
+    return ratio(*pair)
+
+
+def _replica_busy(lines: Sequence[Line]) -> drawing.Picture:
+    """The same against the time in which one engine runs a kernel, by model, whatever the load. Engines that take turns
+    gain at most one over it."""
+    pairs = list(chain.from_iterable(line.pairs for line in lines))
+    busy = BUSY.of if any(alone.engine_active for _, alone in pairs) else UTIL.of
+    if not any(getattr(alone, busy) for _, alone in pairs):
+        return drawing.Picture("replica-busy", None, "no sensor told when one engine runs a kernel")
+
+    def finish(axes: Any) -> None:
+        shares = [each / 100 for each in range(1, 101)]
+        axes.plot(shares, [1 / share for share in shares], "--", color=drawing.GREY, linewidth=0.8, label=TURNS)
+        axes.axhline(1, **LINE_AT_1)
+        drawing.share_axis(axes, axes.xaxis)
+        axes.set_xticks([0.25, 0.5, 0.75, 1.0])  # without 0 %, which would touch the 100 % of the panel before
+        _reach(axes, lines, [_gain])
+
+    def series(model: str, of_model: Sequence[Line], sharing: Sharing) -> drawing.Series:
+        shown = [pair for line in of_model for pair in line.of(sharing) if getattr(pair[1], busy)]
+        seen = [(getattr(pair[1], busy), _gain(pair), any(side.degraded for side in pair)) for pair in shown]
+        dots, intervals = [(x, gain.value, doubt) for x, gain, doubt in seen], [(x, gain) for x, gain, _ in seen]
+        return of_model[0].sweep.line(dots, model, stroke="", intervals=intervals)
+
+    by_model = grouped(lines, lambda line: line.sweep.curve.subject)
+    drawn = [
+        drawing.Panel(
+            [series(model, of_model, sharing) for model, of_model in by_model.items()],
+            finish,
+            "time in which one engine runs a kernel",
+            GAIN,
+            TITLES[sharing],
+        )
+        for sharing in _ways(lines)
+    ]
+    return drawing.picture("replica-busy", _hosts(lines), drawn, share_y=True)
 
 
 def _replica_latency(lines: Sequence[Line]) -> drawing.Picture:

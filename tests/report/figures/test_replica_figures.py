@@ -23,11 +23,11 @@ from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Sharing
-from pytest_slmserve.schema.records import Replica
+from pytest_slmserve.schema.records import Measurement, Replica, Run
 
 pytest.importorskip("matplotlib")
 
-NAMES = ["replica-gain", "replica-latency", "replica-device"]
+NAMES = ["replica-gain", "replica-busy", "replica-latency", "replica-device"]
 SENSED = {"gpu_util": 1.0, "engine_active": 0.9, "sm_active": 0.5, "dram_active": 0.4, "power_w": 300.0}
 WATCHED = SENSED | {"energy_per_token_j": 0.02}
 MODELS = {"opt-125m": 384, "opt-1.3b": 192, "opt-2.7b": 96, "opt-6.7b": 48, "opt-13b": 12}
@@ -172,6 +172,43 @@ def test_every_dot_is_in_sight(rates, other):
         assert low < 1 < high and all(low < y < high for data in dots(axes).values() for _, y in data)
 
 
+# Gain against the time in which one engine runs a kernel
+
+
+def busy_dots(axes: Any) -> dict[str, list[tuple[float, float]]]:
+    named = {line.get_label(): [*zip(*line.get_data())] for line in axes.lines if line.get_marker() not in ("", "None")}
+    return {name: data for name, data in named.items() if data and name[0] != "_"}
+
+
+def test_the_gain_stands_over_the_time_in_which_one_engine_runs_a_kernel():
+    two, three = shared_point(2, (900.0, 900.0)), shared_point(3, (1200.0, 1200.0))
+    other = shared_point(2, (500.0, 500.0), model="opt-125m")
+    figure = drawn(
+        curve(two, three, points=[alone(engine_active=0.8)]),
+        curve(other, points=[alone((250.0, 250.0), engine_active=0.4)], model="opt-125m"),
+    )["replica-busy"].figure
+    [axes] = figure.axes
+    assert busy_dots(axes) == {"opt-1.3b": [(0.8, 0.9), (0.8, 1.2)], "opt-125m": [(0.4, 2.0)]}
+    [bound] = [line for line in axes.lines if line.get_label().startswith("bound of engines")]
+    assert all(x * y == pytest.approx(1) for x, y in zip(*bound.get_data()))
+    assert axes.get_xlabel() == "time in which one engine runs a kernel"
+    low, high = axes.get_ylim()
+    assert low < 0.9 and high > 2.0
+
+
+def test_without_profiling_counters_utilisation_tells_when_a_kernel_runs():
+    found = drawn(curve(shared_point(2, (900.0, 900.0)), points=[alone(gpu_util=0.7)]))["replica-busy"]
+    assert busy_dots(found.figure.axes[0]) == {"opt-1.3b": [(0.7, 0.9)]}
+
+
+def test_an_engine_whose_kernels_nobody_watched_has_no_dot():
+    watched = curve(shared_point(2, (900.0, 900.0)), points=[alone(engine_active=0.7)])
+    other = curve(shared_point(2, (500.0, 500.0), model="opt-125m"), points=[alone()], model="opt-125m")
+    assert list(busy_dots(drawn(watched, other)["replica-busy"].figure.axes[0])) == ["opt-1.3b"]
+    found = drawn(curve(shared_point(2, (900.0, 900.0))))["replica-busy"]
+    assert (found.figure, found.why_not) == (None, "no sensor told when one engine runs a kernel")
+
+
 # Latency
 
 
@@ -278,12 +315,12 @@ def test_a_model_has_the_colour_that_it_has_in_the_sweeps(name):
     bare, *rest = many(models=dict(list(MODELS.items())[:3]))
     figure = drawn(replace(bare, shared=()), *rest)[name].figure
     seen = {
-        line.get_label(): line.get_color()
+        line.get_label().split(",")[0]: line.get_color()
         for axes in figure.axes
         for line in axes.lines
-        if "in flight" in line.get_label()
+        if line.get_label().startswith("opt-")
     }
-    assert seen == {"opt-1.3b, 192 in flight": COLOURS[1], "opt-2.7b, 96 in flight": COLOURS[2]}
+    assert seen == {"opt-1.3b": COLOURS[1], "opt-2.7b": COLOURS[2]}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -312,15 +349,19 @@ def test_lines_that_are_in_one_panel_alone_stand_in_the_key_where_their_model_do
 def test_records_of_replicas_become_pictures_beside_those_of_the_sweep():
     """Of simulated ones, so it is said in each."""
     fake = Environment(platform="simulated", gpu_name="simulated")
-    records = [measurement(16, 1000.0 + i, environment=fake, repeat=i) for i in range(2)]
+
+    def watched(m: Measurement) -> Run:
+        return replace(m.run, telemetry=planted_telemetry(until_s=m.run.window_s[1], interval_s=0.02))
+
+    alone = [measurement(16, 1000.0 + i, environment=fake, repeat=i) for i in range(2)]
+    records = [replace(m, run=watched(m)) for m in alone]
     for i in range(2):
         for index in range(2):
             part = Replica(f"run-{i}", index, 2, "what was asked", "mps")
             m = measurement(8, 600.0 + i, environment=fake, repeat=i, launch=f"replica-{index}")
-            readings = planted_telemetry(until_s=m.run.window_s[1], interval_s=0.02) if index == 0 else None
-            records.append(replace(m, replica=part, run=replace(m.run, telemetry=readings)))
+            records.append(replace(m, replica=part, run=m.run if index else watched(m)))
     found = {picture.name: picture.figure for picture in pictures(stored_curves(records, []))}
-    assert list(found)[-3:] == NAMES and "sweeps" in found
+    assert list(found)[-4:] == NAMES and "sweeps" in found
     assert values(found["replica-gain"].axes[0]) == {2: pytest.approx(1201 / 1000.5)}
     assert {found[name].get_suptitle() for name in NAMES} == {"SIMULATED, not measured on a device"}
 
