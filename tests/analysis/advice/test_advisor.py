@@ -295,6 +295,7 @@ def test_two_engines_are_worth_a_trial_where_something_is_to_be_gained():
     ("figures", "gib", "why"),
     [
         ({"dram_active": 0.85}, 140, "at most 1.05 times the throughput"),
+        ({"engine_active": 0.95}, 140, "a kernel runs for 95 % of the time"),
         ({"power_w": 690.0}, 140, "at its power limit"),
         ({"engine_active": None, "dram_active": None, "tensor_active": None}, 140, "nothing tells"),
         ({}, 8, "no second engine fits"),
