@@ -35,7 +35,7 @@ from pytest_slmserve.schema.kv_cache import in_flight, kv_bytes_per_token, kv_va
 from pytest_slmserve.schema.loads import Load, OpenLoop
 from pytest_slmserve.schema.quantization import weight_bytes
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
-from pytest_slmserve.schema.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
+from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.simulated import simulated
@@ -79,6 +79,7 @@ class Faults:
     fail_at: float = math.inf
     sensors: bool = True
     profiler: bool = True
+    engine_active: float = 0.97
     dram_active: float = 0.85
     tensor_active: float = 0.05
     sm_occupancy: float = 0.15
@@ -263,9 +264,15 @@ class SimulatedEngine:
 
     def _sensed(self, window_s: tuple[float, float], concurrency: int) -> Telemetry:
         faults = self.faults
+        ratios = {
+            ENGINE_ACTIVE: faults.engine_active,
+            DRAM_ACTIVE: faults.dram_active,
+            TENSOR_ACTIVE: faults.tensor_active,
+            SM_OCCUPANCY: faults.sm_occupancy,
+        }
         return simulated(
             window_s,
-            {DRAM_ACTIVE: faults.dram_active, TENSOR_ACTIVE: faults.tensor_active, SM_OCCUPANCY: faults.sm_occupancy},
+            ratios,
             power_w=faults.power_w,
             memory_used=faults.memory_used,
             slow_clock=concurrency >= faults.slow_clock_from,

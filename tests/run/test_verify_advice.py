@@ -176,11 +176,11 @@ def test_an_engine_that_dies_fails_and_the_others_go_on(swept, capsys):
 
 
 def test_several_engines_of_one_model_are_run_together(swept, capsys):
-    path = swept(engine_arg=["dram_active=0.3"])
+    path = swept(engine_arg=["dram_active=0.3", "engine_active=0.6"])
     _, turns = verification(capsys, path, "--gpu-memory", "140GiB")
     status, mps = verification(capsys, path, "--gpu-memory", "140GiB", "--sharing", "mps")
     assert (status, mps["together"]["loads"]) == (0, [32, 32])
-    assert turns["together"]["bound"] == pytest.approx(1 / 0.97), "the host's gaps"
+    assert turns["together"]["bound"] == pytest.approx(1 / 0.6), "the host's gaps"
     assert mps["together"]["bound"] == pytest.approx(0.89 / 0.3)
     alone = mps["models"][0]["tokens_per_s"]["value"]
     together = mps["together"]
@@ -398,7 +398,7 @@ def test_an_interrupt_leaves_nothing_and_keeps_what_was_measured(swept, tmp_path
 
 
 def test_replicas_are_stopped_when_interrupted(swept, capsys, monkeypatch):
-    asked, curves = found(swept(engine_arg=["dram_active=0.3"]), gpu_bytes=140 * GIB)
+    asked, curves = found(swept(engine_arg=["dram_active=0.3", "engine_active=0.6"]), gpu_bytes=140 * GIB)
     alone = trials(asked, curves)
     joint = joint_of(asked, alone, "mps")
     closed: list[SimulatedEngine] = []
