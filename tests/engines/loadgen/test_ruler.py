@@ -86,8 +86,8 @@ def test_a_peer_that_fails_is_noted_and_the_others_go_on(ruler, trial):
 def test_our_own_client_is_held_against_the_server(ruler, starts):
     """That it is right is the script's to say: a busy machine is late."""
     core = min(os.sched_getaffinity(0))
-    error = ruler.Bench([], core).attempt(ruler.Ours([core]), ruler.Trial(8, 5, 0.01, 0.01, starts))
-    assert error.lost == 0 and error.true_itl > 0.009
+    error = ruler.Bench([], core).attempt(ruler.Ours([core]), ruler.Trial(8, 60, 0.01, 0.01, starts))
+    assert error.lost == 0 and error.true_itl > 0.005  # a server that stood still sends what is due at once
     assert error.cpu_s_per_mtoken > 0
 
 
