@@ -291,12 +291,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             session.config.stash[BASELINE] = StoredBaseline.from_session(slm)
         slm.open()
         _resume(slm, session)
+        rows = plan_rows(slm, session.items)
         if CLUSTER in session.config.stash:
-            session.config.stash[CLUSTER].send(slm, cases_of_items(session.items), plan_rows(slm, session.items))
+            session.config.stash[CLUSTER].send(slm, cases_of_items(session.items), rows)
         for spec in dict.fromkeys(engine_of(slm, item) for item in session.items if is_measured(item)):
             if spec is not None:
                 slm.devices.take(spec)
-        seconds, length = length_of(slm, list(filter(is_measured, session.items)))
+        seconds, length = length_of(slm, list(filter(is_measured, session.items)), rows)
         if seconds >= LONG_S:
             length = f"slmserve: {length}; --slm-plan lists them"
             session.config.stash[COLLECTED] = [*session.config.stash.get(COLLECTED, []), length]
@@ -337,7 +338,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     gpus = slm.options.plan_gpus or (slot_count(slm.options, slm.host) if local else None)
     with _as_usage_errors(session.config):
         spread = spread_lines(cells, gpus, whole=bool(slm.options.ray) and not local) if gpus else []
-        _, length = length_of(slm, list(filter(is_measured, session.items)))
+        _, length = length_of(slm, list(filter(is_measured, session.items)), cells)
     writer.line()
     notes = [*slm.notes, *estimate_notes(slm)]
     for line in [f"{length}:", *plan_lines(cells), *spread, *(f"note: {note}" for note in notes)]:

@@ -215,7 +215,7 @@ def _limit(point: JobPoint) -> int:
 
 def limits_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """One job, all of its requests at once, on engines with the most values of `max_num_seqs`, ascending."""
-    return max(reversed(limit_groups(jobs)), key=lambda group: len({_limit(p) for p in group}), default=[])
+    return _most_varied(limit_groups(jobs), _limit)
 
 
 def has_limits(curve: Curve) -> bool:
@@ -269,7 +269,10 @@ def most_varied(
 ) -> list[JobPoint]:
     """The group of alike points with the most different values of what was varied; of equal groups the last. Empty
     without points."""
-    groups = grouped(points, alike).values()
+    return _most_varied([*grouped(points, alike).values()], varied)
+
+
+def _most_varied(groups: Sequence[list[JobPoint]], varied: Callable[[JobPoint], Hashable]) -> list[JobPoint]:
     return max(reversed(groups), key=lambda group: len({varied(p) for p in group}), default=[])
 
 
@@ -282,12 +285,7 @@ def same_engine(point: JobPoint) -> Hashable:
 def same_but_kv(point: JobPoint) -> Hashable:
     """Jobs that differ in nothing but the KV cache of their engine."""
     extra = tuple(pair for pair in point.spec.extra if pair[0] != "num_gpu_blocks_override")
-    return *_asked(point), point.environment.key, replace(point.spec, kv_cache_bytes=1 << 30, extra=extra).key
-
-
-def _asked(point: JobPoint) -> tuple[str, str]:
-    """Equal for jobs of the same requests, which come alike."""
-    return point.workload.hash, repr(point.load)
+    return *point.asked, point.environment.key, replace(point.spec, kv_cache_bytes=1 << 30, extra=extra).key
 
 
 def grid_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
@@ -327,7 +325,7 @@ def caches_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
 
 def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """Jobs with the same requests batched in different ways: of each such group and way, the job measured last."""
-    alike = grouped(jobs, lambda p: (*_asked(p), p.model, p.environment.gpu_name)).values()
+    alike = grouped(jobs, lambda p: (*p.asked, p.model, p.environment.gpu_name)).values()
     groups = [group for group in alike if len({p.batching for p in group}) > 1]
     return [point for group in groups for point in {p.batching: p for p in group}.values()]
 

@@ -218,9 +218,14 @@ def _part_of_a_convoy(measurement: Measurement) -> Iterator[str]:
     """
     if not is_burst(measurement.load) or not len(measurement.run.steps):
         return
-    periods = (len(window.window_steps(measurement.run)) - 1) / round(measurement.workload.mean_output_tokens + 1)
+    periods = (len(window.window_steps(measurement.run)) - 1) / _period(measurement)
     if abs(periods - max(1, round(periods))) > CONVOY_TOLERANCE:
         yield f"the window holds {periods:.2f} periods of a convoy, not a whole number, and their parts differ"
+
+
+def _period(measurement: Measurement) -> int:
+    """Engine steps of one period of a convoy."""
+    return round(measurement.workload.mean_output_tokens + 1)
 
 
 def _load_not_reached(measurement: Measurement) -> Iterator[str]:
@@ -269,8 +274,7 @@ def _ends(measurement: Measurement) -> tuple[float, float] | None:
     load, run = measurement.load, measurement.run
     if not is_steady(load) or window.span_s(run) is None:
         return None
-    period = round(measurement.workload.mean_output_tokens + 1)
-    halves = _halves(run) if load.ramp_up == "staggered" else _convoys(run, period)
+    halves = _halves(run) if load.ramp_up == "staggered" else _convoys(run, _period(measurement))
     if min(len(half) for half in halves) <= MIN_STEPS_PER_HALF:
         return None
     first, second = (window.tokens_per_s(run, half) for half in halves)

@@ -57,6 +57,11 @@ class JobPoint(JobSummary, Repeats[JobSummary]):
         return short_name(self.spec.model)
 
     @property
+    def asked(self) -> tuple[str, str]:
+        """Equal for jobs of the same requests, which come alike."""
+        return self.workload.hash, repr(self.load)
+
+    @property
     def requests(self) -> int:
         return self.load.requests or 0
 
@@ -146,7 +151,5 @@ def _waste(measurement: Measurement) -> float | None:
 def limit_groups(jobs: Iterable[JobPoint]) -> list[list[JobPoint]]:
     """Jobs whose requests come all at once and that differ in `max_num_seqs` alone, in groups, each ascending."""
     served = [p for p in jobs if p.batching == CONTINUOUS and p.load.at_once]
-    alike = grouped(
-        served, lambda p: (p.workload.hash, repr(p.load), p.environment.key, replace(p.spec, max_num_seqs=1).key)
-    )
+    alike = grouped(served, lambda p: (*p.asked, p.environment.key, replace(p.spec, max_num_seqs=1).key))
     return [sorted(group, key=lambda p: p.spec.max_num_seqs) for group in alike.values()]

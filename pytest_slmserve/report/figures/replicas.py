@@ -119,8 +119,7 @@ def _replica_busy(lines: Sequence[Line]) -> drawing.Picture:
     def series(model: str, of_model: Sequence[Line], sharing: Sharing) -> drawing.Series:
         shown = [pair for line in of_model for pair in line.of(sharing) if getattr(pair[1], busy)]
         seen = [(getattr(pair[1], busy), _gain(pair), any(side.degraded for side in pair)) for pair in shown]
-        dots, intervals = [(x, gain.value, doubt) for x, gain, doubt in seen], [(x, gain) for x, gain, _ in seen]
-        return of_model[0].sweep.line(dots, model, stroke="", intervals=intervals)
+        return _series(of_model[0].sweep, model, seen, "")
 
     by_model = grouped(lines, lambda line: line.sweep.curve.subject)
     drawn = [
@@ -206,10 +205,16 @@ def _panel(
     drawn = []
     for line in lines:
         seen = [(place[count] + line.beside, value, doubt) for count, value, doubt in values(line)]
-        dots = [(x, value.value, doubt) for x, value, doubt in seen]
-        intervals = [(x, value) for x, value, _ in seen]
-        drawn.append(line.sweep.line(dots, line.name, stroke=line.stroke, intervals=intervals))
+        drawn.append(_series(line.sweep, line.name, seen, line.stroke))
     return drawing.Panel(drawn, finished, **texts)
+
+
+def _series(
+    sweep: drawing.Shown, name: str, seen: Sequence[tuple[float, Interval, bool]], stroke: str
+) -> drawing.Series:
+    """Dots with their intervals. seen: of each its x, the value, and whether it is degraded."""
+    dots, intervals = [(x, value.value, doubt) for x, value, doubt in seen], [(x, value) for x, value, _ in seen]
+    return sweep.line(dots, name, stroke=stroke, intervals=intervals)
 
 
 def _ratios(pairs: Sequence[Pair], of: Ratio) -> list[Value]:

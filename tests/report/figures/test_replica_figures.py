@@ -56,9 +56,13 @@ def gain(*curves: Curve) -> Any:
 def dots(axes: Any) -> dict[str, list[tuple[int, float]]]:
     """Number of engines and value, of each line that the key names."""
     counts = [int(tick.get_text()) for tick in axes.get_xticklabels()]
-    named = {line.get_label(): zip(*line.get_data()) for line in axes.lines if line.get_marker() not in ("", "None")}
-    found = {name: [(counts[round(x)], y) for x, y in data] for name, data in named.items() if name[0] != "_"}
-    return {name: data for name, data in found.items() if data}
+    return {name: [(counts[round(x)], y) for x, y in data] for name, data in marked(axes).items()}
+
+
+def marked(axes: Any) -> dict[str, list[tuple[float, float]]]:
+    """The dots of each line that the key names."""
+    named = {line.get_label(): [*zip(*line.get_data())] for line in axes.lines if line.get_marker() not in ("", "None")}
+    return {name: data for name, data in named.items() if data and name[0] != "_"}
 
 
 def values(axes: Any) -> dict[int, float]:
@@ -175,11 +179,6 @@ def test_every_dot_is_in_sight(rates, other):
 # Gain against the time in which one engine runs a kernel
 
 
-def busy_dots(axes: Any) -> dict[str, list[tuple[float, float]]]:
-    named = {line.get_label(): [*zip(*line.get_data())] for line in axes.lines if line.get_marker() not in ("", "None")}
-    return {name: data for name, data in named.items() if data and name[0] != "_"}
-
-
 def test_the_gain_stands_over_the_time_in_which_one_engine_runs_a_kernel():
     two, three = shared_point(2, (900.0, 900.0)), shared_point(3, (1200.0, 1200.0))
     other = shared_point(2, (500.0, 500.0), model="opt-125m")
@@ -188,7 +187,7 @@ def test_the_gain_stands_over_the_time_in_which_one_engine_runs_a_kernel():
         curve(other, points=[alone((250.0, 250.0), engine_active=0.4)], model="opt-125m"),
     )["replica-busy"].figure
     [axes] = figure.axes
-    assert busy_dots(axes) == {"opt-1.3b": [(0.8, 0.9), (0.8, 1.2)], "opt-125m": [(0.4, 2.0)]}
+    assert marked(axes) == {"opt-1.3b": [(0.8, 0.9), (0.8, 1.2)], "opt-125m": [(0.4, 2.0)]}
     [bound] = [line for line in axes.lines if line.get_label().startswith("bound of engines")]
     assert all(x * y == pytest.approx(1) for x, y in zip(*bound.get_data()))
     assert axes.get_xlabel() == "time in which one engine runs a kernel"
@@ -198,13 +197,13 @@ def test_the_gain_stands_over_the_time_in_which_one_engine_runs_a_kernel():
 
 def test_without_profiling_counters_utilisation_tells_when_a_kernel_runs():
     found = drawn(curve(shared_point(2, (900.0, 900.0)), points=[alone(gpu_util=0.7)]))["replica-busy"]
-    assert busy_dots(found.figure.axes[0]) == {"opt-1.3b": [(0.7, 0.9)]}
+    assert marked(found.figure.axes[0]) == {"opt-1.3b": [(0.7, 0.9)]}
 
 
 def test_an_engine_whose_kernels_nobody_watched_has_no_dot():
     watched = curve(shared_point(2, (900.0, 900.0)), points=[alone(engine_active=0.7)])
     other = curve(shared_point(2, (500.0, 500.0), model="opt-125m"), points=[alone()], model="opt-125m")
-    assert list(busy_dots(drawn(watched, other)["replica-busy"].figure.axes[0])) == ["opt-1.3b"]
+    assert list(marked(drawn(watched, other)["replica-busy"].figure.axes[0])) == ["opt-1.3b"]
     found = drawn(curve(shared_point(2, (900.0, 900.0))))["replica-busy"]
     assert (found.figure, found.why_not) == (None, "no sensor told when one engine runs a kernel")
 
