@@ -37,6 +37,7 @@ ARCHIVES = (
     "jobs",
     "batching",
     "core-opt-2.7b",
+    "several-gpus",
 )
 
 

@@ -158,6 +158,7 @@ def shared_point(
     waits = [256 * concurrency / rate for rate in repeats]
     made = ReplicaPoint(
         models=(model,) * count,
+        families=frozenset({EngineSpec(model).family}),
         sharing=sharing,
         concurrency=concurrency,
         loads=(concurrency // count,) * count,

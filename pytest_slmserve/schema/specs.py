@@ -20,6 +20,8 @@ GIB = 1 << 30
 FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
 # Fields of an engine that came after the first records: what was so before.
 LATER = {"url": "", "tensor_parallel_size": 1, "allow_prefix_cache": False}
+# What follows, in the words on disk, from how the GPUs, their memory and the requests are divided among engines.
+DIVIDED = frozenset({"tensor_parallel", "kv_cache_bytes", "memory_share", "max_num_seqs", "url"})
 OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
 TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a name"}
 
@@ -123,6 +125,11 @@ class EngineSpec:
     def key(self) -> str:
         """Hash of the facts."""
         return short_hash(self.facts)
+
+    @property
+    def family(self) -> str:
+        """Hash of the facts that stay when GPUs, memory and requests are divided among several engines."""
+        return short_hash({name: value for name, value in self.facts.items() if name not in DIVIDED})
 
     @property
     def caches_prefixes(self) -> bool:

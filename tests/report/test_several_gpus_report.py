@@ -20,21 +20,30 @@ from pytest_slmserve.report.tables.several_gpus import gpus_report, name_of
 
 @pytest.fixture(scope="module")
 def curve() -> Curve:
-    return on_gpus((1, 2), shared=replicas(2), room={1: 4}, all_reduce_s=1e-3, imbalance=0.2)
+    planted = {"all_reduce_s": 1e-3, "imbalance": 0.2}
+    return on_gpus((1, 2), shared=replicas(2, **planted), room={1: 4}, **planted)
 
 
-def test_the_picture_has_a_line_for_each_deployment_in_all_and_per_gpu(curve):
+def test_the_picture_has_what_each_number_of_gpus_serves_most_in_all_and_per_gpu(curve):
     pytest.importorskip("matplotlib")
     [picture] = [p for p in pictures([curve, *curve.wider]) if p.name == "gpus"]
     total, each, blocks = picture.figure.axes
-    named = {line.get_label(): line for line in total.lines}
-    assert [*named] == [f"opt-tiny, {how}" for how in ("one engine", "one engine, TP 2", "2 replicas, a GPU each")]
-    rates = {d.concurrency: d.tokens_per_s for d in deployments(curve) if d.gpus == 2 and not d.sharing}
-    assert [*named["opt-tiny, one engine, TP 2"].get_ydata()] == [rates[4], rates[16]]
-    per_gpu = next(line for line in each.lines if line.get_label().endswith("TP 2"))
-    assert [*per_gpu.get_ydata()] == [rates[4] / 2, rates[16] / 2]
+    over_all, apart = total.lines
+    assert (over_all.get_label(), apart.get_label()) == ("opt-tiny, one engine over all", "opt-tiny, a replica on each")
+    found = deployments(curve)
+    one, two = (max(d.tokens_per_s for d in found if d.gpus == n and not d.sharing) for n in (1, 2))
+    [most] = [max(d.tokens_per_s for d in found if d.sharing == "gpus")]
+    assert [[*line.get_ydata()] for line in total.lines] == [[one, two], [one, most]]
+    assert [*over_all.get_xdata()] == [*apart.get_xdata()] == [1, 2]
+    assert [[*line.get_ydata()] for line in each.lines] == [[one, two / 2], [one, most / 2]]
     [line] = blocks.lines
-    assert [*line.get_xdata()] == sorted({d.kv_blocks for d in deployments(curve) if d.kv_blocks})
+    assert [*line.get_xdata()] == sorted({d.kv_blocks for d in found if d.kv_blocks})
+
+
+def test_a_gpu_each_has_no_bound_of_engines_that_take_turns(curve):
+    pytest.importorskip("matplotlib")
+    [picture] = [p for p in pictures([curve, *curve.wider]) if p.name == "replica-busy"]
+    assert picture.figure is None and picture.why_not == "no replicas shared a GPU"
 
 
 def test_without_several_gpus_there_is_neither(curve):
@@ -87,7 +96,7 @@ def test_names_of_deployments(curve):
 def test_advice_ends_with_what_to_deploy_on_several_gpus(curve, tmp_path, capsys):
     measured = [m for each in (curve, *curve.wider) for m in each.measurements]
     with Archive.open(tmp_path / "a.jsonl") as archive:
-        for m in (*measured, *replicas(2, all_reduce_s=1e-3)):
+        for m in (*measured, *replicas(2, all_reduce_s=1e-3, imbalance=0.2)):
             archive.add(m)
     assert main(["advise", str(tmp_path / "a.jsonl")]) in (0, 10)
     told = " ".join(capsys.readouterr().out.split())

@@ -257,7 +257,7 @@ def replicas(
 
 def _against(gains: Gains | None, split: int, alone: bool, predicted: bool) -> str:
     """Reason why one engine is enough; empty where more are worth a trial."""
-    # Kernels of several engines overlap under MPS. Yet of 32 sets measured on an H100 and an H200 none gained over 7 %
+    # Kernels of several engines overlap under MPS. Yet of 34 sets measured on an H100 and an H200 none gained over 7 %
     # more than engines that take turns could (docs/results.md).
     bound = gains.time_slicing if gains else None
     if not alone:

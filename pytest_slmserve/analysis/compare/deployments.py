@@ -21,7 +21,6 @@ from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.specs import short_hash
 
-SIZED = ("tensor_parallel", "kv_cache_bytes", "max_num_seqs")  # what follows from how many GPUs an engine has
 PER_GPU = "tensor-parallel-loses-per-gpu"
 SLOWER = "tensor-parallel-serves-less-in-all"
 STILL_GAINS = "tensor-parallel-still-gains"
@@ -72,8 +71,7 @@ def _family(curve: Curve) -> str:
     """A hash, equal for curves that differ in nothing but the GPUs of their engine, and in what follows from those."""
     spec, where, workload, load = curve.spec, curve.environment, curve.workload, curve.load
     assert spec and where and workload
-    facts = {name: value for name, value in spec.facts.items() if name not in SIZED}
-    return short_hash([facts, where.per_gpu_key, workload.hash, load.ramp_up if load else None])
+    return short_hash([spec.family, where.per_gpu_key, workload.hash, load.ramp_up if load else None])
 
 
 def _gpus_each(curve: Curve) -> int:

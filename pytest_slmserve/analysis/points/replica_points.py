@@ -59,12 +59,13 @@ class ReplicaSummary(LatencyFigures):
 class ReplicaPoint(ReplicaSummary, Repeats[ReplicaSummary]):
     """One set of engines under one load, and the means over its repeats used.
 
-    models: of each replica. concurrency: requests in flight in all. environment: where. workload: the hash of the
-    replicas' requests, None where they differ. ramp_up: of their loads. tensor_parallel_size: GPUs of each
-    engine.
+    models: of each replica. families: of their engines (`EngineSpec.family`). concurrency: requests in flight in all.
+    environment: where. workload: the hash of the replicas' requests, None where they differ. ramp_up: of their loads.
+    tensor_parallel_size: GPUs of each engine.
     """
 
     models: tuple[str, ...]
+    families: frozenset[str]
     sharing: Sharing
     concurrency: int
     loads: tuple[int, ...]
@@ -159,6 +160,7 @@ def shared_point(runs: Sequence[ReplicaGroup]) -> ReplicaPoint:
     loads = tuple(m.load.max_concurrency or 0 for m in first)
     return ReplicaPoint(
         models=tuple(short_name(m.spec.model) for m in first),
+        families=frozenset(m.spec.family for m in first),
         sharing=part.sharing,
         concurrency=sum(loads),
         loads=loads,

@@ -271,7 +271,7 @@ def curve_of(
 
 
 def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list[Curve]:
-    """Each curve with what replicas of its model served, on the same kind of host and with the same requests."""
+    """Each curve with what replicas of its engine served, on the same kind of host and with the same requests."""
     return [replace(curve, shared=tuple(s for s in shared if _is_of(s, curve))) for curve in curves]
 
 
@@ -290,8 +290,8 @@ def _is_of(shared: ReplicaPoint, curve: Curve) -> bool:
     if where is None or load is None or workload is None or spec is None:
         return False
     there, gpus = shared.environment.per_gpu_key, shared.tensor_parallel_size
-    asked = (curve.subject, where.per_gpu_key, workload.hash, load.ramp_up, spec.tensor_parallel_size)
-    return (shared.model, there, shared.workload, shared.ramp_up, gpus) == asked
+    asked = (frozenset({spec.family}), where.per_gpu_key, workload.hash, load.ramp_up, spec.tensor_parallel_size)
+    return (shared.families, there, shared.workload, shared.ramp_up, gpus) == asked
 
 
 def is_sweep(curve: Curve) -> bool:

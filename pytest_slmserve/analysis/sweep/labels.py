@@ -28,7 +28,14 @@ def _distinction(curve: Curve, curves: Sequence[Curve]) -> list[str]:
     if curve.first is None:
         return plain
     requests = _differing(_requests(curve.first), list(map(_requests, measured)))
-    return [*plain, *requests, *_differing(_arguments(curve.first), list(map(_arguments, measured)))]
+    specs = [_of_one_cache(other.spec, curve.first.spec) for other in measured]
+    return [*plain, *requests, *_differing(_arguments(curve.first.spec), list(map(_arguments, specs)))]
+
+
+def _of_one_cache(other: EngineSpec, own: EngineSpec) -> EngineSpec:
+    """The other, with the KV cache of `own` where it has another number of GPUs: that number tells them apart."""
+    same = other.tensor_parallel_size == own.tensor_parallel_size
+    return other if same else replace(other, kv_cache_bytes=own.kv_cache_bytes)
 
 
 def _facts(curve: Curve) -> list[str]:
@@ -71,10 +78,9 @@ def _requests(first: Measurement) -> _Named:
     return {"lengths": lengths, **_settings(others)}, f"workload {first.workload.hash[:6]}"
 
 
-def _arguments(first: Measurement) -> _Named:
+def _arguments(spec: EngineSpec) -> _Named:
     """Limits and arguments of the engine, without those that a label names separately: server, front ends, GPUs."""
-    spec = first.spec.without_http if first.spec.interface == "server" else first.spec
-    spec = replace(spec, tensor_parallel_size=1)
+    spec = replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1)
     own = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in NAMED_APART}
     settings = _settings({**own, **dict(spec.env), **dict(spec.extra)})
     return settings | {"kv_cache_bytes": f"KV cache {spec.kv_cache_bytes / GIB:.6g} GiB"}, f"engine {spec.key[:6]}"

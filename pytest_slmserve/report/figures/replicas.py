@@ -7,19 +7,18 @@ What shares the device in one way, of one model under one load, is a line over t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle
 from typing import Any, Literal, get_args
 
-from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
+from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus
 from pytest_slmserve.analysis.compare.replicas import Pair, compared
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, figure_ratio
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.report.figures import drawing
-from pytest_slmserve.report.tables.several_gpus import name_of
 from pytest_slmserve.schema.literals import Sharing
 
 SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
@@ -43,7 +42,7 @@ INCOMPARABLE = "of no model replicas and one engine alone are valid under the sa
 NAMES = ("replica-gain", "replica-busy", "replica-latency", "replica-device")
 Ratio = Callable[[Pair], Interval | None]
 Value = tuple[int, Interval, bool]  # number of engines, what is seen of them, degraded?
-BY_GPUS = {1: "-", 2: "--", 4: "-.", 8: ":"}
+OVER_ALL = "one engine over all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,12 @@ def _gain(pair: Pair) -> Interval:
 
 def _replica_busy(lines: Sequence[Line]) -> drawing.Picture:
     """The same against the time in which one engine runs a kernel, by model, whatever the load. Engines that take turns
-    gain at most one over it."""
-    pairs = list(chain.from_iterable(line.pairs for line in lines))
+    on one GPU gain at most one over it."""
+    ways = [sharing for sharing in _ways(lines) if sharing not in ("gpus", "urls")]
+    lines = [line for line in lines if any(map(line.of, ways))]
+    pairs = [pair for line in lines for sharing in ways for pair in line.of(sharing)]
+    if not pairs:
+        return drawing.Picture("replica-busy", None, "no replicas shared a GPU")
     busy = BUSY.of if any(alone.engine_active for _, alone in pairs) else UTIL.of
     if not any(getattr(alone, busy) for _, alone in pairs):
         return drawing.Picture("replica-busy", None, "no sensor told when one engine runs a kernel")
@@ -130,7 +133,7 @@ def _replica_busy(lines: Sequence[Line]) -> drawing.Picture:
             GAIN,
             TITLES[sharing],
         )
-        for sharing in _ways(lines)
+        for sharing in ways
     ]
     return drawing.picture("replica-busy", _hosts(lines), drawn, share_y=True)
 
@@ -283,37 +286,52 @@ def _device_panel(lines: Sequence[Line], sharing: Sharing, quantity: Quantity) -
 
 def gpus_pictures(known: Sequence[drawing.Shown]) -> list[drawing.Picture]:
     """One picture, where any model was served on several GPUs; points without a valid repeat are left out."""
-    several = [one for one in known if on_several_gpus(one.curve)]
+    found = [one for one in known if on_several_gpus(one.curve)]
+    # Colours in their order here: those of their curves on more GPUs, which are not drawn, are free.
+    several = [drawing.Shown(one.curve, one.name, *drawing.look(i)) for i, one in enumerate(found)]
     return [drawing.picture("gpus", [one.origin for one in several], _panels(several))] if several else []
 
 
 def _panels(several: Sequence[drawing.Shown]) -> list[drawing.Panel]:
+    """What each number of GPUs serves, in all and of each GPU, and what the KV blocks of one engine serve; each under
+    the load with the most tokens/s."""
     total, each, blocks = list[drawing.Series](), list[drawing.Series](), list[drawing.Series]()
+    numbers = set[int]()
     for one in several:
-        # Engines alone before replicas.
-        found = sorted(deployments(one.curve), key=lambda d: (d.sharing is not None, d.gpus))
-        model, lines = one.name.split(",")[0], grouped(found, name_of)
-        for name, line in lines.items():
-            stroke = BY_GPUS.get(line[0].gpus, "-")
-            dots = [(d.concurrency, d.tokens_per_s, bool(d.served.degraded)) for d in line]
-            total.append(one.line(dots, f"{model}, {name}", stroke=stroke))
-            per_gpu = [(load, rate / d.gpus, degraded) for (load, rate, degraded), d in zip(dots, line)]
-            each.append(one.line(per_gpu, f"{model}, {name}", stroke=stroke))
-        most = [max(line, key=lambda d: d.tokens_per_s) for line in lines.values() if line[0].kv_blocks]
-        most.sort(key=lambda d: (d.kv_blocks or 0, d.tokens_per_s))
-        dots = [(d.kv_blocks or 0, d.tokens_per_s, bool(d.served.degraded)) for d in most]
-        blocks.append(one.line(dots, f"{model}, {', '.join(str(d.gpus) for d in most)} GPUs"))
+        for (way, line), stroke in zip(_ways_to_deploy(deployments(one.curve)), STROKES):
+            name = f"{one.name.split(',')[0]}, {way}"
+            seen = [(d.gpus, d.tokens_per_s, bool(d.served.degraded)) for d in line]
+            total.append(one.line(seen, name, stroke=stroke))
+            each.append(one.line([(gpus, rate / gpus, doubt) for gpus, rate, doubt in seen], name, stroke=stroke))
+            numbers.update(d.gpus for d in line)
+            if way == OVER_ALL:
+                dots = [(d.kv_blocks, d.tokens_per_s, bool(d.served.degraded)) for d in line if d.kv_blocks]
+                blocks.append(one.line(dots, name))
 
-    def by_load(axes: Any) -> None:
-        drawing.load_axis(axes, several)
-        drawing.log_axis(axes, axes.yaxis)
+    def by_gpus(axes: Any) -> None:
+        axes.set_xticks(sorted(numbers))
+        drawing.decade_axis(axes)
 
     def by_blocks(axes: Any) -> None:
         drawing.log_axis(axes, axes.xaxis, base=2)
-        drawing.log_axis(axes, axes.yaxis)
+        drawing.decade_axis(axes)
 
     return [
-        drawing.Panel(total, by_load, "requests in flight", "output tokens/s"),
-        drawing.Panel(each, by_load, "requests in flight", "output tokens/s per GPU"),
+        drawing.Panel(total, by_gpus, "GPUs", "most output tokens/s"),
+        drawing.Panel(each, by_gpus, "GPUs", "most output tokens/s per GPU"),
         drawing.Panel(blocks, by_blocks, "KV blocks of the engine", "most output tokens/s"),
     ]
+
+
+def _ways_to_deploy(found: Sequence[Deployment]) -> Iterator[tuple[str, list[Deployment]]]:
+    """One engine over all GPUs, and replicas with GPUs of their own, which begin with one alone: of each number of GPUs
+    what serves most."""
+    alone = [one for one in found if one.sharing is None]
+    replicas = grouped((one for one in found if one.sharing == "gpus"), lambda one: one.tensor_parallel_size)
+    ways = {OVER_ALL: alone}
+    for gpus, sets in sorted(replicas.items()):
+        first = [one for one in alone if one.gpus == gpus]
+        ways["a replica on each" if gpus == 1 else f"a replica on each {gpus}"] = [*first, *sets]
+    for way, line in ways.items():
+        most = [max(same, key=lambda d: d.tokens_per_s) for same in grouped(line, lambda d: d.gpus).values()]
+        yield way, sorted(most, key=lambda d: d.gpus)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from gpus import alone, engine, on_gpus, replicas
 
@@ -10,6 +12,7 @@ from pytest_slmserve.analysis.compare.deployments import deployments, on_several
 from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.schema.specs import GIB
 
 
 def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_on_the_fewest():
@@ -99,3 +102,11 @@ def test_one_repeat_decides_nothing():
 def test_replicas_are_compared_with_engines_of_as_many_gpus_each():
     first, wide = with_shared([curve_of("opt-tiny", alone(engine(n))) for n in (1, 2)], shared_points(replicas(2)))
     assert len(first.shared) == 1 and wide.shared == ()
+
+
+def test_replicas_are_compared_with_engines_of_the_same_arguments():
+    """What is divided among them, memory and requests, differs and does not count."""
+    ours, others = (curve_of("opt-tiny", alone(engine(b_half=b_half))) for b_half in (16.0, 8.0))
+    smaller = curve_of("opt-tiny", alone(replace(engine(), kv_cache_bytes=GIB, max_num_seqs=64)))
+    ours, others, smaller = with_shared([ours, others, smaller], shared_points(replicas(2)))
+    assert len(ours.shared) == len(smaller.shared) == 1 and others.shared == ()

@@ -71,6 +71,10 @@ def test_engines_and_requests_that_differ_are_named_in_words():
     assert "KV cache 3 GiB" in limits[2]
     graphs = labels([sweep(), changed(extra=(("max_cudagraph_capture_size", 2048),))])
     assert graphs == ["opt-1.3b, max_cudagraph_capture_size unset", "opt-1.3b, max_cudagraph_capture_size 2048"]
+    two_gpus = changed(tensor_parallel_size=2, kv_cache_bytes=9 * GIB)
+    assert labels([sweep(), two_gpus]) == ["opt-1.3b, TP 1", "opt-1.3b, TP 2"], "more GPUs have more cache"
+    in_half = changed(tensor_parallel_size=2, kv_cache_bytes=4 * GIB)
+    assert labels([two_gpus, in_half]) == ["opt-1.3b, KV cache 9 GiB", "opt-1.3b, KV cache 4 GiB"]
 
     def sent(hash_, **fields):
         made = [
