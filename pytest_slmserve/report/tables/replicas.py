@@ -151,7 +151,7 @@ def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
     def place(point: ReplicaPoint) -> tuple[int, bool, int, int]:
         return SHARINGS.index(point.sharing), point.pinned, point.thread_percentage or 0, point.count
 
-    for under in grouped(points, lambda p: (p.concurrency, p.workload, p.ramp_up)).values():
+    for under in grouped(points, lambda p: (p.concurrency, p.workload, p.ramp_up, p.families)).values():
         alone = alone_at(under[0], curves)
         if alone:
             yield Entry(under[0].models[0], "alone", alone)

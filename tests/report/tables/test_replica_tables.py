@@ -90,6 +90,14 @@ def names(rows: list[dict[str, str]]) -> list[str]:
 # Rows
 
 
+def test_sets_of_engines_with_other_arguments_are_held_against_one_of_the_same():
+    ours = shared_point(2, [1200.0, 1200.0])
+    others = shared_point(2, [1200.0, 1200.0], families=frozenset({"without chunked prefill"}))
+    slower = curve(others, points=(replace(point(96, [800.0, 800.0]), e2e_s=30.7, e2e_p99_s=31.0),))
+    rows = served(report(curve(ours), slower))
+    assert [row["gain %"] for row in rows] == ["-", "+20.0", "-", "+50.0"]
+
+
 def test_one_alone_comes_first_then_the_ways_of_sharing_each_by_number():
     shared = [
         shared_point(n, (900.0,), sharing=way) for way, n in (("mig", 2), ("mps", 3), ("time-slicing", 2), ("mps", 2))
