@@ -142,8 +142,8 @@ def may_ask_for_more(items: Sequence[Any]) -> bool:
 
 
 def length_of(session: Session, items: Sequence[Any], rows: Sequence[PlannedItem]) -> tuple[float, str]:
-    """Seconds that a run of `items` takes, and the same in words, with its engine starts and models. rows: of the
-    items, as `plan_rows` makes them."""
+    """Seconds that a run of `items` takes, and the same in words, with its engine starts and models. rows: what
+    `plan_rows` makes of them; items that measure nothing may be among those."""
     groups = groups_of(rows)
     gates = {sides[0] for item in items if (sides := chosen_parameters(item).get("slm_gate"))}
     engines = {group.engine for group in groups}

@@ -126,7 +126,7 @@ class EngineSpec:
         """Hash of the facts."""
         return short_hash(self.facts)
 
-    @property
+    @cached_property
     def family(self) -> str:
         """Hash of the facts that stay when GPUs, memory and requests are divided among several engines."""
         return short_hash({name: value for name, value in self.facts.items() if name not in DIVIDED})

@@ -19,7 +19,6 @@ from pytest_slmserve.analysis.stats.estimates import Interval, times
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, unsure
 from pytest_slmserve.schema.literals import Sharing
-from pytest_slmserve.schema.specs import short_hash
 
 PER_GPU = "tensor-parallel-loses-per-gpu"
 SLOWER = "tensor-parallel-serves-less-in-all"
@@ -60,18 +59,11 @@ def with_wider(curves: Iterable[Curve]) -> list[Curve]:
     """Each curve; the one on the fewest GPUs of a kind of engine with those of the same on more."""
     found = list(curves)
     wider: dict[int, tuple[Curve, ...]] = {}
-    for family in grouped((curve for curve in found if curve.spec), _family).values():
+    for family in grouped((curve for curve in found if curve.spec), lambda curve: curve.family).values():
         first, *others = sorted(family, key=_gpus_each)
         if _gpus_each(first) < _gpus_each([first, *others][-1]):
             wider[id(first)] = tuple(others)
     return [replace(curve, wider=wider.get(id(curve), ())) for curve in found]
-
-
-def _family(curve: Curve) -> str:
-    """A hash, equal for curves that differ in nothing but the GPUs of their engine, and in what follows from those."""
-    spec, where, workload, load = curve.spec, curve.environment, curve.workload, curve.load
-    assert spec and where and workload
-    return short_hash([spec.family, where.per_gpu_key, workload.hash, load.ramp_up if load else None])
 
 
 def _gpus_each(curve: Curve) -> int:

@@ -102,6 +102,15 @@ class Curve:
         return self.first.load if self.first and isinstance(self.first.load, ClosedLoop) else None
 
     @property
+    def family(self) -> tuple[str, str, str | None, str | None] | None:
+        """Equal for curves on one kind of host, with the same requests that start alike, of engines that differ in what
+        is divided among several alone (`EngineSpec.family`). None: nothing was measured."""
+        if self.first is None:
+            return None
+        start = self.load.ramp_up if self.load else None
+        return self.first.spec.family, self.first.environment.per_gpu_key, self.first.workload.hash, start
+
+    @property
     def resolved(self) -> tuple[Resolved, ...]:
         """Values that the engine resolved from its specification, one per launch."""
         return tuple({m.launch: m.resolved for m in self.measurements}.values())
@@ -286,12 +295,10 @@ def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
 
 
 def _is_of(shared: ReplicaPoint, curve: Curve) -> bool:
-    where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
-    if where is None or load is None or workload is None or spec is None:
-        return False
-    there, gpus = shared.environment.per_gpu_key, shared.tensor_parallel_size
-    asked = (frozenset({spec.family}), where.per_gpu_key, workload.hash, load.ramp_up, spec.tensor_parallel_size)
-    return (shared.families, there, shared.workload, shared.ramp_up, gpus) == asked
+    there = shared.environment.per_gpu_key
+    theirs = {(family, there, shared.workload, shared.ramp_up) for family in shared.families}
+    same_gpus = curve.spec is not None and curve.spec.tensor_parallel_size == shared.tensor_parallel_size
+    return same_gpus and theirs == {curve.family}
 
 
 def is_sweep(curve: Curve) -> bool:

@@ -29,6 +29,7 @@ TITLES: dict[Sharing, str] = {
     "gpus": "a GPU each",
     "urls": "a URL each",
 }
+APART = ("gpus", "urls")  # ways in which replicas share no GPU, as far as is known
 STROKES = ("-", "--", ":", "-.")  # of one model's lines
 SPREAD = 0.4  # what stands side by side at one number of engines, where 1 is the distance between two numbers
 SIDE = 0.5  # free space left and right of all
@@ -102,9 +103,9 @@ def _gain(pair: Pair) -> Interval:
 def _replica_busy(lines: Sequence[Line]) -> drawing.Picture:
     """The same against the time in which one engine runs a kernel, by model, whatever the load. Engines that take turns
     on one GPU gain at most one over it."""
-    ways = [sharing for sharing in _ways(lines) if sharing not in ("gpus", "urls")]
-    lines = [line for line in lines if any(map(line.of, ways))]
-    pairs = [pair for line in lines for sharing in ways for pair in line.of(sharing)]
+    on_one = [replace(line, pairs=tuple(pair for pair in line.pairs if pair[0].sharing not in APART)) for line in lines]
+    lines = [line for line in on_one if line.pairs]
+    pairs = list(chain.from_iterable(line.pairs for line in lines))
     if not pairs:
         return drawing.Picture("replica-busy", None, "no replicas shared a GPU")
     busy = BUSY.of if any(alone.engine_active for _, alone in pairs) else UTIL.of
@@ -133,7 +134,7 @@ def _replica_busy(lines: Sequence[Line]) -> drawing.Picture:
             GAIN,
             TITLES[sharing],
         )
-        for sharing in ways
+        for sharing in _ways(lines)
     ]
     return drawing.picture("replica-busy", _hosts(lines), drawn, share_y=True)
 
@@ -298,7 +299,7 @@ def _panels(several: Sequence[drawing.Shown]) -> list[drawing.Panel]:
     total, each, blocks = list[drawing.Series](), list[drawing.Series](), list[drawing.Series]()
     numbers = set[int]()
     for one in several:
-        for (way, line), stroke in zip(_ways_to_deploy(deployments(one.curve)), STROKES):
+        for (way, line), stroke in zip(_ways_to_deploy(deployments(one.curve)), cycle(STROKES)):
             name = f"{one.name.split(',')[0]}, {way}"
             seen = [(d.gpus, d.tokens_per_s, bool(d.served.degraded)) for d in line]
             total.append(one.line(seen, name, stroke=stroke))
