@@ -1,4 +1,5 @@
-"""Runs whose steps take what they were told to: so much to decode, and so much more where there is a prompt."""
+"""Runs whose steps take what they were told to: so much to decode, and so much more where there is a prompt. And
+whether runs share one window, by their steps."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from strategies import RESOLVED, measurement, planted_telemetry
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement, Resolved, Run
 
+LATE_S = 0.1  # in which a worker hears of its window
 PROMPT = 64  # tokens, of all requests of `strategies.measurement`
 
 
@@ -66,3 +68,15 @@ def _watched(run: Run, idle: float) -> Run:
     until_s = run.window_s[1]
     columns = {sensors.ENGINE_ACTIVE: 1 - idle}
     return replace(run, telemetry=planted_telemetry(columns, until_s=until_s, interval_s=until_s / 40))
+
+
+def share_a_window(runs: Sequence[Run]) -> bool:
+    """True where all windows begin and end together: a later one by a step of its engine, however long that took, or
+    LATE_S."""
+    bounds = zip(*([run.began_s + at for at in run.window_s] for run in runs))
+    return all(_late_by_a_step(run, min(at), own) for at in bounds for run, own in zip(runs, at))
+
+
+def _late_by_a_step(run: Run, due: float, own: float) -> bool:
+    assert run.began_s is not None
+    return own - due < LATE_S or sum(due < run.began_s + ended < own for ended in run.steps.time_s) <= 1

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interfaces import SIMULATED, small_workload, stand_in
 from processes import gone, group
+from traces import share_a_window
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.engines.offline import OfflineEngine
@@ -63,12 +64,10 @@ def test_all_have_one_window_and_begin_together():
     with started(stand_in(), stand_in(), stand_in()) as replicas:
         runs = measured(replicas)
         assert replicas.ready and len(runs) == 3
-        windows = [(run.began_s + run.window_s[0], run.began_s + run.window_s[1]) for run in runs]
-        begins = [run.began_s for run in runs]
-    for first, second in pairwise(zip(begins, windows)):
-        assert first[0] == pytest.approx(second[0], abs=0.2)
-        assert first[1] == pytest.approx(second[1], abs=0.1), "cut at each replica's own steps"
-    assert all(closes - opens >= 0.4 for opens, closes in windows)
+    for first, second in pairwise(run.began_s for run in runs):
+        assert first == pytest.approx(second, abs=0.2)
+    assert share_a_window(runs)
+    assert all(closes - opens >= 0.4 for opens, closes in (run.window_s for run in runs))
     assert not any(run.failures for run in runs)
 
 
@@ -93,7 +92,7 @@ def test_a_second_run_on_the_same_replicas():
 def test_a_slow_replica_is_waited_for():
     with started(stand_in(), stand_in(step_s=0.05)) as replicas:
         fast, slow = measured(replicas)
-    assert fast.began_s + fast.window_s[0] == pytest.approx(slow.began_s + slow.window_s[0], abs=0.15)
+    assert share_a_window([fast, slow])
     assert len(fast.steps) > 2 * len(slow.steps)
 
 
