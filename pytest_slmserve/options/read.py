@@ -14,6 +14,7 @@ from pytest_slmserve.schema.errors import BadUsage
 
 OF_A_SIDE = ("baseline_", "candidate_", "simulate_slowdown")
 OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers", "profile")  # options that say nothing without one
+OF_A_DATASET = ("tokenizer", "accept_truncated")  # likewise
 # What is the affair of engines that are started here.
 OF_OUR_ENGINES = (
     "interface",
@@ -54,7 +55,7 @@ def read_options(
     options = Options(**values, source=source)
     if options.gpu + options.cpu + options.simulate + bool(options.endpoint) > 1:
         raise BadUsage("--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint exclude each other", "one of them")
-    _check_gate(options)
+    _check_typed(options)
     if options.endpoint:
         _check_endpoint(options)
     _check_ray(options)
@@ -83,7 +84,7 @@ def _text(opt: Opt, name: str, value: Any) -> str:
     return plain if opt.read(plain) == (name, value) else f"{name}={json.dumps(value)}"
 
 
-def _check_gate(options: Options) -> None:
+def _check_typed(options: Options) -> None:
     """Check that what is typed for this run has a use in it; an ini file may serve other runs. Raises BadUsage."""
     typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
     lost = next((opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)), None)
@@ -97,6 +98,9 @@ def _check_gate(options: Options) -> None:
         raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{OWN_MODES} beside it")
     if options.simulate_slowdown and not options.simulate and options.source["simulate_slowdown"] == "command line":
         raise BadUsage("--slm-simulate-slowdown slows a simulated candidate, and no other", "--slm-simulate beside it")
+    unread = next((opt.flag for opt in typed if opt.name in OF_A_DATASET), None)
+    if unread and not options.dataset:
+        raise BadUsage(f"{unread} says how a dataset is read, and none was named", f"--slm-dataset PATH {unread} ...")
     given = [opt.flag for opt in OPTS if opt.name.startswith(OF_A_SIDE) and getattr(options, opt.name)]
     if options.calibrate and given:
         raise BadUsage(f"{given[0]} would make the sides of a calibration differ", "no baseline and no candidate")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.options.read import OF_A_GATE, as_words, read_options
+from pytest_slmserve.options.read import OF_A_DATASET, OF_A_GATE, as_words, read_options
 from pytest_slmserve.options.table import OPTS, Opt, Options
 from pytest_slmserve.schema.environment import GpuPeaks
 from pytest_slmserve.schema.errors import BadUsage
@@ -141,6 +141,8 @@ def beside(opt: Opt) -> dict[str, object]:
         return {"simulate": True}
     if opt.name.startswith("ray_"):
         return {"simulate": True, "ray": "auto"}
+    if opt.name in OF_A_DATASET:
+        return {"dataset": "trace.csv"}
     return {"gate": True, "simulate": True} if opt.name.startswith(OF_A_GATE) else {}
 
 

@@ -55,3 +55,8 @@ def test_a_folder_without_one_is_refused(pytester, sweep):
     (pytester.path / "empty").mkdir()
     said = usage_error(sweep(f"--slm-dataset={path}", "--slm-tokenizer=empty", *VLLM))
     assert "no tokenizer for empty" in said
+
+
+def test_without_a_dataset_nothing_would_read_it(sweep):
+    said = usage_error(sweep("--slm-tokenizer=gpt2"))
+    assert "--slm-tokenizer says how a dataset is read, and none was named" in said
