@@ -18,6 +18,7 @@ from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
+    ends,
     factor,
     percent,
     percent_interval,
@@ -97,16 +98,26 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
         surely = State.FAILS if below(most, full) is State.HOLDS else State.UNDECIDED
         state, why = _unless_between(curve, surely), why + sparsely(curve)
         return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, None, bound, *points)
-    later = points[points.index(first) :]
-    best = max(later, key=lambda p: fmean(p.repeats))
-    seen = ratio(best, first, points, several=len(later))
+    seen, best = _grown(first, points)
+    state, doubt, groups = above(seen, bound), "", list(utils.values())
+    earliest = next(p for p in points if ends(_around(utils[p.concurrency], groups))[1] >= full)
+    if state is State.FAILS and above(_grown(earliest, points)[0], bound) is not state:
+        doubt = f"; noise leaves open whether {percent(full)} are reached at {earliest.concurrency}"
+        state = State.UNDECIDED
     why = (
         f"utilisation is {percent(fmean(utils[first.concurrency]))} at {first.concurrency} in flight already, where "
-        f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g})"
+        f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g}){doubt}"
         f"{sparsely(curve)}{unsure(seen)}"
     )
-    state = _unless_between(curve, above(seen, bound))
+    state = _unless_between(curve, state)
     return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, seen, bound, first, best)
+
+
+def _grown(first: Point, points: Sequence[Point]) -> tuple[Interval, Point]:
+    """Most throughput at a larger load over that at `first`, 1 at the largest, and its load."""
+    later = points[points.index(first) + 1 :] or [first]
+    best = max(later, key=lambda p: fmean(p.repeats))
+    return ratio(best, first, points, several=len(later)), best
 
 
 def never_above(claim: str, curve: Curve, bound: float) -> Verdict:

@@ -95,7 +95,10 @@ class Differences:
         return tuple(tuple(r._replace(within=None) for r in sample) for sample in self.samples)
 
     def between(self, first: int, second: int, tail: float = TAIL) -> Interval:
-        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end."""
+        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end. A
+        sample has no noise against itself."""
+        if first == second:
+            return Interval(0.0, 0.0, 0.0)
         found = contrast(self._told[first], self._told[second])
         common = self._paired if found.in_turn else self._levels
         return self._interval(found.value, found.scale, moderated(found.ratio, found.df, common), tail)

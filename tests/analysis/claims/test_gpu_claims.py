@@ -163,6 +163,19 @@ def test_a_utilisation_that_may_be_full_is_undecided():
     assert util_saturates_first(unsure, 1.5, 0.9).state is UNDECIDED
 
 
+def test_noise_leaves_open_whether_utilisation_is_full_at_a_smaller_load():
+    """From 1 in flight throughput grows 9 times, from 4 on no more: who says "fails" has to know that it is not 1."""
+    unsure = served(100.0, 900.0, 910.0, util=([0.80, 0.99], 0.95, 1.0))
+    verdict = util_saturates_first(unsure, 1.5, 0.9)
+    assert verdict.state is UNDECIDED and "noise leaves open whether 90 % are reached at 1" in verdict.why
+    assert util_saturates_first(served(100.0, 900.0, 910.0, util=(0.80, 0.95, 1.0)), 1.5, 0.9).state is FAILS
+
+
+def test_throughput_at_the_largest_load_over_itself_is_one_without_noise():
+    verdict = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.5, 0.6, 0.95)), 1.5, 0.9)
+    assert (verdict.state, verdict.value, verdict.low, verdict.high) == (FAILS, 1.0, 1.0, 1.0)
+
+
 # Memory against tensor cores
 
 
