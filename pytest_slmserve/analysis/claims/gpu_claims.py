@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from pytest_slmserve.analysis.claims.table1 import NEXT_SMALLER, PUBLISHED
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM
@@ -49,9 +50,12 @@ def each_of(point: Point, name: str) -> list[float]:
     return [value for s in point.each if (value := getattr(s, name)) is not None and math.isfinite(value)]
 
 
-def energies_j(point: Point) -> list[float]:
-    """Joules per output token of each repeat. Power that reads 0 is no power."""
-    return [value for value in each_of(point, "energy_per_token_j") if value > 0]
+def _above_0(name: str) -> Callable[[Any], list[float]]:
+    """Values of a figure as `each_of` has them. What reads 0 of a GPU that serves was not measured."""
+    return lambda point: [value for value in each_of(point, name) if value > 0]
+
+
+energies_j, powers_w, utilisations = map(_above_0, ("energy_per_token_j", "power_w", "gpu_util"))
 
 
 # Of each claim on a share that no load exceeds: words, and the share in each repeat. arXiv:2404.03353: "average SM
@@ -88,7 +92,7 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
     that some kernel ran, not how much of the GPU it used.
     """
     points = curve.valid
-    utils = {p.concurrency: each_of(p, "gpu_util") for p in points}
+    utils = {p.concurrency: utilisations(p) for p in points}
     if reason := obstacle(curve) or _unseen(NO_UTIL, utils):
         return Verdict.undecided(BLIND_UTIL, curve.subject, reason, bound)
     first = next((p for p in points if fmean(utils[p.concurrency]) >= full), None)
@@ -141,11 +145,11 @@ def never_above(claim: str, curve: Curve, bound: float) -> Verdict:
 def util_falls(curve: Curve, bound: float) -> Verdict:
     """Is GPU utilisation at the largest load below `bound` times what it is at the smallest? arXiv:2404.03353, figure
     8: utilisation "remains constant", and decreases with large batches, while throughput grows."""
-    utils = {p.concurrency: each_of(p, "gpu_util") for p in curve.valid}
+    utils = {p.concurrency: utilisations(p) for p in curve.valid}
     if reason := obstacle(curve) or _unseen(NO_UTIL, utils):
         return Verdict.undecided(UTIL_FALLS, curve.subject, reason, bound)
     first, last = curve.valid[0], curve.valid[-1]
-    seen = ratio(last, first, curve.valid, lambda point: each_of(point, "gpu_util"))
+    seen = ratio(last, first, curve.valid, utilisations)
     why = (
         f"utilisation at {last.concurrency} in flight is {times(seen)} that at {first.concurrency} "
         f"(bound {bound:g}){unsure(seen)}"
@@ -248,15 +252,15 @@ def draws_more(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
     the paper's table 1? value: the smaller of the two ratios. arXiv:2404.03353, figure 4: "considerably lower"."""
     own = at_table_1(curve)
     alike = [at_table_1(c) for c in others if c.subject in SMALL and _same_place(c, curve)]
-    small = [point for point in alike if point and each_of(point, "power_w")]
-    if own is None or not each_of(own, "power_w") or not small:
+    small = [point for point in alike if point and powers_w(point)]
+    if own is None or not powers_w(own) or not small:
         why = "no power of OPT-1.3B or OPT-2.7B at its batch of table 1" if own else f"no power of {curve.subject}"
         return Verdict.undecided(LESS_POWER, curve.subject, why, bound)
     if reason := _other_limits([own, *small]):
         return Verdict.undecided(LESS_POWER, curve.subject, reason, bound)
-    against = max(small, key=lambda point: fmean(each_of(point, "power_w")))
-    seen = ratio(own, against, what=lambda point: each_of(point, "power_w"), several=len(small))
-    watts = f"{fmean(each_of(own, 'power_w')):.0f} W, the smaller {fmean(each_of(against, 'power_w')):.0f} W"
+    against = max(small, key=lambda point: fmean(powers_w(point)))
+    seen = ratio(own, against, what=powers_w, several=len(small))
+    watts = f"{fmean(powers_w(own)):.0f} W, the smaller {fmean(powers_w(against)):.0f} W"
     why = f"{watts}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
     return Verdict.from_interval(LESS_POWER, curve.subject, above(seen, bound), why, seen, bound, own, against)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import fields, replace
+from functools import partial
 from math import isfinite
 from statistics import fmean
 
@@ -23,6 +24,7 @@ from pytest_slmserve.analysis.claims.gpu_claims import (
     dearer_models,
     few_warps,
     memory_bound,
+    util_falls,
     util_saturates_first,
 )
 from pytest_slmserve.analysis.claims.table1 import NEXT_SMALLER
@@ -174,6 +176,12 @@ def test_noise_leaves_open_whether_utilisation_is_full_at_a_smaller_load():
 def test_throughput_at_the_largest_load_over_itself_is_one_without_noise():
     verdict = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.5, 0.6, 0.95)), 1.5, 0.9)
     assert (verdict.state, verdict.value, verdict.low, verdict.high) == (FAILS, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("judge", [partial(util_saturates_first, full=0.9), util_falls], ids=["saturates", "falls"])
+def test_a_utilisation_of_0_while_tokens_come_was_not_measured(judge):
+    assert judge(served(100.0, 300.0, 900.0, util=(0.0, 0.0, 0.0)), bound=1.5).why == NO_UTIL
+    assert judge(served(100.0, 300.0, 900.0, util=(0.0, 0.9, 0.9)), bound=1.5).why == f"{NO_UTIL} at 1 in flight"
 
 
 # Memory against tensor cores

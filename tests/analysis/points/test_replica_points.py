@@ -22,6 +22,7 @@ from pytest_slmserve.analysis.compare.replicas import (
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.goodput import goodput_of, parse_slo
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies
+from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check, is_clean, trustworthy
 from pytest_slmserve.analysis.points.replica_points import (
     figure_ratio,
@@ -324,6 +325,10 @@ def test_two_models_against_taking_turns():
 def test_a_latency_that_nobody_knows_has_no_ratio():
     (shared,) = shared_points(together(600.0, 600.0))
     assert figure_ratio(point(16, [1000.0]), shared, "e2e_p99_s") is None
+    busy, blind = (replace(shared, each=tuple(replace(s, gpu_util=util) for s in shared.each)) for util in (0.9, 0.0))
+    one = replace(point(16, [1000.0]), each=(Summary(gpu_util=0.6),))
+    assert figure_ratio(one, busy, "gpu_util").value == pytest.approx(1.5)
+    assert figure_ratio(one, blind, "gpu_util") is None
 
 
 # One engine, to compare with
