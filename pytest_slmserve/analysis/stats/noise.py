@@ -123,7 +123,7 @@ def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
     scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
     pairs = _in_turn(first, second)
-    differences = _by_launch([((a.launch, b.launch), math.log(b.value / a.value)) for a, b in pairs])
+    differences = launch_means([((a.launch, b.launch), math.log(b.value / a.value)) for a, b in pairs])
     if (df := len(differences) - 1) > 0:
         return Contrast(value, scale, variance(differences) / len(differences) / scale, df, True)
     spreads = [_spread(sample) for sample in (first, second)]
@@ -144,7 +144,7 @@ def _in_turn(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[tuple[Re
     return [(a[2], b[2]) if a[1] == 0 else (b[2], a[2]) for a, b in pairs]
 
 
-def _by_launch(values: Iterable[tuple[object, float]]) -> list[float]:
+def launch_means(values: Iterable[tuple[object, float]]) -> list[float]:
     """Means of each launch where there are several that measured equally often, else the values."""
     each = [[value for _, value in of_one] for of_one in grouped(values, itemgetter(0)).values()]
     even = len(each) > 1 and len({*map(len, each)}) == 1
@@ -153,7 +153,7 @@ def _by_launch(values: Iterable[tuple[object, float]]) -> list[float]:
 
 def _spread(sample: Sequence[Repeat]) -> tuple[float, int]:
     """Variance of one repeat over what its course tells, and its degrees of freedom."""
-    units = _by_launch((r.launch, math.log(r.value)) for r in sample)
+    units = launch_means((r.launch, math.log(r.value)) for r in sample)
     if len(units) < 2:
         return 0.0, 0
     each = fmean(map(_within, sample)) * len(units) / len(sample)

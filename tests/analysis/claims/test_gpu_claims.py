@@ -125,6 +125,19 @@ def test_interval_of_the_warps_by_hand():
     assert half == pytest.approx(0.01837, abs=1e-5)
 
 
+def test_launches_that_measured_equally_often_are_what_is_repeated():
+    # means of launches 0.04 apart in one group, 0 in the others: as single repeats 0.04 * sqrt 2, 3 degrees of freedom
+    def of_two_launches(load, *occupancy):
+        used = tuple((measurement(load, 100.0, launch=launch, repeat=i),) for launch in "ab" for i in range(2))
+        return replace(sensed(load, [100.0] * 4, sm_occupancy=[*occupancy]), used=used)
+
+    quiet = [of_two_launches(load, 0.2, 0.2, 0.2, 0.2) for load in (1, 4)]
+    verdict = few_warps(curve_of(*quiet, of_two_launches(16, 0.10, 0.10, 0.14, 0.14)), 0.15)
+    half = 3.1824 * (0.04**2 / 3) ** 0.5 / 4**0.5
+    assert (verdict.low, verdict.high) == pytest.approx((0.12 - half, 0.12 + half), abs=1e-6)
+    assert verdict.state is UNDECIDED, "four repeats for themselves would tell 0.12 within 0.015"
+
+
 # GPU utilisation
 
 
