@@ -129,7 +129,8 @@ def every(
     judge: Callable[[Interval, float], State], bound: float, seen: Callable[[int], Sequence[Seen[T]]]
 ) -> tuple[State, Interval, T]:
     """State of the promise that each of several lies `below`, or `above`, a bound, and the one that decides. Fails if
-    one does not, corrected for having been chosen (Bonferroni); holds if each does by its own interval.
+    one does not, corrected for having been chosen (Bonferroni); holds if each does by its own interval. What is beyond
+    the bound by its own interval alone is told with the corrected one, which has the bound in it.
 
     seen: intervals, each to hold together with so many.
     """
@@ -139,11 +140,13 @@ def every(
         return lambda row: (end(sign * each for each in ends(row[0])), sign * row[0].value)
 
     each = seen(1)
-    broken = max(seen(len(each)), key=by(min))
+    corrected = seen(len(each))
+    broken = max(corrected, key=by(min))
     if judge(broken[0], bound) is State.FAILS:
         return State.FAILS, *broken
-    nearest = max(each, key=by(max))
-    return State.HOLDS if judge(nearest[0], bound) is State.HOLDS else State.UNDECIDED, *nearest
+    nearest = max(range(len(each)), key=lambda place: by(max)(each[place]))
+    state = judge(each[nearest][0], bound)
+    return (State.UNDECIDED, *corrected[nearest]) if state is State.FAILS else (state, *each[nearest])
 
 
 def every_within(least: float, most: float, seen: Callable[[int], Sequence[Seen[T]]]) -> tuple[State, Interval, T]:

@@ -53,6 +53,13 @@ def test_between_two_bounds(least, most, state, decides):
     assert (found, what) == (state, decides)
 
 
+@pytest.mark.parametrize(("judge", "values"), [(below, [2.1, -3.0]), (above, [-2.1, 3.0])])
+def test_an_undecided_one_is_told_with_an_interval_that_has_the_bound_in_it(judge, values):
+    """By its own interval it is beyond the bound, corrected it is not."""
+    state, seen, place = every(judge, 0.0, around(values))
+    assert (state, place, seen.value) == (UNDECIDED, 0, values[0]) and seen.low < 0 < seen.high
+
+
 def test_without_noise_nothing_is_decided_and_the_farthest_is_named():
     rows = [(Interval(1.0), "a"), (Interval(2.0), "b")]
     assert every(below, 5.0, lambda several: rows) == (UNDECIDED, Interval(2.0), "b")

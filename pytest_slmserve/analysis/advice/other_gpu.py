@@ -11,25 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import mul
 from statistics import fmean
 
 from pytest_slmserve.analysis.metrics.roofline import GPUS, Peaks, Work, peaks_of
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.points.job_points import JobPoint, job_points, limit_groups
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats import student_t
-from pytest_slmserve.analysis.stats.estimates import Interval, Noise, percent, percent_interval, pooled_sd
+from pytest_slmserve.analysis.points.sweep_points import Point, differences
+from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor, percent, percent_interval
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.sweep.saturation import Fit, fit
+from pytest_slmserve.analysis.sweep.saturation import Fit, fit, fit_step, with_batches
 from pytest_slmserve.analysis.verdict import Verdict, every_within
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 from pytest_slmserve.schema.records import Measurement
 
 CLAIM = "law-carries-to-another-gpu"
 BOUND = 0.10  # of the throughput measured there
-PARAMETERS = 2  # of the law
+STEP = 1e-3  # of a point's throughput: how far the law moves with it
 LIMIT = Axes("max_num_seqs")
 BOTH = {field.name for field in fields(Point)} & {field.name for field in fields(JobPoint)}
 
@@ -138,25 +138,34 @@ def _facts(curve: Curve) -> tuple[object, ...]:
 
 def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple[Interval, Point]]:
     """Predicted throughput over the measured one, at each load. The intervals have the noise of the measurement there,
-    and of the fit: over N measurements two parameters leave 2/N of the variance of one, in the mean. several: loads
-    whose intervals hold together."""
-    own, fitted = _noise(there), _noise(prediction.curve)
-    share = PARAMETERS / sum(len(p.repeats) for p in prediction.curve.valid)
+    and that of each point of the fit, as far as the law at this batch depends on it. several: loads whose intervals
+    hold together."""
+    tail, fitted = TAIL / several, with_batches(prediction.curve.points)
+    here, own = differences(fitted), differences(there.valid)
+    halves = [_half(here.mean(i, tail)) for i in range(len(fitted))]
     found = []
-    for point in there.valid:
-        value = prediction.tokens_per_s(fmean(point.batch_repeats)) / fmean(point.repeats)
-        seen = Interval(value)
-        if own.sd is not None and fitted.sd is not None:
-            quantile = student_t.quantile(1 - TAIL / several, min(own.df, fitted.df))
-            half = value * quantile * math.sqrt(own.sd**2 / len(point.repeats) + share * fitted.sd**2)
-            seen = Interval(value, value - half, value + half)
-        found.append((seen, point))
+    for i, point in enumerate(there.valid):
+        batch = fmean(point.batch_repeats)
+        log = math.log(prediction.tokens_per_s(batch) / fmean(point.repeats))
+        half = math.hypot(_half(own.mean(i, tail)), *map(mul, _shares(fitted, batch), halves))
+        known = here.known and own.known
+        found.append((factor(Interval(log, log - half, log + half) if known else Interval(log)), point))
     return found
 
 
-def _noise(curve: Curve) -> Noise:
-    """Scatter of repeats, relative to the mean of their load."""
-    return pooled_sd([[rate / fmean(p.repeats) for rate in p.repeats] for p in curve.valid])
+def _half(log: Interval) -> float:
+    return ends(log)[1] - log.value
+
+
+def _shares(points: Sequence[Point], batch: float) -> list[float]:
+    """Relative change of the law's throughput at a batch by that of each point."""
+    pairs = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in points]
+
+    def log_rate(*moved: int) -> float:
+        t_inf, half = fit_step((b, rate * (1 + STEP) if i in moved else rate) for i, (b, rate) in enumerate(pairs))
+        return math.log(t_inf / (batch + half))
+
+    return [(log_rate(i) - log_rate()) / math.log1p(STEP) for i in range(len(pairs))]
 
 
 def carries(prediction: CarriedLaw, there: Curve) -> Verdict:

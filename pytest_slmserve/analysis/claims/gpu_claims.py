@@ -11,13 +11,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from pytest_slmserve.analysis.claims.table1 import NEXT_SMALLER, PUBLISHED
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM
-from pytest_slmserve.analysis.points.sweep_points import Point, ratio
+from pytest_slmserve.analysis.points.sweep_points import Figure, Point, ratio
 from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
+    ends,
     factor,
     percent,
     percent_interval,
@@ -25,7 +27,7 @@ from pytest_slmserve.analysis.stats.estimates import (
     possible,
     times,
 )
-from pytest_slmserve.analysis.stats.noise import TAIL
+from pytest_slmserve.analysis.stats.noise import TAIL, launch_means
 from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, unsure
 
@@ -48,9 +50,12 @@ def each_of(point: Point, name: str) -> list[float]:
     return [value for s in point.each if (value := getattr(s, name)) is not None and math.isfinite(value)]
 
 
-def energies_j(point: Point) -> list[float]:
-    """Joules per output token of each repeat. Power that reads 0 is no power."""
-    return [value for value in each_of(point, "energy_per_token_j") if value > 0]
+def _above_0(name: str) -> Callable[[Any], list[float]]:
+    """Values of a figure as `each_of` has them. What reads 0 of a GPU that serves was not measured."""
+    return lambda point: [value for value in each_of(point, name) if value > 0]
+
+
+energies_j, powers_w, utilisations = map(_above_0, ("energy_per_token_j", "power_w", "gpu_util"))
 
 
 # Of each claim on a share that no load exceeds: words, and the share in each repeat. arXiv:2404.03353: "average SM
@@ -70,10 +75,9 @@ def few_warps(curve: Curve, bound: float) -> Verdict:
     if reason := obstacle(curve):
         return Verdict.undecided(FEW_WARPS, curve.subject, reason, bound)
     largest = curve.valid[-1]
-    values = each_of(largest, "sm_occupancy")
-    if not values:
+    if not each_of(largest, "sm_occupancy"):
         return Verdict.undecided(FEW_WARPS, curve.subject, NO_PROFILE, bound)
-    seen = possible(_around(values, [each_of(p, "sm_occupancy") for p in curve.valid]), most=1.0)
+    seen = possible(_around(largest, curve.valid, lambda p: each_of(p, "sm_occupancy")), most=1.0)
     active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
     why = f"at {largest.concurrency} in flight {percent_interval(seen)} of the warps that fit were resident{active}"
     why += f" (bound {percent(bound)}){unsure(seen)}"
@@ -87,38 +91,48 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
     that some kernel ran, not how much of the GPU it used.
     """
     points = curve.valid
-    utils = {p.concurrency: each_of(p, "gpu_util") for p in points}
+    utils = {p.concurrency: utilisations(p) for p in points}
     if reason := obstacle(curve) or _unseen(NO_UTIL, utils):
         return Verdict.undecided(BLIND_UTIL, curve.subject, reason, bound)
     first = next((p for p in points if fmean(utils[p.concurrency]) >= full), None)
     if first is None:
-        most = possible(_around(max(utils.values(), key=fmean), list(utils.values())), most=1.0)
+        fullest = max(points, key=lambda p: fmean(utils[p.concurrency]))
+        most = possible(_around(fullest, points, utilisations), most=1.0)
         why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most"
         surely = State.FAILS if below(most, full) is State.HOLDS else State.UNDECIDED
         state, why = _unless_between(curve, surely), why + sparsely(curve)
         return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, None, bound, *points)
-    later = points[points.index(first) :]
-    best = max(later, key=lambda p: fmean(p.repeats))
-    seen = ratio(best, first, points, several=len(later))
+    seen, best = _grown(first, points)
+    state, doubt = above(seen, bound), ""
+    earliest = next(p for p in points if ends(_around(p, points, utilisations))[1] >= full)
+    if state is State.FAILS and above(_grown(earliest, points)[0], bound) is not state:
+        doubt = f"; noise leaves open whether {percent(full)} are reached at {earliest.concurrency}"
+        state = State.UNDECIDED
     why = (
         f"utilisation is {percent(fmean(utils[first.concurrency]))} at {first.concurrency} in flight already, where "
-        f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g})"
+        f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g}){doubt}"
         f"{sparsely(curve)}{unsure(seen)}"
     )
-    state = _unless_between(curve, above(seen, bound))
+    state = _unless_between(curve, state)
     return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, seen, bound, first, best)
+
+
+def _grown(first: Point, points: Sequence[Point]) -> tuple[Interval, Point]:
+    """Most throughput at a larger load over that at `first`, 1 at the largest, and its load."""
+    later = points[points.index(first) + 1 :] or [first]
+    best = max(later, key=lambda p: fmean(p.repeats))
+    return ratio(best, first, points, several=len(later)), best
 
 
 def never_above(claim: str, curve: Curve, bound: float) -> Verdict:
     """Is a share of `NEVER_ABOVE` below `bound`, at every load? value: the largest of any load."""
     words, share = NEVER_ABOVE[claim]
-    shares = {p.concurrency: share(p) for p in curve.valid}
-    if reason := obstacle(curve) or _unseen(NO_PROFILE, shares):
+    points = curve.valid
+    if reason := obstacle(curve) or _unseen(NO_PROFILE, {p.concurrency: share(p) for p in points}):
         return Verdict.undecided(claim, curve.subject, reason, bound)
-    groups = list(shares.values())
 
     def means(several: int) -> list[tuple[Interval, int]]:
-        return [(possible(_around(each, groups, several), most=1.0), load) for load, each in shares.items()]
+        return [(possible(_around(p, points, share, several), most=1.0), p.concurrency) for p in points]
 
     state, seen, load = every(below, bound, means)
     why = f"{percent_interval(seen)} {words} at {load} in flight, the most of any load (bound {percent(bound)})"
@@ -130,11 +144,11 @@ def never_above(claim: str, curve: Curve, bound: float) -> Verdict:
 def util_falls(curve: Curve, bound: float) -> Verdict:
     """Is GPU utilisation at the largest load below `bound` times what it is at the smallest? arXiv:2404.03353, figure
     8: utilisation "remains constant", and decreases with large batches, while throughput grows."""
-    utils = {p.concurrency: each_of(p, "gpu_util") for p in curve.valid}
+    utils = {p.concurrency: utilisations(p) for p in curve.valid}
     if reason := obstacle(curve) or _unseen(NO_UTIL, utils):
         return Verdict.undecided(UTIL_FALLS, curve.subject, reason, bound)
     first, last = curve.valid[0], curve.valid[-1]
-    seen = ratio(last, first, curve.valid, lambda point: each_of(point, "gpu_util"))
+    seen = ratio(last, first, curve.valid, utilisations)
     why = (
         f"utilisation at {last.concurrency} in flight is {times(seen)} that at {first.concurrency} "
         f"(bound {bound:g}){unsure(seen)}"
@@ -162,12 +176,11 @@ def memory_bound(curve: Curve, margin: float) -> Verdict:
     unseen = _unseen(NO_PROFILE, seen_at) or _unseen(NO_DECODING, decoding)
     if reason := obstacle(curve) or unseen or ("" if points else IDLE_TENSOR):
         return Verdict.undecided(MEMORY_BOUND, curve.subject, reason, margin)
-    groups = [each_of(p, "saturation_gap") for p in points]
-    state, seen, least = every(
-        above,
-        margin,
-        lambda several: [(factor(_around(gaps, groups, several)), p) for gaps, p in zip(groups, points, strict=True)],
-    )
+
+    def nearer(several: int) -> list[tuple[Interval, Point]]:
+        return [(factor(_around(p, points, lambda q: each_of(q, "saturation_gap"), several)), p) for p in points]
+
+    state, seen, least = every(above, margin, nearer)
     why = (
         f"least at {least.concurrency} in flight: DRAM active {_ratio(least.decode_dram)}, tensor cores "
         f"{_ratio(least.decode_tensor)}, so memory is {times(seen)} as near to its reach (bound {margin:g})"
@@ -187,8 +200,8 @@ def saturates_dram(curve: Curve, near: float) -> Verdict:
     if reason := obstacle(curve) or _unseen(NO_DECODING, decoding):
         return Verdict.undecided(SATURATED, curve.subject, reason, near)
     largest = curve.valid[-1]
-    reached = [[dram / REACHABLE_DRAM for dram in each] for each in decoding.values()]
-    seen = possible(_around(reached[-1], reached))
+    dram = _around(largest, curve.valid, lambda p: each_of(p, "decode_dram"))
+    seen = possible(dram.mapped(lambda share: share / REACHABLE_DRAM))
     why = (
         f"at {largest.concurrency} in flight DRAM is active for {percent_interval(seen)} of what it can reach, tensor "
         f"cores {_ratio(largest.decode_tensor)} (bound {percent(near)}){unsure(seen)}"
@@ -237,15 +250,15 @@ def draws_more(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
     the paper's table 1? value: the smaller of the two ratios. arXiv:2404.03353, figure 4: "considerably lower"."""
     own = at_table_1(curve)
     alike = [at_table_1(c) for c in others if c.subject in SMALL and _same_place(c, curve)]
-    small = [point for point in alike if point and each_of(point, "power_w")]
-    if own is None or not each_of(own, "power_w") or not small:
+    small = [point for point in alike if point and powers_w(point)]
+    if own is None or not powers_w(own) or not small:
         why = "no power of OPT-1.3B or OPT-2.7B at its batch of table 1" if own else f"no power of {curve.subject}"
         return Verdict.undecided(LESS_POWER, curve.subject, why, bound)
     if reason := _other_limits([own, *small]):
         return Verdict.undecided(LESS_POWER, curve.subject, reason, bound)
-    against = max(small, key=lambda point: fmean(each_of(point, "power_w")))
-    seen = ratio(own, against, what=lambda point: each_of(point, "power_w"), several=len(small))
-    watts = f"{fmean(each_of(own, 'power_w')):.0f} W, the smaller {fmean(each_of(against, 'power_w')):.0f} W"
+    against = max(small, key=lambda point: fmean(powers_w(point)))
+    seen = ratio(own, against, what=powers_w, several=len(small))
+    watts = f"{fmean(powers_w(own)):.0f} W, the smaller {fmean(powers_w(against)):.0f} W"
     why = f"{watts}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
     return Verdict.from_interval(LESS_POWER, curve.subject, above(seen, bound), why, seen, bound, own, against)
 
@@ -284,14 +297,24 @@ def _other_limits(points: Sequence[Point]) -> str:
     return f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W" if len(limits) > 1 else ""
 
 
-def _around(values: Sequence[float], groups: Sequence[Sequence[float]], several: int = 1) -> Interval:
-    """The mean of `values` with an interval from the spread within all groups; absolute, not relative. several: see
-    `sweep_points.ratio`."""
-    centre, noise = fmean(values), pooled_sd(groups)
+def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 1) -> Interval:
+    """The mean of a point's figure with an interval from the spread within all points; absolute, not relative. Launches
+    are what is repeated where several measured a point equally often. several: see `sweep_points.ratio`."""
+    values, noise = what(point), pooled_sd([_by_launch(p, what) for p in points])
+    centre = fmean(values)
     if noise.sd is None:
         return Interval(centre)
     half = student_t.quantile(1 - TAIL / several, noise.df) * noise.sd / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
+
+
+def _by_launch(point: Point, what: Figure) -> Sequence[float]:
+    """Values of a figure; means of launches, as far from the mean as single repeats would be, where these are told."""
+    values, launches = what(point), [group[0].launch for group in point.used]
+    if len(launches) != len(values) or not values:
+        return values
+    means, centre = launch_means(zip(launches, values)), fmean(values)
+    return [centre + math.sqrt(len(values) / len(means)) * (mean - centre) for mean in means]
 
 
 def _ratio(value: float | None) -> str:

@@ -47,15 +47,16 @@ def name_of(claim: str, sharing: Sharing) -> str:
 def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     """Do some number of replicas serve more than `bound` times what one engine does, each under its best load?
 
-    value: that gain in throughput, its interval corrected for the set having been chosen. arXiv:2404.03353, figure 5;
+    value: that gain in throughput, its interval corrected for both having been chosen. arXiv:2404.03353, figure 5;
     arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine without chunked prefill, 1.236 against one with it.
     """
     claim, pairs = name_of(PAY, sharing), compared(curve, sharing)
     if not pairs:
         return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
-    shared = max((pair[0] for pair in pairs), key=_served)
-    alone = max(curve.of_one_engine, key=_served)
-    seen = ratio(shared, alone, several=len(pairs))
+    engines = curve.of_one_engine
+    shared, alone = max((pair[0] for pair in pairs), key=_served), max(engines, key=_served)
+    # The choice of each side errs in one direction only, so each end is corrected for one of them.
+    seen = ratio(shared, alone, several=max(len(pairs), len(engines)))
     others = ", ".join(
         f"{p.count}{'' if p.concurrency == shared.concurrency else f' at {p.concurrency}'}: {ratio(p, alone).value:.3g}"
         for p, _ in pairs
@@ -71,12 +72,13 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
 
 
 def compared_with_one(claim: str, curve: Curve, sharing: Sharing, bound: float) -> Verdict:
-    """Verdict on a figure of `COMPARED` of the replicas that serve most, over that of one engine. value: the ratio."""
+    """Verdict on a figure of `COMPARED` of the replicas that serve most, over that of one engine. value: the ratio, its
+    interval corrected for the set having been chosen, for by Little's law most served is least waited for."""
     name, pairs, (what, figure, judge) = name_of(claim, sharing), compared(curve, sharing), COMPARED[claim]
     if not pairs:
         return Verdict.undecided(name, curve.subject, _nothing_to_compare(curve, sharing), bound)
     shared, alone = max(pairs, key=lambda pair: ratio(*pair).value)
-    if (seen := figure_ratio(alone, shared, figure)) is None:
+    if (seen := figure_ratio(alone, shared, figure, len(pairs))) is None:
         return Verdict.undecided(name, curve.subject, f"{what} is not known of both", bound)
     why = (
         f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_slmserve.analysis.device.gpu_figures import sensed
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import Summary, finished_output_tokens, summarize
@@ -123,11 +124,13 @@ def job_summary(measurement: Measurement) -> JobSummary:
     seconds, last = ended - began, max(run.samples.sent_s, default=0.0)
     rate = len(run.samples) / last if last > AT_ONCE_S else None
     served = finished_output_tokens(run)
+    tokens_per_s = sum(served) / seconds if seconds > 0 else None
     figures = {name: getattr(plain, name) for name in Summary.__dataclass_fields__}
     figures |= {
         "batch": plain.batch if rate is None else window.requests_in_flight(run) or plain.batch,
         "requests_per_s": len(served) / seconds if seconds > 0 else None,
-        "output_tokens_per_s": sum(served) / seconds if seconds > 0 else None,
+        "output_tokens_per_s": tokens_per_s,
+        **sensed(JobSummary, run, tokens_per_s),
     }
     batched = "batching" in dict(measurement.spec.extra)
     return JobSummary(

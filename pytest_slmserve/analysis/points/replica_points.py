@@ -183,14 +183,14 @@ def _means(each: Sequence[ReplicaSummary]) -> dict[str, Any]:
     }
 
 
-def figure_ratio(alone: Point, shared: ReplicaPoint, name: str) -> Interval | None:
+def figure_ratio(alone: Point, shared: ReplicaPoint, name: str, several: int = 1) -> Interval | None:
     """Factor of a figure ("power_w", or "largest_e2e_s" against the mean E2E of one engine alone); None where one of
-    them is not known."""
+    them is not known, as one that reads 0. several: see `ratio`."""
 
     def values(point: Repeats[Any]) -> list[float]:
-        return [value for s in point.each if (value := getattr(s, name, s.e2e_s)) is not None]
+        return [value for s in point.each if (value := getattr(s, name, s.e2e_s))]
 
-    return ratio(shared, alone, what=values) if values(alone) and values(shared) else None
+    return ratio(shared, alone, what=values, several=several) if values(alone) and values(shared) else None
 
 
 def system_throughput(shared: ReplicaSummary, alone: Sequence[float]) -> float | None:

@@ -95,7 +95,10 @@ class Differences:
         return tuple(tuple(r._replace(within=None) for r in sample) for sample in self.samples)
 
     def between(self, first: int, second: int, tail: float = TAIL) -> Interval:
-        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end."""
+        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end. A
+        sample has no noise against itself."""
+        if first == second:
+            return Interval(0.0, 0.0, 0.0)
         found = contrast(self._told[first], self._told[second])
         common = self._paired if found.in_turn else self._levels
         return self._interval(found.value, found.scale, moderated(found.ratio, found.df, common), tail)
@@ -120,7 +123,7 @@ def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
     scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
     pairs = _in_turn(first, second)
-    differences = _by_launch([((a.launch, b.launch), math.log(b.value / a.value)) for a, b in pairs])
+    differences = launch_means([((a.launch, b.launch), math.log(b.value / a.value)) for a, b in pairs])
     if (df := len(differences) - 1) > 0:
         return Contrast(value, scale, variance(differences) / len(differences) / scale, df, True)
     spreads = [_spread(sample) for sample in (first, second)]
@@ -141,7 +144,7 @@ def _in_turn(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[tuple[Re
     return [(a[2], b[2]) if a[1] == 0 else (b[2], a[2]) for a, b in pairs]
 
 
-def _by_launch(values: Iterable[tuple[object, float]]) -> list[float]:
+def launch_means(values: Iterable[tuple[object, float]]) -> list[float]:
     """Means of each launch where there are several that measured equally often, else the values."""
     each = [[value for _, value in of_one] for of_one in grouped(values, itemgetter(0)).values()]
     even = len(each) > 1 and len({*map(len, each)}) == 1
@@ -150,7 +153,7 @@ def _by_launch(values: Iterable[tuple[object, float]]) -> list[float]:
 
 def _spread(sample: Sequence[Repeat]) -> tuple[float, int]:
     """Variance of one repeat over what its course tells, and its degrees of freedom."""
-    units = _by_launch((r.launch, math.log(r.value)) for r in sample)
+    units = launch_means((r.launch, math.log(r.value)) for r in sample)
     if len(units) < 2:
         return 0.0, 0
     each = fmean(map(_within, sample)) * len(units) / len(sample)

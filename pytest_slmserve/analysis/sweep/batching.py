@@ -231,9 +231,7 @@ def _within(points: Sequence[Point], base: Base, limit: Limit | None, threshold:
 
 def _half(seen: Differences, number: int, other: int | None) -> float:
     """Half width of the interval of ln(a/b), where a is the mean of a load, and b that of another, or a plain number
-    (None). A load has no noise against itself."""
-    if number == other:
-        return 0.0
+    (None)."""
     log = seen.mean(number) if other is None else seen.between(other, number)
     return 0.0 if log.high is None else min(log.high - log.value, MAX_LOG)
 

@@ -94,7 +94,7 @@ def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
     b_half: where it is known, for instance from shapes; then T_inf alone is fitted, and b_half has no interval.
     Repeats are independent: the i-th of every point make the i-th fit, as far as all points have one.
     """
-    valid = [p for p in valid_points(list(points)) if len(p.batch_repeats) == len(p.repeats)]
+    valid = with_batches(points)
     means = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in valid]
     t_inf, half = fit_law(means, b_half)
     repeats = min(len(p.repeats) for p in valid)
@@ -108,6 +108,11 @@ def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
         error_max=max(errors),
         n=repeats,
     )
+
+
+def with_batches(points: Iterable[Point]) -> list[Point]:
+    """The valid points of which every repeat told its batch, ascending: what a law is fitted to."""
+    return [p for p in valid_points(list(points)) if len(p.batch_repeats) == len(p.repeats)]
 
 
 def fit_law(pairs: Sequence[tuple[float, float]], b_half: float | None) -> tuple[float, float]:

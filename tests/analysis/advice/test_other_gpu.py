@@ -9,7 +9,14 @@ from statistics import fmean
 import pytest
 from strategies import H200, measurement
 
-from pytest_slmserve.analysis.advice.other_gpu import carries, gpu_named, limit_sweeps, measured_there, predicted
+from pytest_slmserve.analysis.advice.other_gpu import (
+    carries,
+    errors,
+    gpu_named,
+    limit_sweeps,
+    measured_there,
+    predicted,
+)
 from pytest_slmserve.analysis.metrics.roofline import Peaks
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
@@ -75,6 +82,20 @@ def test_noise_of_either_side_leaves_it_undecided():
         there, points=tuple(replace(p, repeats=(0.8 * fmean(p.repeats), 1.2 * fmean(p.repeats))) for p in there.points)
     )
     assert carries(predicted(quiet, gpu_named("H200")), noisy).state is State.UNDECIDED
+
+
+@pytest.mark.parametrize("side", ["here", "there"])
+def test_noise_of_a_load_is_no_noise_of_the_others(side):
+    """Noise of one request alone, which tells the fixed part of a step, hardly moves what is predicted of 64."""
+    rate = physical(gpu_named("H100"), 0.002)
+    loads = (1, 4, 16, 64)
+    curves = {name: sweep(H100, rate, loads) for name in ("here", "there")}
+    first, *others = curves[side].points
+    noisy = replace(first, repeats=(0.95 * fmean(first.repeats), 1.05 * fmean(first.repeats)))
+    curves[side] = replace(curves[side], points=(noisy, *others))
+    seen = [each for each, _ in errors(predicted(curves["here"], gpu_named("H100")), curves["there"])]
+    assert seen[0].low < 0.95 < 1.05 < seen[0].high
+    assert seen[-1].high - seen[-1].low < 0.5 * (seen[0].high - seen[0].low)
 
 
 def test_only_the_same_engine_workload_and_release_check_it():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import fields, replace
+from functools import partial
 from math import isfinite
 from statistics import fmean
 
@@ -23,6 +24,7 @@ from pytest_slmserve.analysis.claims.gpu_claims import (
     dearer_models,
     few_warps,
     memory_bound,
+    util_falls,
     util_saturates_first,
 )
 from pytest_slmserve.analysis.claims.table1 import NEXT_SMALLER
@@ -123,6 +125,19 @@ def test_interval_of_the_warps_by_hand():
     assert half == pytest.approx(0.01837, abs=1e-5)
 
 
+def test_launches_that_measured_equally_often_are_what_is_repeated():
+    # means of launches 0.04 apart in one group, 0 in the others: as single repeats 0.04 * sqrt 2, 3 degrees of freedom
+    def of_two_launches(load, *occupancy):
+        used = tuple((measurement(load, 100.0, launch=launch, repeat=i),) for launch in "ab" for i in range(2))
+        return replace(sensed(load, [100.0] * 4, sm_occupancy=[*occupancy]), used=used)
+
+    quiet = [of_two_launches(load, 0.2, 0.2, 0.2, 0.2) for load in (1, 4)]
+    verdict = few_warps(curve_of(*quiet, of_two_launches(16, 0.10, 0.10, 0.14, 0.14)), 0.15)
+    half = 3.1824 * (0.04**2 / 3) ** 0.5 / 4**0.5
+    assert (verdict.low, verdict.high) == pytest.approx((0.12 - half, 0.12 + half), abs=1e-6)
+    assert verdict.state is UNDECIDED, "four repeats for themselves would tell 0.12 within 0.015"
+
+
 # GPU utilisation
 
 
@@ -161,6 +176,25 @@ def test_a_load_below_the_full_one_is_no_growth_after_it():
 def test_a_utilisation_that_may_be_full_is_undecided():
     unsure = sweep("gpu_util", 0.5, 0.6, [0.80, 0.99])
     assert util_saturates_first(unsure, 1.5, 0.9).state is UNDECIDED
+
+
+def test_noise_leaves_open_whether_utilisation_is_full_at_a_smaller_load():
+    """From 1 in flight throughput grows 9 times, from 4 on no more: who says "fails" has to know that it is not 1."""
+    unsure = served(100.0, 900.0, 910.0, util=([0.80, 0.99], 0.95, 1.0))
+    verdict = util_saturates_first(unsure, 1.5, 0.9)
+    assert verdict.state is UNDECIDED and "noise leaves open whether 90 % are reached at 1" in verdict.why
+    assert util_saturates_first(served(100.0, 900.0, 910.0, util=(0.80, 0.95, 1.0)), 1.5, 0.9).state is FAILS
+
+
+def test_throughput_at_the_largest_load_over_itself_is_one_without_noise():
+    verdict = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.5, 0.6, 0.95)), 1.5, 0.9)
+    assert (verdict.state, verdict.value, verdict.low, verdict.high) == (FAILS, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("judge", [partial(util_saturates_first, full=0.9), util_falls], ids=["saturates", "falls"])
+def test_a_utilisation_of_0_while_tokens_come_was_not_measured(judge):
+    assert judge(served(100.0, 300.0, 900.0, util=(0.0, 0.0, 0.0)), bound=1.5).why == NO_UTIL
+    assert judge(served(100.0, 300.0, 900.0, util=(0.0, 0.9, 0.9)), bound=1.5).why == f"{NO_UTIL} at 1 in flight"
 
 
 # Memory against tensor cores

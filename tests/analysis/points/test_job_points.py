@@ -6,7 +6,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from strategies import job_point
+from strategies import job_point, planted_telemetry
 
 from pytest_slmserve.analysis.claims.job_claims import most_varied, same_but_kv, same_engine
 from pytest_slmserve.analysis.metrics.validity import problems
@@ -16,6 +16,7 @@ from pytest_slmserve.analysis.points.job_points import (
 from pytest_slmserve.analysis.points.sweep_points import e2e_s, ratio
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.measure import measure
+from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -59,6 +60,14 @@ def test_at_a_low_rate_it_is_the_rate_and_the_last_requests_time():
     assert point.rate == pytest.approx(40 / last)
     assert point.requests_per_s == pytest.approx(40 / (last + point.e2e_s), rel=0.01)
     assert point.batch < 1
+
+
+def test_energy_of_a_token_is_that_of_the_whole_job():
+    """Power is the mean over the job, so tokens/s are those of the job too, not those from its first step on."""
+    first = served(job(40, rate=5.0, seed=1))
+    watched = planted_telemetry({sensors.POWER_INSTANT: 300.0}, until_s=first.run.window_s[1], interval_s=0.1)
+    (point,) = job_points([replace(first, run=replace(first.run, telemetry=watched))])
+    assert point.energy_per_token_j == pytest.approx(300 * point.seconds / (40 * 20))
 
 
 def test_a_batch_that_does_not_fit_waits_its_turn():

@@ -12,6 +12,7 @@ from strategies import H200, WELL, measurement, planted_run, planted_telemetry, 
 
 from pytest_slmserve.analysis.compare.replicas import (
     PAY,
+    SOONER,
     TAIL,
     compared_with_one,
     has_replicas,
@@ -21,6 +22,7 @@ from pytest_slmserve.analysis.compare.replicas import (
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.goodput import goodput_of, parse_slo
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies
+from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check, is_clean, trustworthy
 from pytest_slmserve.analysis.points.replica_points import (
     figure_ratio,
@@ -256,11 +258,22 @@ def test_do_replicas_pay(rates, state):
     assert verdict.why.endswith(", of one launch")
 
 
-def test_the_best_of_several_numbers_of_replicas_is_corrected_for_having_been_chosen():
+@pytest.mark.parametrize("judge", [replicas_pay, partial(compared_with_one, SOONER)], ids=["pay", "sooner"])
+def test_the_best_of_several_numbers_of_replicas_is_corrected_for_having_been_chosen(judge):
     two = [m for i in range(2) for m in together(600.0 + i, 600.0, repeat=i)]
     four = [m for i in range(2) for m in together(*[250.0 + i] * 4, repeat=i, concurrency=4, group="four")]
-    alone, best = (replicas_pay(curve((1000.0, 1004.0), runs), "mps", 1.0) for runs in (two, [*two, *four]))
+    alone, best = (judge(curve((1000.0, 1004.0), runs), "mps", 1.0) for runs in (two, [*two, *four]))
     assert alone.value == best.value and best.low < alone.low < alone.high < best.high
+
+
+def test_the_best_load_of_one_engine_is_corrected_for_having_been_chosen():
+    """Three loads of one engine serve as much as the set: the largest mean of them is larger by chance."""
+    shared = shared_points([m for i in range(2) for m in together(500.0 + i, 500.0, repeat=i)])
+    single = [measurement(load, 1000.0 + load + i, repeat=i) for load in (4, 8, 16) for i in range(2)]
+    one, three = (
+        replicas_pay(with_shared([curve_of("opt-1.3b", of)], shared)[0], "mps", 1.0) for of in (single[-2:], single)
+    )
+    assert one.value == three.value and three.low < one.low < one.high < three.high
 
 
 def test_the_best_number_of_replicas_decides_and_the_others_are_told():
@@ -312,6 +325,10 @@ def test_two_models_against_taking_turns():
 def test_a_latency_that_nobody_knows_has_no_ratio():
     (shared,) = shared_points(together(600.0, 600.0))
     assert figure_ratio(point(16, [1000.0]), shared, "e2e_p99_s") is None
+    busy, blind = (replace(shared, each=tuple(replace(s, gpu_util=util) for s in shared.each)) for util in (0.9, 0.0))
+    one = replace(point(16, [1000.0]), each=(Summary(gpu_util=0.6),))
+    assert figure_ratio(one, busy, "gpu_util").value == pytest.approx(1.5)
+    assert figure_ratio(one, blind, "gpu_util") is None
 
 
 # One engine, to compare with
