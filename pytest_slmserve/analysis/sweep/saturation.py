@@ -9,13 +9,14 @@ belong to arXiv:2503.08311 (OPT-1.3B, batch 1 to 512) the law is nowhere off by 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval, possible, student_interval
+from pytest_slmserve.analysis.stats.noise import launch_means
 from pytest_slmserve.analysis.sweep.gains import valid_points
 from pytest_slmserve.schema.errors import TooFewPoints
 
@@ -27,9 +28,9 @@ FEWEST_BATCHES = 3  # two parameters, and one batch to tell whether they fit
 class Fit:
     """t_inf in output tokens/s, b_half in sequences, fixed_s: the part of a step that no batch changes, in seconds.
 
-    Intervals are over repeats, each fitted by itself, and cut at 0; a single repeat has none. An estimate of b_half
-    below 0, which cannot be, says that the points do not identify it. error_mean, error_max: relative error
-    of the fitted step time over the points. n: repeats fitted.
+    Intervals are over repeats or launches, each repeat fitted by itself, and cut at 0; a single one has none. An
+    estimate of b_half below 0, which cannot be, says that the points do not identify it. error_mean, error_max:
+    relative error of the fitted step time over the points. n: repeats fitted.
     """
 
     t_inf: Interval
@@ -92,18 +93,24 @@ def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
     """The law through the means of the valid points, with intervals from the repeats. Raises TooFewPoints.
 
     b_half: where it is known, for instance from shapes; then T_inf alone is fitted, and b_half has no interval.
-    Repeats are independent: the i-th of every point make the i-th fit, as far as all points have one.
+    The i-th repeats of every point make the i-th fit, as far as all points have one; fits of one launch count as one
+    where several launches measured equally often.
     """
     valid = with_batches(points)
     means = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in valid]
     t_inf, half = fit_law(means, b_half)
     repeats = min(len(p.repeats) for p in valid)
     each = [fit_law([(p.batch_repeats[i], p.repeats[i]) for p in valid], b_half) for i in range(repeats)]
+    launches = [tuple(p.used[i][0].launch for p in valid if p.used) for i in range(repeats)]
+
+    def around(value: float, of: Callable[[float, float], float]) -> Interval:
+        return possible(student_interval(launch_means(zip(launches, (of(*law) for law in each))), value))
+
     errors = [abs((batch + half) / t_inf * rate / batch - 1) for batch, rate in means]
     return Fit(
-        t_inf=possible(student_interval([t for t, _ in each], t_inf)),
-        b_half=possible(student_interval([b for _, b in each], half)) if b_half is None else Interval(half),
-        fixed_s=possible(student_interval([b / t for t, b in each], half / t_inf)),
+        t_inf=around(t_inf, lambda t, b: t),
+        b_half=around(half, lambda t, b: b) if b_half is None else Interval(half),
+        fixed_s=around(half / t_inf, lambda t, b: b / t),
         error_mean=fmean(errors),
         error_max=max(errors),
         n=repeats,

@@ -5,10 +5,11 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import law, noisy_curve, point
+from strategies import law, measurement, noisy_curve, point
 
 from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_shape
-from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.points.sweep_points import point_of
+from pytest_slmserve.analysis.stats.estimates import Interval, student_interval
 from pytest_slmserve.analysis.sweep.saturation import fit, fit_step, fit_t_inf, fixed_s_from_shapes
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -88,6 +89,17 @@ def test_interval_from_repeats_covers_the_truth():
         found = fit(noisy_curve({b: law(b) for b in BATCHES}, repeats=3, seed=seed).points)
         hits += found.b_half.low <= 45 <= found.b_half.high
     assert 0.91 < hits / 300 < 0.985
+
+
+def test_the_launch_is_what_is_repeated_where_several_measured_equally_often():
+    """Two launches of which the second is 4 % faster: their own repeats say nothing of a third."""
+    rates = [(launch, i, 1 + 0.04 * launch + 0.001 * i) for launch in range(2) for i in range(3)]
+    points = [
+        point_of(b, [measurement(b, law(b) * by, repeat=3 * on + i, launch=f"launch-{on}") for on, i, by in rates])
+        for b in BATCHES
+    ]
+    found, means = fit(points).t_inf, student_interval([10_010.0, 10_410.0])
+    assert (found.low, found.high) == pytest.approx((means.low, means.high), rel=0.01)
 
 
 def test_no_interval_of_the_law_reaches_below_nothing():
