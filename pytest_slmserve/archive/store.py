@@ -145,7 +145,7 @@ class Archive:
 
     def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any], *, resumes: bool = False) -> None:
         """Note a session, in plain values, for a later report. resumes: it goes on with what the archive holds."""
-        session = {
+        facts = {
             "kind": "session",
             "format": FORMAT,
             "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -155,8 +155,9 @@ class Archive:
             "claims": dict(claims),
             "plan": dict(plan),
         }
-        self._append([_text(session)])
-        self._session = _text(session)
+        session = _text(facts)
+        self._append([session])
+        self._session = session
 
     def add(self, measurement: Measurement) -> None:
         """Append; it is on disk on return, if need be in a second file. Raises BadArchive, with nothing written, for
