@@ -55,6 +55,8 @@ STEP_LOOKS = {  # of a release, by what became of the metric since the one befor
 }
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
 LINE = {"type": "line", "opacity": 0.7, "aria": False}
+WHISKER = {"type": "rule", "strokeWidth": 1.5, "clip": True, "aria": False}
+HAS_ENDS = {"filter": "isValid(datum.low) && isValid(datum.high)"}  # an interval, where the noise is known
 STEP_COLOURS = {  # of the parts of a step, by their fields
     "weights": COLOURS[0],
     "kv": COLOURS[4],
@@ -423,9 +425,9 @@ def history(found: ReleaseHistory) -> Spec:
     layers: list[Spec] = [
         {"mark": LINE, "encoding": {**place, **plain, "detail": {"field": "run", "type": "nominal"}}},
         {
-            "mark": {"type": "rule", "strokeWidth": 1.5, "clip": True, "aria": False},
+            "mark": WHISKER,
             "encoding": {"x": place["x"], "y": {**y, "field": "low"}, "y2": {"field": "high"}, **plain},
-            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+            "transform": [HAS_ENDS],
         },
         {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": points},
         *(
@@ -513,7 +515,7 @@ def _intervals(values: Values, x_title: str, description: str, others: Sequence[
         {
             "mark": {"type": "rule", "clip": True, "strokeWidth": 2.5, "aria": False},
             "encoding": interval,
-            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+            "transform": [HAS_ENDS],
         },
         {
             "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
@@ -567,16 +569,14 @@ def _dots(
     x, y = ({"field": name, "type": "quantitative"} for name in "xy")
     look = series or {"color": {"value": COLOURS[0]}}
     colour = {"color": look["color"]}
-    whiskers: Spec = {"type": "rule", "strokeWidth": 1.5, "clip": True, "aria": False}
-    whiskers |= {"strokeDash": [3, 3]} if predicted else {}
+    whiskers = {**WHISKER, **({"strokeDash": [3, 3]} if predicted else {})}
     ends = {"x": x, "y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}, **colour}
     told = [{"field": "series", "title": ""}] if series else []
     told += [{"field": "x", "title": "at"}, {"field": "shown", "title": "value"}]
     fill = {"condition": {"test": "true" if predicted else hollow, "value": 0}, "value": 1}
     points = {"x": x, "y": y, **look, "stroke": look["color"], "fillOpacity": fill, "tooltip": told}
-    known = {"filter": "isValid(datum.low) && isValid(datum.high)"}
     layers: list[Spec] = [
-        {"mark": whiskers, "encoding": ends, "transform": [known]},
+        {"mark": whiskers, "encoding": ends, "transform": [HAS_ENDS]},
         {"mark": {"type": "point", "filled": True, "size": 55, "opacity": 1}, "encoding": points},
     ]
     if values is None:
