@@ -104,6 +104,11 @@ class Contents:
         """Parameters of the claims in the last session; empty if there was none."""
         return self.sessions[-1].claims if self.sessions else {}
 
+    @property
+    def plans(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The plan of each session, with when it started."""
+        return [(session.started, session.plan) for session in self.sessions]
+
 
 class Archive:
     """An archive open for appending; made by `Archive.open`, by one run at a time.
