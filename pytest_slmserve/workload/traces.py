@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import chain, dropwhile, islice, takewhile
 from pathlib import Path
 
-from pytest_slmserve.schema.errors import BadDataset
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.files import regular
 from pytest_slmserve.workload.arrivals import Arrivals
 from pytest_slmserve.workload.seeding import draws
@@ -42,9 +42,9 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The beginning of a trace, or all of it.
+    """A slice of a trace, its offsets counted from the slice's beginning.
 
-    left_out: rows of it that cannot be served, because they are too long or have no token one way. None was
+    left_out: rows of the slice that cannot be served, because they are too long or have no token one way. None was
     shortened: it would be another request.
     """
 
@@ -75,24 +75,36 @@ def load_trace(
     path: Path,
     *,
     max_model_len: int,
+    from_s: float = 0.0,
     until_s: float = math.inf,
-    hint: str = "a longer max_model_len",
+    requests: int | None = None,
+    hint: str = "another slice, or a longer max_model_len",
 ) -> Trace:
-    """The rows of a file that fit, until before `until_s` seconds since its first row; it is read no further.
+    """The rows of a file from `from_s` until before `until_s`, the first `requests` of them that fit.
 
-    A row fits if prompt and output together have no more than `max_model_len` tokens, and each has one or more. Raises
-    BadDataset as `read_trace` does, and with the hint where nothing is left.
+    Both are seconds of the trace since its first row. A row fits if prompt and output together have no more than
+    `max_model_len` tokens, and each has one or more. The file is read no further than it must be.
+
+    Raises BadDataset as `read_trace` does, and with the hint where nothing is left; BadUsage for a slice without
+    extent.
     """
+    if not 0 <= from_s < until_s:
+        raise BadUsage(f"a slice of a trace from {from_s} s until {until_s} s", "from_s=0, until_s=600")
+    if requests is not None and requests < 1:
+        raise BadUsage(f"a slice of {requests} requests", "requests=600, or another number from 1 on")
     rows: list[TraceRow] = []
     left_out = 0
-    for row in takewhile(lambda row: row.offset_s < until_s, read_trace(path)):
+    begun = dropwhile(lambda row: row.offset_s < from_s, read_trace(path))
+    for row in takewhile(lambda row: row.offset_s < until_s, begun):
         tokens = row.prompt_tokens, row.output_tokens
         if min(tokens) < 1 or sum(tokens) > max_model_len:
             left_out += 1
-        else:
-            rows.append(row)
+            continue
+        rows.append(TraceRow(row.offset_s - from_s, *tokens))
+        if len(rows) == requests:
+            break
     if not rows:
-        between = "" if until_s == math.inf else f" between 0.0 s and {until_s} s"
+        between = "" if (from_s, until_s) == (0, math.inf) else f" between {from_s} s and {until_s} s"
         what = f"{path} has no request of up to {max_model_len} tokens{between} ({left_out} do not fit)"
         raise BadDataset(what, hint)
     return Trace(tuple(rows), left_out, path.name)
