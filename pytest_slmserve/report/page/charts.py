@@ -143,7 +143,7 @@ def latency(curve: Curve) -> Spec:
             ms = getattr(point, field)
             row = {"x": point.concurrency, "y": 1e3 * ms, "low": low, "high": high, "series": name}
             values.append(row | {"shown": f"{milliseconds(ms)} ms"})
-    names = [name for name, _ in LATENCIES if any(row["series"] == name for row in values)]
+    names = _drawn(dict(LATENCIES), values)
     layers = _dots(values, series=_series(names))
     return _chart(layers, _loads(curve), _axis("y", "ms", scale="log"), f"latency over {IN_FLIGHT}, {curve.subject}")
 
@@ -208,7 +208,7 @@ def shares(curve: Curve) -> Spec | None:
     ]
     if not values:
         return None
-    present = [name for name in names if any(row["series"] == name for row in values)]
+    present = _drawn(names, values)
     layers = _dots(values, series=_series(present))
     return _chart(layers, _loads(curve), _axis("y", "%"), f"use of the device, {curve.subject}", height=200)
 
@@ -361,7 +361,7 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
     drawn = []
     for unit, lines in groups.items():
         values = [row for name, line in lines.items() for row in _course(name, *line, run.window_s)]
-        names = [name for name in lines if any(row["series"] == name for row in values)]
+        names = _drawn(lines, values)
         if names:
             x, y = _axis("x", "seconds in the window"), _axis("y", unit)
             series = {"color": _series(names)["color"]}
@@ -529,7 +529,7 @@ def _intervals(values: Values, x_title: str, description: str, others: Sequence[
 
 def _stacked(values: Values, looks: Mapping[str, str], x: Spec, description: str) -> Spec:
     """A bar for each subject, of parts from x to end. looks: the colour of each series, in the order of the key."""
-    named = [name for name in looks if any(row["series"] == name for row in values)]
+    named = _drawn(looks, values)
     key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
     scale = {"domain": named, "range": [looks[name] for name in named]}
     colour = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
@@ -584,6 +584,12 @@ def _dots(
     if series:
         layers.insert(0, {"mark": LINE, "encoding": {"x": x, "y": y, **colour}})
     return [{"data": {"values": values}, "layer": layers}]
+
+
+def _drawn(names: Iterable[str], values: Values) -> list[str]:
+    """Those of the names that a row is of, in their order."""
+    present = {row["series"] for row in values}
+    return [name for name in names if name in present]
 
 
 def _series(names: Sequence[str]) -> Spec:
