@@ -3,9 +3,8 @@
     python benchmarks/merge_cost.py [RECORDS] [--folder FOLDER]
 
 The records are those of a stored run on an H200 with sensors, over and over, each with its own launch and time: some
-40 kB each. They are merged as at the end of a run, when each part is removed as soon as all of it is on disk, and once
-more where the archive has all of them. `disk` is what it takes to write as many bytes and no more. Exit status 1 where
-merging takes over 5 s.
+40 kB each. They are merged into a new archive, and once more where it has all of them. `disk` is what it takes to write
+as many bytes and no more. Exit status 1 where merging takes over 5 s.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 
-from pytest_slmserve.archive.merge import Merged, merge, move_parts, part_of, parts_of
+from pytest_slmserve.archive.merge import Merged, merge
 from pytest_slmserve.archive.store import BULK, Archive, stored_in
 
 RECORDS = 10_000
@@ -42,18 +41,18 @@ def with_value(line: bytes, name: bytes) -> bytes:
     return line[:begins] + b"<%b>" % name + line[line.index(b'"', begins) :]
 
 
-def written(records: Path, count: int) -> int:
-    """Parts of equal size; their bytes."""
+def written(folder: Path, count: int) -> list[Path]:
+    """Parts of equal size."""
     session, engine, measurements = lines_of(STORED)
-    for number in range(PARTS):
-        part, launch = part_of(records, f"gw{number}"), b"launch-%d" % number
-        part.parent.mkdir(exist_ok=True)
+    parts = [folder / f"part{number}.jsonl" for number in range(PARTS)]
+    for number, part in enumerate(parts):
+        launch = b"launch-%d" % number
         with part.open("wb") as file:
             file.write(session.replace(b'"started":"', b'"started":"%d-' % number, 1) + b"\n")
             file.write(engine.replace(b"<id>", launch, 1) + b"\n")
             for index, line in enumerate(islice(cycle(measurements), count // PARTS)):
                 file.write(line.replace(b"<engine>", launch, 1).replace(b"<measured_at>", b"%d" % index, 1) + b"\n")
-    return sum(part.stat().st_size for part in parts_of(records))
+    return parts
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -88,13 +87,13 @@ def main() -> int:
 
 def told(folder: Path, count: int) -> int:
     records = folder / "records.jsonl"
-    size = written(records, count)
+    parts = written(folder, count)
+    size = sum(part.stat().st_size for part in parts)
     found: list[Merged] = []
     with Archive.open(records) as into:
-        seconds = timed(lambda: found.append(move_parts(into)))
-    written(records, count)
+        seconds = timed(lambda: found.append(merge(parts, into)))
     with Archive.open(records) as into:
-        again = timed(lambda: found.append(merge(parts_of(records), into)))
+        again = timed(lambda: found.append(merge(parts, into)))
     assert [(m.written, m.known, m.notes) for m in found] == [(count, 0, ()), (0, count, ())], found
     print(f"{count:,} records of {PARTS} parts, {size / 1e6:.0f} MB: {seconds:.2f} s (bound {LIMIT_S:g} s)")
     print(f"where all are there: {again:.2f} s; disk: {disk_s(folder, size):.2f} s")

@@ -34,8 +34,10 @@ from zipfile import ZipFile
 
 import psutil
 
+from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report.text_table import grid
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Samples
 
 HERE = Path(__file__).parent
@@ -182,7 +184,7 @@ def bodies(count: int, tokens: int) -> list[str]:
 
 
 def at_once(requests: int) -> dict[str, Any]:
-    return {"kind": "closed_loop", "concurrency": requests, "requests": requests}
+    return message_of(ClosedLoop(requests, requests=requests))
 
 
 def our_load(trial: Trial) -> dict[str, Any]:

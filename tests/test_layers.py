@@ -355,6 +355,13 @@ def test_the_quick_start_is_a_user_s_own_file():
     assert [a for a, b in own_imports({**package(), "quickstart": ""}) if inside(b, "quickstart")] == []
 
 
+def test_what_the_benchmarks_import_of_the_package_is_there() -> None:
+    for path in (Path(__file__).parents[1] / "benchmarks").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ROOT):
+                exec(ast.unparse(node), {})
+
+
 def test_each_room_says_in_one_sentence_or_two_what_lives_there() -> None:
     told = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in package().items() if name in ROOMS}
     assert told.keys() == set(ROOMS)

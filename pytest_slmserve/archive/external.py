@@ -239,7 +239,7 @@ def holds(row: Row, pairs: Sequence[tuple[str, str]]) -> bool:
     return all(_same(row.cells.get(name), value) for name, value in pairs)
 
 
-def condition(text: str, option: str = "--where") -> tuple[str, str]:
+def condition(text: str, option: str) -> tuple[str, str]:
     """Name and value. Raises BadUsage."""
     name, equals, value = text.partition("=")
     if not (name and equals):

@@ -104,6 +104,11 @@ class Contents:
         """Parameters of the claims in the last session; empty if there was none."""
         return self.sessions[-1].claims if self.sessions else {}
 
+    @property
+    def plans(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The plan of each session, with when it started."""
+        return [(session.started, session.plan) for session in self.sessions]
+
 
 class Archive:
     """An archive open for appending; made by `Archive.open`, by one run at a time.
@@ -145,7 +150,7 @@ class Archive:
 
     def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any], *, resumes: bool = False) -> None:
         """Note a session, in plain values, for a later report. resumes: it goes on with what the archive holds."""
-        session = {
+        facts = {
             "kind": "session",
             "format": FORMAT,
             "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -155,8 +160,9 @@ class Archive:
             "claims": dict(claims),
             "plan": dict(plan),
         }
-        self._append([_text(session)])
-        self._session = _text(session)
+        session = _text(facts)
+        self._append([session])
+        self._session = session
 
     def add(self, measurement: Measurement) -> None:
         """Append; it is on disk on return, if need be in a second file. Raises BadArchive, with nothing written, for

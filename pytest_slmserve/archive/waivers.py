@@ -1,4 +1,4 @@
-"""The file of waivers: a list of rows in JSON, which people write and review. Its rules are in `analysis.waivers`."""
+"""The file of waivers: rows of JSON in a list, which people write and review. Its rules are in `gate.waivers`."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import cli
+from pytest_slmserve.commands.plan import SHIPPED
 from pytest_slmserve.commands.report import gates_of
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate.text import gate_facts, title
@@ -29,7 +30,6 @@ STATUS = (
     f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: the same command goes on."
 )
 FINAL = re.compile(r"\d+(\.\d+)+")  # no release candidate
-SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
 UNUSABLE = (2, 3, 4, 5)  # statuses of pytest that say nothing of a release
 
 

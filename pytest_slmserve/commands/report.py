@@ -223,7 +223,7 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
     found: dict[str, Gated] = {}
     notes: list[str] = []
     for path, contents in archives:
-        for gated, note in stored_gates(contents.measurements, [(s.started, s.plan) for s in contents.sessions]):
+        for gated, note in stored_gates(contents.measurements, contents.plans):
             if gated.gate not in found:
                 found[gated.gate], noise = noted(gated, path)
                 notes += filter(None, (note, noise))
@@ -244,7 +244,7 @@ def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
 
 def curves_of(contents: Contents) -> Sequence[Curve]:
     """Raises BadArchive where the stored plans are none."""
-    return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
+    return stored_curves(contents.measurements, contents.plans)
 
 
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:

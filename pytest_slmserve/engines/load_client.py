@@ -53,7 +53,7 @@ class LoadClient:
     ) -> None:
         """Give it the requests, unless it has them. body: of each, as its server wants it. mark, rounds: what differs
         from one round through them to the next (`loadgen/target.py`)."""
-        if self._loaded != workload.hash:
+        if not self.has(workload):
             bodies = [body(request) for request in workload.requests]
             output_tokens = [request.output_tokens for request in workload.requests]
             said = {"mark": mark, "rounds": rounds} if rounds else {}

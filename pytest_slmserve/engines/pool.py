@@ -120,8 +120,7 @@ class Pool:
     def check(self, spec: EngineSpec | ReplicaSpec) -> None:
         """Raises EngineFailed for what did not start: it is not tried again."""
         if self._failed and self._failed[0] == spec:
-            cause = self._failed[1].problem.partition(" ends with\n")[0]  # the log's end was shown once
-            raise EngineFailed(f"not tried again: {cause}", self._failed[1].hint)
+            raise EngineFailed(f"not tried again: {self._failed[1].cause}", self._failed[1].hint)
 
     def _started(self, start: Callable[[Spec], Started], spec: Spec) -> Started:
         self.check(spec)

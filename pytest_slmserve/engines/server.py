@@ -76,7 +76,7 @@ class ServerEngine(StaggeredEngine):
         cores: Collection[int] = (),
         held: bool = False,
     ) -> None:
-        """place, cores, held: as of an `OfflineEngine`. The client runs where its server may."""
+        """extra_env, cores, held: as of an `OfflineEngine`. The client runs where its server may."""
         self.spec = spec
         self.ready = False
         self.launch = uuid.uuid4().hex[:12]

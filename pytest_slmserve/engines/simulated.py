@@ -38,7 +38,7 @@ from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Ste
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.telemetry.simulated import simulated
+from pytest_slmserve.telemetry.simulated import BUSY, POWER_W, STEADY, simulated
 
 BLOCK_SIZE = 16
 BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else
@@ -79,11 +79,11 @@ class Faults:
     fail_at: float = math.inf
     sensors: bool = True
     profiler: bool = True
-    engine_active: float = 0.97
-    dram_active: float = 0.85
-    tensor_active: float = 0.05
-    sm_occupancy: float = 0.15
-    power_w: float = 350.0
+    engine_active: float = STEADY[ENGINE_ACTIVE]
+    dram_active: float = BUSY[DRAM_ACTIVE]
+    tensor_active: float = BUSY[TENSOR_ACTIVE]
+    sm_occupancy: float = BUSY[SM_OCCUPANCY]
+    power_w: float = POWER_W
     memory_used: float | None = None
     start_s: float = 20.0
     other_token_at: float = math.inf

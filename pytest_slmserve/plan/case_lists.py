@@ -259,7 +259,7 @@ def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
 
 
 def sized_workload(
-    planner: Planner, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
+    planner: Planner, model: str, requests: int, lengths: tuple[int | None, int | None] | None
 ) -> Workload:
     """A workload of so many requests. lengths: tokens both ways; None: those of the options; of None: natural ones."""
     spec = replace(workload_spec(planner.options, planner.platform), requests=requests)

@@ -14,6 +14,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_budget_bytes, value_bytes
 from pytest_slmserve.schema.literals import Platform
 from pytest_slmserve.schema.quantization import check_quantization, quantization_of, weight_bytes
+from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 LARGEST_LOAD = 1024
@@ -103,16 +104,18 @@ def engine_spec(
         why = f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more"
         hint = "another GPU, or --slm-quantization gptq for a model that was quantized so"
         raise BadUsage(f"{model}: {why}, and {environment.gpu_name} has 7.0", hint)
-    if platform == "cpu":
-        return spec
+    return spec if platform == "cpu" else replace(spec, kv_cache_bytes=_kv_bytes(spec, shape, options, environment))
+
+
+def _kv_bytes(spec: EngineSpec, shape: Shape, options: Options, environment: Environment) -> int:
+    """Bytes of the KV cache of each GPU: what its memory has beside the weights; 0 where the engine knows better."""
     weights = weight_bytes(spec, shape, value_bytes(spec) or 2)
-    if weights is None and platform == "simulated":
+    if weights is None and spec.platform == "simulated":
         weights = 0  # its device is imagined too; a plan without Transformers goes on
     if weights is None:
-        return replace(spec, kv_cache_bytes=0)  # the engine knows better
+        return 0
     memory = planned_memory(options.gpu_memory, environment.gpu_memory_bytes or IMAGINED_GPU_BYTES)
-    on_each = -(-weights // spec.tensor_parallel_size)
-    return replace(spec, kv_cache_bytes=kv_budget_bytes(memory, options.gpu_memory_utilization, on_each))
+    return kv_budget_bytes(memory, options.gpu_memory_utilization, -(-weights // spec.tensor_parallel_size))
 
 
 def planned_memory(wanted: int | None, there: int) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
+from pytest_slmserve.analysis.points.replica_points import engines
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
@@ -18,8 +17,7 @@ def engine_title(spec: Engines) -> str:
             return f"{spec.model} in Transformers, batching {dict(spec.extra).get('batching')}"
         return spec.model if spec.tensor_parallel_size == 1 else f"{spec.model} on {spec.tensor_parallel_size} GPUs"
     how = "a GPU each" if spec.sharing == "gpus" else f"by {spec.sharing}"
-    each = Counter(engine.model for engine in spec.engines)
-    return f"{' + '.join(f'{n} x {model}' if n > 1 else model for model, n in each.items())}, {how}"
+    return f"{engines([engine.model for engine in spec.engines])}, {how}"
 
 
 def point_title(spec: EngineSpec, load: Load) -> str:

@@ -72,7 +72,7 @@ def _missing(session: Session, case: Case) -> int:
     return session.executor.count_missing(case, max(session.options.repeats, asked))
 
 
-def gate_estimate_s(session: Session, model: str, launched: Collection[Engines] = ()) -> float:
+def gate_estimate_s(session: Session, model: str, launched: Collection[Engines]) -> float:
     """Seconds that a model's gate takes in a clear case, which ends at the next look at its pairs. launched: engines
     that were launched before it."""
     uncounted, measured = launches_left(session, model, launched)

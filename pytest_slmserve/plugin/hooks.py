@@ -111,6 +111,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("tx", None) and config.getoption("dist") != "no":
         why = "-n starts processes that would measure against each other"
         raise pytest.UsageError(f"slmserve: {why}; leave it out, or give --slm-ray local for all GPUs of this host")
+    _make_session(config, options)
+    config.stash[SESSION].command = _command(config, typed, options)
+
+
+def _make_session(config: pytest.Config, options: Options) -> None:
+    """Put the session of this run into pytest's stash, and the cluster that measures for it, if there is one."""
     from pytest_slmserve.run.interrupts import as_interrupts
     from pytest_slmserve.run.session import Session
 
@@ -128,7 +134,6 @@ def pytest_configure(config: pytest.Config) -> None:
             config.stash[SESSION].executor.remote = config.stash[CLUSTER]
         else:
             config.stash[SESSION] = Session.from_options(options, config.rootpath)
-    config.stash[SESSION].command = _command(config, typed, options)
 
 
 def _command(config: pytest.Config, typed: Sequence[str], options: Options) -> str:

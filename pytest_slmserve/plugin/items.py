@@ -170,7 +170,6 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
 
 def check_asserted(item: Any) -> None:
     """Raises BadUsage where the body of a test drops a verdict."""
-
     if not any(name.startswith("slm_") for name in item.fixturenames):
         return
     try:
@@ -267,7 +266,6 @@ def judges_the_papers(item: Any) -> bool:
 def larger_suite(session: Session, item: Any) -> str | None:
     """The suite that an item needs, by its `slm_suite` marker; None where this run's has it, and where the command line
     names the item's file and no suite. Raises BadUsage for an unknown one."""
-
     marker, options, suites = item.get_closest_marker("slm_suite"), session.options, get_args(Suite)
     if marker is None:
         return None
@@ -374,7 +372,6 @@ def check_words(words: Mapping[str, Any], parametrised: bool) -> None:
 
 def _names(word: str, pairs: Any) -> list[str]:
     """Names of the pairs that a marker gives an engine as `word`. Raises BadUsage where they are no pairs."""
-
     try:
         return [name for name, _ in pairs]
     except (TypeError, ValueError):

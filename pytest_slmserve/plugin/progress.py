@@ -28,7 +28,6 @@ class ProgressLine:
     terminal: lines that stay, unless pytest is to be quiet."""
 
     def __init__(self, session: pytest.Session, slm: Session, reporter: Any) -> None:
-
         self.items, self.slm, self.reporter = session.items, slm, reporter
         self.writer = session.config.get_terminal_writer()
         self.capture = session.config.pluginmanager.getplugin("capturemanager")
@@ -68,7 +67,6 @@ class ProgressLine:
                 self.reporter.write_fspath_result(report.nodeid, "")  # so that no dot stands alone
 
     def on_progress(self, case: Case, title: str, progress: Progress) -> None:
-
         self._measures(case, title)
         if self.live:
             left = self._left(title, case.estimate_s)
@@ -77,19 +75,16 @@ class ProgressLine:
     def wait(self, case: Case, text: str) -> None:
         """Shows how a wait goes for what is measured elsewhere. The time that is left depends on how many engines will
         run at once, which nobody knows."""
-
         self._measures(case, case.title)
         if self.live:
             self._show(Status(self._place(case), subject=case.title, phase=text))
 
     def on_wait(self, spec: Engines, log: Path) -> None:
-
         if self.live and (phase := self.starts.phase(log)):
             left = self._left(log, start_estimate_s(spec))
             self._show(Status(self._place(), left, engine_title(spec), phase))
 
     def on_started(self, spec: Engines, seconds: float) -> None:
-
         self._clear()
         self._tell_measured(self.left_items)
         if seconds >= LEAST_S:
@@ -99,7 +94,6 @@ class ProgressLine:
         """The time left, in words. What is left is estimated once for each step: that hashes the keys of cases, too
         much to do twice a second beside what is measured. A gate is one step, for how many pairs it needs shows late.
         """
-
         began = time.monotonic()
         if is_gate(self.left_items[0]):
             step, began = self.left_items[0], self.item_began
@@ -111,7 +105,6 @@ class ProgressLine:
     def _place(self, case: Case | None = None) -> str:
         """Which case of how many; without one, how many. Empty for a gate, whose pairs are no cases of the plan, though
         one may have the key of such a case."""
-
         if not self.cases or (case and case.key not in self.cases) or is_gate(self.left_items[0]):
             return ""
         number = f"{len(self.cases)}{'+' if may_ask_for_more(self.left_items) else ''}"
@@ -128,7 +121,6 @@ class ProgressLine:
 
     def _tell_measured(self, left_items: list[Any]) -> None:
         """A line on the case that has been measured, where there is one."""
-
         now = time.monotonic()
         seconds, self.since = now - self.since, now
         if self.measured and self.tells and seconds >= LEAST_S:
@@ -140,7 +132,6 @@ class ProgressLine:
 
     def _tell(self, text: str) -> None:
         """A line of its own, to which pytest adds a new line before it names a test or a file again."""
-
         if self.tells:
             with self._uncaptured():
                 self.writer.write(f"\n{folded(f'slmserve: {text}')}", flush=True)
@@ -159,7 +150,6 @@ class ProgressLine:
     def _write(self, status: Status | None) -> None:
         """Go to the next line and come back, by relative moves: the terminal may scroll in between. Past pytest's
         writer, which counts the columns of the line that it is on; of a longer one the cursor is on the last row."""
-
         with self._uncaptured():
             columns = columns_of(sys.stdout)
             column = self.writer.width_of_current_line % columns + 1

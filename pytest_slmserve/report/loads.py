@@ -63,7 +63,7 @@ def failed_text(measurement: Measurement) -> str:
     return f"{run.failures} failed{f' ({each})' if each else ''}"
 
 
-def single_load_facts(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
+def single_load_facts(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
     """The server, the load and the measured figures, as facts for JSON."""
     return {
         "id": measurement.id,
@@ -74,7 +74,7 @@ def single_load_facts(measurement: Measurement, terms: ValidityCriteria = STRICT
     }
 
 
-def figures_of(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
+def figures_of(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
     """Seconds, tokens and ratios of 1; null is not measured."""
     found = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
@@ -181,7 +181,7 @@ def _head(m: Measurement) -> Iterator[str]:
     yield f"{counted}: {seen.unfinished} unfinished, {failed_text(m)}; {tokens}"
 
 
-def load_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:
+def load_texts(measurements: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[str]:
     """Pages on endpoints' closed loops of so many requests, each by itself, for they are no points of a sweep; then on
     all open loops, one for each series."""
     yield from (as_text(m, terms) for m in measurements if is_counted_loop(m))
@@ -252,7 +252,7 @@ def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
     return [sorted(group, key=_rate) for group in groups.values()]
 
 
-def facts_of_load(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
+def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
     """Facts of one load, of a ramp with the figures of its steps."""
     found, steps = single_load_facts(measurement, terms), steps_of(measurement)
     if not steps:
@@ -269,7 +269,7 @@ def is_windowed(load: Load) -> TypeGuard[OpenLoop]:
     return isinstance(load, OpenLoop) and load.requests is None
 
 
-def rows_of_load(measurement: Measurement, terms: ValidityCriteria = STRICT) -> list[dict[str, Any]]:
+def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict[str, Any]]:
     """Facts of one load for a table: one row, of a ramp one for each step, with what its steps share."""
     told = facts_of_load(measurement, terms)
     steps: list[dict[str, Any]] = told.pop("steps", [{}])

@@ -93,7 +93,7 @@ class Executor:
         self.results.repeats.setdefault(case.key, []).append(group)
         self._write(group)
 
-    def measure_once(self, case: Case, title: str, paired: GateLaunch | None = None) -> ReplicaGroup:
+    def measure_once(self, case: Case, title: str, paired: GateLaunch) -> ReplicaGroup:
         """One more repeat, on the engine that runs or on one that is started. The archive has it on return, the results
         do not. paired: its part in a gate."""
         group = tuple(replace(m, paired=paired) for m in self._measure(case, title))

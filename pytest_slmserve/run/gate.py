@@ -43,7 +43,7 @@ from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.executor import missing_repeats
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError, naming
+from pytest_slmserve.schema.errors import ENDS_WITH, BadUsage, EngineFailed, SlmError, naming
 from pytest_slmserve.schema.literals import LoadFormat, Platform, Side
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
@@ -87,8 +87,7 @@ class Gates:
     def of(self, model: str) -> Gated:
         """The gate of a model, run at the first request. Raises the error that ended it, such as EngineFailed."""
         if error := self.failed.get(model):
-            cause = error.problem.partition(" ends with\n")[0]  # the log's end was shown once
-            raise type(error)(f"the gate of {short_name(model)} was broken off: {cause}", error.hint)
+            raise type(error)(f"the gate of {short_name(model)} was broken off: {error.cause}", error.hint)
         if model not in self.found:
             try:
                 gated = run_gate(self.session, model)
@@ -270,9 +269,8 @@ class OneGate:
         if not self.session.resumes:
             return [], None
         contents = read(self.session.source, skip_damaged=self.session.options.skip_damaged)
-        plans = [(session.started, session.plan) for session in contents.sessions]
         of = f"the gate of {short_name(self.model)}"
-        for gated, assumed in reversed([*stored_gates(contents.measurements, plans)]):
+        for gated, assumed in reversed([*stored_gates(contents.measurements, contents.plans)]):
             found = [m for m in contents.measurements if m.paired and m.paired.gate == gated.gate]
             if gated.terms == self.session.gate_terms and not assumed and all(map(self._asks, found)):
                 self.id = gated.gate
@@ -375,6 +373,6 @@ class OneGate:
                     if isinstance(engine, CanProfile):
                         problem = engine.profile(self.workload, load)
         except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
-            return f"none ({str(error).partition(' ends with')[0]})"
+            return f"none ({str(error).partition(ENDS_WITH)[0]})"
         written = sorted(str(path) for path in set(folder.iterdir()) - before)
         return ", ".join(written) or f"none ({problem or 'its profiler wrote nothing'})"

@@ -117,13 +117,18 @@ def on_the_hub(model: str) -> bool:
 
 def hub_cache() -> Path:
     """The Hub's cache of this user, by the variables that its library heeds."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    home = os.environ.get("HF_HOME") or _user_cache() / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
 def own_cache() -> Path:
-    """The folder for what can be made again, in the user's cache by the XDG Base Directory Specification."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-slmserve"
+    """The folder for what can be made again, in the user's cache."""
+    return _user_cache() / "pytest-slmserve"
+
+
+def _user_cache() -> Path:
+    """The user's cache by the XDG Base Directory Specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def sizes_file(config: Mapping[str, Any]) -> Path:

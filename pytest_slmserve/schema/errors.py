@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from pytest_slmserve.schema.printable import printable
 
+ENDS_WITH = " ends with\n"  # between the path of a log and its last lines
+
 
 class SlmError(Exception):
     """A problem the user can act on: `problem` is one sentence, `hint` is what to do about it. Both may repeat what a
@@ -17,6 +19,11 @@ class SlmError(Exception):
         super().__init__(f"{problem}\n  try: {hint}" if hint else problem)
         self.problem = problem
         self.hint = hint
+
+    @property
+    def cause(self) -> str:
+        """The problem without the end of a log, which was shown once."""
+        return self.problem.partition(ENDS_WITH)[0]
 
 
 @contextmanager

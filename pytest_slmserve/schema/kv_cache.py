@@ -134,13 +134,11 @@ def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:
     return f"the KV cache holds {capacity} requests of {longest} tokens"
 
 
-def kv_budget_bytes(
-    gpu_memory_bytes: int, gpu_memory_utilization: float, weight_bytes: int, reserve_bytes: int = RESERVE_BYTES
-) -> int:
+def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight_bytes: int) -> int:
     """Value as `kv_cache_bytes`: the share of the memory less weights and reserve. BadUsage if nothing is left."""
-    left = int(gpu_memory_bytes * gpu_memory_utilization) - weight_bytes - reserve_bytes
+    left = int(gpu_memory_bytes * gpu_memory_utilization) - weight_bytes - RESERVE_BYTES
     if left <= 0:
-        need, have = (weight_bytes + reserve_bytes) / GIB, gpu_memory_bytes * gpu_memory_utilization / GIB
+        need, have = (weight_bytes + RESERVE_BYTES) / GIB, gpu_memory_bytes * gpu_memory_utilization / GIB
         raise BadUsage(
             f"weights and reserve take {need:.1f} GiB of the {have:.1f} GiB allowed: no room for a KV cache",
             "a smaller model, or a larger --slm-gpu-memory-utilization",

@@ -174,7 +174,7 @@ class Run:
     beginning by the host's monotonic clock; None for an engine with a clock of its own. steps: none where a server
     does not report them. failures: number of failed requests, of which the samples have no row. failed: their own rows;
     None where there are none, or where it was not noted when each was sent. stream: where there was a client. derived:
-    results computed from the run, by name (`analysis/once.py`)."""
+    results computed from the run, by name (`analysis/cached.py`)."""
 
     samples: Samples
     steps: Steps

@@ -13,6 +13,8 @@ INTERVAL_S = 0.25
 CLOCK_HZ, SLOW_HZ = 1.98e9, 1.6e9
 HW_THERMAL_SLOWDOWN = 0x40  # of NVML's clock event reasons
 STEADY = {of.GPU_UTIL: 1.0, of.ENGINE_ACTIVE: 0.97, of.SM_ACTIVE: 0.7, of.POWER_LIMIT: 700.0}
+BUSY = {of.SM_OCCUPANCY: 0.15, of.TENSOR_ACTIVE: 0.05, of.DRAM_ACTIVE: 0.85}
+POWER_W = 350.0
 QUIET = {of.TEMPERATURE: 50.0, of.GPU_PROCESSES: 1.0, of.FOREIGN_PROCESSES: 0.0}
 
 
@@ -59,8 +61,6 @@ class SimulatedSource:
     """Read beside a user's own block where nothing real is measured: a busy GPU in which nothing changes."""
 
     name = "simulated"
-    ratios: Mapping[int, float] = {of.SM_OCCUPANCY: 0.15, of.TENSOR_ACTIVE: 0.05, of.DRAM_ACTIVE: 0.85}
-    power_w = 350.0
 
     def __init__(self) -> None:
         self._last_s: float | None = None
@@ -68,13 +68,9 @@ class SimulatedSource:
     def read(self, now_s: float) -> Reading:
         span_s = None if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        now = {
-            of.POWER: self.power_w,
-            of.POWER_INSTANT: self.power_w,
-            of.ENERGY: self.power_w * now_s,
-            of.SM_CLOCK: CLOCK_HZ,
-        }
-        return Reading({**STEADY, **QUIET, **self.ratios, **now, of.CLOCK_REASONS: 0.0}, span_s)
+        power = {of.POWER: POWER_W, of.POWER_INSTANT: POWER_W, of.ENERGY: POWER_W * now_s}
+        clock = {of.SM_CLOCK: CLOCK_HZ, of.CLOCK_REASONS: 0.0}
+        return Reading({**STEADY, **QUIET, **BUSY, **power, **clock}, span_s)
 
     def close(self) -> None:
         """Nothing to free."""

@@ -2,8 +2,8 @@
 
 Its sampling is `ShareGPTDataset` in vllm/benchmarks/datasets/datasets.py (the same from release 0.26 to 0.32): shuffle
 by seed, walk, keep what is neither too short nor too long, and draw again from what was kept where that is too few. It
-differs from what other rules make of a file (`build`): there the seeded order is one that Python guarantees for ever,
-special tokens are not counted, and no conversation is used twice.
+differs from what other rules make of a file (`requests.build_workload`): there the seeded order is one that Python
+guarantees for ever, special tokens are not counted, and no conversation is used twice.
 
 Here the order is `random.Random.shuffle` and `choice`, as in vLLM: the same as vLLM's on the same Python, and on every
 other whose shuffle is the same. vLLM seeds the global stream for it; that one is left alone here.

@@ -69,9 +69,9 @@ def test_a_record_whose_blocks_have_no_size_is_taken_as_one_that_does_not_say(sa
 
 
 def test_budget():
-    assert kv_cache.kv_budget_bytes(40 * GIB, 0.5, 5 * GIB, 3 * GIB) == 12 * GIB
+    assert kv_cache.kv_budget_bytes(40 * GIB, 0.5, 5 * GIB) == 11 * GIB
     with pytest.raises(BadUsage, match=r"25\.0 GiB of the 20\.0 GiB .*\n.*--slm-gpu-memory-utilization"):
-        kv_cache.kv_budget_bytes(40 * GIB, 0.5, 21 * GIB, 4 * GIB)
+        kv_cache.kv_budget_bytes(40 * GIB, 0.5, 21 * GIB)
 
 
 @pytest.mark.parametrize(

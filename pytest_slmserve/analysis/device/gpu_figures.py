@@ -58,7 +58,7 @@ class DeviceFigures:
     power_imbalance: float | None = None
 
 
-class KnownFigures(NamedTuple):
+class WeightedReading(NamedTuple):
     """One value of one sensor. weight_s: how much time it stands for in a mean."""
 
     at_s: float
@@ -84,10 +84,10 @@ class SensorWindow:
         found = column[row] if row < len(column) else None
         return found if found is not None and math.isfinite(found) else None
 
-    def known(self, number: int) -> list[KnownFigures]:
+    def known(self, number: int) -> list[WeightedReading]:
         """All that the window's rows say of one sensor."""
         at, spans = self.telemetry.time_s, self.telemetry.span_s
-        return [KnownFigures(at[row], self._weight_s(spans[row]), value) for row, value in self._told(number)]
+        return [WeightedReading(at[row], self._weight_s(spans[row]), value) for row, value in self._told(number)]
 
     def _told(self, number: int) -> list[tuple[int, float]]:
         """Row and value, as `value` has it, of each row that says something of one sensor."""

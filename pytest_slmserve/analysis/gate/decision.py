@@ -1,7 +1,7 @@
 """Is the candidate slower than the baseline? From pairs of launches, one of each side, in the order they were measured.
 
 Each pair gives the logarithm of a cost ratio, candidate over baseline, positive where the candidate is worse. After 4,
-6, 8 and 12 pairs (`sequential.looks_until`) two one-sided tests are made of the mean:
+6, 8 and 12 pairs (`group_sequential.looks_until`) two one-sided tests are made of the mean:
 
 - *fails*: the mean is above 0, and above half of the margin, so that what is statistically there matters too. At most
   `alpha` of all gates of an unchanged candidate end so, whatever the number of endpoints (Holm 1979).

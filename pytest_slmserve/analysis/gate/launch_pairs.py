@@ -182,7 +182,7 @@ class Gated:
             return next((each for each in self.exact if each.claim == endpoint), None)
         of = {each.name: each for each in GATED}[endpoint]
         if not self.pairs:
-            return Verdict.undecided(f"no-worse-{endpoint}", self.model, _nothing_counts(self.dropped))
+            return Verdict.undecided(f"no-worse-{endpoint}", self.model, nothing_counts(self.dropped))
         found = next((each for each in self.gated if each.name == _label(of, self.pairs)), None)
         return None if found is None else _verdict(self, endpoint, found)
 
@@ -328,7 +328,8 @@ def _one_load(pairs: Sequence[PairOfLaunches]) -> bool:
     return all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
 
 
-def _nothing_counts(dropped: Sequence[str]) -> str:
+def nothing_counts(dropped: Sequence[str]) -> str:
+    """A clause for a gate without pairs. dropped: why they do not count."""
     return "; ".join(["no pair of launches counts", *dropped[:1]])
 
 
@@ -341,7 +342,7 @@ def _exactly(
     seen = [(endpoint.read(pair.baseline), endpoint.read(pair.candidate)) for pair in pairs]
     known = [(before, after) for before, after in seen if before and after is not None]
     if not pairs:
-        return undecided(_nothing_counts(dropped))
+        return undecided(nothing_counts(dropped))
     if len(known) < len(seen):
         nobody = all(value is None for pair in seen for value in pair)
         missing = f"not every launch told its {endpoint.label}: what is missing never passes"

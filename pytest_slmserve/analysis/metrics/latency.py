@@ -194,7 +194,7 @@ def latencies(samples: Samples, rows: Sequence[int], failed: int = 0, gaps: GapH
     return of_requests([request_latency(samples, row) for row in rows] + [never] * failed, gaps)
 
 
-def of_requests(seen: Sequence[RequestLatency], gaps: GapHistogram | None = None) -> Latencies:
+def of_requests(seen: Sequence[RequestLatency], gaps: GapHistogram | None) -> Latencies:
     """Latencies over these requests. gaps: between tokens, of all of them."""
     return Latencies(
         requests=len(seen),

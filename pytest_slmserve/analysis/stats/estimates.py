@@ -122,12 +122,12 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
     return Interval(shown, shown - half, shown + half)
 
 
-def possible(seen: Interval, least: float = 0.0, most: float = math.inf) -> Interval:
-    """The part of an interval that can be: its ends are cut at `least` and `most`. Where no part of it can be, there is
+def possible(seen: Interval, most: float = math.inf) -> Interval:
+    """The part of an interval that can be: its ends are cut at 0 and `most`. Where no part of it can be, there is
     none."""
-    if seen.low is None or seen.high is None or seen.high < least or seen.low > most:
+    if seen.low is None or seen.high is None or seen.high < 0 or seen.low > most:
         return Interval(seen.value)
-    return Interval(seen.value, max(seen.low, least), min(seen.high, most))
+    return Interval(seen.value, max(seen.low, 0.0), min(seen.high, most))
 
 
 def percent(share: float) -> str:

@@ -249,7 +249,7 @@ def curve_of(
 
     planned: every concurrency that was to be measured, so that one that is not there makes a claim undecided.
     adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on. looks: see `Curve`.
-    Raises BadUsage where engines, workloads or environments differ (`points.by_series` sorts them).
+    Raises BadUsage where engines, workloads or environments differ (`sweep_points.by_series` sorts them).
     """
     series = by_series(measurements)
     if len(series) > 1:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pytest_slmserve.schema.specs import GIB
+
 State = Literal["ok", "warning", "problem"]
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, first_of, gib
+from pytest_slmserve.commands.doctor.finding import Finding, Places, first_of, gib
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.host_probe import Gpu, first_gpu
 
 Ask = Callable[..., Any]  # a function of NVML by name and what follows the device; None where NVML does not say

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, first_of, gib, of_size
+from pytest_slmserve.commands.doctor.finding import Finding, Places, first_of, gib, of_size
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
+from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
 from pytest_slmserve.telemetry.host_probe import cpu_model, own_cores

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier, ignore_progress
 from pytest_slmserve.engines.launch.start_stages import still_waiting
 from pytest_slmserve.engines.worker.slm_lines import Ended, Lines, TooLong
-from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.errors import ENDS_WITH, EngineFailed
 from pytest_slmserve.schema.records import Progress, known_fields
 
 LOG_LINES = 25
@@ -121,7 +121,7 @@ class Child:
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
         """An error that shows the end of the log, which is kept."""
         self.keep_log = True
-        return EngineFailed(f"{self.name} {problem}; {self.log} ends with\n{self.log_tail()}", hint)
+        return EngineFailed(f"{self.name} {problem}; {self.log}{ENDS_WITH}{self.log_tail()}", hint)
 
     def log_tail(self) -> str:
         lines = self.log.read_text("utf-8", errors="replace").splitlines()

@@ -50,7 +50,7 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
 
 
 def _argument(value: Any) -> Any:
-    """Objects come as their JSON text (see `options.argument`)."""
+    """Objects come as their JSON text (see `options.parsers.argument`)."""
     return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
 
 

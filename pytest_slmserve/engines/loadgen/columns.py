@@ -92,6 +92,11 @@ def received(rows: Sequence[RequestRow], beyond: float) -> list[Any]:
         weight = beyond if row.usage[1] is None or not counted else row.usage[1] / counted
         for at, tokens in zip(row.times, row.tokens):
             bins[math.floor(at / BIN_S)] += tokens * weight  # type: ignore[assignment]
+    return told_bins(bins)
+
+
+def told_bins(bins: Counter[int]) -> list[Any]:
+    """Bins as a message has them, the empty ones between two others too."""
     first = min(bins, default=0)
     return [BIN_S, first * BIN_S, [round(bins[i], 3) for i in range(first, max(bins, default=-1) + 1)]]
 
@@ -161,8 +166,7 @@ def merged_bins(parts: Sequence[Sequence[Any]]) -> list[Any]:
         first = round(begin / width)
         for index, count in enumerate(tokens):
             bins[first + index] += count
-    first = min(bins, default=0)
-    return [BIN_S, first * BIN_S, [round(bins[i], 3) for i in range(first, max(bins, default=-1) + 1)]]
+    return told_bins(bins)
 
 
 def merged_gaps(parts: Sequence[Message]) -> Message:

@@ -57,14 +57,13 @@ class Parts:
         return self._hear_all(self._parts)[0]
 
     def run(self, message: Message) -> Message:
-        load = message["load"]
+        load, at = message["load"], message.get("at")
         loads = parts_of(load, len(self._parts))
-        begins = message.get("at") or time.monotonic() + BEGIN_S
+        begins = at or time.monotonic() + BEGIN_S
         busy = self._parts[: len(loads)]
         for part, mine in zip(busy, loads):
             part.say(op="run", load=mine, at=begins)
-        gated = "at" in message and message["at"] is not None
-        return ProcessesRun(self.lines, busy, load, begins, gated).result()
+        return ProcessesRun(self.lines, busy, load, begins, gated=at is not None).result()
 
     def _hear_all(self, parts: Sequence[Lines]) -> list[Message]:
         return [message for part in parts if (message := part.hear())]

@@ -123,10 +123,10 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
     return ClosedLoopPacer(
         load["concurrency"],
         sum(output_tokens) / len(output_tokens),
-        load.get("settle_lifetimes", 0.0),
-        load.get("window_s", 0.0),
+        load["settle_lifetimes"],
+        load["window_s"],
         load["requests"],
-        load.get("ramp_up", "burst"),
+        load["ramp_up"],
         gated,
     )
 
@@ -134,10 +134,8 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
 def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:
     """Seconds of a window that several loops share, the slowest of which has settled `settled_after_s` after it began:
     those that the load asks for, and of a burst enough for two whole periods."""
-    window_s = float(load.get("window_s", 0.0))
-    if load.get("ramp_up", "burst") != "burst":
-        return window_s
-    return max(window_s, SHARED_PERIODS * settled_after_s / float(1 + load.get("settle_lifetimes", 0.0)))
+    convoys_s = SHARED_PERIODS * settled_after_s / (1 + load["settle_lifetimes"]) if load["ramp_up"] == "burst" else 0.0
+    return max(float(load["window_s"]), convoys_s)
 
 
 class SchedulePacer:

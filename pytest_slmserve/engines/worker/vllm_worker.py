@@ -29,7 +29,7 @@ from slm_pacing import SchedulePacer, closed_loop  # this folder is on the path,
 from slm_steps import resolved, step_row
 
 LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB
-PROGRESS_S = 0.5
+PROGRESS_S, RECENT_STEPS = 0.5, 50  # what progress tells, how often, and of how many steps
 FAILURES_UNTIL_GIVEN_UP = 5
 PROFILED_S = 1.0  # of a load: hundreds of steps, each of thousands of events
 STALL_S = 60.0  # an engine that makes no step for so long will make none
@@ -408,8 +408,8 @@ def profiler_arguments(known: type, folder: str) -> dict[str, Any]:
     return {"profiler_config": {"profiler": "torch", "torch_profiler_dir": folder, **chosen}}
 
 
-def recent_tokens_per_s(rows: list[tuple[Any, ...]], steps: int = 50) -> float | None:
-    recent = rows[-steps:]
+def recent_tokens_per_s(rows: list[tuple[Any, ...]]) -> float | None:
+    recent = rows[-RECENT_STEPS:]
     seconds = recent[-1][0] - recent[0][0] if len(recent) > 1 else 0
     return sum(row[3] for row in recent[1:]) / seconds if seconds else None
 

@@ -15,6 +15,7 @@ from pytest_slmserve.report.numbers import (
     counted,
     ends,
     figure,
+    gib,
     hundredths,
     listed,
     milliseconds,
@@ -22,7 +23,6 @@ from pytest_slmserve.report.numbers import (
 )
 from pytest_slmserve.report.tables.run import verdict_lines
 from pytest_slmserve.report.text_table import Column, hanging, table
-from pytest_slmserve.schema.specs import GIB
 
 COLUMNS: tuple[Column[Verified], ...] = (
     Column("\nmodel", lambda v: v.advice.subject.name, "left"),
@@ -40,8 +40,8 @@ COLUMNS: tuple[Column[Verified], ...] = (
     ),
     Column("KV blocks\npredicted", lambda v: whole(v.kv_blocks[0]), rank=5),
     Column("KV blocks\nreported", lambda v: whole(v.kv_blocks[1]), rank=5),
-    Column("GiB\npredicted", lambda v: figure(v.advice.needs.total_bytes / GIB if v.advice.needs else None), rank=6),
-    Column("GiB\nin use", lambda v: figure(None if v.memory_bytes is None else v.memory_bytes / GIB), rank=6),
+    Column("GiB\npredicted", lambda v: gib(v.advice.needs.total_bytes if v.advice.needs else None), rank=6),
+    Column("GiB\nin use", lambda v: gib(v.memory_bytes), rank=6),
     Column("pre-\nempted", lambda v: str(v.preemptions) if v.point else ABSENT, rank=4),
 )
 ALWAYS = 4  # columns that are shown even where nothing is known

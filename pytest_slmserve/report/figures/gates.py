@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, gated_series, shown_series
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, gated_series, nothing_counts, shown_series
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.figures.drawing import COLOURS, GREY, Picture, dress, key_below, panels, where_of
 from pytest_slmserve.report.gate.text import WORDS, title
@@ -27,7 +27,7 @@ def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
 def _drawn(name: str, gated: Gated) -> Picture:
     rows = [each for each in (*gated.gated, *gated.shown) if each.ratio]
     if not rows:
-        return Picture(name, None, "; ".join(["no pair of launches counts", *gated.dropped[:1]]))
+        return Picture(name, None, nothing_counts(gated.dropped))
     figure, (axes,) = panels([where_of(gated.pairs[0].baseline.measurements[0].environment)], 1)
     first = gated.pairs[0]
     baseline, candidate = (first.launch(side).measurements[0].environment.vllm for side in SIDES)

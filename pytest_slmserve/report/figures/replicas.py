@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus
 from pytest_slmserve.analysis.compare.replicas import Pair, compared
@@ -21,7 +21,6 @@ from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.report.figures import drawing
 from pytest_slmserve.schema.literals import Sharing
 
-SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
 TITLES: dict[Sharing, str] = {
     "time-slicing": "time slicing",
     "mps": "MPS",
@@ -91,7 +90,6 @@ def replica_pictures(sweeps: Sequence[drawing.Shown]) -> list[drawing.Picture]:
 
 def _replica_gain(lines: Sequence[Line]) -> drawing.Picture:
     """Throughput over that of one engine against the number of replicas (arXiv:2404.03353, figure 5)."""
-
     drawn = [_ratio_panel(lines, sharing, _gain, [_gain], GAIN, TITLES[sharing]) for sharing in _ways(lines)]
     return drawing.picture("replica-gain", _hosts(lines), drawn, share_y=True)
 
@@ -179,7 +177,7 @@ def _lines_of(sweeps: Sequence[drawing.Shown]) -> list[Line]:
 
     found: list[Line] = []
     for sweep in sweeps:
-        alike = grouped(chain.from_iterable(compared(sweep.curve, sharing) for sharing in SHARINGS), setting)
+        alike = grouped(chain.from_iterable(compared(sweep.curve, sharing) for sharing in TITLES), setting)
         for (name, pairs), stroke in zip(alike.items(), cycle(STROKES)):
             found.append(Line(sweep, f"{sweep.name}, {name}", stroke, 0.0, tuple(pairs)))
     step = SPREAD / len(found) if found else 0.0
@@ -187,7 +185,7 @@ def _lines_of(sweeps: Sequence[drawing.Shown]) -> list[Line]:
 
 
 def _ways(lines: Sequence[Line]) -> list[Sharing]:
-    return [sharing for sharing in SHARINGS if any(line.of(sharing) for line in lines)]
+    return [sharing for sharing in TITLES if any(line.of(sharing) for line in lines)]
 
 
 def _panel(

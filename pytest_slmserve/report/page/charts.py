@@ -55,6 +55,8 @@ STEP_LOOKS = {  # of a release, by what became of the metric since the one befor
 }
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
 LINE = {"type": "line", "opacity": 0.7, "aria": False}
+WHISKER = {"type": "rule", "strokeWidth": 1.5, "clip": True, "aria": False}
+HAS_ENDS = {"filter": "isValid(datum.low) && isValid(datum.high)"}  # an interval, where the noise is known
 STEP_COLOURS = {  # of the parts of a step, by their fields
     "weights": COLOURS[0],
     "kv": COLOURS[4],
@@ -141,7 +143,7 @@ def latency(curve: Curve) -> Spec:
             ms = getattr(point, field)
             row = {"x": point.concurrency, "y": 1e3 * ms, "low": low, "high": high, "series": name}
             values.append(row | {"shown": f"{milliseconds(ms)} ms"})
-    names = [name for name, _ in LATENCIES if any(row["series"] == name for row in values)]
+    names = _drawn(dict(LATENCIES), values)
     layers = _dots(values, series=_series(names))
     return _chart(layers, _loads(curve), _axis("y", "ms", scale="log"), f"latency over {IN_FLIGHT}, {curve.subject}")
 
@@ -206,7 +208,7 @@ def shares(curve: Curve) -> Spec | None:
     ]
     if not values:
         return None
-    present = [name for name in names if any(row["series"] == name for row in values)]
+    present = _drawn(names, values)
     layers = _dots(values, series=_series(present))
     return _chart(layers, _loads(curve), _axis("y", "%"), f"use of the device, {curve.subject}", height=200)
 
@@ -359,7 +361,7 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
     drawn = []
     for unit, lines in groups.items():
         values = [row for name, line in lines.items() for row in _course(name, *line, run.window_s)]
-        names = [name for name in lines if any(row["series"] == name for row in values)]
+        names = _drawn(lines, values)
         if names:
             x, y = _axis("x", "seconds in the window"), _axis("y", unit)
             series = {"color": _series(names)["color"]}
@@ -423,9 +425,9 @@ def history(found: ReleaseHistory) -> Spec:
     layers: list[Spec] = [
         {"mark": LINE, "encoding": {**place, **plain, "detail": {"field": "run", "type": "nominal"}}},
         {
-            "mark": {"type": "rule", "strokeWidth": 1.5, "clip": True, "aria": False},
+            "mark": WHISKER,
             "encoding": {"x": place["x"], "y": {**y, "field": "low"}, "y2": {"field": "high"}, **plain},
-            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+            "transform": [HAS_ENDS],
         },
         {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": points},
         *(
@@ -513,7 +515,7 @@ def _intervals(values: Values, x_title: str, description: str, others: Sequence[
         {
             "mark": {"type": "rule", "clip": True, "strokeWidth": 2.5, "aria": False},
             "encoding": interval,
-            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+            "transform": [HAS_ENDS],
         },
         {
             "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
@@ -527,7 +529,7 @@ def _intervals(values: Values, x_title: str, description: str, others: Sequence[
 
 def _stacked(values: Values, looks: Mapping[str, str], x: Spec, description: str) -> Spec:
     """A bar for each subject, of parts from x to end. looks: the colour of each series, in the order of the key."""
-    named = [name for name in looks if any(row["series"] == name for row in values)]
+    named = _drawn(looks, values)
     key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
     scale = {"domain": named, "range": [looks[name] for name in named]}
     colour = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
@@ -567,16 +569,14 @@ def _dots(
     x, y = ({"field": name, "type": "quantitative"} for name in "xy")
     look = series or {"color": {"value": COLOURS[0]}}
     colour = {"color": look["color"]}
-    whiskers: Spec = {"type": "rule", "strokeWidth": 1.5, "clip": True, "aria": False}
-    whiskers |= {"strokeDash": [3, 3]} if predicted else {}
+    whiskers = {**WHISKER, **({"strokeDash": [3, 3]} if predicted else {})}
     ends = {"x": x, "y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}, **colour}
     told = [{"field": "series", "title": ""}] if series else []
     told += [{"field": "x", "title": "at"}, {"field": "shown", "title": "value"}]
     fill = {"condition": {"test": "true" if predicted else hollow, "value": 0}, "value": 1}
     points = {"x": x, "y": y, **look, "stroke": look["color"], "fillOpacity": fill, "tooltip": told}
-    known = {"filter": "isValid(datum.low) && isValid(datum.high)"}
     layers: list[Spec] = [
-        {"mark": whiskers, "encoding": ends, "transform": [known]},
+        {"mark": whiskers, "encoding": ends, "transform": [HAS_ENDS]},
         {"mark": {"type": "point", "filled": True, "size": 55, "opacity": 1}, "encoding": points},
     ]
     if values is None:
@@ -584,6 +584,12 @@ def _dots(
     if series:
         layers.insert(0, {"mark": LINE, "encoding": {"x": x, "y": y, **colour}})
     return [{"data": {"values": values}, "layer": layers}]
+
+
+def _drawn(names: Iterable[str], values: Values) -> list[str]:
+    """Those of the names that a row is of, in their order."""
+    present = {row["series"] for row in values}
+    return [name for name in names if name in present]
 
 
 def _series(names: Sequence[str]) -> Spec:

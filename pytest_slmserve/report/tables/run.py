@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any, Literal
 
-from pytest_slmserve.analysis.claims.claim import ClaimRow
+from pytest_slmserve.analysis.claims.claim import ClaimRow, Expected
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.compare.history import ReleaseHistory
 from pytest_slmserve.analysis.compare.http_overhead import AtBothInterfaces, at_both_interfaces
@@ -242,18 +242,22 @@ def remarks(curve: Curve) -> Iterator[str]:
         yield from reasons(point, f"{point.concurrency} in flight", used)
 
 
+def expectation(row: ClaimRow | None, *, strict: bool) -> Expected:
+    """What is expected: that a claim holds, unless its row knows better. strict: always that it holds."""
+    return row.expected if row is not None and not strict else "holds"
+
+
 def outcome(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> Outcome:
-    """Against what was expected: that a claim holds, unless its row knows better; of either nothing is. strict: always
-    that it holds."""
-    expected = row.expected if row is not None and not strict else "holds"
+    """Against what was expected; of either nothing is."""
+    expected = expectation(row, strict=strict)
     if verdict.state is State.UNDECIDED and expected != "either":
         return "undecided"
     return "as expected" if expected in (verdict.state.value, "either") else "unexpected"
 
 
-def verdict_facts(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> dict[str, Any]:
-    """A verdict for JSON, with what the claims table expects and whether it is so."""
-    expected = row.expected if row is not None and not strict else "holds"
+def verdict_facts(verdict: Verdict, row: ClaimRow | None, *, strict: bool) -> dict[str, Any]:
+    """A verdict for JSON, with what is expected and whether it is so."""
+    expected = expectation(row, strict=strict)
     return {**facts(verdict), "expected": expected, "outcome": outcome(verdict, row, strict=strict)}
 
 
@@ -272,7 +276,7 @@ def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator
     yield told if pairs else "no claim was judged", None
 
 
-def outcome_words(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:
+def outcome_words(verdict: Verdict, row: ClaimRow | None, *, strict: bool) -> str:
     """ "holds", "fails, as expected", "fails" where it may, "FAILS", "HOLDS, UNEXPECTED" or "undecided" """
     fails = verdict.state is State.FAILS
     match outcome(verdict, row, strict=strict):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_slmserve.plan.titles import Engines, gpus_of
+from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Platform
@@ -34,7 +35,7 @@ class Need:
     resource: str = ""
 
     def __str__(self) -> str:
-        what = f"{self.gpus} GPU{'s' if self.gpus != 1 else ''}" if self.gpus else f"{self.cpus} CPUs"
+        what = counted(self.gpus, "GPU") if self.gpus else f"{self.cpus} CPUs"
         return f"{what} and {self.resource}" if self.resource else what
 
     def fits(self, node: Node) -> bool:

@@ -399,14 +399,16 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path, process
 
 PARENT = """
 import json, os, sys
+from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.launch.child_process import Child, converse
+from pytest_slmserve.schema.loads import ClosedLoop
 child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ))
 print(child.process.pid, flush=True)
 child.send(url=sys.argv[1], headers={}, timeout_s=20.0, processes=int(sys.argv[2]))
 child.receive(10, "starting")
 child.send(op="load", bodies=[json.dumps({"max_tokens": 8})], output_tokens=[8])
 child.receive(10, "loading")
-child.send(op="run", load={"kind": "closed_loop", "concurrency": 4, "window_s": 600.0, "requests": None})
+child.send(op="run", load=message_of(ClosedLoop(4, window_s=600.0)))
 while True:
     print(child.receive(10, "measuring")["event"], flush=True)
 """

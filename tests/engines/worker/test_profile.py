@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.worker import __file__ as package
+from pytest_slmserve.schema.loads import ClosedLoop
 
-LOAD = {"kind": "closed_loop", "concurrency": 3, "window_s": 60.0, "settle_lifetimes": 1.0, "requests": None}
+LOAD = message_of(ClosedLoop(3, window_s=60.0, ramp_up="burst"))
 LENGTH = 6
 
 

@@ -12,11 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.worker import __file__ as package
+from pytest_slmserve.schema.loads import ClosedLoop
 
 FOLDER = Path(package).parent
 LENGTH, USERS = 6, 3
-WINDOW = {"kind": "closed_loop", "concurrency": USERS, "window_s": 0.1, "settle_lifetimes": 1.0, "requests": None}
+WINDOW = message_of(ClosedLoop(USERS, window_s=0.1, ramp_up="burst"))
 COUNTED = WINDOW | {"requests": 7}
 AT_ONCE = {"kind": "open_loop", "schedule": [0.0] * 9}
 
