@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -105,14 +106,14 @@ def next_step(gated: Gated) -> str:
 
 def goes_on(gated: Gated) -> str:
     """Options that measure what a gate lacks for its next planned look, and up to which time it may take by the pairs
-    there, with their engine starts: a pair more, for the launches that do not count."""
+    there, with their engine starts: a pair more, for the launches that do not count. The median leaves out a pause."""
     there, most = len(gated.pairs), gated.terms.pairs
     look = next_look(there, gated.terms) or most
     began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
-    took_s = (datetime.fromisoformat(began[-1]) - datetime.fromisoformat(began[0])).total_seconds()
+    times = map(datetime.fromisoformat, began)
     more = counted(look - there, "more pair")
     if there > 1:
-        each_s = took_s / (there - 1)
+        each_s = median((after - before).total_seconds() for before, after in pairwise(times))
         more += f", about {(look - there + 1) * each_s:.0f} s, can decide"
         more += f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
     else:
