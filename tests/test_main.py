@@ -176,6 +176,7 @@ def test_a_torn_end_is_a_note(tmp_path, capsys):
     [
         ('{"kind":"session","format":99}\n', "was written by a newer release (format 99"),
         ("PK\x03\x04 not ours\n", "is not an archive of pytest-slmserve"),
+        ('{"output_throughput": 1000.0}\n', "or slmserve judge for what another tool measured"),
     ],
 )
 def test_a_newer_or_foreign_file_is_4(text, message, tmp_path, capsys):

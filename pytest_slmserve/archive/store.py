@@ -458,7 +458,8 @@ def found_in(path: Path, lines: Iterable[bytes | None], take: Take) -> ScannedLi
 
 def _not_an_archive(path: Path, *why: str) -> NoReturn:
     reason = f": {why[0]}" if why else ""
-    raise BadArchive(f"{path} is not an archive of pytest-slmserve{reason}", "the file that --slm-records named")
+    hint = "the file that --slm-records named, or slmserve judge for what another tool measured"
+    raise BadArchive(f"{path} is not an archive of pytest-slmserve{reason}", hint)
 
 
 def torn_end(path: Path, lines: Sequence[bytes | None]) -> str:

@@ -53,7 +53,7 @@ def ascending(text: str) -> tuple[int, ...]:
 def sharings(text: str) -> tuple[str, ...]:
     found, known = words(text), get_args(OwnSharing)
     if unknown := set(found) - set(known):
-        raise ValueError(f"{', '.join(known)}, with commas between them, not {', '.join(sorted(unknown))}")
+        raise ValueError(f"of {', '.join(known)}, with commas between them: {', '.join(sorted(unknown))} is unknown")
     return found
 
 

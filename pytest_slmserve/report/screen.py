@@ -261,9 +261,11 @@ def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
 def undecided(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:
     """A sentence for each reason, or remedy, with the claims that it is of."""
     for what, them in grouped(kinds["undecided"], lambda verdict: remedy(verdict, curves)).items():
-        # Such as: throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 models).
+        # Such as: throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 verdicts).
         by_claim = grouped(them, lambda verdict: verdict.claim).items()
-        each = {name: f"{len(of)} models" if len(of) > 2 else "; ".join(v.subject for v in of) for name, of in by_claim}
+        each = {
+            name: f"{len(of)} verdicts" if len(of) > 2 else "; ".join(v.subject for v in of) for name, of in by_claim
+        }
         yield f"undecided: {what}: {', '.join(f'{name} ({of})' for name, of in each.items())}"
 
 

@@ -73,6 +73,12 @@ def test_wrong_usage_is_one_sentence(words, problem, releases, capsys):
     assert problem in capsys.readouterr().err
 
 
+def test_nothing_is_installed_for_the_simulated_engine(monkeypatch, capsys):
+    monkeypatch.setattr(bisect, "on_the_index", list)
+    assert main(["bisect", "--good=0.24.0", "--bad=0.26.0", *SIMULATED]) == 4
+    assert "the simulated engine is of no release of vLLM" in capsys.readouterr().err
+
+
 def test_a_file_that_is_no_list_of_releases(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("releases.json").write_text('[{"name": "1.0"}]', "utf-8")

@@ -237,6 +237,7 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
     assert f"{told['request_throughput']:.4g}" in again.getvalue(), "its row among the jobs"
+    assert "table-1-batch-fits" not in again.getvalue(), "no claim on models that nobody measured"
     assert "\n4 in flight, 30 requests\n" in again.getvalue(), "and what was no job"
 
 

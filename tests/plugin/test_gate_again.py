@@ -69,6 +69,7 @@ def test_the_noise_that_is_known_beside_the_archive_counts_there_too(gate, again
     assert result.ret == status == 10 and verdict_of(lines) == verdict_of(result.outlines)
     assert any("this runner is too noisy to pass: 15 % worse would fail in 40 %" in line for line in lines)
     assert any(line.startswith("note: opt-125m, by 12 pairs of equal sides") for line in lines)
+    assert any(line.startswith("next: a new gate with --slm-gate-pairs=24") for line in lines), "it has ended"
 
 
 def test_an_archive_that_did_not_store_its_terms_is_judged_by_the_defaults(gate, again, pytester):

@@ -9,5 +9,5 @@ def test_each_way_is_measured(gain, archive):
 
 
 def test_other_words_are_refused(gain):
-    problem = "'luck' is not time-slicing, mps, mig, gpus, with commas between them, not luck"
+    problem = "'luck' is not of time-slicing, mps, mig, gpus, with commas between them: luck is unknown"
     assert problem in usage_error(gain("--slm-sharing=luck"))

@@ -60,6 +60,13 @@ def test_jobs_under_several_limits_of_the_batch_differ_in_the_table_and_cards_in
     assert labels == ["opt-1.3b, NVIDIA H200", "opt-1.3b, NVIDIA H100 80GB HBM3"]
 
 
+def test_jobs_through_the_server_are_told_from_those_of_the_engine():
+    server = job_point(spec=EngineSpec("opt-1.3b", max_num_seqs=64, interface="server"))
+    table, _ = job_report([LIMITS[0], server])
+    assert [line.split()[1] for line in table.splitlines() if "at once" in line] == ["512/256", "server"]
+    assert "interface" in table and "interface" not in next(job_report(LIMITS))
+
+
 def test_what_is_invalid_is_told_with_its_reason():
     table, _ = job_report([job_point(()), job_point(rate=1.0)])
     assert "INVALID: opt-6.7b, 256 output tokens: planted: invalid" in table and " NO" in table

@@ -142,7 +142,7 @@ def test_undecided_claims_are_together_by_what_would_decide_them():
     assert lines_of(curves=[sweep()], judged=[*judged, (lost, None)])[-6:-1] == [
         "claims: 4 undecided",
         "  undecided: --slm-gpu --slm-resume --slm-repeats 4 or a longer --slm-window may",
-        "    decide: throughput-plateau (3 models)",
+        "    decide: throughput-plateau (3 verdicts)",
         "  undecided: --slm-gpu --slm-resume measures what is missing or invalid:",
         "    pareto-up-to-plateau (opt-1.3b)",
     ]

@@ -112,11 +112,12 @@ def _rates(
 
 
 def weakened(found: Comparison, calibration: Calibration) -> Comparison:
-    """A pass that says nothing is none: inconclusive, where a worsening by the margin would mostly be missed."""
+    """A pass that says nothing is none: inconclusive, where a worsening by the margin would mostly be missed. More
+    pairs do not change that, so it keeps `decided_at`."""
     if found.outcome is not State.HOLDS or found.name not in calibration.weak:
         return found
     power = calibration.worse[found.name].fail
     worse = f"{100 * found.margin:.3g} % worse would fail in {100 * power:.0f} % of gates only"
     why = f"this runner is too noisy to pass: {worse}"
     steps = tuple(replace(each, outcome=State.UNDECIDED) for each in found.interim)
-    return replace(found, outcome=State.UNDECIDED, why=why, decided_at=None, interim=steps)
+    return replace(found, outcome=State.UNDECIDED, why=why, interim=steps)

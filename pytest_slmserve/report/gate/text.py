@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -97,7 +98,8 @@ def next_step(gated: Gated) -> str:
     unknown = any(each.state is State.UNDECIDED for each in gated.exact)
     if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
         return "repair what is missing (slmserve doctor), and gate again"
-    if len(gated.pairs) < gated.terms.pairs and not gated.dropped:
+    waits = not all(each.decided_at for each in gated.gated)  # else the runner's noise hides what it would find
+    if waits and len(gated.pairs) < gated.terms.pairs and not gated.dropped:
         return goes_on(gated)
     more = f"--slm-gate-pairs={2 * gated.terms.pairs}"
     return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
@@ -105,14 +107,14 @@ def next_step(gated: Gated) -> str:
 
 def goes_on(gated: Gated) -> str:
     """Options that measure what a gate lacks for its next planned look, and up to which time it may take by the pairs
-    there, with their engine starts: a pair more, for the launches that do not count."""
+    there, with their engine starts: a pair more, for the launches that do not count. The median leaves out a pause."""
     there, most = len(gated.pairs), gated.terms.pairs
     look = next_look(there, gated.terms) or most
     began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
-    took_s = (datetime.fromisoformat(began[-1]) - datetime.fromisoformat(began[0])).total_seconds()
+    times = map(datetime.fromisoformat, began)
     more = counted(look - there, "more pair")
     if there > 1:
-        each_s = took_s / (there - 1)
+        each_s = median((after - before).total_seconds() for before, after in pairwise(times))
         more += f", about {(look - there + 1) * each_s:.0f} s, can decide"
         more += f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
     else:

@@ -178,17 +178,16 @@ def _facts(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
 
 def reproduce(measurements: Sequence[Measurement]) -> str:
     """A command that measures the same models, interfaces and loads, where no archive has that of its run; empty of
-    nothing, and of gates."""
-    if not measurements or measurements[0].paired:
+    gates, of servers that ran, and without a closed loop."""
+    closed = [m.load for m in measurements if isinstance(m.load, ClosedLoop)]
+    if not closed or (first := measurements[0]).paired or first.spec.interface == "endpoint":
         return ""
-    first = measurements[0]
     models = dict.fromkeys(m.spec.model for m in measurements)
     loads = sorted({c for m in measurements if (c := m.load.max_concurrency) is not None})
     words = ["pytest", "--pyargs", "pytest_slmserve.benchmarks", first.environment.mode]
     words += [f"--slm-models={','.join(models)}"]
     words += [f"--slm-concurrency={','.join(map(str, loads))}"] if loads else []
     words += [f"--slm-interface={first.spec.interface}"] if first.spec.interface == "server" else []
-    closed = [m.load for m in measurements if isinstance(m.load, ClosedLoop)]
     for flag, values in (
         ("--slm-window", {load.window_s for load in closed}),
         ("--slm-ramp-up", {load.ramp_up for load in closed} - {"staggered"}),

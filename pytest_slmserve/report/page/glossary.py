@@ -22,7 +22,7 @@ GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
     ("p99", "p50"): "Percentile: 99, or 50, of 100 requests were at most so slow.",
     ("SLO", "service-level objective"): "Bounds that a request has to keep to be good.",
     ("goodput",): "Requests per second that kept every bound of the service-level objective (SLO).",
-    ("plateau",): "The loads past which a doubling gains less throughput than the bound of the claim.",
+    ("plateau",): "Loads past which a doubling gains less throughput than the bound of the claim. With ?: undecided.",
     ("Pareto-optimal", "Pareto"): "A load that no other one beats in both throughput and latency.",
     ("saturation law",): "Throughput T_inf B/(B + b_half) at a batch B: half of T_inf is reached at b_half.",
     ("Little's law",): "Requests in flight are requests per second times the time that each takes.",

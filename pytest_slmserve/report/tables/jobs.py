@@ -22,6 +22,7 @@ LEGEND = (
 )
 COLUMNS: tuple[Column[JobPoint], ...] = (
     Column("\nmodel", lambda p: p.model, "left"),
+    Column("\ninterface", lambda p: "server" if p.spec.interface == "server" else "", "left"),
     Column("\nbatching", lambda p: "" if p.batching == CONTINUOUS else p.batching, "left"),
     Column("prompt/\noutput", lambda p: f"{p.workload.mean_prompt_tokens:.0f}/{p.output_tokens:.0f}"),
     Column("\nrequests", lambda p: f"{p.requests:,}"),

@@ -38,6 +38,12 @@ def test_a_gate_that_was_interrupted_goes_on():
     assert next_step(gated) == f"3 more pairs, about 240 s, can decide: {OPTIONS}"
 
 
+def test_the_pause_before_a_gate_was_resumed_is_no_time_of_its_pairs():
+    there = [m for m in NOISY if m.paired.pair <= 9]
+    days = [replace(m, measured_at=m.measured_at.replace("01-01", f"01-0{1 + (m.paired.pair > 4)}")) for m in there]
+    assert next_step(judge_gate(days, GateCriteria())) == f"3 more pairs, about 240 s, can decide: {OPTIONS}"
+
+
 @pytest.mark.parametrize("measured", [pairs(2, kv_blocks=1000), pairs(4)])
 def test_a_gate_that_fails_or_passes_needs_no_more(measured):
     found = judge_gate(measured, GateCriteria())

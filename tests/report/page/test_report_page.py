@@ -33,7 +33,9 @@ from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered,
 from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Stream
+from pytest_slmserve.schema.specs import EngineSpec
 
 ARCHIVES = ("h200-vllm-0.26.0-core-opt-2.7b", "cpu-vllm-0.32.0", "h200-vllm-0.26.0-gate-eager-at-512")
 RELEASES = ("0.20.2", "0.22.1", "0.24.0", "0.26.0")  # of the ledgers
@@ -420,3 +422,10 @@ def test_the_command_to_reproduce_names_models_and_loads():
     assert command.startswith("pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-models=")
     assert "--slm-concurrency=1,2,4,8" in command
     assert content.reproduce([]) == ""
+
+
+def test_no_command_reproduces_what_measure_or_a_job_did():
+    made = sweep().measurements
+    elsewhere = EngineSpec("m", platform="remote", interface="endpoint", url="http://host:8000/v1/completions")
+    assert content.reproduce([replace(m, spec=elsewhere) for m in made]) == ""
+    assert content.reproduce([replace(m, load=OpenLoop(requests=40, rate=10.0)) for m in made]) == ""
