@@ -500,6 +500,8 @@ def test_of_vllms_own_results_the_columns_are_known(tmp_path, capsys):
         "output_throughput",
         "mean_tpot_ms",
     )
+    status, out, err = run(capsys, "advise", *paths, "--knob", "max_concurrency")
+    assert (status, err) == (0, "") and "in flight" in out, "of the others one is enough"
     status, _, err = run(capsys, "judge", external(tmp_path))
     assert status == 4 and "try: --knob --throughput --latency NAME" in err, "of others they are not guessed"
 

@@ -316,7 +316,7 @@ def read(path: Path) -> list[Row]:
     try:
         text = content(path).decode("utf-8-sig")
     except OSError as error:
-        raise BadUsage(f"cannot read {path}: {error.strerror}") from None
+        raise BadUsage(f"cannot read {path}: {error.strerror}", "the CSV or JSON file of the results") from None
     except UnicodeDecodeError:
         raise BadUsage(f"{path} is no text in UTF-8", "a CSV or JSON file") from None
     is_json = text.lstrip()[:1] in ("{", "[")

@@ -113,7 +113,6 @@ def judge(given: argparse.Namespace) -> int:
     """Plateau, Pareto front, saturation law and the batch to choose, from external results."""
     wish = Objectives(slo=check_wanted(given), threshold=given.efficiency)
     cli.check_share("tolerance", given.tolerance)
-    take_vllms_names(given)
     curve, notes, _ = read_external(given)
     if len(curve.valid) < FEWEST_POINTS:
         lost = len(curve.points) - len(curve.valid)
@@ -164,6 +163,7 @@ def take_vllms_names(given: argparse.Namespace) -> None:
 
 def read_external(given: argparse.Namespace) -> tuple[Curve, list[str], int | None]:
     """The curve in the files, what is odd about them, and the KV blocks of the engine, if told. Raises BadUsage."""
+    take_vllms_names(given)
     columns = columns_of(given)
     rows, left_out = rows_of(given, columns)
     curve, notes = external.curve_of(rows, columns), [*left_out, *external.mixtures(rows)]

@@ -99,7 +99,7 @@ def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
 
 def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Verdict:
     """All requests at once: at each output length, are throughput and mean E2E of a model within a factor of `bound` of
-    those of the OPT of its size? value: the ratio that is farthest from 1. arXiv:2404.03353, figure 2, left."""
+    those of the OPT of its size? value: the ratio that decides. arXiv:2404.03353, figure 2, left."""
     name = compared_with(curve.subject)[1]
     reference = [job for other in others if other.subject == name for job in grid_of(other.jobs)]
     own = grid_of(curve.jobs)
