@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -420,3 +421,15 @@ def test_the_command_to_reproduce_names_models_and_loads():
     assert command.startswith("pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-models=")
     assert "--slm-concurrency=1,2,4,8" in command
     assert content.reproduce([]) == ""
+
+
+@pytest.mark.parametrize("name", ["folder", "pipe", "records.jsonl"])
+def test_a_page_takes_the_place_of_a_page_only(tmp_path, name):
+    path = tmp_path / name
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "records.jsonl").write_text('{"kind":"session"}')
+    before = [*tmp_path.iterdir()]
+    with pytest.raises(BadUsage, match="cannot write|is no page"):
+        write_page(path, "<!doctype html>")
+    assert [*tmp_path.iterdir()] == before and (tmp_path / "pipe").is_fifo()
