@@ -116,6 +116,8 @@ def run() -> int:
     try:
         from pytest_slmserve.run.interrupts import as_interrupts
 
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - None where the caller has closed it
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         with as_interrupts():
             status = main()
