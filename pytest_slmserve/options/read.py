@@ -58,6 +58,8 @@ def read_options(
         raise BadUsage("--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint exclude each other", "one of them")
     if (name := Path(options.records).name) in BESIDE_THE_RECORDS:
         raise BadUsage(f"--slm-records={options.records}: a gate writes {name} beside its records", "a name in .jsonl")
+    if options.export and Path(options.export.partition("=")[2]) == Path(options.records):
+        raise BadUsage(f"--slm-export={options.export} would write into the records", "--slm-export with another path")
     _check_gate(options)
     if options.endpoint:
         _check_endpoint(options)
