@@ -10,6 +10,7 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -56,6 +57,8 @@ def write_page(path: Path, page: str) -> None:
         beside.write_text(page, "utf-8")
         beside.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
         raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
 
 

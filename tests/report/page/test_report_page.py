@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -421,6 +422,14 @@ def test_the_command_to_reproduce_names_models_and_loads():
     assert command.startswith("pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-models=")
     assert "--slm-concurrency=1,2,4,8" in command
     assert content.reproduce([]) == ""
+
+
+def test_a_full_disk_leaves_no_part_of_a_page(tmp_path):
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "
+    code += "from pathlib import Path; from pytest_slmserve.report.page.writer import write_page; "
+    code += f"write_page(Path({str(tmp_path / 'out.html')!r}), '<' * 100)"
+    seen = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, check=False)
+    assert "out.html: File too large" in seen.stderr and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("name", ["folder", "pipe", "records.jsonl"])
