@@ -45,6 +45,7 @@ NEEDS: dict[str | None, tuple[tuple[str, ...], str]] = {
 NEEDS_SEVERAL = "compares what was measured beside others with the same alone: needs --slm-ray local"
 # Fixtures that measure what the body of a test asks for, or an engine's own words.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
+NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
 NEEDS_A_GATE = "compares two sides: needs --slm-gate"
 WITHOUT_THE_OPTION = ("simulated", "cpu")  # platforms where a marker may say that a gate needs no --slm-gate
 # Why tests are left out of a run.
