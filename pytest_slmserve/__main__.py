@@ -35,6 +35,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ def run() -> int:
     try:
         from pytest_slmserve.run.interrupts import as_interrupts
 
+        sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - None where the caller has closed it
+        sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         with as_interrupts():
             status = main()

@@ -441,6 +441,20 @@ def test_nothing_heavy_is_imported(tmp_path):
     assert done.stderr.strip() == "(0, [])" and "opt-1.3b on NVIDIA H200" in done.stdout
 
 
+def test_no_terminal_is_too_narrow(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1")
+    assert main(["report", str(archive(tmp_path / "a.jsonl", measured())), "--show", "summary", "--strict"]) == 1
+    assert "archive" in capsys.readouterr().out
+
+
+def test_outputs_that_the_caller_has_closed_are_no_error(tmp_path):
+    path = archive(tmp_path / "a.jsonl", measured())
+    command = f'exec "{sys.executable}" -m pytest_slmserve report'
+    for words, status in ((f"{path} >&-", 0), (f"{path}.none 2>&-", 4)):
+        seen = subprocess.run(["bash", "-c", f"{command} {words}"], capture_output=True, text=True, check=False)
+        assert (seen.returncode, seen.stderr) == (status, "")
+
+
 def test_a_reader_that_leaves_early_sees_no_traceback(tmp_path):
     path = archive(tmp_path / "a.jsonl", measured())
     command = [sys.executable, "-m", "pytest_slmserve", "report", str(path)]

@@ -63,12 +63,16 @@ def find(path: Path, place: NoiseKey) -> StoredNoise | None:
 
 
 def keep(path: Path, kept: StoredNoise) -> None:
-    """Add an entry; the one of the same place is replaced."""
+    """Add an entry; the one of the same place is replaced. Raises BadUsage where the file cannot be written."""
     others = [each for each in read(path) if each.place != kept.place]
-    make_folder(path.parent)
     new = path.with_suffix(".new")
-    new.write_text(json.dumps([_facts(each) for each in (*others, kept)], indent=1) + "\n", "utf-8")
-    new.replace(path)  # so that a reader sees the old file or the new one
+    try:
+        make_folder(path.parent)
+        new.write_text(json.dumps([_facts(each) for each in (*others, kept)], indent=1) + "\n", "utf-8")
+        new.replace(path)  # so that a reader sees the old file or the new one
+    except OSError as error:
+        why = f"the calibration cannot be written to {path}: {error.strerror}"
+        raise BadUsage(why, "--slm-resume, which has the pairs, once it can be written") from None
 
 
 def read(path: Path) -> list[StoredNoise]:

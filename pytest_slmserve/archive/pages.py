@@ -12,7 +12,7 @@ from pathlib import Path
 from pytest_slmserve.schema.errors import BadArchive
 
 PACKED = (".gz", ".xz")
-_BEGINS = b"<!doctype html>"
+BEGINS = b"<!doctype html>"
 _RECORDS = re.compile(rb'<script type="application/octet-stream" data-records="([^"]*)">([A-Za-z0-9+/=]*)</script>')
 
 
@@ -42,6 +42,6 @@ def _packed(name: str, raw: bytes) -> Embedded:
 
 def archives_in(path: Path, raw: bytes) -> list[tuple[Path, bytes]]:
     """The archives of a page, each as a path below that of the page; of any other file, the file itself."""
-    if raw[: len(_BEGINS)].lower() != _BEGINS:
+    if raw[: len(BEGINS)].lower() != BEGINS:
         return [(path, raw)]
     return [(path / Path(html.unescape(name.decode())).name, b64decode(data)) for name, data in _RECORDS.findall(raw)]

@@ -28,8 +28,11 @@ def merge(given: argparse.Namespace) -> int:
     for path in given.paths:
         if not is_file(path):  # or OUT would be made for nothing
             raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
-    with Archive.open(given.out) as into:
-        merged = merge_parts(given.paths, into)
+    try:
+        with Archive.open(given.out) as into:
+            merged = merge_parts(given.paths, into)
+    except BadUsage as error:
+        raise BadUsage(error.problem, error.hint.replace("--slm-records", "--out")) from None
     print_notes((*into.notes, *merged.notes))
     print(f"{given.out}: {merged.written} measurements added, {merged.known} were there")
     return FAILS if merged.notes else HOLDS

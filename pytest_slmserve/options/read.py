@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.options.parsers import OneOf, variable
@@ -40,6 +41,7 @@ SUCH_AS = {
     "NAME=JSON": "max_num_seqs=256",
 }
 OWN_MODES = "--slm-gpu, --slm-cpu or --slm-simulate"
+BESIDE_THE_RECORDS = ("gate.json", "gate.md", "calibration.json")  # files that a gate writes
 
 
 def read_options(
@@ -55,6 +57,10 @@ def read_options(
     options = Options(**values, source=source)
     if options.gpu + options.cpu + options.simulate + bool(options.endpoint) > 1:
         raise BadUsage("--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint exclude each other", "one of them")
+    if (name := Path(options.records).name) in BESIDE_THE_RECORDS:
+        raise BadUsage(f"--slm-records={options.records}: a gate writes {name} beside its records", "a name in .jsonl")
+    if options.export and Path(options.export.partition("=")[2]) == Path(options.records):
+        raise BadUsage(f"--slm-export={options.export} would write into the records", "--slm-export with another path")
     _check_typed(options)
     if options.endpoint:
         _check_endpoint(options)

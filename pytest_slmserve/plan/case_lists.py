@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -24,6 +24,7 @@ from pytest_slmserve.workload.arrivals import job
 
 USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
 ENOUGH_FOR_A_REPLICA = 32  # requests in flight
+A_POINT = 'points=[("opt-125m", 64)]'
 A_JOB = '{"model": "opt-125m", "requests": 500, "rate": 10, "lengths": (512, 256)}'
 WAIT_S = 0.1  # that a dynamic batch waits for more requests
 
@@ -37,13 +38,15 @@ def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
     if "points" not in words:
         planned = [(model, load) for model in planner.models for load in planner.sweep(model).loads]
         return [_point(planner, model, load, overrides) for model, load in planned]
+    if not isinstance(words["points"], Iterable):
+        raise BadUsage(f"points={words['points']!r} is no list of points", A_POINT)
     found = []
     for point in words["points"]:
         match point:
             case (str(model), int(concurrency)):
                 pass
             case _:
-                raise BadUsage(f"{point!r} is no point: a model and a concurrency", 'points=[("opt-125m", 64)]')
+                raise BadUsage(f"{point!r} is no point: a model and a concurrency", A_POINT)
         if not chosen or planner.swept(model):
             load = planner.load(concurrency, overrides)
             why = planner.misfit(model) or planner.overload(model, load, overrides)
@@ -169,6 +172,8 @@ def job_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
         raise BadUsage(f"jobs for {', '.join(map(repr, sorted(unknown)))}, which is no mode", '"gpu" or "cpu"')
     found = jobs.get("cpu" if planner.platform == "cpu" else "gpu", ()) if isinstance(jobs, Mapping) else jobs
     known = list(inspect.signature(job_case).parameters)[1:]
+    if not isinstance(found, Iterable):
+        raise BadUsage(f"jobs={jobs!r} is no list of jobs", f"jobs=[{A_JOB}]")
     for facts in found:
         if isinstance(facts, Mapping) and (unknown := set(facts) - set(known)):
             raise BadUsage(f"a job has no {', '.join(sorted(unknown))}", ", ".join(known))

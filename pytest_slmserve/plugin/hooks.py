@@ -18,6 +18,7 @@ import pytest
 from pytest_slmserve.plugin.items import (
     BASELINE,
     COLLECTED,
+    NEEDS_A_MODE,
     PARAMETRISED,
     PROBLEM,
     SESSION,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 EXIT_UNDECIDED = 10
 EXIT_BROKEN_OFF = pytest.ExitCode.INTERNAL_ERROR  # of a gate: a crash on the way to a verdict is none
 CLUSTER: pytest.StashKey[Cluster] = pytest.StashKey()
-NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
+STATES = pytest.StashKey[set[str]]()  # of the failures of a test: several where it has subtests
 STATE = "slm_state"  # user property of a report without a verdict: undecided, or a gate that was broken off
 
 
@@ -360,7 +361,16 @@ def pytest_runtest_makereport(
 
         name_the_figures(call.excinfo.value)
     report = yield
-    if call.excinfo is None or SESSION not in item.config.stash:
+    if SESSION not in item.config.stash:
+        return report
+    states = item.stash.setdefault(STATES, set())
+    if call.when == "setup":
+        states.clear()  # of an earlier attempt
+    elif call.when == "call":  # what an earlier subtest was is none of this report's
+        report.user_properties = [each for each in report.user_properties if each[0] != STATE]
+    if call.excinfo is None:
+        if call.when == "call" and states == {"undecided"}:
+            report.user_properties.append((STATE, "undecided"))
         return report
     from pytest_slmserve.analysis.verdict import Undecided
 
@@ -371,6 +381,8 @@ def pytest_runtest_makereport(
             item.config.stash[SESSION].undecided.append(f"{item.nodeid}: {call.excinfo.value}")
     elif is_gate(item) and call.excinfo.errisinstance(Exception) and not call.excinfo.errisinstance(AssertionError):
         state = "broken off"
+    if report.failed:
+        states.add(state)
     if state:
         report.user_properties.append((STATE, state))
         item.user_properties.append((STATE, state))  # JUnit reads those of the teardown
@@ -382,6 +394,8 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     told = getattr(report, "user_properties", ())  # a file that could not be imported has none
+    if report.when == "call" and report.passed and (STATE, "undecided") in told and not hasattr(report, "context"):
+        report.outcome, report.longrepr = "failed", "its failed subtests are undecided"  # as pytest fails such a test
     if report.when == "call" and report.failed and (STATE, "undecided") in told:
         return "undecided", "U", "UNDECIDED"
     if report.failed and (STATE, "broken off") in told:

@@ -45,6 +45,7 @@ NEEDS: dict[str | None, tuple[tuple[str, ...], str]] = {
 NEEDS_SEVERAL = "compares what was measured beside others with the same alone: needs --slm-ray local"
 # Fixtures that measure what the body of a test asks for, or an engine's own words.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
+NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
 NEEDS_A_GATE = "compares two sides: needs --slm-gate"
 WITHOUT_THE_OPTION = ("simulated", "cpu")  # platforms where a marker may say that a gate needs no --slm-gate
 # Why tests are left out of a run.
@@ -68,9 +69,11 @@ def detail_of(config: pytest.Config) -> Detail:
 
 
 def is_measured(item: pytest.Item) -> bool:
-    """Does this item need an engine, or what one measured?"""
-    names = getattr(item, "fixturenames", ())
-    return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in names)
+    """Does this item need an engine, or what one measured? What has no fixtures, such as a file that another plugin
+    checks, needs none, though a marker of its package is its own too."""
+    if not hasattr(item, "fixturenames"):
+        return False
+    return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in item.fixturenames)
 
 
 def is_gate(item: pytest.Item) -> bool:
@@ -149,14 +152,8 @@ def load_for(
 
 def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
-    here, and where it is skipped. Raises BadUsage for an impossible marker."""
-    marker, words, parameters = item.get_closest_marker("slm"), words_of(item), chosen_parameters(item)
-    parametrised = bool(parameters.keys() & PARAMETRISED)
-    if marker and marker.args:
-        given = ", ".join(map(repr, marker.args))
-        why = f"@pytest.mark.slm({given}) has values without a name"
-        raise BadUsage(why, f"@pytest.mark.slm(model={marker.args[0]!r})")
-    check_words(words, parametrised)
+    here, and where it is skipped. Raises BadUsage for an impossible engine."""
+    words, parameters = words_of(item), chosen_parameters(item)
     if is_skipped(item):
         return None
     if case := case_of(item):
@@ -165,7 +162,17 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
         return session.planner.spec(sides[0])
     if model := parameters.get("slm_model"):
         return session.planner.spec(model) if session.planner.swept(model) else None
-    return None if parametrised else spec_from_marker(session, words)
+    return None if parameters.keys() & PARAMETRISED else spec_from_marker(session, words)
+
+
+def check_marker(item: Any) -> None:
+    """Raises BadUsage for an slm marker that says nothing."""
+    marker = item.get_closest_marker("slm")
+    if marker and marker.args:
+        given = ", ".join(map(repr, marker.args))
+        why = f"@pytest.mark.slm({given}) has values without a name"
+        raise BadUsage(why, f"@pytest.mark.slm(model={marker.args[0]!r})")
+    check_words(words_of(item), bool(chosen_parameters(item).keys() & PARAMETRISED))
 
 
 def check_asserted(item: Any) -> None:
@@ -351,6 +358,8 @@ def check_words(words: Mapping[str, Any], parametrised: bool) -> None:
     if parametrised and (chosen := sorted(words.keys() - NOT_OF_THE_ENGINE)):
         why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for all models of the run, on the options' engine"
         raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
+    if not isinstance(words.get("model", ""), str):
+        raise BadUsage(f"@pytest.mark.slm(model={words['model']!r}) is no name of a model", 'model="opt-125m"')
     if "lengths" in words:
         checked_lengths(words["lengths"])
     if words.get("ramp_up", "staggered") not in get_args(RampUp):
@@ -409,6 +418,7 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
     reader waits for that: its inputs would change after its verdict.
     """
     for item in items:
+        check_marker(item)
         if why := skip_reason(session, item):
             item.add_marker(pytest.mark.skip(reason=why), append=False)
         check_asserted(item)

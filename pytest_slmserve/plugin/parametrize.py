@@ -115,8 +115,9 @@ def model_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
 def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
     """Models that a claim's marker names and that can be judged here. Where models were chosen, all that the claim
     reads must be among them; else all must fit. Raises BadUsage for an unknown claim or model, and for no list."""
-    if isinstance(named, str):
-        raise BadUsage(f"@pytest.mark.slm(models={named!r}) is no list of models", f"models=[{named!r}]")
+    if not isinstance(named, list | tuple) or not all(isinstance(model, str) for model in named):
+        given = named if isinstance(named, str) else "opt-125m"
+        raise BadUsage(f"@pytest.mark.slm(models={named!r}) is no list of models", f"models=[{given!r}]")
 
     def there(model: str) -> bool:
         return session.planner.swept(model) if session.options.models else session.planner.misfit(model) is None

@@ -21,6 +21,7 @@ Side = Literal["left", "right", "center"]
 
 NOT_A_TERMINAL = 100  # columns of a line in a file, or in the log of a workflow, unless COLUMNS says otherwise
 LEAST_WIDTH = 12  # of a column whose cells are broken: in less nobody reads
+NARROWEST = 20  # columns; no sentence is folded or cut to fewer
 GAP = "  "
 
 
@@ -38,7 +39,7 @@ _LAYOUT: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 def layout() -> Layout:
     """The layout in force: that of `laid_out`, or as wide as the terminal."""
-    return _LAYOUT.get() or Layout(shutil.get_terminal_size((NOT_A_TERMINAL, 24)).columns)
+    return _LAYOUT.get() or Layout(max(shutil.get_terminal_size((NOT_A_TERMINAL, 24)).columns, NARROWEST))
 
 
 @contextmanager

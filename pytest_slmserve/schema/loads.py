@@ -37,13 +37,14 @@ class ClosedLoop:
     judged_by: ClassVar[JudgedBy] = "ended"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.concurrency, int):
+        if not isinstance(self.concurrency, int) or isinstance(self.concurrency, bool):
             raise BadUsage(f"concurrency {self.concurrency!r} is no whole number", "concurrency=64")
         if self.concurrency < 1:
             raise BadUsage(f"concurrency {self.concurrency} is not positive", "1 or more")
         for name in ("window_s", "settle_lifetimes"):
-            if not isinstance(value := getattr(self, name), int | float):
-                raise BadUsage(f"{name}={value!r} is no number", f"{name}=10")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < math.inf:
+                raise BadUsage(f"{name}={value!r} is no finite number", f"{name}=10")
         if self.ramp_up not in get_args(RampUp):
             raise BadUsage(f"ramp_up={self.ramp_up!r} is no ramp-up", " or ".join(get_args(RampUp)))
         if self.requests is None and self.window_s <= 0:

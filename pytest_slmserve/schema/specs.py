@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -23,12 +23,15 @@ LATER = {"url": "", "tensor_parallel_size": 1, "allow_prefix_cache": False}
 # What follows, in the words on disk, from how the GPUs, their memory and the requests are divided among engines.
 DIVIDED = frozenset({"tensor_parallel", "kv_cache_bytes", "memory_share", "max_num_seqs", "url"})
 OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
-TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a name"}
+TYPES: dict[type, str] = {
+    int: "a whole number", bool: "true or false", str: "a name", float: "a number", tuple: "a tuple of pairs",
+}  # fmt: skip
 
 
-def _typed(name: str, value: object, usual: object) -> Any:
-    if type(value) is not type(usual):
-        raise BadUsage(f"{name} is {TYPES[type(usual)]}, not {value!r}", f"{name}={json.dumps(usual)}")
+def _typed(name: str, value: object, usual: object, written: Callable[[object], str] = json.dumps) -> Any:
+    kind = type(usual)
+    if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) is not (kind is bool):
+        raise BadUsage(f"{name} is {TYPES[kind]}, not {value!r}", f"{name}={written(usual)}")
     return value
 
 
@@ -82,12 +85,17 @@ class EngineSpec:
     allow_prefix_cache: bool = False
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            usual = "opt-125m" if each.name == "model" else each.default
+            _typed(each.name, getattr(self, each.name), usual, repr)
         if printable(self.model, layout="") != self.model:
             raise BadUsage(f"the name of a model holds control characters: {self.model!r}", "the name without them")
         if self.platform not in get_args(Platform):
             raise BadUsage(f"unknown platform {self.platform!r}", f"one of {', '.join(get_args(Platform))}")
         if self.interface not in get_args(Interface):
             raise BadUsage(f"unknown interface {self.interface!r}", f"one of {', '.join(get_args(Interface))}")
+        if self.load_format not in get_args(LoadFormat):
+            raise BadUsage(f"unknown load_format {self.load_format!r}", " or ".join(get_args(LoadFormat)))
         if self.platform == "simulated" and self.interface not in ("engine", "transformers"):
             raise BadUsage("the simulated engine has no server", "--slm-interface engine, or --slm-cpu")
         if len({self.platform == "remote", self.interface == "endpoint", bool(self.url)}) > 1:
@@ -228,6 +236,7 @@ class WorkloadSpec:
     tokenizer: str = ""
 
     def __post_init__(self) -> None:
+        _typed("requests", self.requests, 1024, repr)
         for value, kind in ((self.source, Source), (self.rule, Rule)):
             if value not in get_args(kind):
                 raise BadUsage(f"unknown source or rule {value!r} of a workload", f"one of {', '.join(get_args(kind))}")

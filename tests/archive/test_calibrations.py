@@ -62,6 +62,12 @@ def test_an_entry_that_did_not_say_was_of_warm_caches(tmp_path):
     assert find(path, PLACE) == KEPT
 
 
+def test_one_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "calibration.new").mkdir()
+    with pytest.raises(BadUsage, match=r"the calibration cannot be written to .*calibration\.json: Is a directory"):
+        keep(tmp_path / "calibration.json", KEPT)
+
+
 def test_without_a_file_nothing_is_known(tmp_path):
     assert read(tmp_path / "calibration.json") == []
 

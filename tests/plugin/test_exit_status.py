@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+import pytest
+
 FAILS = "--slm-engine-arg=b_half=300"
 UNDECIDED = "--slm-repeats=1"
 
@@ -44,6 +46,25 @@ def test_an_expected_failure_does_not_swallow_what_is_undecided(pytester):
     result = pytester.runpytest_inprocess("--slm-simulate")
     assert result.ret == 10
     result.assert_outcomes(xfailed=0)
+
+
+@pytest.mark.parametrize(("second", "status", "failed", "undecided"), [("True", 10, 0, 2), ("False", 1, 2, 1)])
+def test_subtests_that_are_undecided_fail_no_run(pytester, second, status, failed, undecided):
+    pytest.importorskip("_pytest.subtests", reason="pytest has subtests from 9 on")
+    pytester.makepyfile(f"""
+        import pytest
+        from pytest_slmserve import State, Verdict
+
+        @pytest.mark.slm
+        def test_it(subtests):
+            with subtests.test(n=1):
+                assert Verdict("claim", "model", State.UNDECIDED, "too noisy")
+            with subtests.test(n=2):
+                assert {second}
+    """)
+    result = pytester.runpytest_inprocess("--slm-simulate")
+    counts = result.parseoutcomes()
+    assert (result.ret, counts.get("failed", 0), counts["undecided"]) == (status, failed, undecided)
 
 
 def test_junit_shows_an_undecided_claim_as_a_failure_with_its_state(sweep, pytester):

@@ -67,3 +67,10 @@ def test_a_request_goes_through_the_engine_itself(pytester):
 
 def test_everything_works_without_pytest_benchmark(sweep):
     sweep("-p", "no:benchmark").assert_outcomes(passed=6)
+
+
+def test_a_fixture_that_a_test_asks_for_as_it_goes_skips_it_without_a_mode(pytester):
+    pytester.makepyfile("def test_it(request): assert request.getfixturevalue('slm_measure')(1)")
+    result = pytester.runpytest_inprocess("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"])

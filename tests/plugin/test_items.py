@@ -47,6 +47,46 @@ def test_a_marker_with_unknown_words_is_refused_with_the_known_ones(pytester):
     assert "model, " in text
 
 
+@pytest.mark.parametrize(
+    ("marker", "fixture", "problem"),
+    [
+        ("model=['opt-125m']", "slm_measure", "slm(model=['opt-125m']) is no name of a model"),
+        ("max_num_seqs='64'", "slm_measure", "max_num_seqs is a whole number, not '64'"),
+        ("extra=[('a', 1)]", "slm_measure", "extra is a tuple of pairs, not [('a', 1)]"),
+        ("claim=None", "slm_claim", "unknown claim None"),
+        ("claim='throughput-plateau', models=[None]", "slm_claim", "slm(models=[None]) is no list of models"),
+        ("points=64", "slm_point", "points=64 is no list of points"),
+        ("jobs=64", "slm_job_point", "jobs=64 is no list of jobs"),
+    ],
+)
+def test_a_word_of_a_marker_that_is_of_another_type_is_refused(pytester, marker, fixture, problem):
+    pytester.makepyfile(f"import pytest\n@pytest.mark.slm({marker})\ndef test_it({fixture}): pass")
+    assert problem in usage_error(pytester.runpytest_inprocess("--slm-simulate", "--slm-models=opt-125m"))
+
+
+def test_an_item_without_fixtures_measures_nothing(pytester):
+    pytester.makeconftest("""
+        import pytest
+
+        def pytest_collect_file(parent, file_path):
+            if file_path.suffix == ".txt":
+                return OneItem.from_parent(parent, path=file_path)
+
+        class OneItem(pytest.File):
+            def collect(self):
+                item = NoFunction.from_parent(self, name="checked")
+                item.add_marker(pytest.mark.slm(model="opt-125m"))
+                yield item
+
+        class NoFunction(pytest.Item):
+            def runtest(self): pass
+            def reportinfo(self): return self.path, 0, self.name
+    """)
+    pytester.maketxtfile("")
+    pytester.makepyfile(MIXED)
+    pytester.runpytest_inprocess("--slm-simulate", "--slm-window=1", ".").assert_outcomes(passed=4)
+
+
 def test_a_runner_that_is_there_to_measure_forbids_the_skip(pytester, monkeypatch):
     pytester.makepyfile(MIXED)
     monkeypatch.setenv("SLM_REQUIRE_GPU", "1")

@@ -35,6 +35,11 @@ def test_other_words_are_refused(sweep, words):
     assert "is no export" in usage_error(sweep(f"--slm-export={words}"))
 
 
+def test_the_file_of_the_records_is_refused(sweep):
+    text = usage_error(sweep("--slm-records=all.json", "--slm-export=vllm-bench=./all.json"))
+    assert "--slm-export=vllm-bench=./all.json would write into the records" in text
+
+
 def test_what_cannot_be_written_costs_no_record(sweep, archive, pytester):
     (pytester.path / "taken").write_text("a file")
     result = sweep("--slm-export=vllm-bench=taken", "--slm-concurrency=1")

@@ -58,6 +58,16 @@ def test_without_jinja2_it_is_a_usage_error_before_anything_is_measured(sweep, m
     assert "needs Jinja2" in usage_error(sweep("--slm-html=out.html"))
 
 
+def test_a_page_replaces_no_file_that_is_none(sweep, pytester, archive):
+    sweep("--slm-records=r.jsonl")
+    before = (pytester.path / "r.jsonl").read_bytes()
+    assert "r.jsonl is there, and is no page" in usage_error(sweep("--slm-records=r.jsonl", "--slm-html=r.jsonl"))
+    assert (pytester.path / "r.jsonl").read_bytes() == before
+    assert "Is a directory" in usage_error(sweep("--slm-html=."))
+    assert "no page was written: new.jsonl is" in sweep("--slm-records=new.jsonl", "--slm-html=new.jsonl").stdout.str()
+    assert len(archive("new.jsonl").measurements) == 10
+
+
 def test_a_page_that_cannot_be_written_is_a_note(sweep, pytester, archive):
     (pytester.path / "taken").touch()
     result = sweep("--slm-html=taken/out.html", "--slm-concurrency=1")

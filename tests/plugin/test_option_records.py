@@ -47,6 +47,12 @@ def test_the_suffix_gz_compresses(sweep, pytester, archive):
     assert len(archive("deep/down/r.jsonl.gz").measurements) == 10
 
 
+def test_a_name_that_a_gate_writes_is_refused(sweep, pytester):
+    for name in ("gate.json", "gate.md", "calibration.json"):
+        assert f"a gate writes {name} beside its records" in usage_error(sweep(f"--slm-records=out/{name}"))
+    assert not (pytester.path / "out").exists()
+
+
 def test_runs_are_appended(sweep, archive):
     sweep()
     sweep()

@@ -27,7 +27,7 @@ def claim_of(name: str) -> Claim:
         if claim.name == name:
             return claim
     known = [claim.name for claim in CLAIMS]
-    near = get_close_matches(name, known)
+    near = get_close_matches(str(name), known)
     raise BadUsage(f"unknown claim {name!r}", " or ".join(near) or f"one of {', '.join(known)}")
 
 

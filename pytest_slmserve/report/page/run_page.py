@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.report.gate.text import measurements as of_gate
 from pytest_slmserve.report.page.content import TEXT_WIDTH
-from pytest_slmserve.report.page.writer import rendered, template, write_page
+from pytest_slmserve.report.page.writer import check_replaceable, rendered, template, write_page
 from pytest_slmserve.report.summary import findings_of, tables
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import SlmError
@@ -27,8 +27,10 @@ class RunPage:
     next_at: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises BadUsage without Jinja2, before anything is measured."""
+        """Raises BadUsage, before anything is measured, without Jinja2 and where the page would replace a file that is
+        none."""
         template()
+        check_replaceable(self.path)
 
     def write(self, session: Any, status: int | None = None, progress: str = "") -> None:
         """Writes what a session has found. status: of the run, once it has one; until then it may be too early for

@@ -10,6 +10,7 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -18,12 +19,13 @@ from typing import Any
 
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.own_folder import make_folder
-from pytest_slmserve.archive.pages import Embedded, embedded
+from pytest_slmserve.archive.pages import BEGINS, Embedded, embedded
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.page.content import PageSection, Part, page_content
 from pytest_slmserve.report.page.glossary import parts
 from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import regular
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
@@ -48,13 +50,29 @@ class Script:
 def write_page(path: Path, page: str) -> None:
     """Writes the text of a page. A page that is there is replaced at once, so that nobody who reloads it sees a part.
     Raises BadUsage where it cannot be written."""
+    check_replaceable(path)
     beside = path.with_name(f"{path.name}.part")
     try:
         make_folder(path.parent)
         beside.write_text(page, "utf-8")
         beside.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
         raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises BadUsage where a page would replace what is none: an archive, say, or a device."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            begins = file.read(len(BEGINS))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
+    if begins and begins.lower() != BEGINS:
+        raise BadUsage(f"{path} is there, and is no page", "--html with another path")
 
 
 def write_section(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -429,3 +431,23 @@ def test_no_command_reproduces_what_measure_or_a_job_did():
     elsewhere = EngineSpec("m", platform="remote", interface="endpoint", url="http://host:8000/v1/completions")
     assert content.reproduce([replace(m, spec=elsewhere) for m in made]) == ""
     assert content.reproduce([replace(m, load=OpenLoop(requests=40, rate=10.0)) for m in made]) == ""
+
+
+def test_a_full_disk_leaves_no_part_of_a_page(tmp_path):
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "
+    code += "from pathlib import Path; from pytest_slmserve.report.page.writer import write_page; "
+    code += f"write_page(Path({str(tmp_path / 'out.html')!r}), '<' * 100)"
+    seen = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, check=False)
+    assert "out.html: File too large" in seen.stderr and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["folder", "pipe", "records.jsonl"])
+def test_a_page_takes_the_place_of_a_page_only(tmp_path, name):
+    path = tmp_path / name
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "records.jsonl").write_text('{"kind":"session"}')
+    before = [*tmp_path.iterdir()]
+    with pytest.raises(BadUsage, match="cannot write|is no page"):
+        write_page(path, "<!doctype html>")
+    assert [*tmp_path.iterdir()] == before and (tmp_path / "pipe").is_fifo()
