@@ -35,6 +35,10 @@ from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
 
 GRAPHS = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}  # arguments of the engine
+# Arguments that an advice sets: what the sweep was given for them beside its specification no longer counts.
+KV_SIZE = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
+ADVISED = ("max_num_seqs", "max_model_len", *KV_SIZE)
+TOLD_APART = {*ADVISED, "dtype", "max_num_batched_tokens"}  # of a served engine
 LARGEST_GRAPH = 512  # tokens, of vLLM's default: twice max_num_seqs, and no more than this
 MANY = 0.3  # share of the steps that hold a prompt: what fewer of them cost is not most of the time
 NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a reader is told
@@ -195,10 +199,14 @@ def _arguments(spec: EngineSpec) -> Iterator[str]:
     for field, value in spec.extra:
         name = field.replace("_", "-")
         match value:
+            case _ if field in TOLD_APART or value is None:
+                continue
             case True | False:
                 yield f"--{name}" if value else f"--no-{name}"
             case str():
                 yield from (f"--{name}", value)
+            case list() | tuple():
+                yield from (f"--{name}", *map(str, value))
             case _:
                 yield from (f"--{name}", json.dumps(value))
 

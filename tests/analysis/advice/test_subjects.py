@@ -120,6 +120,15 @@ def test_what_moved_the_engine_stays_in_its_arguments():
     assert subject.footprint.kv_bytes_per_token == 196_608 / 2
 
 
+def test_arguments_that_the_advice_sets_are_told_once_and_a_list_as_words():
+    curve = sweep()
+    extra = (("max_num_seqs", 64), ("num_gpu_blocks_override", 9), ("gpu_memory_utilization", 0.5), ("dtype", "half"))
+    extra += (("max_num_batched_tokens", 512), ("cudagraph_capture_sizes", (1, 2, 4)), ("revision", None))
+    changed = tuple(replace(m, spec=replace(m.spec, extra=extra)) for m in curve.measurements)
+    [subject] = of_curves([replace(curve, measurements=changed)], None, None).subjects
+    assert subject.engine.arguments == ("--cudagraph-capture-sizes", "1", "2", "4")
+
+
 def published(slower: float = 1.0, lost: float = 0.0) -> Curve:
     """lost: preemptions of the largest load."""
     points = []
