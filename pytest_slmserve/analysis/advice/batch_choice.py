@@ -196,8 +196,9 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
         None if limit is None else max(0.0, laws.wait.batch(limit.seconds)),
     )
     reach, choice = REACH * loads[-1].concurrency, b_opt(loads, base, limit, wish.threshold)
+    step = (subject.engine and subject.engine.max_num_batched_tokens) or reach
     efficient = 0 if caps.efficiency is None else math.ceil(min(caps.efficiency, 1e12)) - 1  # below the cap
-    batch = min(efficient, reach, reach if caps.slo is None else math.floor(caps.slo))
+    batch = min(efficient, reach, step, reach if caps.slo is None else math.floor(caps.slo))
     rests_on = tuple(note for note in (base.note, limit and limit.note) if note)
     known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=rests_on)
     if choice.value is not None and choice.value >= batch:
@@ -207,6 +208,8 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     notes = [f"predicted by the saturation law through {_both(loads)}, and not measured: measure there before use"]
     if batch == reach:
         notes.append(f"the law allows more, but no prediction goes beyond {REACH} times the largest load measured")
+    elif batch == step:
+        notes.append(f"a step takes no more: max_num_batched_tokens is {step}, and vLLM starts with no larger batch")
     if subject.footprint is None or wish.budget_bytes is None:
         notes.append("no limit of the memory is known: a KV cache that is full ends the growth earlier")
     return replace(known, batch=batch, predicted=True, notes=(*notes, *known.notes))
