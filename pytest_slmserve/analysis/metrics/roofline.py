@@ -145,13 +145,18 @@ def peaks_of(gpu_name: str | None) -> Peaks | None:
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization: as the user gave
-    them, else by the data sheet; None where that is not listed."""
-    peaks, gpus = peaks_of(environment.gpu_name), spec.tensor_parallel_size
+    """Peak rates of all GPUs of an engine: as the user gave them, else by the data sheet; None where that is not
+    listed."""
+    peaks = peaks_of(environment.gpu_name)
     if given := environment.gpu_peaks:
         peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
-    if peaks is None:
-        return None
+    return None if peaks is None else peaks_for(spec, peaks)
+
+
+def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
+    """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization. peaks: of one
+    GPU."""
+    gpus = spec.tensor_parallel_size
     in_fp8 = (quantization_of(spec, known_shape(spec.model)) or "").startswith("fp8")
     fp8 = peaks.fp8_flops_per_s if in_fp8 else None
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
