@@ -96,11 +96,19 @@ class Shape:
         return "float16" if found == "float32" else found
 
     @property
+    def lm_head(self) -> int:
+        """Weights of the output layer."""
+        return self.vocabulary * int(dict(self.config).get("word_embed_proj_dim") or self.hidden)
+
+    @property
+    def looked_up(self) -> int:
+        """Weights of the embeddings that are not the output layer too: of these a token reads one row."""
+        return 0 if is_tied(dict(self.config)) else self.lm_head
+
+    @property
     def embeddings(self) -> int:
         """Weights of the embeddings, and of the output layer where it is another."""
-        config = dict(self.config)
-        tied = config.get("tie_word_embeddings", config.get("tie_embedding", False))
-        return self.vocabulary * int(config.get("word_embed_proj_dim") or self.hidden) * (1 if tied else 2)
+        return self.lm_head + self.looked_up
 
     @property
     def routed_share(self) -> float:
@@ -198,6 +206,11 @@ def shape_from_config(
         active=active or parameters,
         windows=windows_of(entries, layers) if architecture in AS_CONFIGURED else None,
     )
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Is the output layer the embeddings? Transformers leaves the entry out where it is as usual, and that is true."""
+    return bool(config.get("tie_word_embeddings", config.get("tie_embedding", True)))
 
 
 def windows_of(entries: Mapping[str, Any], layers: int) -> tuple[int | None, ...] | None:

@@ -80,10 +80,11 @@ OTHER_WORDS = {"MIG", "NVL", "3E", "TI", "D", "LAPTOP"}  # a slice of the card, 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Work of one request on a GPU, in tokens and bytes. parameters: weights that each token is multiplied with: of
-    experts those that it is sent to. lm_head: those among them that only a sampled token is, for engines compute no
-    logits of the rest of a prompt. kv_bytes_per_token: read for each token of the mean context. heads_width: query
-    heads x head size x layers; one that slides counts with the share of the context that it sees. idle_share: of the
-    weights, experts that one token is not sent to. routed_share: of the experts, those that it is sent to."""
+    experts those that it is sent to, and no embeddings that it is only looked up in. lm_head: those among them that
+    only a sampled token is, for engines compute no logits of the rest of a prompt. weight_bytes: of these weights, with
+    all experts. kv_bytes_per_token: read for each token of the mean context. heads_width: query heads x head size x
+    layers; one that slides counts with the share of the context that it sees. idle_share: of the weights, experts that
+    one token is not sent to. routed_share: of the experts, those that it is sent to."""
 
     parameters: float
     lm_head: float
@@ -179,15 +180,16 @@ def work_of_shape(
     read = shape.kv_read_bytes(context, kv_each or each, gpus)
     if known is None or read is None:
         return None
+    lookups = shape.looked_up
     return Work(
-        parameters=shape.active or known / each,
-        lm_head=shape.vocabulary * (dict(shape.config).get("word_embed_proj_dim") or shape.hidden),
-        weight_bytes=known,
+        parameters=(shape.active or known / each) - lookups,
+        lm_head=shape.lm_head,
+        weight_bytes=known - lookups * each,
         kv_bytes_per_token=read / context,
         heads_width=shape.attention_width(context),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        idle_share=1 - (shape.active or 0) / shape.parameters if shape.parameters else 0.0,
+        idle_share=(shape.parameters - (shape.active or 0)) / (shape.parameters - lookups) if shape.parameters else 0.0,
         routed_share=shape.routed_share,
     )
 
