@@ -91,7 +91,18 @@ def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: in
 
 def in_flight(spec: EngineSpec) -> int:
     """Tokens that are scheduled and not yet settled, at most."""
-    return STEPS_AHEAD * spec.max_num_batched_tokens
+    return STEPS_AHEAD * _given(spec, "max_num_batched_tokens", spec.max_num_batched_tokens)
+
+
+def kv_bytes_asked(spec: EngineSpec) -> int:
+    """Bytes of the KV cache that the engine is started with, over all GPUs. 0: as much as it finds room for."""
+    return _given(spec, "kv_cache_memory_bytes", spec.kv_cache_bytes) * spec.tensor_parallel_size
+
+
+def _given(spec: EngineSpec, argument: str, own: int) -> int:
+    """An argument of vLLM's engine, which goes over the specification's `own`."""
+    given = dict(spec.extra).get(argument)
+    return given if isinstance(given, int) else own
 
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
@@ -99,10 +110,9 @@ def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int 
     asked, and of an endpoint or Transformers, whose cache is their own affair."""
     if asked := dict(spec.extra).get("num_gpu_blocks_override"):
         return int(asked)
-    own_affair = spec.platform == "remote" or spec.interface == "transformers" or not spec.kv_cache_bytes
+    own_affair = spec.platform == "remote" or spec.interface == "transformers" or not kv_bytes_asked(spec)
     per_token = None if own_affair else kv_bytes_per_token(spec, resolved)
-    kv_bytes = spec.kv_cache_bytes * spec.tensor_parallel_size
-    return None if per_token is None else kv_blocks(kv_bytes, block_size_of(spec, resolved), per_token)
+    return None if per_token is None else kv_blocks(kv_bytes_asked(spec), block_size_of(spec, resolved), per_token)
 
 
 def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
@@ -110,7 +120,7 @@ def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
     count. Where blocks or bytes per token are not known, the bytes of its specification; 0 is "not known"."""
     blocks, per_token = resolved.kv_blocks or predicted_blocks(spec, resolved), kv_bytes_per_token(spec, resolved)
     if blocks is None or per_token is None:
-        return spec.kv_cache_bytes * spec.tensor_parallel_size
+        return kv_bytes_asked(spec)
     return blocks * block_size_of(spec, resolved) * per_token
 
 
