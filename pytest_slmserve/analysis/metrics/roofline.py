@@ -195,9 +195,10 @@ def work_of_shape(
 
 
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
-    """The work of a workload's mean request, None where the model's shape or data type is unknown."""
+    """The work of a workload's mean request, None where the model's shape or data type is unknown, or prompts may come
+    from a cache."""
     shape, each = known_shape(spec.model), value_bytes(spec, resolved)
-    if shape is None or each is None:
+    if shape is None or each is None or (spec.allow_prefix_cache and spec.caches_prefixes):
         return None
     return work_of_shape(
         shape,

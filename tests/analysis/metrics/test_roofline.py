@@ -245,3 +245,7 @@ def test_fraction_of_the_unknown():
     assert roofline.roofline_fraction(m, None, 8.0) is None
     assert roofline.roofline_fraction(replace(m, spec=replace(m.spec, model="/somewhere/else")), 1.0, 8.0) is None
     assert roofline.roofline_fraction(replace(m, environment=replace(m.environment, gpu_name=None)), 1.0, 8.0) is None
+    allowed = replace(m.spec, allow_prefix_cache=True)
+    assert roofline.roofline_fraction(replace(m, spec=allowed), 1.0, 8.0), "its engine keeps no prompts"
+    cached = replace(allowed, prefix_caching=True)
+    assert roofline.roofline_fraction(replace(m, spec=cached), 1.0, 8.0) is None, "prompts that are not computed"
