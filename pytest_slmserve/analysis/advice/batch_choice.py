@@ -42,12 +42,13 @@ REACH = 16  # times the largest load measured: how far a prediction goes (checke
 class ServedEngine:
     """A model as it was served, and the memory that its engine takes. footprint: None where not known; `no_footprint`
     says why. kv_had_bytes, gpu_had_bytes: of the KV cache that it had, and of its GPU. max_num_batched_tokens: None
-    where the results do not contain it."""
+    where the results do not contain it. env: variables that it was measured with, as NAME=VALUE."""
 
     model: str
     dtype: str = "auto"
     max_num_batched_tokens: int | None = None
     arguments: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
     footprint: Footprint | None = None
     no_footprint: str = ""
     kv_had_bytes: int | None = None

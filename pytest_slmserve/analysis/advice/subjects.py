@@ -165,6 +165,7 @@ def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
         dtype=resolved.dtype or spec.dtype,
         max_num_batched_tokens=resolved.max_num_batched_tokens or spec.max_num_batched_tokens,
         arguments=tuple(_arguments(spec)),
+        env=tuple(f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"),
         footprint=None if spec.platform == "cpu" else footprint,
         no_footprint="it was measured on a CPU, so there is no memory of a GPU to plan"
         if spec.platform == "cpu"

@@ -47,7 +47,8 @@ def _commands(serving: Sequence[tuple[Advice, int]], gpu_bytes: int | None) -> t
 
 def serve(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
     """The words of one command. What is not known of the engine is left to vLLM."""
-    words = ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
+    words = ["env", *engine.env] if engine.env else []
+    words += ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
     if engine.max_num_batched_tokens is not None:
         words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
     if footprint := engine.footprint:

@@ -13,6 +13,7 @@ from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import curves_of
+from pytest_slmserve.report.advice.deploy_commands import serve
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -127,6 +128,14 @@ def test_arguments_that_the_advice_sets_are_told_once_and_a_list_as_words():
     changed = tuple(replace(m, spec=replace(m.spec, extra=extra)) for m in curve.measurements)
     [subject] = of_curves([replace(curve, measurements=changed)], None, None).subjects
     assert subject.engine.arguments == ("--cudagraph-capture-sizes", "1", "2", "4")
+
+
+def test_variables_that_the_engine_was_measured_with_are_told():
+    curve, env = sweep(), (("VLLM_USE_V2_MODEL_RUNNER", "1"), ("PYTHONPATH", "/elsewhere"))
+    changed = curve_of("opt-1.3b", [replace(m, spec=replace(m.spec, env=env)) for m in curve.measurements])
+    [subject] = of_curves([changed], None, None).subjects
+    assert subject.engine.env == ("VLLM_USE_V2_MODEL_RUNNER=1",)
+    assert serve(subject.engine, 8, None)[:4] == ("env", "VLLM_USE_V2_MODEL_RUNNER=1", "vllm", "serve")
 
 
 def published(slower: float = 1.0, lost: float = 0.0) -> Curve:
