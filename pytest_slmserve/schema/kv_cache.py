@@ -6,6 +6,7 @@ import re
 
 from pytest_slmserve.schema.catalog import catalogue_name, config_folder, shape_of
 from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.quantization import own_kv_cache_dtype
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
@@ -37,6 +38,7 @@ def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | Non
 def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """Bytes of one number of the KV cache; None for a type we do not know."""
     asked = str(dict(spec.extra).get("kv_cache_dtype", "auto"))
+    asked = own_kv_cache_dtype(known_shape(spec.model)) if asked == "auto" else asked
     if asked == "auto":
         return value_bytes(spec, resolved)
     return 1 if asked.startswith("fp8") else VALUE_BYTES.get(asked)

@@ -58,6 +58,30 @@ def bits_per_weight(method: str, own: Mapping[str, Any]) -> float | None:
             return BITS_OF.get(known)
 
 
+def computes_in_fp8(spec: EngineSpec, shape: Shape | None) -> bool:
+    """Are products of weights and activations of 8-bit floats, where the GPU has them?"""
+    method = quantization_of(spec, shape) or ""
+    if method != "compressed-tensors" or shape is None:
+        return method.startswith("fp8")
+    groups = (_own(shape).get("config_groups") or {}).values()
+    inputs = [group.get("input_activations") or {} for group in groups]
+    return any((each.get("num_bits"), each.get("type")) == (8, "float") for each in inputs)
+
+
+def own_kv_cache_dtype(shape: Shape | None) -> str:
+    """Type of the KV cache that vLLM takes for "auto": fp8 where the checkpoint has scales for one, "" where it asks
+    for another, else "auto"."""
+    own = _own(shape) if shape else {}
+    scheme = own.get("kv_cache_scheme") or own.get("kv_cache_quant_algo")
+    match scheme:
+        case _ if not scheme or not str(own.get("quant_method")).startswith(("compressed-tensors", "modelopt")):
+            return "auto"
+        case {"num_bits": 8} | "FP8":
+            return "fp8"
+        case _:
+            return ""
+
+
 def check_quantization(spec: EngineSpec, shape: Shape) -> None:
     """Raises BadUsage for a method that neither makes these weights nor is the model's own."""
     asked, own = dict(spec.extra).get("quantization"), _own(shape).get("quant_method")

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.quantization import bits_per_weight, check_quantization, quantization_of, weight_bytes
+from pytest_slmserve.schema.kv_cache import kv_value_bytes
+from pytest_slmserve.schema.quantization import (
+    bits_per_weight,
+    check_quantization,
+    computes_in_fp8,
+    own_kv_cache_dtype,
+    quantization_of,
+    weight_bytes,
+)
 from pytest_slmserve.schema.shapes import Shape, shape_from_config
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -52,6 +63,37 @@ def test_a_model_that_was_quantized_says_how():
 )
 def test_bits_of_a_weight(method, own, bits):
     assert bits_per_weight(method, own) == bits
+
+
+FLOAT8 = {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("own", "dtype"),
+    [
+        ({}, "auto"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, "auto"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {**FLOAT8, "strategy": "tensor"}}, "fp8"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, ""),
+        ({"quant_method": "fp8", "kv_cache_scheme": "static"}, "auto"),
+    ],
+)
+def test_the_cache_that_a_checkpoint_asks_for(own, dtype, tmp_path):
+    """As `resolve_kv_cache_dtype_string` and `Attention` of vLLM have it."""
+    shape = quantized(own)
+    (tmp_path / "config.json").write_text(json.dumps(dict(shape.config)), "utf-8")
+    spec = EngineSpec(str(tmp_path), dtype="bfloat16")
+    assert own_kv_cache_dtype(shape) == dtype
+    assert kv_value_bytes(spec) == {"auto": 2, "fp8": 1, "": None}[dtype]
+    assert kv_value_bytes(replace(spec, extra=(("kv_cache_dtype", "bfloat16"),))) == 2, "asked for, it counts first"
+
+
+def test_what_is_computed_in_fp8():
+    groups = [{"0": {"weights": FLOAT8, "input_activations": inputs}} for inputs in (FLOAT8, None, {"num_bits": 8})]
+    shapes = [quantized({"quant_method": "compressed-tensors", "config_groups": group}) for group in groups]
+    assert [computes_in_fp8(PLAIN, shape) for shape in shapes] == [True, False, False]
+    assert computes_in_fp8(FP8, QWEN) and not computes_in_fp8(PLAIN, QWEN) and not computes_in_fp8(PLAIN, None)
 
 
 def test_weights_of_an_unknown_method_are_not_counted():

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import known_shape, kv_value_bytes, value_bytes
-from pytest_slmserve.schema.quantization import quantization_of, weight_bytes
+from pytest_slmserve.schema.quantization import computes_in_fp8, weight_bytes
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
@@ -158,8 +158,7 @@ def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
     """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization. peaks: of one
     GPU."""
     gpus = spec.tensor_parallel_size
-    in_fp8 = (quantization_of(spec, known_shape(spec.model)) or "").startswith("fp8")
-    fp8 = peaks.fp8_flops_per_s if in_fp8 else None
+    fp8 = peaks.fp8_flops_per_s if computes_in_fp8(spec, known_shape(spec.model)) else None
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
 
 
