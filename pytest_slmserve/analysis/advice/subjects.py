@@ -21,7 +21,6 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import (
     RESERVE_BYTES,
-    VALUE_BYTES,
     block_size_of,
     known_shape,
     kv_bytes,
@@ -254,8 +253,9 @@ def _with_true_batch(point: Point) -> Point:
 
 
 def _engine_of_shape(model: str, shape: Shape, longest: int | None, kv_blocks: int | None) -> ServedEngine:
-    each = VALUE_BYTES.get(shape.dtype)
-    weights, per_token = (shape.weight_bytes(each), shape.kv_bytes_per_token(each)) if each else (None, None)
+    spec = EngineSpec(model, dtype=shape.dtype)
+    each, per_token = value_bytes(spec), kv_bytes_per_token(spec)
+    weights = weight_bytes(spec, shape, each) if each else None
     footprint, why_not = None, "the longest request is not known: --max-model-len"
     if weights is None or per_token is None or shape.kv_groups is None:
         why_not = f"its {'weights are' if weights is None else 'KV cache is'} not known"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import curves_of
 from pytest_slmserve.report.advice.deploy_commands import serve
 from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -165,6 +167,16 @@ def test_a_model_gives_external_results_a_shape_and_a_length_their_memory():
     assert short.footprint is None and "--max-model-len" in short.engine.no_footprint
     with pytest.raises(BadUsage, match="unknown model"):
         of_external(published(), "no-such-model", None, None)
+
+
+def test_external_results_of_a_quantized_model_have_its_weights_and_its_cache(tmp_path):
+    groups = {"0": {"weights": {"num_bits": 8}}}
+    own = {"quant_method": "compressed-tensors", "config_groups": groups, "kv_cache_scheme": {"num_bits": 8}}
+    config = {**dict(CATALOGUE["qwen3-0.6b"].config), "quantization_config": own}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    [subject] = of_external(published(), str(tmp_path), 768, None).subjects
+    assert subject.footprint.weight_bytes == 596_049_920 + 155_582_464, "the embeddings keep 16 bits"
+    assert subject.footprint.kv_bytes_per_token == 28 * 8 * 128 * 2
 
 
 def test_what_is_odd_about_external_results_is_noted():
