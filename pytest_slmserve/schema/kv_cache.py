@@ -19,6 +19,7 @@ RESERVE_BYTES = 4 * GIB  # activations, logits of the largest batch, captured gr
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB)?", re.ASCII | re.IGNORECASE)
 SMALLEST_GPU, LARGEST_GPU = GIB, 1 << 44
 VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+KV_VALUE_BYTES = {**VALUE_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), 1)}  # without scales beside them
 
 
 def known_shape(model: str) -> Shape | None:
@@ -41,7 +42,7 @@ def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | 
     asked = own_kv_cache_dtype(known_shape(spec.model)) if asked == "auto" else asked
     if asked == "auto":
         return value_bytes(spec, resolved)
-    return 1 if asked.startswith("fp8") else VALUE_BYTES.get(asked)
+    return KV_VALUE_BYTES.get(asked)
 
 
 def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:

@@ -31,6 +31,7 @@ def test_blocks_that_a_published_engine_logged():
         (EngineSpec("facebook/opt-1.3b", platform="simulated", kv_cache_bytes=4 * GIB), 1365),
         (EngineSpec("opt-1.3b", dtype="float32", kv_cache_bytes=4 * GIB), 682),
         (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("kv_cache_dtype", "fp8"),)), 2730),
+        (EngineSpec("opt-1.3b", extra=(("kv_cache_dtype", "fp8_per_token_head"),)), None),  # with scales, in vLLM 0.32
         (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("block_size", 32),)), 682),
         (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("kv_cache_memory_bytes", GIB),)), 341),
         (EngineSpec("opt-1.3b", dtype="auto"), None),
