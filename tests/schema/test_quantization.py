@@ -23,6 +23,7 @@ from pytest_slmserve.schema.specs import EngineSpec
 
 QWEN = CATALOGUE["qwen3-0.6b"]
 PLAIN, FP8 = EngineSpec("qwen3-0.6b"), EngineSpec("qwen3-0.6b", extra=(("quantization", "fp8"),))
+ASYMMETRIC = {"num_bits": 4, "symmetric": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 
 
@@ -55,6 +56,8 @@ def test_a_model_that_was_quantized_says_how():
         ("mxfp8", {}, 8.25),
         ("gptq_marlin", {"bits": 8, "group_size": -1}, 8),
         ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}}}, 8),
+        ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 4, "group_size": 128}}}}, 4.125),
+        ("compressed-tensors", {"config_groups": {"0": {"weights": {**ASYMMETRIC, "group_size": 32}}}}, 4.625),
         ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}, "1": {}}}, None),
         ("compressed-tensors", {}, None),
         ("gptq", {}, None),
