@@ -55,6 +55,21 @@ AS_CONFIGURED = frozenset(
         "GPT2LMHeadModel",
     ]
 )
+# Architectures whose output layer is the embeddings, if nothing else is said (Transformers 5.19).
+TIED = frozenset(
+    [
+        "CohereForCausalLM",
+        "Ernie4_5ForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "GemmaForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "GPT2LMHeadModel",
+        "MPTForCausalLM",
+        "OPTForCausalLM",
+        "SmolLM3ForCausalLM",
+    ]
+)
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}  # of layers, and whether they slide
 
@@ -209,8 +224,9 @@ def shape_from_config(
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Is the output layer the embeddings? Transformers leaves the entry out where it is as usual, and that is true."""
-    return bool(config.get("tie_word_embeddings", config.get("tie_embedding", True)))
+    """Is the output layer the embeddings? Transformers writes no entry where that is as usual for the architecture."""
+    usual = not TIED.isdisjoint(config.get("architectures") or ())
+    return bool(config.get("tie_word_embeddings", config.get("tie_embedding", usual)))
 
 
 def windows_of(entries: Mapping[str, Any], layers: int) -> tuple[int | None, ...] | None:

@@ -35,10 +35,16 @@ def test_of_fp8_embeddings_keep_their_type():
     embeddings = 151_936 * 1024
     assert QWEN.embeddings == embeddings and CATALOGUE["qwen3-8b"].embeddings == 2 * 151_936 * 4096
     assert CATALOGUE["opt-350m"].embeddings == 50_272 * 512, "narrower than its layers"
-    untold = {name: value for name, value in QWEN.config if name != "tie_word_embeddings"}
-    assert shape_from_config("mine", untold).embeddings == embeddings, "as Transformers writes Gemma's and OPT's"
     assert weight_bytes(PLAIN, QWEN, 2) == 2 * QWEN.parameters
     assert weight_bytes(FP8, QWEN, 2) == QWEN.parameters + embeddings
+
+
+@pytest.mark.parametrize(("model", "tied"), [("gemma-3-270m", True), ("opt-125m", True), ("llama-7b", False)])
+def test_embeddings_of_a_configuration_that_does_not_tell(model, tied):
+    """As Transformers writes those of Gemma and OPT."""
+    untold = {name: value for name, value in CATALOGUE[model].config if name != "tie_word_embeddings"}
+    shape = shape_from_config("mine", untold)
+    assert shape.embeddings == (1 if tied else 2) * shape.lm_head == CATALOGUE[model].embeddings
 
 
 def test_a_model_that_was_quantized_says_how():
