@@ -94,16 +94,16 @@ def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: in
 
 def in_flight(spec: EngineSpec) -> int:
     """Tokens that are scheduled and not yet settled, at most."""
-    return STEPS_AHEAD * _given(spec, "max_num_batched_tokens", spec.max_num_batched_tokens)
+    return STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens", spec.max_num_batched_tokens)
 
 
 def kv_bytes_asked(spec: EngineSpec) -> int:
     """Bytes of the KV cache that the engine is started with, over all GPUs. 0: as much as it finds room for."""
-    return _given(spec, "kv_cache_memory_bytes", spec.kv_cache_bytes) * spec.tensor_parallel_size
+    return given_limit(spec, "kv_cache_memory_bytes", spec.kv_cache_bytes) * spec.tensor_parallel_size
 
 
-def _given(spec: EngineSpec, argument: str, own: int) -> int:
-    """An argument of vLLM's engine, which goes over the specification's `own`."""
+def given_limit(spec: EngineSpec, argument: str, own: int) -> int:
+    """A limit by its argument of vLLM's engine, which goes over the specification's `own`."""
     given = dict(spec.extra).get(argument)
     return given if isinstance(given, int) else own
 
