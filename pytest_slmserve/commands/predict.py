@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, limit_sweeps, measured_there, predicted
+from pytest_slmserve.analysis.metrics.roofline import peaks_for
 from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
@@ -36,7 +37,7 @@ def predict(given: argparse.Namespace) -> int:
     checks them."""
     gpu, contents = gpu_named(given.gpu), read_all(given)
     curves = [curve for curve in (*curves_of(contents), *limit_sweeps(contents.measurements)) if curve.valid]
-    others = [curve for curve in curves if peaks_of_curve(curve) != gpu]
+    others = [c for c in curves if c.spec is None or peaks_of_curve(c) != peaks_for(c.spec, gpu)]
     found, notes = [], list(contents.notes)
     for curve, name in zip(others, labels(others), strict=True):
         try:

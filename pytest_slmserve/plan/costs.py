@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.plan.titles import Engines
 from pytest_slmserve.schema.catalog import shape_of
-from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.kv_cache import given_limit, kv_capacity
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, is_job
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
@@ -59,9 +59,10 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
     limit, a part of it at a time."""
     if spec.platform == "remote":  # whose speed nobody knows
         return 0.0
+    running = min(batch, given_limit(spec, "max_num_seqs", spec.max_num_seqs))
     if spec.platform == "cpu":
-        return 2.5e-3 + 1.5e-4 * batch
-    shape, running = shape_of(spec.model), min(batch, spec.max_num_seqs)
+        return (2.5e-3 + 1.5e-4 * running) * batch / running
+    shape = shape_of(spec.model)
     read = (shape.weight_bytes() or 0) + running * (shape.kv_read_bytes(context) or 0)
     return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel_size)) * batch / running
 
@@ -73,7 +74,8 @@ def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float
     if spec.interface == "transformers" and spec.platform != "simulated":
         return _batched_estimate_s(spec, job, workload)
     capacity = kv_capacity(spec, workload.longest)
-    batch = max(1, min(requests, spec.max_num_seqs, capacity or requests))
+    limit = given_limit(spec, "max_num_seqs", spec.max_num_seqs)
+    batch = max(1, min(requests, limit, capacity or requests))
     step_s = _step_s(spec, batch, prompt + output / 2)
     prompts_s = requests * prompt * (1e-5 if spec.platform == "cpu" else (shape_of(spec.model).active or 0) / 2e14)
     work_s = prompts_s + requests / batch * output * step_s

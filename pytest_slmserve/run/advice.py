@@ -11,7 +11,7 @@ from pathlib import Path
 from pytest_slmserve.analysis.advice.advisor import Advice, Plan, plan
 from pytest_slmserve.analysis.advice.batch_choice import Objectives
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint, utilization
-from pytest_slmserve.analysis.advice.subjects import of_curves
+from pytest_slmserve.analysis.advice.subjects import ADVISED, of_curves
 from pytest_slmserve.analysis.advice.verification import (
     MARGIN,
     Verification,
@@ -72,8 +72,6 @@ def _undecided(session: Session, name: str, why: str) -> Undecided:
 
 RECORDS = ".slm/verify.jsonl"
 MODES = {"cuda": "gpu", "cpu": "cpu", "simulated": "simulate"}
-# Arguments that an advice sets: what the sweep was given for them beside its specification no longer counts.
-ADVISED = ("max_num_seqs", "max_model_len", "kv_cache_memory_bytes", "gpu_memory_utilization")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import content, is_file, is_folder
-from pytest_slmserve.schema.shapes import Shape, shape_from_config
+from pytest_slmserve.schema.shapes import Shape, is_tied, shape_from_config
 from pytest_slmserve.schema.specs import short_hash
 from pytest_slmserve.schema.stored_weights import stored_parameters
 
@@ -63,7 +63,7 @@ def shape_of(model: str) -> Shape:
     if twin := catalogue_twin(config):
         return shape_from_config(name, config, twin.parameters, twin.active)
     counted = kept_sizes(config)
-    parameters = stored_parameters(folder, bool(config.get("tie_word_embeddings"))) or counted.get("parameters")
+    parameters = stored_parameters(folder, is_tied(config)) or counted.get("parameters")
     return shape_from_config(name, config, parameters, counted.get("active"), counted.get("completed"))
 
 

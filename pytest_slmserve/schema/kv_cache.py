@@ -6,6 +6,7 @@ import re
 
 from pytest_slmserve.schema.catalog import catalogue_name, config_folder, shape_of
 from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.quantization import own_kv_cache_dtype
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
@@ -18,6 +19,7 @@ RESERVE_BYTES = 4 * GIB  # activations, logits of the largest batch, captured gr
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB)?", re.ASCII | re.IGNORECASE)
 SMALLEST_GPU, LARGEST_GPU = GIB, 1 << 44
 VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+KV_VALUE_BYTES = {**VALUE_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), 1)}  # without scales beside them
 
 
 def known_shape(model: str) -> Shape | None:
@@ -37,9 +39,10 @@ def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | Non
 def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """Bytes of one number of the KV cache; None for a type we do not know."""
     asked = str(dict(spec.extra).get("kv_cache_dtype", "auto"))
+    asked = own_kv_cache_dtype(known_shape(spec.model)) if asked == "auto" else asked
     if asked == "auto":
         return value_bytes(spec, resolved)
-    return 1 if asked.startswith("fp8") else VALUE_BYTES.get(asked)
+    return KV_VALUE_BYTES.get(asked)
 
 
 def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
@@ -91,7 +94,18 @@ def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: in
 
 def in_flight(spec: EngineSpec) -> int:
     """Tokens that are scheduled and not yet settled, at most."""
-    return STEPS_AHEAD * spec.max_num_batched_tokens
+    return STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens", spec.max_num_batched_tokens)
+
+
+def kv_bytes_asked(spec: EngineSpec) -> int:
+    """Bytes of the KV cache that the engine is started with, over all GPUs. 0: as much as it finds room for."""
+    return given_limit(spec, "kv_cache_memory_bytes", spec.kv_cache_bytes) * spec.tensor_parallel_size
+
+
+def given_limit(spec: EngineSpec, argument: str, own: int) -> int:
+    """A limit by its argument of vLLM's engine, which goes over the specification's `own`."""
+    given = dict(spec.extra).get(argument)
+    return given if isinstance(given, int) else own
 
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
@@ -99,10 +113,9 @@ def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int 
     asked, and of an endpoint or Transformers, whose cache is their own affair."""
     if asked := dict(spec.extra).get("num_gpu_blocks_override"):
         return int(asked)
-    own_affair = spec.platform == "remote" or spec.interface == "transformers" or not spec.kv_cache_bytes
+    own_affair = spec.platform == "remote" or spec.interface == "transformers" or not kv_bytes_asked(spec)
     per_token = None if own_affair else kv_bytes_per_token(spec, resolved)
-    kv_bytes = spec.kv_cache_bytes * spec.tensor_parallel_size
-    return None if per_token is None else kv_blocks(kv_bytes, block_size_of(spec, resolved), per_token)
+    return None if per_token is None else kv_blocks(kv_bytes_asked(spec), block_size_of(spec, resolved), per_token)
 
 
 def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
@@ -110,7 +123,7 @@ def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
     count. Where blocks or bytes per token are not known, the bytes of its specification; 0 is "not known"."""
     blocks, per_token = resolved.kv_blocks or predicted_blocks(spec, resolved), kv_bytes_per_token(spec, resolved)
     if blocks is None or per_token is None:
-        return spec.kv_cache_bytes * spec.tensor_parallel_size
+        return kv_bytes_asked(spec)
     return blocks * block_size_of(spec, resolved) * per_token
 
 

@@ -49,13 +49,45 @@ def bits_per_weight(method: str, own: Mapping[str, Any]) -> float | None:
     match method.lower().replace("_marlin", ""):
         case "awq" | "gptq" | "auto_awq" | "auto_gptq" | "auto-round" if bits := own.get("bits") or own.get("w_bit"):
             group = int(own.get("group_size") or own.get("q_group_size") or -1)
-            return float(bits) + ((SCALE_BITS + float(bits)) / group if group > 0 else 0.0)
+            return _with_scales(float(bits), group, float(bits))
         case "compressed-tensors":
             groups = (own.get("config_groups") or {}).values()
-            told = {(group.get("weights") or {}).get("num_bits") for group in groups}
-            return float(bits) if len(told) == 1 and (bits := told.pop()) else None
+            weights = [group.get("weights") or {} for group in groups]
+            told = {(w.get("num_bits"), w.get("group_size"), w.get("symmetric", True)) for w in weights}
+            bits, size, symmetric = told.pop() if len(told) == 1 else (None, None, True)
+            return _with_scales(float(bits), size, 0.0 if symmetric else float(bits)) if bits else None
         case known:
             return BITS_OF.get(known)
+
+
+def _with_scales(bits: float, group: int | None, zero_bits: float) -> float:
+    """Bits of a weight with those of its group's scale and zero point. group: weights that share them; None or below 1
+    for so many that they do not count."""
+    return bits + ((SCALE_BITS + zero_bits) / group if group and group > 0 else 0.0)
+
+
+def computes_in_fp8(spec: EngineSpec, shape: Shape | None) -> bool:
+    """Are products of weights and activations of 8-bit floats, where the GPU has them?"""
+    method = quantization_of(spec, shape) or ""
+    if method != "compressed-tensors" or shape is None:
+        return method.startswith("fp8")
+    groups = (_own(shape).get("config_groups") or {}).values()
+    inputs = [group.get("input_activations") or {} for group in groups]
+    return any((each.get("num_bits"), each.get("type")) == (8, "float") for each in inputs)
+
+
+def own_kv_cache_dtype(shape: Shape | None) -> str:
+    """Type of the KV cache that vLLM takes for "auto": fp8 where the checkpoint has scales for one, "" where it asks
+    for another, else "auto"."""
+    own = _own(shape) if shape else {}
+    scheme = own.get("kv_cache_scheme") or own.get("kv_cache_quant_algo")
+    match scheme:
+        case _ if not scheme or not str(own.get("quant_method")).startswith(("compressed-tensors", "modelopt")):
+            return "auto"
+        case {"num_bits": 8} | "FP8":
+            return "fp8"
+        case _:
+            return ""
 
 
 def check_quantization(spec: EngineSpec, shape: Shape) -> None:

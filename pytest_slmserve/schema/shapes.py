@@ -55,6 +55,21 @@ AS_CONFIGURED = frozenset(
         "GPT2LMHeadModel",
     ]
 )
+# Architectures whose output layer is the embeddings, if nothing else is said (Transformers 5.19).
+TIED = frozenset(
+    [
+        "CohereForCausalLM",
+        "Ernie4_5ForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "GemmaForCausalLM",
+        "Gemma2ForCausalLM",
+        "Gemma3ForCausalLM",
+        "GPT2LMHeadModel",
+        "MPTForCausalLM",
+        "OPTForCausalLM",
+        "SmolLM3ForCausalLM",
+    ]
+)
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}  # of layers, and whether they slide
 
@@ -96,11 +111,19 @@ class Shape:
         return "float16" if found == "float32" else found
 
     @property
+    def lm_head(self) -> int:
+        """Weights of the output layer."""
+        return self.vocabulary * int(dict(self.config).get("word_embed_proj_dim") or self.hidden)
+
+    @property
+    def looked_up(self) -> int:
+        """Weights of the embeddings that are not the output layer too: of these a token reads one row."""
+        return 0 if is_tied(dict(self.config)) else self.lm_head
+
+    @property
     def embeddings(self) -> int:
         """Weights of the embeddings, and of the output layer where it is another."""
-        config = dict(self.config)
-        tied = config.get("tie_word_embeddings", config.get("tie_embedding", False))
-        return self.vocabulary * int(config.get("word_embed_proj_dim") or self.hidden) * (1 if tied else 2)
+        return self.lm_head + self.looked_up
 
     @property
     def routed_share(self) -> float:
@@ -198,6 +221,12 @@ def shape_from_config(
         active=active or parameters,
         windows=windows_of(entries, layers) if architecture in AS_CONFIGURED else None,
     )
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Is the output layer the embeddings? Transformers writes no entry where that is as usual for the architecture."""
+    usual = not TIED.isdisjoint(config.get("architectures") or ())
+    return bool(config.get("tie_word_embeddings", config.get("tie_embedding", usual)))
 
 
 def windows_of(entries: Mapping[str, Any], layers: int) -> tuple[int | None, ...] | None:

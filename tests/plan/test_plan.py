@@ -155,6 +155,14 @@ def test_a_price_is_positive_and_grows_with_the_load(platform, concurrency, ramp
     assert longer > less
 
 
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_what_an_argument_of_the_engine_limits_takes_as_long_as_what_the_engine_limits(platform):
+    load, kv = ClosedLoop(64), {"platform": platform, "kv_cache_bytes": GIB}
+    free, few = EngineSpec("opt-125m", **kv), EngineSpec("opt-125m", max_num_seqs=8, **kv)
+    given = replace(free, extra=(("max_num_seqs", 8),))
+    assert estimate_s(given, load, 256, 640) == estimate_s(few, load, 256, 640) > estimate_s(free, load, 256, 640)
+
+
 def test_a_start_costs_what_the_backend_takes():
     backends = [platform for platform in DEFAULTS if platform != "remote"]
     assert [start_estimate_s(EngineSpec("x", platform=b, kv_cache_bytes=GIB)) for b in backends] == [55.0, 15.0, 0.0]

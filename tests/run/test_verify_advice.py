@@ -240,7 +240,7 @@ def test_the_share_is_what_the_check_at_the_start_needs_here(gpu, share):
 
 def test_what_was_given_beside_the_limits_does_not_override_them():
     made = h200()
-    beside = (("max_num_seqs", 512), ("block_size", 16))
+    beside = (("max_num_seqs", 512), ("num_gpu_blocks_override", 99), ("block_size", 16))
     spec = advised([replace(m, spec=replace(m.spec, extra=beside)) for m in made])
     assert spec.max_num_seqs == 64 and spec.extra == (("block_size", 16),)
 

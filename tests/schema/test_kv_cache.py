@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +31,9 @@ def test_blocks_that_a_published_engine_logged():
         (EngineSpec("facebook/opt-1.3b", platform="simulated", kv_cache_bytes=4 * GIB), 1365),
         (EngineSpec("opt-1.3b", dtype="float32", kv_cache_bytes=4 * GIB), 682),
         (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("kv_cache_dtype", "fp8"),)), 2730),
+        (EngineSpec("opt-1.3b", extra=(("kv_cache_dtype", "fp8_per_token_head"),)), None),  # with scales, in vLLM 0.32
         (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("block_size", 32),)), 682),
+        (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("kv_cache_memory_bytes", GIB),)), 341),
         (EngineSpec("opt-1.3b", dtype="auto"), None),
         (EngineSpec("/somewhere/else"), None),
     ],
@@ -120,6 +124,8 @@ def test_a_model_whose_layers_slide_shares_its_blocks_among_groups():
     assert kv_cache.predicted_blocks(spec) == GIB // (16 * 4 * 1024) == 16_384
     assert kv_cache.kv_capacity(spec, 768) == 16_383 // (7 * 48)
     assert kv_cache.kv_capacity(spec, 30_720) == 16_383 // (1920 + 6 * (-(-(511 + 4096) // 16) + 1))
+    larger = replace(spec, extra=(("max_num_batched_tokens", 8192),))
+    assert kv_cache.kv_capacity(larger, 30_720) == 16_383 // (1920 + 6 * (-(-(511 + 16_384) // 16) + 1))
     one = EngineSpec("gemma-3-1b", extra=(("disable_hybrid_kv_cache_manager", True),))
     assert kv_cache.predicted_blocks(one) is kv_cache.kv_capacity(one, 768) is None
 

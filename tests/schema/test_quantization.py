@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.quantization import bits_per_weight, check_quantization, quantization_of, weight_bytes
+from pytest_slmserve.schema.kv_cache import kv_value_bytes
+from pytest_slmserve.schema.quantization import (
+    bits_per_weight,
+    check_quantization,
+    computes_in_fp8,
+    own_kv_cache_dtype,
+    quantization_of,
+    weight_bytes,
+)
 from pytest_slmserve.schema.shapes import Shape, shape_from_config
 from pytest_slmserve.schema.specs import EngineSpec
 
 QWEN = CATALOGUE["qwen3-0.6b"]
 PLAIN, FP8 = EngineSpec("qwen3-0.6b"), EngineSpec("qwen3-0.6b", extra=(("quantization", "fp8"),))
+ASYMMETRIC = {"num_bits": 4, "symmetric": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 
 
@@ -25,6 +37,14 @@ def test_of_fp8_embeddings_keep_their_type():
     assert CATALOGUE["opt-350m"].embeddings == 50_272 * 512, "narrower than its layers"
     assert weight_bytes(PLAIN, QWEN, 2) == 2 * QWEN.parameters
     assert weight_bytes(FP8, QWEN, 2) == QWEN.parameters + embeddings
+
+
+@pytest.mark.parametrize(("model", "tied"), [("gemma-3-270m", True), ("opt-125m", True), ("llama-7b", False)])
+def test_embeddings_of_a_configuration_that_does_not_tell(model, tied):
+    """As Transformers writes those of Gemma and OPT."""
+    untold = {name: value for name, value in CATALOGUE[model].config if name != "tie_word_embeddings"}
+    shape = shape_from_config("mine", untold)
+    assert shape.embeddings == (1 if tied else 2) * shape.lm_head == CATALOGUE[model].embeddings
 
 
 def test_a_model_that_was_quantized_says_how():
@@ -42,6 +62,8 @@ def test_a_model_that_was_quantized_says_how():
         ("mxfp8", {}, 8.25),
         ("gptq_marlin", {"bits": 8, "group_size": -1}, 8),
         ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}}}, 8),
+        ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 4, "group_size": 128}}}}, 4.125),
+        ("compressed-tensors", {"config_groups": {"0": {"weights": {**ASYMMETRIC, "group_size": 32}}}}, 4.625),
         ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}, "1": {}}}, None),
         ("compressed-tensors", {}, None),
         ("gptq", {}, None),
@@ -50,6 +72,37 @@ def test_a_model_that_was_quantized_says_how():
 )
 def test_bits_of_a_weight(method, own, bits):
     assert bits_per_weight(method, own) == bits
+
+
+FLOAT8 = {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("own", "dtype"),
+    [
+        ({}, "auto"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, "auto"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {**FLOAT8, "strategy": "tensor"}}, "fp8"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, ""),
+        ({"quant_method": "fp8", "kv_cache_scheme": "static"}, "auto"),
+    ],
+)
+def test_the_cache_that_a_checkpoint_asks_for(own, dtype, tmp_path):
+    """As `resolve_kv_cache_dtype_string` and `Attention` of vLLM have it."""
+    shape = quantized(own)
+    (tmp_path / "config.json").write_text(json.dumps(dict(shape.config)), "utf-8")
+    spec = EngineSpec(str(tmp_path), dtype="bfloat16")
+    assert own_kv_cache_dtype(shape) == dtype
+    assert kv_value_bytes(spec) == {"auto": 2, "fp8": 1, "": None}[dtype]
+    assert kv_value_bytes(replace(spec, extra=(("kv_cache_dtype", "bfloat16"),))) == 2, "asked for, it counts first"
+
+
+def test_what_is_computed_in_fp8():
+    groups = [{"0": {"weights": FLOAT8, "input_activations": inputs}} for inputs in (FLOAT8, None, {"num_bits": 8})]
+    shapes = [quantized({"quant_method": "compressed-tensors", "config_groups": group}) for group in groups]
+    assert [computes_in_fp8(PLAIN, shape) for shape in shapes] == [True, False, False]
+    assert computes_in_fp8(FP8, QWEN) and not computes_in_fp8(PLAIN, QWEN) and not computes_in_fp8(PLAIN, None)
 
 
 def test_weights_of_an_unknown_method_are_not_counted():

@@ -42,12 +42,13 @@ REACH = 16  # times the largest load measured: how far a prediction goes (checke
 class ServedEngine:
     """A model as it was served, and the memory that its engine takes. footprint: None where not known; `no_footprint`
     says why. kv_had_bytes, gpu_had_bytes: of the KV cache that it had, and of its GPU. max_num_batched_tokens: None
-    where the results do not contain it."""
+    where the results do not contain it. env: variables that it was measured with, as NAME=VALUE."""
 
     model: str
     dtype: str = "auto"
     max_num_batched_tokens: int | None = None
     arguments: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
     footprint: Footprint | None = None
     no_footprint: str = ""
     kv_had_bytes: int | None = None
@@ -196,8 +197,9 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
         None if limit is None else max(0.0, laws.wait.batch(limit.seconds)),
     )
     reach, choice = REACH * loads[-1].concurrency, b_opt(loads, base, limit, wish.threshold)
+    step = (subject.engine and subject.engine.max_num_batched_tokens) or reach
     efficient = 0 if caps.efficiency is None else math.ceil(min(caps.efficiency, 1e12)) - 1  # below the cap
-    batch = min(efficient, reach, reach if caps.slo is None else math.floor(caps.slo))
+    batch = min(efficient, reach, step, reach if caps.slo is None else math.floor(caps.slo))
     rests_on = tuple(note for note in (base.note, limit and limit.note) if note)
     known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=rests_on)
     if choice.value is not None and choice.value >= batch:
@@ -207,6 +209,8 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     notes = [f"predicted by the saturation law through {_both(loads)}, and not measured: measure there before use"]
     if batch == reach:
         notes.append(f"the law allows more, but no prediction goes beyond {REACH} times the largest load measured")
+    elif batch == step:
+        notes.append(f"a step takes no more: max_num_batched_tokens is {step}, and vLLM starts with no larger batch")
     if subject.footprint is None or wish.budget_bytes is None:
         notes.append("no limit of the memory is known: a KV cache that is full ends the growth earlier")
     return replace(known, batch=batch, predicted=True, notes=(*notes, *known.notes))

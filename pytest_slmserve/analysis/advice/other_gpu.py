@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from operator import mul
 from statistics import fmean
 
-from pytest_slmserve.analysis.metrics.roofline import GPUS, Peaks, Work, peaks_of
+from pytest_slmserve.analysis.metrics.roofline import GPUS, Peaks, Work, peaks_for, peaks_of
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.points.job_points import JobPoint, job_points, limit_groups
 from pytest_slmserve.analysis.points.sweep_points import Point, differences
@@ -78,7 +78,7 @@ def predicted(curve: Curve, gpu: Peaks) -> CarriedLaw:
         raise TooFewPoints(
             f"the law of saturation does not describe it: off by {percent(law.error_max)} at most", "more repeats"
         )
-    return CarriedLaw(curve, law, gpu, *_parts(law, work, here, gpu))
+    return CarriedLaw(curve, law, gpu, *_parts(law, work, here, peaks_for(curve.spec, gpu)))
 
 
 def _parts(law: Fit, work: Work, here: Peaks, there: Peaks) -> tuple[float, float]:

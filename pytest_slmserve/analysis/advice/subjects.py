@@ -21,7 +21,6 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import (
     RESERVE_BYTES,
-    VALUE_BYTES,
     block_size_of,
     known_shape,
     kv_bytes,
@@ -35,6 +34,10 @@ from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
 
 GRAPHS = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}  # arguments of the engine
+# Arguments that an advice sets: what the sweep was given for them beside its specification no longer counts.
+KV_SIZE = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
+ADVISED = ("max_num_seqs", "max_model_len", *KV_SIZE)
+TOLD_APART = {*ADVISED, "dtype", "max_num_batched_tokens"}  # of a served engine
 LARGEST_GRAPH = 512  # tokens, of vLLM's default: twice max_num_seqs, and no more than this
 MANY = 0.3  # share of the steps that hold a prompt: what fewer of them cost is not most of the time
 NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a reader is told
@@ -161,6 +164,7 @@ def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
         dtype=resolved.dtype or spec.dtype,
         max_num_batched_tokens=resolved.max_num_batched_tokens or spec.max_num_batched_tokens,
         arguments=tuple(_arguments(spec)),
+        env=tuple(f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"),
         footprint=None if spec.platform == "cpu" else footprint,
         no_footprint="it was measured on a CPU, so there is no memory of a GPU to plan"
         if spec.platform == "cpu"
@@ -195,10 +199,14 @@ def _arguments(spec: EngineSpec) -> Iterator[str]:
     for field, value in spec.extra:
         name = field.replace("_", "-")
         match value:
+            case _ if field in TOLD_APART or value is None:
+                continue
             case True | False:
                 yield f"--{name}" if value else f"--no-{name}"
             case str():
                 yield from (f"--{name}", value)
+            case list() | tuple():
+                yield from (f"--{name}", *map(str, value))
             case _:
                 yield from (f"--{name}", json.dumps(value))
 
@@ -245,8 +253,9 @@ def _with_true_batch(point: Point) -> Point:
 
 
 def _engine_of_shape(model: str, shape: Shape, longest: int | None, kv_blocks: int | None) -> ServedEngine:
-    each = VALUE_BYTES.get(shape.dtype)
-    weights, per_token = (shape.weight_bytes(each), shape.kv_bytes_per_token(each)) if each else (None, None)
+    spec = EngineSpec(model, dtype=shape.dtype)
+    each, per_token = value_bytes(spec), kv_bytes_per_token(spec)
+    weights = weight_bytes(spec, shape, each) if each else None
     footprint, why_not = None, "the longest request is not known: --max-model-len"
     if weights is None or per_token is None or shape.kv_groups is None:
         why_not = f"its {'weights are' if weights is None else 'KV cache is'} not known"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import known_shape, kv_value_bytes, value_bytes
-from pytest_slmserve.schema.quantization import quantization_of, weight_bytes
+from pytest_slmserve.schema.quantization import computes_in_fp8, weight_bytes
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
@@ -80,10 +80,11 @@ OTHER_WORDS = {"MIG", "NVL", "3E", "TI", "D", "LAPTOP"}  # a slice of the card, 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Work of one request on a GPU, in tokens and bytes. parameters: weights that each token is multiplied with: of
-    experts those that it is sent to. lm_head: those among them that only a sampled token is, for engines compute no
-    logits of the rest of a prompt. kv_bytes_per_token: read for each token of the mean context. heads_width: query
-    heads x head size x layers; one that slides counts with the share of the context that it sees. idle_share: of the
-    weights, experts that one token is not sent to. routed_share: of the experts, those that it is sent to."""
+    experts those that it is sent to, and no embeddings that it is only looked up in. lm_head: those among them that
+    only a sampled token is, for engines compute no logits of the rest of a prompt. weight_bytes: of these weights, with
+    all experts. kv_bytes_per_token: read for each token of the mean context. heads_width: query heads x head size x
+    layers; one that slides counts with the share of the context that it sees. idle_share: of the weights, experts that
+    one token is not sent to. routed_share: of the experts, those that it is sent to."""
 
     parameters: float
     lm_head: float
@@ -145,15 +146,19 @@ def peaks_of(gpu_name: str | None) -> Peaks | None:
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization: as the user gave
-    them, else by the data sheet; None where that is not listed."""
-    peaks, gpus = peaks_of(environment.gpu_name), spec.tensor_parallel_size
+    """Peak rates of all GPUs of an engine: as the user gave them, else by the data sheet; None where that is not
+    listed."""
+    peaks = peaks_of(environment.gpu_name)
     if given := environment.gpu_peaks:
         peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
-    if peaks is None:
-        return None
-    in_fp8 = (quantization_of(spec, known_shape(spec.model)) or "").startswith("fp8")
-    fp8 = peaks.fp8_flops_per_s if in_fp8 else None
+    return None if peaks is None else peaks_for(spec, peaks)
+
+
+def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
+    """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization. peaks: of one
+    GPU."""
+    gpus = spec.tensor_parallel_size
+    fp8 = peaks.fp8_flops_per_s if computes_in_fp8(spec, known_shape(spec.model)) else None
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
 
 
@@ -174,23 +179,25 @@ def work_of_shape(
     read = shape.kv_read_bytes(context, kv_each or each, gpus)
     if known is None or read is None:
         return None
+    lookups = shape.looked_up
     return Work(
-        parameters=shape.active or known / each,
-        lm_head=shape.vocabulary * (dict(shape.config).get("word_embed_proj_dim") or shape.hidden),
-        weight_bytes=known,
+        parameters=(shape.active or known / each) - lookups,
+        lm_head=shape.lm_head,
+        weight_bytes=known - lookups * each,
         kv_bytes_per_token=read / context,
         heads_width=shape.attention_width(context),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        idle_share=1 - (shape.active or 0) / shape.parameters if shape.parameters else 0.0,
+        idle_share=(shape.parameters - (shape.active or 0)) / (shape.parameters - lookups) if shape.parameters else 0.0,
         routed_share=shape.routed_share,
     )
 
 
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
-    """The work of a workload's mean request, None where the model's shape or data type is unknown."""
+    """The work of a workload's mean request, None where the model's shape or data type is unknown, or prompts may come
+    from a cache."""
     shape, each = known_shape(spec.model), value_bytes(spec, resolved)
-    if shape is None or each is None:
+    if shape is None or each is None or (spec.allow_prefix_cache and spec.caches_prefixes):
         return None
     return work_of_shape(
         shape,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from statistics import fmean
 from typing import Literal
 
 from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
@@ -156,6 +157,8 @@ def _bytes_and_flops(run: Run, work: Work) -> tuple[float, float, float]:
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
     kv_tokens = decoded * work.context + sum(prompts)
     prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)
-    weights = work.weights_read((decoded + sum(prompts)) / len(steps))
+    # Of experts a step with a prompt reads nearly all, and one without it few: no mean step has their mean.
+    tokens = ((run.steps.new_tokens[i], run.steps.prompt_tokens[i]) for i in steps) if work.idle_share else [(0, 0)]
+    weights = fmean(work.weights_read(max(each)) for each in tokens)
     moved = weights + kv_tokens * work.kv_bytes_per_token / len(steps)
     return weights, moved, (decoded * work.token_flops + prefill) / len(steps)

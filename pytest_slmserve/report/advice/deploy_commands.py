@@ -25,11 +25,16 @@ class Start:
 
 
 def starts(plan: Plan) -> Iterator[Start]:
-    """Ways to serve: one engine for each model, and where more of a single model are worth a trial, these."""
+    """Ways to serve: one engine for each model that fits beside the others, one alone for each whose memory is not
+    known, and where more of a single model are worth a trial, these."""
     serving = [(advice, advice.batch) for advice in plan.advices if advice.batch is not None and advice.subject.engine]
-    if serving:
-        what = "one engine" if len(serving) == 1 else f"{len(serving)} engines that fit on the GPU together"
-        yield Start(what, _commands(serving, plan.wish.gpu_bytes))
+    placed = [row for row in serving if len(serving) == 1 or (plan.together and row[0].needs)]
+    if placed:
+        what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
+        yield Start(what, _commands(placed, plan.wish.gpu_bytes))
+    for row in (row for row in serving if row not in placed):
+        what = f"one engine of {row[0].subject.name}, alone: it is not known to fit beside others"
+        yield Start(what, _commands([row], plan.wish.gpu_bytes))
     for advice, _ in serving:
         if advice.replicas and advice.replicas.advised > 1:
             count, each = advice.replicas.advised, advice.replicas.each
@@ -47,7 +52,8 @@ def _commands(serving: Sequence[tuple[Advice, int]], gpu_bytes: int | None) -> t
 
 def serve(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
     """The words of one command. What is not known of the engine is left to vLLM."""
-    words = ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
+    words = ["env", *engine.env] if engine.env else []
+    words += ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
     if engine.max_num_batched_tokens is not None:
         words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
     if footprint := engine.footprint:

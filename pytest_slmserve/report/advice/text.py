@@ -238,7 +238,7 @@ def general(plan: Plan, source: ResultSource) -> Iterator[str]:
 
 
 def _together(plan: Plan) -> Iterator[str]:
-    seen, many = plan.together, sum(advice.batch is not None for advice in plan.advices)
+    seen, many = plan.together, sum(advice.needs is not None for advice in plan.advices)
     if seen is None:
         return
     total, budget = gib(seen.total_bytes), gib(seen.budget_bytes)

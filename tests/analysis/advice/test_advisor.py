@@ -102,6 +102,13 @@ def test_on_a_planted_law_two_loads_tell_what_the_closed_form_does(b_half, secon
         assert seen.batch == pytest.approx(cap, abs=1 + 1e-6 * (cap + b_half)) and seen.batch <= cap * (1 + 1e-9) + 1e-6
 
 
+def test_no_batch_is_predicted_that_a_step_cannot_take():
+    """vLLM does not start where max_num_seqs is above max_num_batched_tokens."""
+    engine = replace(ENGINE, max_num_batched_tokens=256)
+    seen = decide(subject(planted((8, 64)), engine=engine), Objectives(threshold=0.01))
+    assert seen.batch == 256 and "max_num_batched_tokens is 256" in seen.notes[1]
+
+
 def test_two_loads_of_which_the_larger_is_all_that_is_allowed_are_a_measurement():
     seen = decide(subject(published(1, 32)), Objectives(slo=RelativeSlo(1, 32)))
     assert seen.batch == 32 and not seen.predicted and seen.notes == ()

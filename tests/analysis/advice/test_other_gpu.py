@@ -68,6 +68,18 @@ def test_a_step_of_memory_compute_and_host_is_predicted_on_another_gpu(host_s, t
     assert carries(prediction, sweep(there, truth)).state is State.HOLDS
 
 
+def test_prompts_of_an_fp8_engine_are_computed_in_fp8_on_both():
+    def in_fp8(gpu: Peaks) -> Peaks:
+        return replace(gpu, flops_per_s=gpu.fp8_flops_per_s)
+
+    plain = sweep(H100, physical(in_fp8(gpu_named("H100")), 0.002))
+    specs = [replace(m.spec, extra=(("quantization", "fp8"),)) for m in plain.measurements]
+    here = curve_of("opt-1.3b", [replace(m, spec=spec) for m, spec in zip(plain.measurements, specs, strict=True)])
+    truth = physical(in_fp8(gpu_named("H200")), 0.002)
+    prediction = predicted(here, gpu_named("H200"))
+    assert all(prediction.tokens_per_s(load) == pytest.approx(truth(load), rel=0.001) for load in LOADS)
+
+
 @pytest.mark.parametrize("slower", [0.8, 1.25])
 def test_what_is_measured_farther_off_refutes_it(slower):
     prediction = predicted(sweep(H100, physical(gpu_named("H100"), 0.002)), gpu_named("H200"))

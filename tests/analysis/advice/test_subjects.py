@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,9 @@ from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import curves_of
+from pytest_slmserve.report.advice.deploy_commands import serve
 from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -120,6 +123,23 @@ def test_what_moved_the_engine_stays_in_its_arguments():
     assert subject.footprint.kv_bytes_per_token == 196_608 / 2
 
 
+def test_arguments_that_the_advice_sets_are_told_once_and_a_list_as_words():
+    curve = sweep()
+    extra = (("max_num_seqs", 64), ("num_gpu_blocks_override", 9), ("gpu_memory_utilization", 0.5), ("dtype", "half"))
+    extra += (("max_num_batched_tokens", 512), ("cudagraph_capture_sizes", (1, 2, 4)), ("revision", None))
+    changed = tuple(replace(m, spec=replace(m.spec, extra=extra)) for m in curve.measurements)
+    [subject] = of_curves([replace(curve, measurements=changed)], None, None).subjects
+    assert subject.engine.arguments == ("--cudagraph-capture-sizes", "1", "2", "4")
+
+
+def test_variables_that_the_engine_was_measured_with_are_told():
+    curve, env = sweep(), (("VLLM_USE_V2_MODEL_RUNNER", "1"), ("PYTHONPATH", "/elsewhere"))
+    changed = curve_of("opt-1.3b", [replace(m, spec=replace(m.spec, env=env)) for m in curve.measurements])
+    [subject] = of_curves([changed], None, None).subjects
+    assert subject.engine.env == ("VLLM_USE_V2_MODEL_RUNNER=1",)
+    assert serve(subject.engine, 8, None)[:4] == ("env", "VLLM_USE_V2_MODEL_RUNNER=1", "vllm", "serve")
+
+
 def published(slower: float = 1.0, lost: float = 0.0) -> Curve:
     """lost: preemptions of the largest load."""
     points = []
@@ -147,6 +167,16 @@ def test_a_model_gives_external_results_a_shape_and_a_length_their_memory():
     assert short.footprint is None and "--max-model-len" in short.engine.no_footprint
     with pytest.raises(BadUsage, match="unknown model"):
         of_external(published(), "no-such-model", None, None)
+
+
+def test_external_results_of_a_quantized_model_have_its_weights_and_its_cache(tmp_path):
+    groups = {"0": {"weights": {"num_bits": 8}}}
+    own = {"quant_method": "compressed-tensors", "config_groups": groups, "kv_cache_scheme": {"num_bits": 8}}
+    config = {**dict(CATALOGUE["qwen3-0.6b"].config), "quantization_config": own}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    [subject] = of_external(published(), str(tmp_path), 768, None).subjects
+    assert subject.footprint.weight_bytes == 596_049_920 + 155_582_464, "the embeddings keep 16 bits"
+    assert subject.footprint.kv_bytes_per_token == 28 * 8 * 128 * 2
 
 
 def test_what_is_odd_about_external_results_is_noted():

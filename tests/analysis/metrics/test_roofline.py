@@ -185,17 +185,29 @@ def test_weights_that_nobody_can_tell():
     stranger = shape_from_config("llama-2-70b", LLAMA_70B)
     assert work_of_shape(stranger, 512, 256) is None
     measured = work_of_shape(stranger, 512, 256, weight_bytes=138e9)
-    assert measured.parameters == 69e9 and measured.weight_bytes == 138e9
+    lookups = 32_000 * 8192
+    assert measured.parameters == 69e9 - lookups and measured.weight_bytes == 138e9 - 2 * lookups
+
+
+def test_embeddings_that_are_only_looked_up_are_neither_read_nor_multiplied_with():
+    """A seventh of OLMo 2 1B, whose output layer is another; OPT's is the same."""
+    shape, tied = shape_of("olmo-2-1b"), shape_of("opt-1.3b")
+    work, lookups = work_of_shape(shape, 512, 256), 100_352 * 2048
+    assert work.weight_bytes == 2 * work.parameters == 2 * (shape.parameters - lookups)
+    quantized = work_of_shape(shape, 512, 256, weight_bytes=2e9)
+    assert quantized.weight_bytes == 2e9 - 2 * lookups and quantized.parameters == work.parameters
+    assert work_of_shape(tied, 512, 256).parameters == tied.parameters
 
 
 def test_of_experts_a_token_is_multiplied_with_those_that_it_is_sent_to():
     work = work_of_shape(shape_of("olmoe-1b-7b"), 512, 256)
-    assert work.weight_bytes == 2 * 6_919_161_856 and work.parameters == 1_282_017_280
+    lookups = 50_304 * 2048
+    assert work.weight_bytes == 2 * (6_919_161_856 - lookups) and work.parameters == 1_282_017_280 - lookups
 
 
 def test_a_step_reads_the_experts_that_one_of_its_tokens_is_sent_to():
     work = work_of_shape(shape_of("olmoe-1b-7b"), 512, 256)
-    assert work.weights_read(1) == pytest.approx(2 * 1_282_017_280)
+    assert work.weights_read(1) == pytest.approx(2 * work.parameters)
     assert work.weights_read(1) < work.weights_read(8) < work.weights_read(64) < work.weight_bytes
     assert work.weights_read(64) > 0.99 * work.weight_bytes
     dense = work_of_shape(shape_of("opt-1.3b"), 512, 256)
@@ -234,3 +246,7 @@ def test_fraction_of_the_unknown():
     assert roofline.roofline_fraction(m, None, 8.0) is None
     assert roofline.roofline_fraction(replace(m, spec=replace(m.spec, model="/somewhere/else")), 1.0, 8.0) is None
     assert roofline.roofline_fraction(replace(m, environment=replace(m.environment, gpu_name=None)), 1.0, 8.0) is None
+    allowed = replace(m.spec, allow_prefix_cache=True)
+    assert roofline.roofline_fraction(replace(m, spec=allowed), 1.0, 8.0), "its engine keeps no prompts"
+    cached = replace(allowed, prefix_caching=True)
+    assert roofline.roofline_fraction(replace(m, spec=cached), 1.0, 8.0) is None, "prompts that are not computed"

@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, work_of_workload
 from pytest_slmserve.analysis.metrics.step_time import bound_by_shapes
 from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.records import Resolved
 
 
 def seen(engine=0.95, dram=0.6, tensor=0.1, m=None):
@@ -54,6 +55,17 @@ def test_prompts_count_with_their_own_lengths():
     longer, w = step_time(replace(m, run=replace(m.run, samples=samples))), work(m)
     more = (replace(w, prompt_tokens=1000).prefill_flops - w.prefill_flops) * 8 / 32
     assert longer.flops_s - step_time(m).flops_s == pytest.approx(more / 989e12)
+
+
+def test_experts_are_read_by_each_step_for_its_own_tokens():
+    """Of 64 steps one has a prompt, and reads all; a step with the mean number of tokens would read twice the mean."""
+    m = measurement(4, 600.0, model="olmoe-1b-7b", output_tokens=256, resolved=Resolved(dtype="bfloat16"))
+    prompts = [0 if i % 64 else 512 for i in range(len(m.run.steps))]
+    samples = replace(m.run.samples, prompt_tokens=[512] * len(m.run.samples))
+    m = replace(m, run=replace(m.run, steps=replace(m.run.steps, prompt_tokens=prompts), samples=samples))
+    found, w = step_time(m), work(m)
+    mean = (63 * w.weights_read(4) + w.weight_bytes) / 64
+    assert found.weights_s == pytest.approx(mean / 4800e9, rel=0.01)
 
 
 @pytest.mark.parametrize(

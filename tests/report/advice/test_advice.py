@@ -89,6 +89,19 @@ def test_one_engine_and_two_for_a_trial():
     assert "start the MPS daemon" in flat(text(planned(), SOURCE))
 
 
+def test_a_model_whose_memory_is_not_known_is_served_alone():
+    """Its engine takes all the memory that it finds."""
+    unknown = subject("c", engine=replace(ENGINE, footprint=None))
+    found = planned(subject("a"), unknown, subject("b"))
+    both, alone = starts(found)
+    assert "together: these 2 models take 26.9 of the 126 GiB" in flat(text(found, SOURCE))
+    assert len(both.commands) == 2 and "2 engines that fit" in both.what
+    assert len(alone.commands) == 1 and alone.what.startswith("one engine of c, alone")
+    assert "--port" in alone.commands[0] and "--gpu-memory-utilization" not in alone.commands[0]
+    no_gpu = starts(planned(subject("a"), subject("b"), wish=replace(WISH, gpu_bytes=None)))
+    assert [start.what.partition(":")[0] for start in no_gpu] == ["one engine of a, alone", "one engine of b, alone"]
+
+
 def test_several_models_share_the_gpu():
     found = planned(subject("a"), subject("b"), subject("c", batches=(8,)))
     [start] = starts(found)
