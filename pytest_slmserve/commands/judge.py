@@ -173,9 +173,10 @@ def read_external(given: argparse.Namespace) -> tuple[Curve, list[str], int | No
 def rows_of(given: argparse.Namespace, columns: Columns) -> tuple[list[Row], list[str]]:
     """Rows of all files that meet the conditions and have a value in each column, and sentences on those that have not.
     Raises BadUsage where none does, or where a column is not there."""
-    rows = [row for path in given.paths for row in read(path)]
+    rows, left_out = external.results(given.paths)
     external.check_columns(rows, columns.names)
-    return external.with_values(external.matching(rows, given.where), columns)
+    left, without = external.with_values(external.matching(rows, given.where), columns)
+    return left, [*left_out, *without]
 
 
 def columns_of(given: argparse.Namespace) -> Columns:
