@@ -189,10 +189,11 @@ def in_view_of_noise(session: Session, model: str, gated: Gated) -> Gated:
 
 
 def _calibrated(gated: Gated, place: NoiseKey) -> StoredNoise:
-    if len(gated.pairs) < FEWEST_PAIRS:
-        raise BadUsage(f"{len(gated.pairs)} pairs of {gated.model} are valid, too few", "a quieter host: see doctor")
     series = gated_series(gated.pairs)
     noise = noise_of(series)
+    if len(noise.costs) < FEWEST_PAIRS:
+        few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
+        raise BadUsage(few, "a quieter host: see doctor")
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return StoredNoise(place, now, noise, calibrate(noise, series, gated.terms))
 
