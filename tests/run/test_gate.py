@@ -574,4 +574,4 @@ def test_a_calibration_needs_pairs_with_every_figure(opened: Open, known: int):
     half = [m for n in range(known + 1, 13) for m in [*launch("baseline", n), *launch("candidate", n, ready_s=None)]]
     gated = judge_gate([*pairs(known), *half], GateCriteria())
     with pytest.raises(BadUsage, match=f"^{known} pairs of opt-1.3b are valid and have every figure, too few"):
-        gate.in_view_of_noise(opened(calibrate=True), "opt-1.3b", gated)
+        gate.in_view_of_noise(opened(calibrate=True), gated)
