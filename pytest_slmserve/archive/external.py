@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
 LARGEST_KNOB, MOST_ENGINES = 10**9, 1000
 DELIMITERS = ",;\t"
-WARM_UP = "-1"  # run_number that `vllm bench sweep` gives it
+RUN, WARM_UP = "run_number", "-1"  # of `vllm bench sweep`
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +278,23 @@ def mixtures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def taken_as_repeats(rows: Sequence[Row], columns: Columns) -> Iterator[str]:
+    """One sentence for each column of numbers in which rows differ that have the same knob."""
+    groups, others = list(grouped(rows, lambda row: knob_of(row, columns.knob)).values()), {*columns.names, RUN}
+    for name in dict.fromkeys(name for row in rows for name in row.cells):
+        if name not in others | words(rows).keys() and (kinds := mixed(name, rows, groups)):
+            yield f"rows of different {name} ({some(kinds)}) are taken as repeats; --where {name}=... chooses"
+
+
+def mixed(name: str, rows: Sequence[Row], groups: Sequence[Sequence[Row]]) -> list[str]:
+    """Values in which repeats differ, if each stands in several rows, as settings do and measurements do not."""
+    if any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
+        return []
+    recurring = min(Counter(text_of(row, name) for row in rows).values()) > 1
+    differing = {text for group in groups if len(kinds := {text_of(r, name) for r in group}) > 1 for text in kinds}
+    return sorted(differing) if recurring else []
+
+
 def words(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Columns of words in which rows differ, and these words; an empty cell is one where others are words.
 
@@ -323,7 +341,7 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
         own = set()
         for row in read(path):
             own.add(same := repr(sorted(row.cells.items())))
-            warms_up = text_of(row, "run_number") == WARM_UP
+            warms_up = text_of(row, RUN) == WARM_UP
             warm_ups += warms_up
             twice += same in seen and not warms_up
             found += [] if warms_up or same in seen else [row]

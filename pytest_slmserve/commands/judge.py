@@ -166,7 +166,8 @@ def read_external(given: argparse.Namespace) -> tuple[Curve, list[str], int | No
     """The curve in the files, what is odd about them, and the KV blocks of the engine, if told. Raises BadUsage."""
     columns = columns_of(given)
     rows, left_out = rows_of(given, columns)
-    curve, notes = external.curve_of(rows, columns), [*left_out, *external.mixtures(rows)]
+    curve = external.curve_of(rows, columns)
+    notes = [*left_out, *external.mixtures(rows), *external.taken_as_repeats(rows, columns)]
     return curve, notes, external.kv_blocks_of(rows, columns)
 
 

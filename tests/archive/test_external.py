@@ -21,6 +21,7 @@ from pytest_slmserve.archive.external import (
     mixtures,
     read,
     results,
+    taken_as_repeats,
     unit_of,
     with_values,
 )
@@ -288,3 +289,12 @@ def test_equal_rows_of_one_file_are_repeats(tmp_path):
 def test_failed_requests_of_vllms_benchmark_are_told():
     found = rows(result(8, completed=98, failed=2), result(16, completed=100, failed=0), result(32, failed=3))
     assert with_values(found, VLLM)[1] == ["requests failed, so the load was less than it says: row 1"]
+
+
+def test_settings_in_numbers_that_repeats_differ_in_are_told():
+    lengths = [result(n, 100.0 * n - size, random_input_len=size, run_number=0) for n in (1, 8) for size in (32, 64)]
+    assert list(taken_as_repeats(rows(*lengths), VLLM)) == [
+        "rows of different random_input_len (32, 64) are taken as repeats; --where random_input_len=... chooses"
+    ]
+    again = [result(n, 100.0 + n + run, run_number=run) for n in (1, 8) for run in (0, 1)]
+    assert not list(taken_as_repeats(rows(*again), VLLM))
