@@ -12,10 +12,13 @@ from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Ra
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.archive.codec import built, typed
 from pytest_slmserve.archive.own_folder import make_folder
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import content
 from pytest_slmserve.schema.literals import Caches
+from pytest_slmserve.schema.loads import load_facts
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import short_hash
 from pytest_slmserve.schema.stored_names import to_stored
 
 NAME = "calibration.json"
@@ -24,7 +27,8 @@ NAME = "calibration.json"
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
     """The place where noise was measured, and the terms by which it was judged. Another driver, load or margin is
-    another place, and a start that compiles is noisy in another way."""
+    another place, and a start that compiles is noisy in another way. asked: hash of the interface, of the requests and
+    of all that the loads are; empty in entries of before, which are of no place."""
 
     model: str
     loads: tuple[int, ...]
@@ -34,6 +38,7 @@ class NoiseKey:
     margin: float
     pairs: int
     caches: Caches = "warm"
+    asked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,13 @@ class StoredNoise:
     calibration: Calibration
 
 
-def noise_key(
-    environment: Environment, model: str, loads: Sequence[int], terms: GateCriteria, caches: Caches = "warm"
-) -> NoiseKey:
-    where = environment.platform, environment.gpu_name, environment.driver
-    return NoiseKey(model, tuple(loads), *where, terms.margin, terms.pairs, caches)
+def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches = "warm") -> NoiseKey:
+    """The place of a gate. seen: what one of its launches measured, at each load."""
+    where, spec = seen[0].environment, seen[0].spec
+    loads = tuple(m.load.max_concurrency or 0 for m in seen)
+    asked = short_hash([spec.interface, *([m.workload.hash, load_facts(m.load)] for m in seen)])
+    device = where.platform, where.gpu_name, where.driver
+    return NoiseKey(short_name(spec.model), loads, *device, terms.margin, terms.pairs, caches, asked)
 
 
 def beside(records: Path) -> Path:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +28,7 @@ SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
 LARGEST_KNOB, MOST_ENGINES = 10**9, 1000
 DELIMITERS = ",;\t"
+RUN, WARM_UP = "run_number", "-1"  # of `vllm bench sweep`
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +220,8 @@ def matching(rows: Sequence[Row], conditions: Sequence[str], option: str = "--wh
 
 
 def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[str]]:
-    """Rows that have a value in each column, and a sentence on those that have none in a column. Raises BadUsage where
-    none has all. The power may be missing: nothing is chosen by it."""
+    """Rows that have a value in each column, and sentences on those that have none in a column, and on those of vLLM
+    with failed requests. Raises BadUsage where none has all. The power may be missing: nothing is chosen by it."""
     names = replace(columns, power=None).names
     by_empty = grouped(rows, lambda row: next((name for name in names if text_of(row, name) == ""), ""))
     left = by_empty.pop("", [])
@@ -232,7 +234,11 @@ def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[
         )
         raise BadUsage(f"the column {empty!r} is empty in all results", hint)
     without = {name: some([row.place for row in each]) for name, each in by_empty.items()}
-    return left, [f"left out, without a value of {name}: {places}" for name, places in without.items()]
+    told = [f"left out, without a value of {name}: {places}" for name, places in without.items()]
+    of_vllm = (row for row in left if "completed" in row.cells)
+    if failed := [row.place for row in of_vllm if (number_of(text_of(row, "failed")) or 0) > 0]:
+        told.append(f"requests failed, so the load was less than it says: {some(failed)}")
+    return left, told
 
 
 def holds(row: Row, pairs: Sequence[tuple[str, str]]) -> bool:
@@ -272,6 +278,23 @@ def mixtures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def taken_as_repeats(rows: Sequence[Row], columns: Columns) -> Iterator[str]:
+    """One sentence for each column of numbers in which rows differ that have the same knob."""
+    groups, others = list(grouped(rows, lambda row: knob_of(row, columns.knob)).values()), {*columns.names, RUN}
+    for name in dict.fromkeys(name for row in rows for name in row.cells):
+        if name not in others | words(rows).keys() and (kinds := mixed(name, rows, groups)):
+            yield f"rows of different {name} ({some(kinds)}) are taken as repeats; --where {name}=... chooses"
+
+
+def mixed(name: str, rows: Sequence[Row], groups: Sequence[Sequence[Row]]) -> list[str]:
+    """Values in which repeats differ, if each stands in several rows, as settings do and measurements do not."""
+    if any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
+        return []
+    recurring = min(Counter(text_of(row, name) for row in rows).values()) > 1
+    differing = {text for group in groups if len(kinds := {text_of(r, name) for r in group}) > 1 for text in kinds}
+    return sorted(differing) if recurring else []
+
+
 def words(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Columns of words in which rows differ, and these words; an empty cell is one where others are words.
 
@@ -308,6 +331,23 @@ def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:
     for name in names:
         if rows and name is not None and name not in there:
             raise BadUsage(f"there is no column {name!r}", f"one of {', '.join(there)}")
+
+
+def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
+    """Rows of all files, and sentences on those left out. `vllm bench sweep` keeps each result in a file of its own and
+    in a summary: what an earlier file has, too, is no repeat, nor is a warm-up. Raises BadUsage."""
+    found, seen, warm_ups, twice = list[Row](), set[str](), 0, 0
+    for path in paths:
+        own = set()
+        for row in read(path):
+            own.add(same := repr(sorted(row.cells.items())))
+            warms_up = text_of(row, RUN) == WARM_UP
+            warm_ups += warms_up
+            twice += same in seen and not warms_up
+            found += [] if warms_up or same in seen else [row]
+        seen |= own
+    left_out = {"warm-ups of a sweep": warm_ups, "for an earlier file has the same": twice}
+    return found, [f"left out, {why}: {number}" for why, number in left_out.items() if number]
 
 
 def read(path: Path) -> list[Row]:

@@ -6,7 +6,6 @@ in every column that `--baseline` names.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_slmserve.analysis.compare.external_replicas import EngineSet
@@ -18,6 +17,7 @@ from pytest_slmserve.archive.external import (
     holds,
     knob_of,
     matching,
+    mixed,
     number_of,
     point_of,
     replicas_of,
@@ -89,16 +89,7 @@ def remarks(rows: Sequence[Row], columns: Columns, baseline: Sequence[str]) -> I
             yield f"{different} are compared with each other; --where {name}=... chooses"
     groups = list(_groups(rows, columns, pairs).values())
     for name in dict.fromkeys(name for row in rows for name in row.cells):
-        if name not in columns.names and (kinds := _mixed(name, rows, groups)):
+        if name not in columns.names and (kinds := mixed(name, rows, groups)):
             yield f"rows of different {name} ({some(kinds)}) are taken as repeats; --where {name}=... chooses"
     if columns.preemptions is None:
         yield "no --preemptions: what preempted is not told from the rest, and may be chosen"
-
-
-def _mixed(name: str, rows: Sequence[Row], groups: Sequence[Sequence[Row]]) -> list[str]:
-    """Values in which repeats differ, if each stands in several rows, as settings do and measurements do not."""
-    if any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
-        return []
-    recurring = min(Counter(text_of(row, name) for row in rows).values()) > 1
-    differing = {text for group in groups if len(kinds := {text_of(r, name) for r in group}) > 1 for text in kinds}
-    return sorted(differing) if recurring else []

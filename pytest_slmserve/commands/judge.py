@@ -166,16 +166,18 @@ def read_external(given: argparse.Namespace) -> tuple[Curve, list[str], int | No
     take_vllms_names(given)
     columns = columns_of(given)
     rows, left_out = rows_of(given, columns)
-    curve, notes = external.curve_of(rows, columns), [*left_out, *external.mixtures(rows)]
+    curve = external.curve_of(rows, columns)
+    notes = [*left_out, *external.mixtures(rows), *external.taken_as_repeats(rows, columns)]
     return curve, notes, external.kv_blocks_of(rows, columns)
 
 
 def rows_of(given: argparse.Namespace, columns: Columns) -> tuple[list[Row], list[str]]:
     """Rows of all files that meet the conditions and have a value in each column, and sentences on those that have not.
     Raises BadUsage where none does, or where a column is not there."""
-    rows = [row for path in given.paths for row in read(path)]
+    rows, left_out = external.results(given.paths)
     external.check_columns(rows, columns.names)
-    return external.with_values(external.matching(rows, given.where), columns)
+    left, without = external.with_values(external.matching(rows, given.where), columns)
+    return left, [*left_out, *without]
 
 
 def columns_of(given: argparse.Namespace) -> Columns:

@@ -234,9 +234,7 @@ def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
     if not gated.pairs:
         return gated, ""
-    seen = gated.pairs[0].candidate.measurements
-    loads = [m.load.max_concurrency or 0 for m in seen]
-    place = noise_key(seen[0].environment, gated.model, loads, gated.terms, gated.caches)
+    place = noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
     if (known := find(beside(records), place)) is None:
         return gated, ""
     return weaker(gated, known.calibration), calibration_text(gated.model, known.calibration, known.measured_at)

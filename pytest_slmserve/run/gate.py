@@ -91,7 +91,7 @@ class Gates:
         if model not in self.found:
             try:
                 gated = run_gate(self.session, model)
-                self.found[model] = gated if is_short(self.session) else in_view_of_noise(self.session, model, gated)
+                self.found[model] = gated if is_short(self.session) else in_view_of_noise(self.session, gated)
             except Exception as error:  # a full disk too: launches are dear, and would end in the same way
                 known = isinstance(error, SlmError)
                 self.failed[model] = error if known else EngineFailed(f"{type(error).__name__}: {error}")
@@ -167,16 +167,15 @@ def launches_left(session: Session, model: str, launched: Collection[Engines] = 
     return len(one.cold(found, launched)), 2 * (goal - there)
 
 
-def in_view_of_noise(session: Session, model: str, gated: Gated) -> Gated:
-    """Keep the noise of a calibration; tell a gate what such noise lets it find, where that is known of this runner.
-    model: as the options name it, which may be a path; a gate is told by the short name."""
-    loads = [load.concurrency for load in loads_of(session, model)]
-    place = noise_key(session.host.environment, gated.model, loads, gated.terms, gated.caches)
+def in_view_of_noise(session: Session, gated: Gated) -> Gated:
+    """Keep the noise of a calibration; tell a gate what such noise lets it find, where that is known of this runner."""
     path = beside(Path(session.options.records))
     if session.options.calibrate:
-        kept = _calibrated(gated, place)
+        kept = _calibrated(gated)
         keep(path, kept)
-    elif (known := find(path, place)) is None:
+    elif not gated.pairs:
+        return gated
+    elif (known := find(path, _place(gated))) is None:
         if session.platform != "simulated":  # whose noise is that of a formula
             unknown = f"no calibration of {gated.model} on this host"
             session.notes.append(f"{unknown}: --slm-calibrate measures what a gate can detect")
@@ -187,13 +186,18 @@ def in_view_of_noise(session: Session, model: str, gated: Gated) -> Gated:
     return weaker(gated, kept.calibration)
 
 
-def _calibrated(gated: Gated, place: NoiseKey) -> StoredNoise:
-    if len(gated.pairs) < FEWEST_PAIRS:
-        raise BadUsage(f"{len(gated.pairs)} pairs of {gated.model} are valid, too few", "a quieter host: see doctor")
+def _place(gated: Gated) -> NoiseKey:
+    return noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
+
+
+def _calibrated(gated: Gated) -> StoredNoise:
     series = gated_series(gated.pairs)
     noise = noise_of(series)
+    if len(noise.costs) < FEWEST_PAIRS:
+        few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
+        raise BadUsage(few, "a quieter host: see doctor")
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return StoredNoise(place, now, noise, calibrate(noise, series, gated.terms))
+    return StoredNoise(_place(gated), now, noise, calibrate(noise, series, gated.terms))
 
 
 def _is_over(gated: Gated, session: Session) -> bool:

@@ -6,15 +6,29 @@ import json
 from dataclasses import replace
 
 import pytest
+from strategies import measurement
 
 from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Rates
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.archive.calibrations import StoredNoise, beside, find, keep, noise_key, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
 
 HERE = Environment(platform="cuda", gpu_name="NVIDIA H200", driver="580.1", vllm="0.26.0")
-PLACE = noise_key(HERE, "opt-1.3b", [8, 256], GateCriteria())
+
+
+def seen(*loads: int, where: Environment = HERE, **facts: object) -> list[Measurement]:
+    """What one launch measured; facts: of its loads."""
+    return [
+        replace(measurement(), environment=where, load=ClosedLoop(n, **facts))  # type: ignore[arg-type]
+        for n in loads
+    ]
+
+
+BOTH = seen(8, 256)
+PLACE = noise_key(BOTH, GateCriteria())
 RATES = Rates(0.0, 0.99, 4.2)
 KEPT = StoredNoise(
     PLACE,
@@ -30,19 +44,24 @@ def test_what_was_kept_is_found_again(tmp_path):
     assert path == tmp_path / "new" / "calibration.json" and find(path, PLACE) == KEPT
 
 
-def test_another_driver_margin_load_model_or_start_is_another_place(tmp_path):
+def test_another_driver_margin_load_model_interface_start_or_other_requests_are_another_place(tmp_path):
     path = tmp_path / "calibration.json"
     keep(path, KEPT)
+    (small, large), spec, requests = BOTH, BOTH[0].spec, BOTH[0].workload
     others = [
-        noise_key(replace(HERE, driver="590.2"), "opt-1.3b", [8, 256], GateCriteria()),
-        noise_key(HERE, "opt-1.3b", [8, 128], GateCriteria()),
-        noise_key(HERE, "opt-2.7b", [8, 256], GateCriteria()),
-        noise_key(HERE, "opt-1.3b", [8, 256], GateCriteria(0.05)),
-        noise_key(HERE, "opt-1.3b", [8, 256], GateCriteria(pairs=8)),
-        noise_key(HERE, "opt-1.3b", [8, 256], GateCriteria(), "cold"),
+        noise_key(seen(8, 256, where=replace(HERE, driver="590.2")), GateCriteria()),
+        noise_key(seen(8, 128), GateCriteria()),
+        noise_key(seen(8, 256, ramp_up="burst"), GateCriteria()),
+        noise_key(seen(8, 256, window_s=1.0), GateCriteria()),
+        noise_key([replace(m, spec=replace(spec, model="facebook/opt-2.7b")) for m in BOTH], GateCriteria()),
+        noise_key([replace(m, spec=replace(spec, interface="server")) for m in BOTH], GateCriteria()),
+        noise_key([small, replace(large, workload=replace(requests, hash="other"))], GateCriteria()),
+        noise_key(BOTH, GateCriteria(0.05)),
+        noise_key(BOTH, GateCriteria(pairs=8)),
+        noise_key(BOTH, GateCriteria(), "cold"),
     ]
-    assert [find(path, place) for place in others] == [None] * 6
-    assert find(path, noise_key(replace(HERE, vllm="0.27.0"), "opt-1.3b", [8, 256], GateCriteria())) == KEPT
+    assert [find(path, place) for place in others] == [None] * len(others)
+    assert find(path, noise_key(seen(8, 256, where=replace(HERE, vllm="0.27.0")), GateCriteria())) == KEPT
 
 
 def test_a_later_calibration_of_a_place_replaces_the_earlier_one(tmp_path):

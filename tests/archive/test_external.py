@@ -20,6 +20,8 @@ from pytest_slmserve.archive.external import (
     matching,
     mixtures,
     read,
+    results,
+    taken_as_repeats,
     unit_of,
     with_values,
 )
@@ -264,3 +266,35 @@ def test_no_row_is_lost(pairs):
     found = points(rows(*(result(knob, rate) for knob, rate in pairs)), VLLM)
     assert sorted((p.concurrency, rate) for p in found for rate in p.repeats) == sorted(pairs)
     assert [p.concurrency for p in found] == sorted({knob for knob, _ in pairs})
+
+
+def test_a_result_of_two_files_is_no_repeat_nor_is_a_warm_up(tmp_path):
+    first, second = result(8, run_number=0), result(8, 101.0, run_number=1)
+    files = {"run=0.json": first, "run=1.json": second, "summary.json": [first, second]}
+    files["warmup.json"] = result(8, 50.0, run_number=-1)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content), "utf-8")
+    found, left_out = results([tmp_path / name for name in files])
+    assert [row.cells["output_throughput"] for row in found] == [100.0, 101.0]
+    assert left_out == ["left out, warm-ups of a sweep: 1", "left out, for an earlier file has the same: 2"]
+
+
+def test_equal_rows_of_one_file_are_repeats(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("n,rate\n1,10\n1,10\n", "utf-8")
+    found, left_out = results([path])
+    assert len(found) == 2 and not left_out
+
+
+def test_failed_requests_of_vllms_benchmark_are_told():
+    found = rows(result(8, completed=98, failed=2), result(16, completed=100, failed=0), result(32, failed=3))
+    assert with_values(found, VLLM)[1] == ["requests failed, so the load was less than it says: row 1"]
+
+
+def test_settings_in_numbers_that_repeats_differ_in_are_told():
+    lengths = [result(n, 100.0 * n - size, random_input_len=size, run_number=0) for n in (1, 8) for size in (32, 64)]
+    assert list(taken_as_repeats(rows(*lengths), VLLM)) == [
+        "rows of different random_input_len (32, 64) are taken as repeats; --where random_input_len=... chooses"
+    ]
+    again = [result(n, 100.0 + n + run, run_number=run) for n in (1, 8) for run in (0, 1)]
+    assert not list(taken_as_repeats(rows(*again), VLLM))

@@ -219,6 +219,20 @@ def test_at_the_margin_one_of_four_endpoints_is_found_as_often_as_the_docs_say(s
     assert 800 - seen.fails["endpoint 0"] < fewest(800, 1 - caught)
 
 
+@pytest.mark.parametrize(("sd", "worse"), [(0.01, 0.0), (0.02, 0.015), (0.03, 0.03)])
+def test_intervals_contain_the_true_ratio_as_often_as_the_docs_say(sd, worse):
+    chance, contained = random.Random(5), list[bool]()
+    failed = list[bool]()
+    for _ in range(1500):
+        outcome, _, (found,) = looked_at(
+            session(Planted(sd=sd, worse=(worse,)), chance, 12, ("lower",)), GateCriteria()
+        )
+        contained.append(found.ratio.low <= 1 + worse <= found.ratio.high)
+        failed += contained[-1:] if outcome is FAIL else []
+    assert fewest(1500, 0.92) <= sum(contained) <= most(1500, 0.95)
+    assert worse != 0.015 or fewest(len(failed), 0.86) <= sum(failed) <= most(len(failed), 0.86)
+
+
 def test_clear_cases_end_early():
     assert many(Planted(sd=0.01), 500).pairs < 4.3 and many(Planted(sd=0.01, worse=(0.05,)), 500).pairs < 4.4
 

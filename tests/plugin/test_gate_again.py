@@ -7,16 +7,10 @@ import pytest
 from inside import GATE
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Rates
-from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, keep
 from pytest_slmserve.run import gate as gate_run
-from pytest_slmserve.telemetry.host_probe import probe
 
 pytestmark = pytest.mark.usefixtures("kept")
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
-SIMULATED = probe("simulated", "", {}).environment
-NOISE = PairNoise(("s to start",), ((0.0,),) * 12)
 RECORDS = ".slm/records.jsonl"
 
 
@@ -60,10 +54,12 @@ def test_the_report_repeats_the_verdict_of_the_run(gate, again, arguments, statu
 
 
 def test_the_noise_that_is_known_beside_the_archive_counts_there_too(gate, again, pytester):
-    rates = {"s to start": Rates(0.4, 0.6, 4.0)}
-    seen = Calibration(GateCriteria(), 12, Rates(0.0, 1.0, 4.0), rates)
-    where = NoiseKey("opt-125m", (4, 16), "simulated", SIMULATED.gpu_name, SIMULATED.driver, 0.03, 12)
-    keep(pytester.path / ".slm" / "calibration.json", StoredNoise(where, "2026-01-01T00:00:00+00:00", NOISE, seen))
+    gate("--slm-calibrate")
+    path = pytester.path / ".slm" / "calibration.json"
+    (kept,) = json.loads(path.read_text("utf-8"))
+    kept["worse"]["s to start"]["fail"] = 0.4
+    path.write_text(json.dumps([kept]), "utf-8")
+    (pytester.path / RECORDS).unlink()
     result = gate()
     status, lines = again()
     assert result.ret == status == 10 and verdict_of(lines) == verdict_of(result.outlines)

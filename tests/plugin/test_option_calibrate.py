@@ -24,6 +24,7 @@ def test_a_later_gate_knows_what_it_can_find(pytester, gate):
     gate().stdout.no_fnmatch_line("note: no calibration of *")
     calibrate(gate)
     gate().stdout.fnmatch_lines(["opt-125m: PASS after 4 pairs*", "note: opt-125m, by 12 pairs of equal sides*"])
+    gate("--slm-ramp-up=burst").stdout.no_fnmatch_line("note: *by 12 pairs of equal sides*")
 
 
 def test_where_the_noise_hides_the_margin_nothing_passes(pytester, gate):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launches import pairs
+from launches import launch, pairs
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
@@ -566,3 +566,12 @@ def test_one_model_s_failure_is_not_another_s(opened):
     with pytest.raises(EngineFailed):
         gates.of("opt-125m")  # at 512, the other at 256
     assert gates.of("opt-350m").outcome is State.HOLDS
+
+
+@pytest.mark.parametrize("known", [0, 1, 3])
+def test_a_calibration_needs_pairs_with_every_figure(opened: Open, known: int):
+    """Of one such pair the noise would be 0, and every later gate would pass by it."""
+    half = [m for n in range(known + 1, 13) for m in [*launch("baseline", n), *launch("candidate", n, ready_s=None)]]
+    gated = judge_gate([*pairs(known), *half], GateCriteria())
+    with pytest.raises(BadUsage, match=f"^{known} pairs of opt-1.3b are valid and have every figure, too few"):
+        gate.in_view_of_noise(opened(calibrate=True), gated)

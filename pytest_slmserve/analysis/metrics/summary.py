@@ -11,6 +11,7 @@ from pytest_slmserve.analysis.metrics.latency import LatencyFigures, latencies_o
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
 from pytest_slmserve.analysis.metrics.step_time import Bound, bound_by_counters, saturation_gap, step_time
 from pytest_slmserve.schema import sensors as of
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Run
 
 
@@ -59,16 +60,20 @@ class Summary(LatencyFigures):
 
 
 def summarize(measurement: Measurement) -> Summary:
-    """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`, None where that is 0."""
+    """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`, None where that is 0. In a
+    closed loop of so many requests both are over all of its time."""
     run = measurement.run
     tokens_per_s, batch = window.output_tokens_per_s(run), window.mean_batch(run)
     per_request, law = output_tokens_each(measurement), window.littles_law(run)
+    requests_per_s = tokens_per_s / per_request if tokens_per_s is not None and per_request else None
+    if isinstance(measurement.load, ClosedLoop) and measurement.load.requests is not None:
+        requests_per_s, tokens_per_s = rates_of_all(run)
     seen, decoding = device_figures(run), decode_window(run)
     dram, tensor = (decoding.mean(n) if decoding else None for n in (of.DRAM_ACTIVE, of.TENSOR_ACTIVE))
     step = step_time(measurement, seen)
     return Summary(
         batch=batch,
-        requests_per_s=tokens_per_s / per_request if tokens_per_s is not None and per_request else None,
+        requests_per_s=requests_per_s,
         output_tokens_per_s=tokens_per_s,
         step_s=window.step_s(run),
         kv_usage=window.kv_usage(run),
@@ -82,6 +87,14 @@ def summarize(measurement: Measurement) -> Summary:
         bound=step.bound if step else bound_by_counters(seen),
         **sensed(Summary, run, tokens_per_s),
     )
+
+
+def rates_of_all(run: Run) -> tuple[float | None, float | None]:
+    """Requests/s and output tokens/s of a load that is served to its end: of the finished requests, over all of its
+    time. None where that has no extent."""
+    (began, ended), served = run.window_s, finished_output_tokens(run)
+    seconds = ended - began
+    return (len(served) / seconds, sum(served) / seconds) if seconds > 0 else (None, None)
 
 
 def output_tokens_each(measurement: Measurement) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pytest_slmserve.analysis.device.gpu_figures import sensed
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.summary import Summary, finished_output_tokens, summarize
+from pytest_slmserve.analysis.metrics.summary import Summary, rates_of_all, summarize
 from pytest_slmserve.analysis.points.sweep_points import Repeats, mean_figures, repeat_fields
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -123,12 +123,11 @@ def job_summary(measurement: Measurement) -> JobSummary:
     began, ended = run.window_s
     seconds, last = ended - began, max(run.samples.sent_s, default=0.0)
     rate = len(run.samples) / last if last > AT_ONCE_S else None
-    served = finished_output_tokens(run)
-    tokens_per_s = sum(served) / seconds if seconds > 0 else None
+    requests_per_s, tokens_per_s = rates_of_all(run)
     figures = {name: getattr(plain, name) for name in Summary.__dataclass_fields__}
     figures |= {
         "batch": plain.batch if rate is None else window.requests_in_flight(run) or plain.batch,
-        "requests_per_s": len(served) / seconds if seconds > 0 else None,
+        "requests_per_s": requests_per_s,
         "output_tokens_per_s": tokens_per_s,
         **sensed(JobSummary, run, tokens_per_s),
     }

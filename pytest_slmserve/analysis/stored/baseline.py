@@ -8,7 +8,7 @@ seen with OPT-125M, 1.3B and 2.7B on H200 hosts (the archives in benchmarks/base
 host's, and may be any: the faster side waits for less, but no host makes the kernels themselves faster. So where the
 slower waited for a share w of its time, another host may have up to 1/(1 - w) times its rate; farthest apart were
 OPT-125M at 512 with w = 0.63, by a factor of 2.05 of 2.69. Two launches on one host were never farther apart than the
-root of that.
+root of that, beyond the noise of their repeats.
 """
 
 from __future__ import annotations

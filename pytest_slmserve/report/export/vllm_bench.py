@@ -38,6 +38,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
     tokens_per_s = summary_of(measurement).output_tokens_per_s
     prompts_per_s = window.prompt_tokens_per_s(run) or 0.0
     prompts, outputs = latency.judged_tokens(measurement)
+    failed = latency.judged_failures(measurement)
     backend = "engine" if measurement.spec.interface == "engine" else "openai"
     return {
         "date": measurement.measured_at,
@@ -46,13 +47,13 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "label": measurement.spec.interface,
         "model_id": measurement.spec.model,
         "tokenizer_id": measurement.spec.model,
-        "num_prompts": len(rows),
+        "num_prompts": len(rows) + failed,
         "request_rate": facts.get("rate") or "inf",
         "burstiness": facts.get("burstiness", 1.0) if is_job(load) else None,
         "max_concurrency": load.max_concurrency,
         "duration": seconds,
         "completed": sum(run.samples.finished[row] for row in rows),
-        "failed": latency.judged_failures(measurement),
+        "failed": failed,
         "total_input_tokens": prompts,
         "total_output_tokens": outputs,
         "request_throughput": per_second(len(window.finished_in_window(run)), run.window_s),
@@ -85,18 +86,18 @@ def _figures(name: str, values: Sequence[float]) -> Iterator[tuple[str, float]]:
     yield f"median_{name}_ms", 1e3 * median(values)
     yield f"std_{name}_ms", 1e3 * pstdev(values)
     for share in PERCENTILES:
-        yield f"p{share}_{name}_ms", 1e3 * (percentile(values, share / 100) or math.nan)
+        yield f"p{share}_{name}_ms", 1e3 * (percentile(values, share / 100) or 0.0)
 
 
 def _of_gaps(gaps: latency.GapHistogram) -> Iterator[tuple[str, float]]:
     """ITL statistics from the gap histogram, in ms. The deviation uses the middles of the bins, which are 1 % wide."""
-    average = gaps.mean_s or math.nan
+    average = gaps.mean_s or 0.0
     square = sum((gaps.middle_s(i) - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
     yield "mean_itl_ms", 1e3 * average
-    yield "median_itl_ms", 1e3 * (gaps.percentile(0.5) or math.nan)
+    yield "median_itl_ms", 1e3 * (gaps.percentile(0.5) or 0.0)
     yield "std_itl_ms", 1e3 * math.sqrt(square)
     for share in PERCENTILES:
-        yield f"p{share}_itl_ms", 1e3 * (gaps.percentile(share / 100) or math.nan)
+        yield f"p{share}_itl_ms", 1e3 * (gaps.percentile(share / 100) or 0.0)
 
 
 FORMAT = "vllm-bench"
