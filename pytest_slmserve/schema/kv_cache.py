@@ -103,9 +103,9 @@ def kv_bytes_asked(spec: EngineSpec) -> int:
 
 
 def given_limit(spec: EngineSpec, argument: str, own: int) -> int:
-    """A limit by its argument of vLLM's engine, which goes over the specification's `own`."""
+    """A limit by its argument of vLLM's engine, which goes over the specification's `own`, unless it is no limit."""
     given = dict(spec.extra).get(argument)
-    return given if isinstance(given, int) else own
+    return given if isinstance(given, int) and given > 0 else own
 
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:

@@ -161,6 +161,8 @@ def test_what_an_argument_of_the_engine_limits_takes_as_long_as_what_the_engine_
     free, few = EngineSpec("opt-125m", **kv), EngineSpec("opt-125m", max_num_seqs=8, **kv)
     given = replace(free, extra=(("max_num_seqs", 8),))
     assert estimate_s(given, load, 256, 640) == estimate_s(few, load, 256, 640) > estimate_s(free, load, 256, 640)
+    none = replace(free, extra=(("max_num_seqs", 0),))  # which vLLM refuses, when it starts
+    assert estimate_s(none, load, 256, 640) == estimate_s(free, load, 256, 640)
 
 
 def test_a_start_costs_what_the_backend_takes():
