@@ -101,8 +101,8 @@ class Contents:
 
     @property
     def claims(self) -> Mapping[str, Any]:
-        """Parameters of the claims in the last session; empty if there was none."""
-        return self.sessions[-1].claims if self.sessions else {}
+        """Parameters of the claims in the last session that had some; empty if there was none."""
+        return next((session.claims for session in reversed(self.sessions) if session.claims), {})
 
     @property
     def plans(self) -> list[tuple[str, Mapping[str, Any]]]:

@@ -285,6 +285,9 @@ def test_the_last_session_tells_the_claims(three):
     contents = read(three)
     assert [session.format for session in contents.sessions] == [FORMAT, FORMAT]
     assert contents.claims == {"plateau": {"tolerance": 0.2}}
+    with Archive.open(three) as archive:
+        archive.begin({}, {"claims": []})  # as `slmserve measure` does: it judges none
+    assert read(three).claims == contents.claims
     assert [m.load.concurrency for m in contents.measurements] == [1, 2, 4, 8]
 
 
