@@ -29,7 +29,7 @@ from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.live_line import LiveLine, Status, left_text
 from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
 from pytest_slmserve.report.page.content import Part
-from pytest_slmserve.report.page.writer import template, write_section
+from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
 from pytest_slmserve.report.text_table import folded
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
@@ -101,8 +101,11 @@ def measure_all(given: argparse.Namespace) -> int:
     """Serve, store, print."""
     terms = terms_of(given)
     export = export_to(given.export, terms.slo) if given.export else None
-    if given.html:
-        template()  # what is missing is said before anything is measured
+    if export and export.path == given.records:
+        raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
+    if given.html:  # what cannot be written is said before anything is measured
+        template()
+        check_replaceable(given.html)
     given.model = given.model or only_model(completed(given.endpoint), given.timeout)
     own_prompts = given.seed is None  # who gives one wants the very requests again
     wanted = asked(given)

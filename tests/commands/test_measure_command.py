@@ -241,6 +241,18 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
     assert "\n4 in flight, 30 requests\n" in again.getvalue(), "and what was no job"
 
 
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [(("--html", "there.json"), "is there, and is no page"), (("--export", "vllm-bench=r.json"), "into the records")],
+)
+def test_what_would_replace_other_results_is_refused_before_anything_is_measured(there, tmp_path, option, problem):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        (tmp_path / "there.json").write_text("{}")
+        done = command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "8", "--records", "r.json", *option)
+    assert done.status == 4 and problem in done.err and not (tmp_path / "r.json").exists()
+
+
 def test_a_rate_with_a_limit_on_what_is_in_flight(there, tmp_path):
     """As behind a gateway: who is held back waits, of which the page tells; the server is asked by as many as may."""
     saved = tmp_path / "bench.json"
