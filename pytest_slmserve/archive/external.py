@@ -280,15 +280,19 @@ def mixtures(rows: Sequence[Row]) -> list[str]:
 
 def taken_as_repeats(rows: Sequence[Row], columns: Columns) -> Iterator[str]:
     """One sentence for each column of numbers in which rows differ that have the same knob."""
-    groups, others = list(grouped(rows, lambda row: knob_of(row, columns.knob)).values()), {*columns.names, RUN}
+    groups, others = (
+        list(grouped(rows, lambda row: knob_of(row, columns.knob)).values()),
+        {*columns.names, *words(rows)},
+    )
     for name in dict.fromkeys(name for row in rows for name in row.cells):
-        if name not in others | words(rows).keys() and (kinds := mixed(name, rows, groups)):
+        if name not in others and (kinds := mixed(name, rows, groups)):
             yield f"rows of different {name} ({some(kinds)}) are taken as repeats; --where {name}=... chooses"
 
 
 def mixed(name: str, rows: Sequence[Row], groups: Sequence[Sequence[Row]]) -> list[str]:
-    """Values in which repeats differ, if each stands in several rows, as settings do and measurements do not."""
-    if any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
+    """Values in which repeats differ, if each stands in several rows, as settings do and measurements do not. The
+    number of a run is no setting."""
+    if name == RUN or any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
         return []
     recurring = min(Counter(text_of(row, name) for row in rows).values()) > 1
     differing = {text for group in groups if len(kinds := {text_of(r, name) for r in group}) > 1 for text in kinds}

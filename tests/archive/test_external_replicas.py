@@ -120,6 +120,7 @@ def test_settings_in_numbers_are_said_to_be_taken_as_repeats():
     shares = [cells(n, share=share, took=i) for i, (n, share) in enumerate([(1, 0.9), (1, 0.8), (2, 0.9), (2, 0.8)])]
     assert said(*shares) == ["rows of different share (0.8, 0.9) are taken as repeats; --where share=... chooses"]
     assert said(*shares, baseline=("share=0.9",)) == []
+    assert said(*(cells(n, run_number=run, took=n + run / 9) for n in (1, 2) for run in (0, 1))) == [], "of a sweep"
 
 
 def test_unknown_preemptions_are_said():
