@@ -49,9 +49,11 @@ def converse(end: socket.socket) -> None:
     except (ValueError, OSError) as error:
         return lines.say(event="failed", cause=f"{error}")
     lines.say(event="ready")
+    answers = {"load": client.load, "run": client.run}  # not to `open`, of a run that ended before it heard of it
     try:
         while (message := lines.hear()) and message["op"] != "close":
-            lines.say(**(client.load(message) if message["op"] == "load" else client.run(message)))
+            if message["op"] in answers:
+                lines.say(**answers[message["op"]](message))
     except Ended as ended:
         if ended.lines is not lines:
             with suppress(Ended):

@@ -15,9 +15,11 @@ from itertools import pairwise
 from urllib.request import urlopen
 
 import pytest
+from interfaces import LateWindow
 from processes import gone, until
 from scripts import benchmark_script
 
+from pytest_slmserve.engines.base import ignore_progress
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.errors import EngineFailed
 
@@ -229,6 +231,14 @@ def test_a_gated_run_begins_when_told_and_has_the_window_it_is_given(one):
     assert 0 <= done["began"] - at < 0.05
     assert [m["event"] for m in one.said].count("settled") == 1
     assert 0.25 < done["window"][1] - done["window"][0] < 0.5
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(client, processes):
+    one, late = client(processes=processes), LateWindow()
+    for _ in range(2):
+        one.load(*[""] * 60, *["error"] * 300)
+        assert converse(one.child, ignore_progress, late, op="run", load=loop(4), at=late.begins_s)["failures"] > 5
 
 
 def test_progress_is_told_twice_a_second(one):
