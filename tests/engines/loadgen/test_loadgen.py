@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from itertools import pairwise
@@ -18,6 +19,7 @@ import pytest
 from interfaces import LateWindow
 from processes import gone, until
 from scripts import benchmark_script
+from wire import EVENT_STREAM, stream, token
 
 from pytest_slmserve.engines.base import ignore_progress
 from pytest_slmserve.engines.launch.child_process import Child, converse
@@ -210,6 +212,28 @@ def test_connections_are_kept_from_request_to_request(client, port):
         done = one.run(loop(3, requests=60))
     assert len(rows(done)) == 60 and done["failures"] == 0
     assert done["window"][1] - done["began"] < 60 * 0.05
+
+
+def test_one_that_is_sent_anew_has_waited_since_it_was_first_sent(client):
+    """The server holds the second request of a connection for 0.3 s, then closes."""
+    events = stream(token(finish="length"), b"[DONE]")
+    answer = b"%sContent-Length: %d\r\n\r\n%s" % (EVENT_STREAM, len(events), events)
+
+    def serve():
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+                connection.recv(1 << 16)
+                time.sleep(0.3)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        one = client(f"http://127.0.0.1:{listener.getsockname()[1]}/v1/completions")
+        one.load(count=2, tokens=1)
+        first, second = rows(one.run(loop(1, requests=2)))
+    assert first[FIRST] - first[SENT] < 0.3 <= second[FIRST] - second[SENT]
 
 
 @pytest.mark.alone
