@@ -277,6 +277,24 @@ def test_progress_is_told_twice_a_second(one):
     )
 
 
+def test_a_parent_that_does_not_listen_holds_up_no_request(client, truth, monkeypatch):
+    """As one that waits until other engines have settled. The buffer here is full after three seconds."""
+
+    def small(make=socket.socketpair):
+        ours, theirs = make()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return ours, theirs
+
+    monkeypatch.setattr(socket, "socketpair", small)
+    one = client()
+    one.load(count=8)
+    one.child.send(op="run", load=loop(4), at=0.0)
+    time.sleep(4.0)
+    before = truth()
+    time.sleep(0.5)
+    assert all(row["number"] > before[name]["number"] for name, row in truth().items())
+
+
 @pytest.mark.parametrize("load", [loop(6), loop(6, requests=30), loop(31, requests=31)], ids=["w", "n", "b"])
 def test_several_processes_are_told_as_one(client, load):
     one = client(processes=2)
