@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,16 @@ def somebodys_server(**extra: Any) -> Iterator[ServerEngine]:
 
 def url_of(server: ServerEngine, path: str = "/v1/completions") -> str:
     return f"http://127.0.0.1:{server.port}{path}"
+
+
+class LateWindow:
+    """The window of several engines, told two seconds after a load has settled. Runs begin at once."""
+
+    begins_s = 0.0
+
+    def settled(self) -> tuple[float, float]:
+        time.sleep(2.0)
+        return time.monotonic(), time.monotonic() + 0.2
 
 
 def problems_of(measurements: Iterable[Measurement]) -> list[str]:

@@ -25,7 +25,8 @@ def ask_once(
             text += piece
             if (left_s := until - time.monotonic()) <= 0:  # a socket's own limit begins anew with every byte
                 raise TimeoutError(f"no end within {within_s:g} s")
-            wire.settimeout(left_s)
+            if not answer.isclosed():  # at its end, by Python 3.13, and its socket with it
+                wire.settimeout(left_s)
         return answer.status, answer.headers.get("content-type", ""), text.decode(errors="replace")
     finally:
         connection.close()

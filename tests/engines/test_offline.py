@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from interfaces import small_workload, stand_in
+from interfaces import LateWindow, small_workload, stand_in
 from processes import gone, group
 
 from pytest_slmserve.engines import offline
@@ -310,6 +310,12 @@ def test_a_load_that_only_fails_is_given_up(start):
     run = start(fault="refuse", fault_at=10**9).run(small_workload(), LONG)
     assert 5 <= run.failures <= 5 + LONG.concurrency
     assert len(run.samples) == 0
+
+
+def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(start):
+    engine, late = start(fault="unanswered", fault_at=60), LateWindow()
+    for _ in range(2):
+        assert engine.run(small_workload(), ClosedLoop(4, window_s=0.1), barrier=late).failures >= 5
 
 
 def test_a_hidden_end_of_a_request_is_a_failure_too(start):

@@ -23,7 +23,8 @@ Message = dict[str, Any]
 class RequestRow:
     """One request that was sent and did not fail. request: index into the bodies. scheduled: None without a schedule.
     times, tokens: of each chunk that bears tokens. usage: tokens of prompt and output by the server's count, None
-    where it gave none. finished: False of one that was cut off. cached: tokens of the prompt from a cache."""
+    where it gave none. finished: False of one that was cut off. asked: output tokens that it was for. cached: tokens of
+    the prompt from a cache."""
 
     request: int
     sent: float
@@ -32,13 +33,19 @@ class RequestRow:
     tokens: array[int]
     usage: tuple[int | None, int | None]
     finished: bool
+    asked: int
     cached: int | None = None
 
-    def sample(self, tokens_per_chunk: float | None) -> tuple[Any, ...]:
+    def sample(self, beyond: float) -> tuple[Any, ...]:
         first, last = (self.times[0], self.times[-1]) if self.times else (None, None)
-        prompt, output = self.usage
-        counted = round(sum(self.tokens) * (tokens_per_chunk or 1.0)) if output is None else output
-        return self.request, self.sent, None, first, last, prompt, counted, self.finished, self.cached
+        output = round(self.output(beyond))
+        return self.request, self.sent, None, first, last, self.usage[0], output, self.finished, self.cached
+
+    def output(self, beyond: float) -> float:
+        """Output tokens by the server's count; without one `beyond` times those of the chunks, but no more than were
+        asked for."""
+        shown = sum(self.tokens)
+        return min(shown * beyond, max(shown, self.asked)) if self.usage[1] is None else self.usage[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,7 @@ def received(rows: Sequence[RequestRow], beyond: float) -> list[Any]:
     """
     bins: Counter[int] = Counter()
     for row in rows:
-        counted = sum(row.tokens)
-        weight = beyond if row.usage[1] is None or not counted else row.usage[1] / counted
+        weight = row.output(beyond) / (sum(row.tokens) or 1)
         for at, tokens in zip(row.times, row.tokens):
             bins[math.floor(at / BIN_S)] += tokens * weight  # type: ignore[assignment]
     return told_bins(bins)

@@ -126,7 +126,7 @@ class LoadRun:
         answer = stream.answer
         self.rows.append(
             RequestRow(
-                index, stream.sent, stream.due, answer.times, answer.tokens, answer.usage, not cut, answer.cached
+                index, stream.sent, stream.due, answer.times, answer.tokens, answer.usage, not cut, asked, answer.cached
             )
         )
         self.done += not cut

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from pytest_slmserve.engines.loadgen.load_run import LoadRun
 from pytest_slmserve.engines.loadgen.processes import Message, Parts
@@ -31,7 +32,12 @@ class StreamingClient:
     def run(self, message: Message) -> Message:
         self.requests.begin_anew()
         run = LoadRun(self.streams, self.requests, self.output_tokens, message["load"])
-        return run.result(self.lines.say, lambda: self.lines.hear(0.0), message.get("at"))
+        return run.result(self.say, lambda: self.lines.hear(0.0), message.get("at"))
+
+    def say(self, **message: Any) -> None:
+        """Say it, but leave progress out where the parent does not listen: nothing may hold up the streams."""
+        if message["event"] != "progress" or self.lines.has_room:
+            self.lines.say(**message)
 
     def close(self) -> None:
         self.streams.close()
@@ -49,9 +55,11 @@ def converse(end: socket.socket) -> None:
     except (ValueError, OSError) as error:
         return lines.say(event="failed", cause=f"{error}")
     lines.say(event="ready")
+    answers = {"load": client.load, "run": client.run}  # not to `open`, of a run that ended before it heard of it
     try:
         while (message := lines.hear()) and message["op"] != "close":
-            lines.say(**(client.load(message) if message["op"] == "load" else client.run(message)))
+            if message["op"] in answers:
+                lines.say(**answers[message["op"]](message))
     except Ended as ended:
         if ended.lines is not lines:
             with suppress(Ended):

@@ -36,7 +36,7 @@ Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the tim
 @dataclass(slots=True, eq=False)
 class RequestStream:
     """One request and its answer. number: which of the load. due, asked, sent: when it was to be sent, was handed over,
-    and was sent. read_until: the time of the last piece that was read.
+    and was sent first. read_until: the time of the last piece that was read.
 
     failure: why it failed, as kind and text, at `failed`; `complete` and `cut off` are the other two ways to end.
     """
@@ -213,7 +213,7 @@ class Streams:
     def _send_on(self, connection: Connection, stream: RequestStream) -> None:
         stream.connection = connection
         self._streams[connection] = stream
-        stream.sent = time.monotonic()
+        stream.sent = stream.sent or time.monotonic()  # anew: it has waited since the first time
         try:
             self._write(connection, stream.body)
         except OSError as error:

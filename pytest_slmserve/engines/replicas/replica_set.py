@@ -126,12 +126,15 @@ class ReplicaEngines:
                 engine.load_requests(workload)
         barrier = SharedWindow(loads)
         listeners = [on_progress, *[ignore_progress] * (len(self.engines) - 1)]
+
+        def measured(engine: HeldEngine, workload: Workload, load: ClosedLoop, listener: ProgressCallback) -> Run:
+            run = engine.run(workload, load, listener, barrier)
+            barrier.ended()
+            return run
+
         pool = ThreadPoolExecutor(len(self.engines), thread_name_prefix="slm-replica")
         try:
-            runs = [
-                pool.submit(engine.run, workload, load, listener, barrier)
-                for engine, workload, load, listener in zip(self.engines, workloads, loads, listeners)
-            ]
+            runs = [pool.submit(measured, *each) for each in zip(self.engines, workloads, loads, listeners)]
             wait(runs, return_when=FIRST_EXCEPTION)
             # Those that have ended come first: none of them was stopped for another's failure.
             for index, run in sorted(enumerate(runs), key=lambda numbered: not numbered[1].done()):
@@ -165,12 +168,15 @@ class ReplicaEngines:
 
 
 class SharedWindow:
-    """The gate of one run: `begins_s` is soon, and the window opens when `settled` has been said by all."""
+    """The gate of one run: `begins_s` is soon, and the window opens when all have said `settled`, but for those that
+    have `ended` before."""
 
     def __init__(self, loads: Sequence[ClosedLoop]) -> None:
         self.begins_s = time.monotonic() + BEGIN_S
-        self._loads, self._window = loads, (0.0, 0.0)
-        self._barrier = threading.Barrier(len(loads), action=self._open)
+        self._loads, self._awaited = loads, len(loads)
+        self._window: tuple[float, float] | None = None
+        self._given_up = False
+        self._changed = threading.Condition()
 
     def _open(self) -> None:
         opens = time.monotonic() + OPEN_S
@@ -178,15 +184,26 @@ class SharedWindow:
         self._window = opens, opens + max(seconds)
 
     def settled(self) -> tuple[float, float]:
-        try:
-            self._barrier.wait(SETTLE_S)
-        except threading.BrokenBarrierError:
-            raise EngineFailed("was stopped, for another replica did not come as far") from None
-        return self._window
+        with self._changed:
+            self.ended()
+            self._changed.wait_for(lambda: self._window or self._given_up, SETTLE_S)
+            if self._window is None:
+                raise EngineFailed("was stopped, for another replica did not come as far")
+            return self._window
+
+    def ended(self) -> None:
+        """Await one less: a load that has ended without settling, such as one whose requests failed."""
+        with self._changed:
+            self._awaited -= 1
+            if self._awaited == 0:
+                self._open()
+                self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Release all that wait at the barrier: nobody needs to wait any more."""
-        self._barrier.abort()
+        """Release all that wait for the window: nobody needs to wait any more."""
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
 
 
 def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:

@@ -36,6 +36,11 @@ class Lines:
         except OSError:
             raise Ended(self) from None
 
+    @property
+    def has_room(self) -> bool:
+        """Is there room for a short message, so that nobody waits until the other end listens?"""
+        return bool(select.select([], [self.end], [], 0)[1])
+
     def hear(self, wait_s: float | None = None) -> dict[str, Any] | None:
         """The next message; None where nothing came for `wait_s` seconds. Raises Ended; TooLong for one of more than
         `longest` bytes; ValueError or RecursionError for a line that is no message."""

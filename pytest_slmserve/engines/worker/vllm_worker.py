@@ -93,6 +93,8 @@ class Server:
             message = json.loads(line)
             if message["op"] == "close":
                 break
+            if message["op"] == "open":  # of a run that ended before it heard of it
+                continue
             try:
                 answer = await self.answer(message)
             except TimeoutError as error:
@@ -249,6 +251,7 @@ class WorkerRun:
         finally:
             for task in beside:
                 task.cancel()
+            await asyncio.wait(beside)  # one of them may still read what the parent says next
         window = self.loop.window or (self.began, self.last_answer)
         return {
             "event": "done",

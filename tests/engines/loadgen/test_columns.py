@@ -34,9 +34,9 @@ NOTHING = {
 }
 
 
-def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, finished=True):
+def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, finished=True, asked=99):
     tokens = [1] * len(times) if tokens is None else tokens
-    return RequestRow(0, sent, scheduled, array("d", times), array("I", tokens), usage, finished)
+    return RequestRow(0, sent, scheduled, array("d", times), array("I", tokens), usage, finished, asked)
 
 
 @given(st.lists(stamps, min_size=1, max_size=5))
@@ -85,6 +85,11 @@ def test_tokens_that_chunks_do_not_show_are_taken_from_the_usage():
     found = found_in([row([1.0, 2.0], (7, 4)), row([1.0], finished=False)], (0.0, 9.0))
     assert (found["tokens_per_chunk"], found["samples"][6]) == (2.0, [4, 2])
     assert sum(found["received"][2]) == 6
+
+
+def test_one_that_was_cut_off_has_no_more_tokens_than_were_asked_for():
+    found = found_in([row([1.0, 2.0], (7, 4)), row([1.0, 2.0, 3.0], finished=False, asked=4)], (0.0, 9.0))
+    assert found["samples"][6] == [4, 4] and sum(found["received"][2]) == pytest.approx(8, abs=0.01)
 
 
 def test_without_any_usage_nobody_knows_the_tokens_of_a_chunk():

@@ -9,15 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from itertools import pairwise
 from urllib.request import urlopen
 
 import pytest
+from interfaces import LateWindow
 from processes import gone, until
 from scripts import benchmark_script
+from wire import EVENT_STREAM, stream, token
 
+from pytest_slmserve.engines.base import ignore_progress
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.errors import EngineFailed
 
@@ -210,6 +214,28 @@ def test_connections_are_kept_from_request_to_request(client, port):
     assert done["window"][1] - done["began"] < 60 * 0.05
 
 
+def test_one_that_is_sent_anew_has_waited_since_it_was_first_sent(client):
+    """The server holds the second request of a connection for 0.3 s, then closes."""
+    events = stream(token(finish="length"), b"[DONE]")
+    answer = b"%sContent-Length: %d\r\n\r\n%s" % (EVENT_STREAM, len(events), events)
+
+    def serve():
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+                connection.recv(1 << 16)
+                time.sleep(0.3)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        one = client(f"http://127.0.0.1:{listener.getsockname()[1]}/v1/completions")
+        one.load(count=2, tokens=1)
+        first, second = rows(one.run(loop(1, requests=2)))
+    assert first[FIRST] - first[SENT] < 0.3 <= second[FIRST] - second[SENT]
+
+
 @pytest.mark.alone
 def test_an_open_loop_keeps_its_schedule_whatever_the_server_does(one):
     schedule = [0.002 * i for i in range(100)]
@@ -231,6 +257,14 @@ def test_a_gated_run_begins_when_told_and_has_the_window_it_is_given(one):
     assert 0.25 < done["window"][1] - done["window"][0] < 0.5
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(client, processes):
+    one, late = client(processes=processes), LateWindow()
+    for _ in range(2):
+        one.load(*[""] * 60, *["error"] * 300)
+        assert converse(one.child, ignore_progress, late, op="run", load=loop(4), at=late.begins_s)["failures"] > 5
+
+
 def test_progress_is_told_twice_a_second(one):
     one.load(count=4)
     one.run(loop(4, window_s=1.3))
@@ -241,6 +275,24 @@ def test_progress_is_told_twice_a_second(one):
     assert [b["elapsed_s"] - a["elapsed_s"] for a, b in pairwise(told)] == pytest.approx(
         [0.5] * (len(told) - 1), abs=0.1
     )
+
+
+def test_a_parent_that_does_not_listen_holds_up_no_request(client, truth, monkeypatch):
+    """As one that waits until other engines have settled. The buffer here is full after three seconds."""
+
+    def small(make=socket.socketpair):
+        ours, theirs = make()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return ours, theirs
+
+    monkeypatch.setattr(socket, "socketpair", small)
+    one = client()
+    one.load(count=8)
+    one.child.send(op="run", load=loop(4), at=0.0)
+    time.sleep(4.0)
+    before = truth()
+    time.sleep(0.5)
+    assert all(row["number"] > before[name]["number"] for name, row in truth().items())
 
 
 @pytest.mark.parametrize("load", [loop(6), loop(6, requests=30), loop(31, requests=31)], ids=["w", "n", "b"])

@@ -211,6 +211,15 @@ def test_one_that_dies_before_it_has_settled_keeps_nobody_waiting():
         assert time.monotonic() - began < 15
 
 
+def test_one_whose_requests_fail_before_it_has_settled_keeps_nobody_waiting():
+    with started(stand_in(), stand_in(fault="refuse", fault_at=200)) as replicas:
+        began = time.monotonic()
+        served, refused = measured(replicas)
+        assert time.monotonic() - began < 15
+    assert refused.first_failure == "ValueError: refused, as planted"
+    assert served.failures == 0 and served.window_s[1] - served.window_s[0] >= 0.4
+
+
 def test_different_kv_blocks_are_no_replicas():
     class Odd(SimulatedEngine):
         def __init__(self, spec, blocks):
