@@ -272,6 +272,16 @@ def test_names_of_bars_are_broken_on_a_phone(browser, tmp_path):
         assert violations(seen) == []
 
 
+def test_ticks_are_plain_and_short_numbers(browser, tmp_path):
+    path = tmp_path / "out.html"
+    main(["report", str(ARCHIVE.with_name("h200-vllm-0.26.0-several-gpus.jsonl.xz")), "--strict", "--html", str(path)])
+    with opened_in(browser, path) as seen:
+        seen.page.evaluate(UNFOLD)
+        seen.page.wait_for_function("document.querySelectorAll('.chart:not(:has(svg))').length == 0")
+        ticks = {text for text in seen.page.locator(".role-axis-label text").all_text_contents() if text[:1].isdigit()}
+        assert "500" in ticks and [text for text in ticks if "e+" in text or len(text.split()[0]) > 9] == []
+
+
 def test_a_phone_has_no_line_that_is_too_long(browser, written):
     with opened_in(browser, written, viewport={"width": 390, "height": 844}) as seen:
         assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
