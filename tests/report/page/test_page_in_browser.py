@@ -244,6 +244,24 @@ def test_the_page_is_dark_where_the_reader_s_system_is_and_light_at_a_click(brow
         assert seen.page.get_attribute("#theme", "aria-pressed") == "false"
 
 
+def test_paper_has_whole_tables_of_text(browser, written):
+    with opened_in(browser, written, viewport={"width": 718, "height": 1000}) as seen:  # A4
+        seen.page.emulate_media(media="print")
+        seen.page.evaluate(UNFOLD)
+        pre = seen.page.locator("pre").last
+        assert pre.evaluate("pre => getComputedStyle(pre).overflowX") == "visible"
+        assert pre.evaluate("pre => pre.scrollWidth / pre.clientWidth") < 1.2, "what the browser makes smaller"
+
+
+def test_without_javascript_nothing_waits_for_a_click_in_vain(browser, written):
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(written.as_uri())
+        assert page.locator("table").first.is_visible()
+        dead = page.locator("button:not(.term), [type=file]")  # fields tell the bounds of the table
+        assert dead.count() > 20 and not any(each.is_visible() for each in dead.all())
+
+
 def test_another_page_is_laid_beside_this_one(browser, written, tmp_path):
     other, stranger = tmp_path / "other.html", tmp_path / "stranger.html"
     other.write_bytes(written.read_bytes())
