@@ -54,7 +54,7 @@
   function draw(element) {
     const chart = chartOf(element);
     chart.spec.data.values = chart.rows;
-    nameSeries(chart.spec, chart.rows);
+    nameSeries(chart.spec, chart.rows, element.clientWidth);
     chart.view?.finalize();
     const compiled = vegaLite.compile(withLines(chart.spec, element.clientWidth), { config: look() }).spec;
     chart.view = new vega.View(vega.parse(compiled, {}, { ast: true }), {
@@ -78,12 +78,15 @@
     return broken;
   }
 
-  function nameSeries(spec, rows) { // those of another page too
+  function nameSeries(spec, rows, width) { // those of another page too; one below the other where two have no room
     for (const { encoding } of spec.layer) for (const channel of ["color", "shape", "stroke"]) {
       const told = encoding?.[channel];
       if (told?.field !== "series" || !rows.length) continue;
       const names = new Set([...told.scale.domain, ...rows.map((row) => row.series)]);
-      if (names.size > told.scale.domain.length) told.legend = { ...told.legend, orient: "bottom", columns: 1, labelLimit: 400 };
+      const longest = 30 + 7 * Math.max(...[...names].map((name) => name.length));
+      if (names.size > told.scale.domain.length || (told.legend && 2 * longest > width)) {
+        told.legend = { ...told.legend, orient: "bottom", columns: 1, labelLimit: width - 40 };
+      }
       told.scale.domain = [...names];
     }
   }

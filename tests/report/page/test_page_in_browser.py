@@ -300,6 +300,19 @@ def test_ticks_are_plain_and_short_numbers(browser, tmp_path):
         assert "500" in ticks and [text for text in ticks if "e+" in text or len(text.split()[0]) > 9] == []
 
 
+def test_a_phone_has_room_for_long_names_of_series(browser, tmp_path):
+    path = tmp_path / "out.html"
+    main(["report", str(ARCHIVE.with_name("h100-vllm-0.26.0-today-next-host.jsonl.xz")), "--html", str(path)])
+    with opened_in(browser, path, viewport={"width": 390, "height": 844}) as seen:
+        seen.page.evaluate(UNFOLD)
+        figure = seen.page.locator("figure:has-text('Throughput against latency')")
+        names = figure.locator(".role-legend-label text")
+        playwright.expect(names).to_have_count(2, timeout=PATIENCE_MS)
+        ends = [box["x"] + box["width"] for each in names.all() if (box := each.bounding_box())]
+        chart = figure.locator("svg").bounding_box()
+        assert max(ends) <= chart["x"] + chart["width"]
+
+
 def test_a_phone_has_no_line_that_is_too_long(browser, written):
     with opened_in(browser, written, viewport={"width": 390, "height": 844}) as seen:
         assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
