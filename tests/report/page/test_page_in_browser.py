@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,21 @@ def test_a_phone_has_room_for_long_names_of_series(browser, tmp_path):
         ends = [box["x"] + box["width"] for each in names.all() if (box := each.bounding_box())]
         chart = figure.locator("svg").bounding_box()
         assert max(ends) <= chart["x"] + chart["width"]
+
+
+def test_names_that_several_archives_make_long_are_whole_and_apart(browser, tmp_path):
+    path, names = tmp_path / "out.html", ("h100-vllm-0.26.0-today", "h100-vllm-0.26.0-fp8")
+    main(["report", *(str(BASELINES / f"{name}.jsonl.xz") for name in names), "--html", str(path)])
+    with opened_in(browser, path) as seen:
+        seen.page.evaluate(UNFOLD)
+        seen.page.wait_for_function("document.querySelectorAll('.chart:not(:has(svg))').length == 0")
+        key = seen.page.locator("figure:has-text('Throughput against latency') .role-legend-label text")
+        labels = key.all_text_contents()
+        assert len(set(labels)) == len(labels) > 6 and not any("\u2026" in label for label in labels)
+        rows = seen.page.locator("#claims figure").first.locator(".role-axis-label text")
+        boxes = [each.bounding_box() for each in rows.all() if "b, ramp-up" in each.text_content()]
+        boxes.sort(key=lambda box: box["y"])
+        assert boxes and all(above["y"] + above["height"] <= below["y"] + 3 for above, below in pairwise(boxes))
 
 
 def test_a_phone_has_no_line_that_is_too_long(browser, written):
