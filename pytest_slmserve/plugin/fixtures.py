@@ -353,6 +353,8 @@ class BenchmarkReporter:
         def carry(measurements: Sequence[Measurement]) -> None:
             rounds = iter(seconds := seconds_per_request(measurements))
             if seconds:
+                # A case has every token of its workload, which JSON of pytest-benchmark would repeat for each point.
+                benchmark.params = {name: getattr(value, "id", value) for name, value in benchmark.params.items()}
                 benchmark.extra_info.update(extra_info(measurements))
                 benchmark.pedantic(lambda: CLOCK.advance(next(rounds)), rounds=len(seconds), iterations=1)
 

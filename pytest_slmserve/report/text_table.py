@@ -67,7 +67,8 @@ class Column(Generic[Row]):
     @property
     def name(self) -> str:
         """The heading on one line."""
-        return " ".join(self.head.replace("-\n", "").replace(" /\n", " / ").replace("/\n", "/").split())
+        joined = self.head.replace("-\n", "").replace(" /\n", " / ").replace("/\n", "/").replace("\n_", "_")
+        return " ".join(joined.split())
 
 
 @dataclass(frozen=True, slots=True)

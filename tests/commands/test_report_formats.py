@@ -143,6 +143,14 @@ def test_external_results_as_csv_are_the_points_of_the_json(command, capsys, tmp
     assert {"tokens_per_s", "latency_s", "gain_per_doubling", "pareto", "chosen", "problems"} <= rows[0].keys()
 
 
+@pytest.mark.parametrize("command", [["judge", "--where=n=1"], ["replicas", "--replicas=n"]])
+def test_every_key_of_external_results_is_documented(command, capsys, tmp_path):
+    (tmp_path / "r.csv").write_text("n,seqs,tps,itl_ms\n1,4,100,10\n1,8,150,12\n1,16,180,15\n2,8,210,11\n")
+    words = [*command, tmp_path / "r.csv", "--knob=seqs", "--throughput=tps", "--latency=itl_ms", "--json"]
+    page = (BASELINES.parents[1] / "docs/external-json.md").read_text("utf-8")
+    assert [key for key in json.loads(told(capsys, *words)[1].out) if f"`{key}`" not in page] == []
+
+
 @pytest.mark.parametrize(("command", "more"), [("judge", []), ("report", []), ("replicas", ["--replicas=n"])])
 def test_rows_that_are_left_out_are_said_beside_the_csv(command, more, capsys, tmp_path):
     lines = ["n,seqs,tps,itl_ms", "1,4,100,10", "1,8,150,12", "1,16,180,15", "2,8,210,11", "1,32,,20"]

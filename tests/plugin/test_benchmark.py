@@ -32,6 +32,7 @@ def test_each_point_is_a_benchmark_of_seconds_per_request(saved, archive):
     assert row["group"] == "opt-125m"
     assert set(row["extra_info"]["records"]) <= {m.id for m in archive().measurements}
     assert row["extra_info"]["concurrency"] == 64
+    assert row["params"] == {"slm_point": "opt-125m-64"}
     assert told["machine_info"]["slmserve"]["platform"] == "simulated"
 
 

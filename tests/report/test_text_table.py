@@ -44,6 +44,13 @@ def test_cells_stand_below_their_headings_each_on_its_side():
     ]
 
 
+@pytest.mark.parametrize(
+    ("head", "name"), [("max_num\n_seqs", "max_num_seqs"), ("ms/\ntoken", "ms/token"), ("roof-\nline %", "roofline %")]
+)
+def test_a_broken_heading_is_whole_where_the_column_is_named(head, name):
+    assert Column(head, str).name == name
+
+
 def test_columns_that_tell_nothing_are_left_out():
     columns = (NOTHING, LETTER, DASH, SOMETIMES)
     assert telling("ab", columns) == [LETTER, SOMETIMES] and telling("a", columns) == [LETTER]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal
 
 from pytest_slmserve.analysis.stats.estimates import Interval
@@ -20,6 +21,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P")  # told apart in grey print; the next o
 SIZE_INCHES = (11.0, 4.6)
 ROW = 0.6  # height of each further row of panels, where the first with title and key is 1
 DOTS_PER_INCH = 150
+LETTER = 0.07  # width in inches, in a key
+ONE_LINE, FOUR_ROWS = 0.2, 0.9  # inches that a figure has for its title, and for its key or its bars' names
 LABELLED_LOADS = 22  # of one picture, side by side
 LABEL_DOTS = (28, 14)  # width and height of a load written beside its dot
 GREY = "#555555"
@@ -134,7 +137,8 @@ def panels(origins: Iterable[str], count: int, rows: int = 1, share_y: ShareY = 
     size = (width if count > 1 else 0.6 * width, height * (1 + ROW * (rows - 1)))
     figure: Any = Figure(figsize=size, layout="constrained")
     figure.get_layout_engine().set(wspace=0.05)
-    figure.suptitle("; ".join(dict.fromkeys(origins)), fontsize=10, color=GREY)
+    title = figure.suptitle("\n".join(dict.fromkeys(origins)), fontsize=10, color=GREY)
+    make_room(figure, title, ONE_LINE)
     return figure, list(figure.subplots(rows, count, sharey=share_y, squeeze=False).flat)
 
 
@@ -218,12 +222,12 @@ def log_axis(axes: Any, axis: Any, base: float = 10) -> None:
     axis.set_major_formatter(plain)
 
 
-def decade_axis(axes: Any) -> None:
-    """Logarithmic in y, with numbers between the powers of ten too, as many as there is room for."""
-    log_axis(axes, axes.yaxis)
-    low, high = axes.get_ylim()
+def decade_axis(axes: Any, axis: Any) -> None:
+    """Logarithmic, with numbers between the powers of ten too, as many as there is room for."""
+    log_axis(axes, axis)
+    low, high = axis.get_view_interval()
     named = "123456789" if high < 10 * low else "25" if high < 1e3 * low else ""
-    axes.yaxis.set_minor_formatter(lambda value, _: plain(value) if f"{value:e}"[0] in named else "")
+    axis.set_minor_formatter(lambda value, _: plain(value) if f"{value:e}"[0] in named else "")
 
 
 def plain(value: float, position: int | None = None) -> str:
@@ -236,11 +240,19 @@ def key_below(figure: Any, more: Iterable[Any] = ()) -> None:
     named = {text: handle for axes in figure.axes for handle, text in zip(*axes.get_legend_handles_labels())}
     if not (handles := [*named.values(), *more]):
         return
+    names = [fill(handle.get_label(), int((figure.get_figwidth() - 0.6) / LETTER)) for handle in handles]
     # As few rows as fit into the width, all about equally long.
-    longest = max(len(handle.get_label()) for handle in handles)
-    rows = math.ceil(len(handles) / max(1, int(figure.get_figwidth() / (0.6 + 0.07 * longest))))
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    rows = math.ceil(len(handles) / max(1, int(figure.get_figwidth() / (0.6 + LETTER * longest))))
     columns = math.ceil(len(handles) / rows)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    key = figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    make_room(figure, key, FOUR_ROWS)
+
+
+def make_room(figure: Any, part: Any, usual: float) -> None:
+    """Make the figure as much higher as the part is above its usual height in inches, so that the axes keep theirs."""
+    extra = part.get_window_extent().height / figure.dpi - usual
+    figure.set_figheight(figure.get_figheight() + max(0.0, extra))
 
 
 def save(figure: Any, path: Path) -> None:

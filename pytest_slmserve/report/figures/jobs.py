@@ -70,7 +70,7 @@ def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> drawing.Picture
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [drawing.plain(tick) for tick in ticks])
         axes.minorticks_off()
-        drawing.decade_axis(axes)
+        drawing.decade_axis(axes, axes.yaxis)
 
     x = "output tokens of a request"
     drawn = [drawing.Panel(served, finish, x, "requests/s"), drawing.Panel(waited, finish, x, "mean E2E latency, s")]

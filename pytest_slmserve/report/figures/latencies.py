@@ -139,7 +139,7 @@ def _percentiles(
                 at, words = (1, 1e3 * slo.bounds[name]), bounds[name].replace(":", ":\n")
                 place = {"xycoords": axes.get_yaxis_transform(), "xytext": (3, 0), "textcoords": "offset points"}
                 axes.annotate(words, at, fontsize=8, color=drawing.GREY, va="center", **place)
-            drawing.decade_axis(axes)
+            drawing.decade_axis(axes, axes.yaxis)
             for part, stroke in STROKES.items():
                 axes.plot([], [], stroke, color=drawing.GREY, linewidth=1, label=part)
 

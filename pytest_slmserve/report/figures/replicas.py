@@ -309,11 +309,11 @@ def _panels(several: Sequence[drawing.Shown]) -> list[drawing.Panel]:
 
     def by_gpus(axes: Any) -> None:
         axes.set_xticks(sorted(numbers))
-        drawing.decade_axis(axes)
+        drawing.decade_axis(axes, axes.yaxis)
 
     def by_blocks(axes: Any) -> None:
         drawing.log_axis(axes, axes.xaxis, base=2)
-        drawing.decade_axis(axes)
+        drawing.decade_axis(axes, axes.yaxis)
 
     return [
         drawing.Panel(total, by_gpus, "GPUs", "most output tokens/s"),

@@ -20,6 +20,7 @@ from pytest_slmserve.report.figures import drawing
 from pytest_slmserve.report.numbers import figure as digits
 
 HATCHES = ("", "////", "....", "xxxx")  # of power limits, from the highest
+UPRIGHT_LETTERS = 36  # of a line of a bar's name, where names side by side would overlap
 BAR = 0.7  # width of a model's bars, where 1 is the distance between two models
 BARE = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # behind a number, so that no line crosses it
 
@@ -127,6 +128,8 @@ def energy_per_token(sweeps: Sequence[drawing.Shown]) -> drawing.Picture:
     ):
         drawing.dress(axes, "requests in flight, and model", label)
         _draw_bars(axes, spent, values, limits)
+    longest = max(power.get_xticklabels(), key=lambda name: name.get_window_extent().height)
+    drawing.make_room(figure, longest, drawing.FOUR_ROWS)
     if len(limits) == 1 and limits[0] is not None:
         power.axhline(limits[0], color=drawing.GREY, linewidth=0.8, linestyle=":", label=f"power limit {limits[0]} W")
     drawing.key_below(figure, _limit_patches(limits) if len(limits) > 1 else ())
@@ -211,7 +214,9 @@ def _draw_bars(
     firsts = [group[0] for group in groups]
     names = [f"{s.concurrency} {s.sweep.name}{' degraded' if s.degraded else ''}" for s in firsts]
     letters = max(1, 48 // len(names))  # that stand side by side below a group
-    axes.set_xticks(range(len(groups)), [fill(name, letters, break_long_words=False) for name in names], fontsize=8)
+    upright = max(len(word) for name in names for word in name.split()) > 1.5 * letters
+    lines = [fill(name, UPRIGHT_LETTERS if upright else letters, break_long_words=False) for name in names]
+    axes.set_xticks(range(len(groups)), lines, fontsize=8, rotation=90 if upright else 0)
     axes.grid(False, axis="x")
     axes.margins(y=0.16)
 

@@ -81,8 +81,8 @@ def _draw(sweeps: Sequence[drawing.Shown]) -> Any:
     load.yaxis.set_major_formatter(drawing.plain)
     drawing.load_axis(load, sweeps)
     drawing.dress(plane, "mean E2E latency, s (numbers: requests in flight)", "output tokens/s")
-    drawing.log_axis(plane, plane.xaxis)
-    drawing.log_axis(plane, plane.yaxis)
+    drawing.decade_axis(plane, plane.xaxis)
+    drawing.decade_axis(plane, plane.yaxis)
     drawing.label_loads(  # every other load of the front, from the largest down
         plane,
         (

@@ -497,7 +497,7 @@ def _intervals(values: Values, x_title: str, description: str, others: Sequence[
     room = 0.06 * ((max(most, *known) - min(least, *known)) or 1.0)
     domain = [min(least, *known) - room, max(most, *known) + room]
     scale = {"domain": domain, "nice": False, "zero": False}
-    axis = {"format": "~s" if max(map(abs, domain)) >= 1000 else "~g", "tickCount": 6, "labelOverlap": True}
+    axis = {"format": "~s" if max(map(abs, domain)) >= 1000 else "~r", "tickCount": 6, "labelOverlap": True}
     x = {"type": "quantitative", "title": x_title or None, "scale": scale, "axis": axis}
     y = _rows([row["subject"] for row in values])
     colour, shape = (
@@ -620,7 +620,7 @@ def _load_axis(loads: Sequence[int], title: str = IN_FLIGHT) -> Spec:
 def _axis(channel: str, title: str, scale: str = "linear") -> Spec:
     linear = scale == "linear"
     kind = {"type": scale, "zero": True} if linear else {"type": scale, "nice": False, "padding": PADDING}
-    axis: Spec = {"format": "~s" if title == TOKENS_PER_S else ",~r", "labelOverlap": True}
+    axis: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}
     axis |= {} if linear else {"gridOpacity": 0.5}
     axis |= {"tickCount": 6} if channel == "y" else {}
     return {"type": "quantitative", "title": title, "scale": kind, "axis": axis}

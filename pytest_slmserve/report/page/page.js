@@ -54,7 +54,7 @@
   function draw(element) {
     const chart = chartOf(element);
     chart.spec.data.values = chart.rows;
-    nameSeries(chart.spec, chart.rows);
+    nameSeries(chart.spec, chart.rows, element.clientWidth);
     chart.view?.finalize();
     const compiled = vegaLite.compile(withLines(chart.spec, element.clientWidth), { config: look() }).spec;
     chart.view = new vega.View(vega.parse(compiled, {}, { ast: true }), {
@@ -63,27 +63,34 @@
     chart.view.tooltip(showTip).run();
   }
 
+  const inLines = (most) => `split(trim(replace(datum.label, regexp('(.{1,${most}})(?: +|$)', 'g'), '$1\\n')), '\\n')`;
+
   function withLines(spec, width) { // of names of rows that are too long for one: else a phone has no room for the marks
-    const most = width < 480 ? 22 : 42;
+    const most = width < 480 ? 22 : 36;
     const names = new Set(spec.data.values.map((row) => row.subject ?? ""));
     if ([...names].every((name) => name.length <= most)) return spec;
     const broken = structuredClone(spec);
-    const labelExpr = `split(trim(replace(datum.label, regexp('(.{1,${most}})(?: +|$)', 'g'), '$1\\n')), '\\n')`;
+    const labelExpr = inLines(most);
     for (const { encoding } of broken.layer) {
       if (encoding?.y?.field !== "subject") continue;
-      const condition = [3, 2].map((lines) => ({ test: `length(${labelExpr}) >= ${lines}`, value: 6 * (1 - lines) }));
+      const condition = [8, 7, 6, 5, 4, 3, 2].map((lines) => ({ test: `length(${labelExpr}) >= ${lines}`, value: 6 * (1 - lines) }));
       encoding.y.axis = { ...encoding.y.axis, labelExpr, labelLineHeight: 12, labelOffset: { condition, value: 0 } };
     }
-    if (width < 480) broken.height = 42 * names.size;
+    const lines = Math.max(...[...names].map((name) => name.match(RegExp(`.{1,${most}}(?: +|$)`, "g"))?.length ?? 1));
+    broken.height = Math.max(width < 480 ? 42 : 26, 13 * lines) * names.size;
     return broken;
   }
 
-  function nameSeries(spec, rows) { // those of another page too
+  function nameSeries(spec, rows, width) { // those of another page too; one below the other where two have no room
     for (const { encoding } of spec.layer) for (const channel of ["color", "shape", "stroke"]) {
       const told = encoding?.[channel];
       if (told?.field !== "series" || !rows.length) continue;
       const names = new Set([...told.scale.domain, ...rows.map((row) => row.series)]);
-      if (names.size > told.scale.domain.length) told.legend = { ...told.legend, orient: "bottom", columns: 1, labelLimit: 400 };
+      const longest = 30 + 7 * Math.max(...[...names].map((name) => name.length));
+      if (names.size > told.scale.domain.length || (told.legend && 2 * longest > width)) {
+        const labelExpr = inLines(Math.floor((width - 100) / 7));
+        told.legend = { ...told.legend, orient: "bottom", columns: 1, labelLimit: 0, labelExpr };
+      }
       told.scale.domain = [...names];
     }
   }

@@ -53,6 +53,11 @@ def test_few_points_and_no_plateau(tmp_path):
     assert "<!-- plateau from here -->" not in text and "<!-- other -->" in text
 
 
+def test_the_plane_has_plain_numbers_between_the_powers_of_ten(tmp_path):
+    text = drawn(tmp_path, noisy_curve({1: 300.0, 64: 4700.0}), noisy_curve({4: 200.0}, subject="other"))
+    assert "<!-- 2,000 -->" in text and "mathdefault" not in text
+
+
 def test_a_law_that_does_not_describe_the_curve_is_not_drawn(tmp_path):
     bent = noisy_curve({1: 10.0, 16: 160.0, 128: 1200.0, 256: 700.0, 512: 650.0})
     assert "<!-- fitted law -->" not in drawn(tmp_path, bent)

@@ -236,6 +236,27 @@ def test_a_key_of_many_long_names_fits():
     )
 
 
+def test_a_long_key_and_title_leave_the_axes_their_height():
+    devices = [replace(H200, gpu_name=f"A device with the number {number}") for number in range(3)]
+    swept = [curve(f"model-{i}, {'as ' * 50}measured", sensed(1), environment=devices[i % 3]) for i in range(30)]
+    figure = next(drawn.figure for drawn in pictures(swept) if drawn.name == "sweeps")
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in (figure._suptitle, *figure.legends[0].get_texts())]
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert figure.axes[0].bbox.height > 2.5 * figure.dpi
+
+
+def test_long_names_below_bars_do_not_overlap():
+    models = [f"opt-125m, ramp-up staggered, enable_chunked_prefill {i}" for i in range(8)]
+    swept = [curve("opt-125m", powered(512, (300.0, 0.01, 700.0))) for _ in models]
+    sweeps = [replace(one, name=name) for one, name in zip(shown(swept), models, strict=True)]
+    figure = energy_per_token(sweeps).figure
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert figure.axes[0].bbox.height > 2.5 * figure.dpi
+
+
 @given(loads=st.sets(st.integers(1, 4096), min_size=1, max_size=40), count=st.integers(1, 3))
 def test_loads_are_labelled_as_far_as_there_is_room(loads, count):
     sweeps = shown([curve("x", *(sensed(load) for load in sorted(loads)))])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,24 @@ def test_the_page_is_dark_where_the_reader_s_system_is_and_light_at_a_click(brow
         assert seen.page.get_attribute("#theme", "aria-pressed") == "false"
 
 
+def test_paper_has_whole_tables_of_text(browser, written):
+    with opened_in(browser, written, viewport={"width": 718, "height": 1000}) as seen:  # A4
+        seen.page.emulate_media(media="print")
+        seen.page.evaluate(UNFOLD)
+        pre = seen.page.locator("pre").last
+        assert pre.evaluate("pre => getComputedStyle(pre).overflowX") == "visible"
+        assert pre.evaluate("pre => pre.scrollWidth / pre.clientWidth") < 1.2, "what the browser makes smaller"
+
+
+def test_without_javascript_nothing_waits_for_a_click_in_vain(browser, written):
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(written.as_uri())
+        assert page.locator("table").first.is_visible()
+        dead = page.locator("button:not(.term), [type=file]")  # fields tell the bounds of the table
+        assert dead.count() > 20 and not any(each.is_visible() for each in dead.all())
+
+
 def test_another_page_is_laid_beside_this_one(browser, written, tmp_path):
     other, stranger = tmp_path / "other.html", tmp_path / "stranger.html"
     other.write_bytes(written.read_bytes())
@@ -270,6 +289,44 @@ def test_names_of_bars_are_broken_on_a_phone(browser, tmp_path):
             assert boxes and max(box["width"] for box in boxes) < 140
         assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
         assert violations(seen) == []
+
+
+def test_ticks_are_plain_and_short_numbers(browser, tmp_path):
+    path = tmp_path / "out.html"
+    main(["report", str(ARCHIVE.with_name("h200-vllm-0.26.0-several-gpus.jsonl.xz")), "--strict", "--html", str(path)])
+    with opened_in(browser, path) as seen:
+        seen.page.evaluate(UNFOLD)
+        seen.page.wait_for_function("document.querySelectorAll('.chart:not(:has(svg))').length == 0")
+        ticks = {text for text in seen.page.locator(".role-axis-label text").all_text_contents() if text[:1].isdigit()}
+        assert "500" in ticks and [text for text in ticks if "e+" in text or len(text.split()[0]) > 9] == []
+
+
+def test_a_phone_has_room_for_long_names_of_series(browser, tmp_path):
+    path = tmp_path / "out.html"
+    main(["report", str(ARCHIVE.with_name("h100-vllm-0.26.0-today-next-host.jsonl.xz")), "--html", str(path)])
+    with opened_in(browser, path, viewport={"width": 390, "height": 844}) as seen:
+        seen.page.evaluate(UNFOLD)
+        figure = seen.page.locator("figure:has-text('Throughput against latency')")
+        names = figure.locator(".role-legend-label text")
+        playwright.expect(names).to_have_count(2, timeout=PATIENCE_MS)
+        ends = [box["x"] + box["width"] for each in names.all() if (box := each.bounding_box())]
+        chart = figure.locator("svg").bounding_box()
+        assert max(ends) <= chart["x"] + chart["width"]
+
+
+def test_names_that_several_archives_make_long_are_whole_and_apart(browser, tmp_path):
+    path, names = tmp_path / "out.html", ("h100-vllm-0.26.0-today", "h100-vllm-0.26.0-fp8")
+    main(["report", *(str(BASELINES / f"{name}.jsonl.xz") for name in names), "--html", str(path)])
+    with opened_in(browser, path) as seen:
+        seen.page.evaluate(UNFOLD)
+        seen.page.wait_for_function("document.querySelectorAll('.chart:not(:has(svg))').length == 0")
+        key = seen.page.locator("figure:has-text('Throughput against latency') .role-legend-label text")
+        labels = key.all_text_contents()
+        assert len(set(labels)) == len(labels) > 6 and not any("\u2026" in label for label in labels)
+        rows = seen.page.locator("#claims figure").first.locator(".role-axis-label text")
+        boxes = [each.bounding_box() for each in rows.all() if "b, ramp-up" in each.text_content()]
+        boxes.sort(key=lambda box: box["y"])
+        assert boxes and all(above["y"] + above["height"] <= below["y"] + 3 for above, below in pairwise(boxes))
 
 
 def test_a_phone_has_no_line_that_is_too_long(browser, written):
