@@ -143,11 +143,13 @@ def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple
     tail, fitted = TAIL / several, with_batches(prediction.curve.points)
     here, own = differences(fitted), differences(there.valid)
     halves = [_half(here.mean(i, tail)) for i in range(len(fitted))]
-    found = []
+    laws, found = _moved_laws(fitted), []
     for i, point in enumerate(there.valid):
         batch = fmean(point.batch_repeats)
         log = math.log(prediction.tokens_per_s(batch) / fmean(point.repeats))
-        half = math.hypot(_half(own.mean(i, tail)), *map(mul, _shares(fitted, batch), halves))
+        moved = (t_inf * batch / (batch + b_half) for t_inf, b_half in laws)
+        shares = [math.log(rate / prediction.law.tokens_per_s(batch)) / math.log1p(STEP) for rate in moved]
+        half = math.hypot(_half(own.mean(i, tail)), *map(mul, shares, halves))
         known = here.known and own.known
         found.append((factor(Interval(log, log - half, log + half) if known else Interval(log)), point))
     return found
@@ -157,15 +159,11 @@ def _half(log: Interval) -> float:
     return ends(log)[1] - log.value
 
 
-def _shares(points: Sequence[Point], batch: float) -> list[float]:
-    """Relative change of the law's throughput at a batch by that of each point."""
+def _moved_laws(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """T_inf and b_half of the law where the throughput of one point is larger by STEP, point by point."""
     pairs = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in points]
-
-    def log_rate(*moved: int) -> float:
-        t_inf, half = fit_step((b, rate * (1 + STEP) if i in moved else rate) for i, (b, rate) in enumerate(pairs))
-        return math.log(t_inf / (batch + half))
-
-    return [(log_rate(i) - log_rate()) / math.log1p(STEP) for i in range(len(pairs))]
+    scaled = [(batch, rate * (1 + STEP)) for batch, rate in pairs]
+    return [fit_step([*pairs[:i], scaled[i], *pairs[i + 1 :]]) for i in range(len(pairs))]
 
 
 def carries(prediction: CarriedLaw, there: Curve) -> Verdict:
