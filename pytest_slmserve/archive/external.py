@@ -10,7 +10,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -280,16 +280,18 @@ def mixtures(rows: Sequence[Row]) -> list[str]:
 
 def taken_as_repeats(rows: Sequence[Row], columns: Columns) -> Iterator[str]:
     """One sentence for each column of numbers in which rows differ that have the same knob."""
-    groups, others = (
-        list(grouped(rows, lambda row: knob_of(row, columns.knob)).values()),
-        {*columns.names, *words(rows)},
-    )
+    groups = list(grouped(rows, lambda row: knob_of(row, columns.knob)).values())
+    yield from mixed_repeats(rows, groups, {*columns.names, *words(rows)})
+
+
+def mixed_repeats(rows: Sequence[Row], groups: Sequence[Sequence[Row]], others: Container[str | None]) -> Iterator[str]:
+    """One sentence for each column, but for the `others`, in which rows of one of the groups differ."""
     for name in dict.fromkeys(name for row in rows for name in row.cells):
-        if name not in others and (kinds := mixed(name, rows, groups)):
+        if name not in others and (kinds := _mixed(name, rows, groups)):
             yield f"rows of different {name} ({some(kinds)}) are taken as repeats; --where {name}=... chooses"
 
 
-def mixed(name: str, rows: Sequence[Row], groups: Sequence[Sequence[Row]]) -> list[str]:
+def _mixed(name: str, rows: Sequence[Row], groups: Sequence[Sequence[Row]]) -> list[str]:
     """Values in which repeats differ, if each stands in several rows, as settings do and measurements do not. The
     number of a run is no setting."""
     if name == RUN or any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
@@ -340,17 +342,19 @@ def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:
 def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
     """Rows of all files, and sentences on those left out. `vllm bench sweep` keeps each result in a file of its own and
     in a summary: what an earlier file has, too, is no repeat, nor is a warm-up. Raises BadUsage."""
-    found, seen, warm_ups, twice = list[Row](), set[str](), 0, 0
+    found, seen = list[Row](), set[str]()
+    left_out = {"warm-ups of a sweep": 0, "for an earlier file has the same": 0}
     for path in paths:
         own = set()
         for row in read(path):
             own.add(same := repr(sorted(row.cells.items())))
-            warms_up = text_of(row, RUN) == WARM_UP
-            warm_ups += warms_up
-            twice += same in seen and not warms_up
-            found += [] if warms_up or same in seen else [row]
+            if text_of(row, RUN) == WARM_UP:
+                left_out["warm-ups of a sweep"] += 1
+            elif same in seen:
+                left_out["for an earlier file has the same"] += 1
+            else:
+                found.append(row)
         seen |= own
-    left_out = {"warm-ups of a sweep": warm_ups, "for an earlier file has the same": twice}
     return found, [f"left out, {why}: {number}" for why, number in left_out.items() if number]
 
 

@@ -17,7 +17,7 @@ from pytest_slmserve.archive.external import (
     holds,
     knob_of,
     matching,
-    mixed,
+    mixed_repeats,
     number_of,
     point_of,
     replicas_of,
@@ -87,9 +87,6 @@ def remarks(rows: Sequence[Row], columns: Columns, baseline: Sequence[str]) -> I
         if name not in dict(pairs) and name not in columns.names:
             different = f"rows of different {name} ({some(sorted(kinds))})"
             yield f"{different} are compared with each other; --where {name}=... chooses"
-    groups = list(_groups(rows, columns, pairs).values())
-    for name in dict.fromkeys(name for row in rows for name in row.cells):
-        if name not in columns.names and (kinds := mixed(name, rows, groups)):
-            yield f"rows of different {name} ({some(kinds)}) are taken as repeats; --where {name}=... chooses"
+    yield from mixed_repeats(rows, list(_groups(rows, columns, pairs).values()), columns.names)
     if columns.preemptions is None:
         yield "no --preemptions: what preempted is not told from the rest, and may be chosen"
