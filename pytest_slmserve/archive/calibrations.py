@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Rates
 from pytest_slmserve.analysis.gate.decision import GateCriteria
+from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.archive.codec import built, typed
 from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.schema.catalog import short_name
@@ -58,6 +59,11 @@ def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches =
     asked = short_hash([spec.interface, *([m.workload.hash, load_facts(m.load)] for m in seen)])
     device = where.platform, where.gpu_name, where.driver
     return NoiseKey(short_name(spec.model), loads, *device, terms.margin, terms.pairs, caches, asked)
+
+
+def place_of(gated: Gated) -> NoiseKey:
+    """The place of a gate that has a pair."""
+    return noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
 
 
 def beside(records: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pytest_slmserve.archive.merge import merge as merge_parts
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, print_notes
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, of_a_command
 from pytest_slmserve.schema.files import is_file
 
 STATUS = (
@@ -28,11 +28,8 @@ def merge(given: argparse.Namespace) -> int:
     for path in given.paths:
         if not is_file(path):  # or OUT would be made for nothing
             raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
-    try:
-        with Archive.open(given.out) as into:
-            merged = merge_parts(given.paths, into)
-    except BadUsage as error:
-        raise BadUsage(error.problem, error.hint.replace("--slm-records", "--out")) from None
+    with of_a_command(BadUsage, records="--out"), Archive.open(given.out) as into:
+        merged = merge_parts(given.paths, into)
     print_notes((*into.notes, *merged.notes))
     print(f"{given.out}: {merged.written} measurements added, {merged.known} were there")
     return FAILS if merged.notes else HOLDS

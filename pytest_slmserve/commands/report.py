@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.stored.claims import judge_all, rows_from, stored_curves, stored_gates, unique
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.archive import store
-from pytest_slmserve.archive.calibrations import beside, find, noise_key
+from pytest_slmserve.archive.calibrations import beside, find, place_of
 from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.archive.runs import RunChoice, chosen, runs_of
 from pytest_slmserve.archive.store import Contents, read
@@ -234,8 +234,7 @@ def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
     if not gated.pairs:
         return gated, ""
-    place = noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
-    if (known := find(beside(records), place)) is None:
+    if (known := find(beside(records), place_of(gated))) is None:
         return gated, ""
     return weaker(gated, known.calibration), calibration_text(gated.model, known.calibration, known.measured_at)
 

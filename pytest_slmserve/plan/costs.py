@@ -59,7 +59,7 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
     limit, a part of it at a time."""
     if spec.platform == "remote":  # whose speed nobody knows
         return 0.0
-    running = min(batch, given_limit(spec, "max_num_seqs", spec.max_num_seqs))
+    running = min(batch, given_limit(spec, "max_num_seqs"))
     if spec.platform == "cpu":
         return (2.5e-3 + 1.5e-4 * running) * batch / running
     shape = shape_of(spec.model)
@@ -74,8 +74,7 @@ def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float
     if spec.interface == "transformers" and spec.platform != "simulated":
         return _batched_estimate_s(spec, job, workload)
     capacity = kv_capacity(spec, workload.longest)
-    limit = given_limit(spec, "max_num_seqs", spec.max_num_seqs)
-    batch = max(1, min(requests, limit, capacity or requests))
+    batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), capacity or requests))
     step_s = _step_s(spec, batch, prompt + output / 2)
     prompts_s = requests * prompt * (1e-5 if spec.platform == "cpu" else (shape_of(spec.model).active or 0) / 2e14)
     work_s = prompts_s + requests / batch * output * step_s

@@ -27,7 +27,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
 from pytest_slmserve.analysis.gate.waivers import Waiver, waiver_for
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.analysis.stored.claims import stored_gates
-from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, beside, find, keep, noise_key
+from pytest_slmserve.archive.calibrations import StoredNoise, beside, find, keep, place_of
 from pytest_slmserve.archive.calibrations import read as read_calibrations
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.archive.waivers import read_waivers
@@ -175,7 +175,7 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
         keep(path, kept)
     elif not gated.pairs:
         return gated
-    elif (known := find(path, _place(gated))) is None:
+    elif (known := find(path, place_of(gated))) is None:
         if session.platform != "simulated":  # whose noise is that of a formula
             unknown = f"no calibration of {gated.model} on this host"
             session.notes.append(f"{unknown}: --slm-calibrate measures what a gate can detect")
@@ -186,10 +186,6 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     return weaker(gated, kept.calibration)
 
 
-def _place(gated: Gated) -> NoiseKey:
-    return noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
-
-
 def _calibrated(gated: Gated) -> StoredNoise:
     series = gated_series(gated.pairs)
     noise = noise_of(series)
@@ -197,7 +193,7 @@ def _calibrated(gated: Gated) -> StoredNoise:
         few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
         raise BadUsage(few, "a quieter host: see doctor")
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return StoredNoise(_place(gated), now, noise, calibrate(noise, series, gated.terms))
+    return StoredNoise(place_of(gated), now, noise, calibrate(noise, series, gated.terms))
 
 
 def _is_over(gated: Gated, session: Session) -> bool:

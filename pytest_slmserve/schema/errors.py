@@ -40,12 +40,14 @@ def named(who: str, error: SlmError) -> SlmError:
 
 
 @contextmanager
-def of_a_command(*kinds: type[SlmError]) -> Iterator[None]:
-    """Errors of these kinds name options of a command, which are those of pytest without our prefix."""
+def of_a_command(*kinds: type[SlmError], records: str = "--records") -> Iterator[None]:
+    """Errors of these kinds name options of a command, which are those of pytest without our prefix. records: its name
+    of that for the archive."""
     try:
         yield
     except kinds as error:
-        raise type(error)(error.problem, error.hint.replace("--slm-", "--")) from None
+        hint = error.hint.replace("--slm-records", records).replace("--slm-", "--")
+        raise type(error)(error.problem, hint) from None
 
 
 class BadUsage(SlmError):

@@ -94,17 +94,18 @@ def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: in
 
 def in_flight(spec: EngineSpec) -> int:
     """Tokens that are scheduled and not yet settled, at most."""
-    return STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens", spec.max_num_batched_tokens)
+    return STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens")
 
 
 def kv_bytes_asked(spec: EngineSpec) -> int:
     """Bytes of the KV cache that the engine is started with, over all GPUs. 0: as much as it finds room for."""
-    return given_limit(spec, "kv_cache_memory_bytes", spec.kv_cache_bytes) * spec.tensor_parallel_size
+    return given_limit(spec, "kv_cache_memory_bytes", "kv_cache_bytes") * spec.tensor_parallel_size
 
 
-def given_limit(spec: EngineSpec, argument: str, own: int) -> int:
-    """A limit by its argument of vLLM's engine, which goes over the specification's `own`, unless it is no limit."""
-    given = dict(spec.extra).get(argument)
+def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
+    """A limit by its argument of vLLM's engine, which goes over the specification's own, unless it is no limit. field:
+    the name of its own, where that is another."""
+    given, own = dict(spec.extra).get(argument), int(getattr(spec, field or argument))
     return given if isinstance(given, int) and given > 0 else own
 
 
