@@ -39,6 +39,8 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+PHONE = {"width": 390, "height": 844}
+ALL_DRAWN = "document.querySelectorAll('.chart:not(:has(svg))').length == 0"
 UNFOLD = "dispatchEvent(new Event('beforeprint'))"  # paper has every part and every chart
 SLOS = (("200", "20", ""), ("60", "", "1800"), ("", "12.5", ""), ("13.061", "", ""))  # ms: TTFT, TPOT, E2E
 
@@ -95,6 +97,21 @@ def opened_in(browser: Any, written: Path, **words: Any) -> Iterator[Opened]:
         yield seen
         own = (written.as_uri(), "data:", "blob:", "about:blank")
         assert [what for what in seen.trouble if not what.startswith(own)] == [], "it is quiet, and asks nobody"
+
+
+def stored(name: str) -> str:
+    """The path of a committed archive."""
+    return str(BASELINES / f"{name}.jsonl.xz")
+
+
+@contextmanager
+def unfolded(browser: Any, folder: Path, *arguments: str, **words: Any) -> Iterator[Opened]:
+    """The page of a report, with every part and every chart. words: of the browser's context."""
+    path = folder / "out.html"
+    main(["report", *arguments, "--html", str(path)])
+    with opened_in(browser, path, **words) as seen:
+        seen.page.evaluate(UNFOLD)
+        yield seen
 
 
 @pytest.fixture(scope="module")
@@ -277,10 +294,7 @@ def test_another_page_is_laid_beside_this_one(browser, written, tmp_path):
 
 
 def test_names_of_bars_are_broken_on_a_phone(browser, tmp_path):
-    path = tmp_path / "out.html"
-    main(["report", str(ARCHIVE.with_name("h200-vllm-0.26.0-replicas.jsonl.xz")), "--html", str(path)])
-    with opened_in(browser, path, viewport={"width": 390, "height": 844}) as seen:
-        seen.page.evaluate(UNFOLD)
+    with unfolded(browser, tmp_path, stored("h200-vllm-0.26.0-replicas"), viewport=PHONE) as seen:
         bars = seen.page.locator("figure:has-text('Memory of the GPU') .mark-rect.role-mark path")
         playwright.expect(bars).to_have_count(32, timeout=PATIENCE_MS)
         assert "opt-1.3b, time-slicing" in bars.nth(4).get_attribute("aria-label")
@@ -292,20 +306,14 @@ def test_names_of_bars_are_broken_on_a_phone(browser, tmp_path):
 
 
 def test_ticks_are_plain_and_short_numbers(browser, tmp_path):
-    path = tmp_path / "out.html"
-    main(["report", str(ARCHIVE.with_name("h200-vllm-0.26.0-several-gpus.jsonl.xz")), "--strict", "--html", str(path)])
-    with opened_in(browser, path) as seen:
-        seen.page.evaluate(UNFOLD)
-        seen.page.wait_for_function("document.querySelectorAll('.chart:not(:has(svg))').length == 0")
+    with unfolded(browser, tmp_path, stored("h200-vllm-0.26.0-several-gpus"), "--strict") as seen:
+        seen.page.wait_for_function(ALL_DRAWN)
         ticks = {text for text in seen.page.locator(".role-axis-label text").all_text_contents() if text[:1].isdigit()}
         assert "500" in ticks and [text for text in ticks if "e+" in text or len(text.split()[0]) > 9] == []
 
 
 def test_a_phone_has_room_for_long_names_of_series(browser, tmp_path):
-    path = tmp_path / "out.html"
-    main(["report", str(ARCHIVE.with_name("h100-vllm-0.26.0-today-next-host.jsonl.xz")), "--html", str(path)])
-    with opened_in(browser, path, viewport={"width": 390, "height": 844}) as seen:
-        seen.page.evaluate(UNFOLD)
+    with unfolded(browser, tmp_path, stored("h100-vllm-0.26.0-today-next-host"), viewport=PHONE) as seen:
         figure = seen.page.locator("figure:has-text('Throughput against latency')")
         names = figure.locator(".role-legend-label text")
         playwright.expect(names).to_have_count(2, timeout=PATIENCE_MS)
@@ -315,11 +323,9 @@ def test_a_phone_has_room_for_long_names_of_series(browser, tmp_path):
 
 
 def test_names_that_several_archives_make_long_are_whole_and_apart(browser, tmp_path):
-    path, names = tmp_path / "out.html", ("h100-vllm-0.26.0-today", "h100-vllm-0.26.0-fp8")
-    main(["report", *(str(BASELINES / f"{name}.jsonl.xz") for name in names), "--html", str(path)])
-    with opened_in(browser, path) as seen:
-        seen.page.evaluate(UNFOLD)
-        seen.page.wait_for_function("document.querySelectorAll('.chart:not(:has(svg))').length == 0")
+    archives = map(stored, ("h100-vllm-0.26.0-today", "h100-vllm-0.26.0-fp8"))
+    with unfolded(browser, tmp_path, *archives) as seen:
+        seen.page.wait_for_function(ALL_DRAWN)
         key = seen.page.locator("figure:has-text('Throughput against latency') .role-legend-label text")
         labels = key.all_text_contents()
         assert len(set(labels)) == len(labels) > 6 and not any("\u2026" in label for label in labels)
@@ -330,16 +336,14 @@ def test_names_that_several_archives_make_long_are_whole_and_apart(browser, tmp_
 
 
 def test_a_phone_has_no_line_that_is_too_long(browser, written):
-    with opened_in(browser, written, viewport={"width": 390, "height": 844}) as seen:
+    with opened_in(browser, written, viewport=PHONE) as seen:
         assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_a_history_is_drawn_and_fits_a_phone(browser, tmp_path):
     releases = [str(path) for path in sorted(BASELINES.glob("h200-vllm-*-ledger.jsonl.xz"))]
-    main(["report", *releases, "--show", "summary", "--html", str(tmp_path / "out.html")])
-    with opened_in(browser, tmp_path / "out.html", viewport={"width": 390, "height": 844}) as seen:
+    with unfolded(browser, tmp_path, *releases, "--show", "summary", viewport=PHONE) as seen:
         history = seen.page.locator("section:has(h2:text-is('History'))")
-        seen.page.evaluate(UNFOLD)
         playwright.expect(history.locator(".chart svg")).to_have_count(4, timeout=PATIENCE_MS)
         assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
         drawn = [" ".join(each.all_text_contents()) for each in history.locator(".chart").all()]
@@ -348,7 +352,7 @@ def test_a_history_is_drawn_and_fits_a_phone(browser, tmp_path):
 
 
 def test_a_term_tells_its_meaning_by_keyboard_on_a_phone(browser, written):
-    with opened_in(browser, written, viewport={"width": 390, "height": 844}) as seen:
+    with opened_in(browser, written, viewport=PHONE) as seen:
         term, meaning = seen.page.locator("th .term:text('TTFT')").first, seen.page.locator(".meaning:popover-open")
         term.focus()
         seen.page.keyboard.press("Enter")
