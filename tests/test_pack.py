@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.archive.store import FORMAT, Archive, read
 from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.sensors import ENERGY, POWER, POWER_INSTANT
 from pytest_slmserve.workload.arrivals import job
 
 SCRIPT = benchmark_script("pack")
@@ -125,6 +126,13 @@ def test_stamps_may_be_rounded_and_stay_on_their_side_of_the_window(script, nois
             columns = [getattr(m.run.samples, name) for m in (before, after)]
             assert inside(before.run, columns[0]) == inside(after.run, columns[1])
         assert inside(before.run, before.run.steps.time_s) == inside(after.run, times)
+        used = before.run.steps.kv_usage
+        assert after.run.steps.kv_usage == tuple(round(share * 5000) / 5000 for share in used) != used
+
+
+def test_readings_of_power_are_rounded_and_no_others(script):
+    columns = {POWER: (300.123, None), POWER_INSTANT: (299.96,), ENERGY: (12_345.678,)}
+    assert script.power_of(columns) == {**columns, POWER: (300.1, None), POWER_INSTANT: (300.0,)}
 
 
 def test_stamps_so_coarse_that_a_figure_would_change_are_not_written(script, noisy, tmp_path, capsys):
