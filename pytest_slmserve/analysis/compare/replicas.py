@@ -9,7 +9,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, figure_ratio
-from pytest_slmserve.analysis.points.sweep_points import Point, ratio
+from pytest_slmserve.analysis.points.sweep_points import Point, on_hosts_of, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure, within
@@ -53,8 +53,9 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     claim, pairs = name_of(PAY, sharing), compared(curve, sharing)
     if not pairs:
         return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
-    engines = curve.of_one_engine
-    shared, alone = max((pair[0] for pair in pairs), key=_served), max(engines, key=_served)
+    shared = max((pair[0] for pair in pairs), key=_served)
+    engines = list(filter(None, (on_hosts_of(point, shared) for point in curve.of_one_engine)))
+    alone = max(engines, key=_served)
     # The choice of each side errs in one direction only, so each end is corrected for one of them.
     seen = ratio(shared, alone, several=max(len(pairs), len(engines)))
     others = ", ".join(
@@ -92,13 +93,9 @@ def _served(point: Point | ReplicaPoint) -> float:
 
 
 def compared(curve: Curve, sharing: Sharing) -> list[Pair]:
-    """Replicas, and one engine alone under the same load in all; where both are valid."""
-    alone = {load: curve.one_engine(load) for load in {shared.concurrency for shared in curve.shared}}
-    return [
-        (shared, one)
-        for shared in curve.shared
-        if shared.sharing == sharing and shared.valid and (one := alone[shared.concurrency])
-    ]
+    """Replicas, and one engine alone on their host under the same load in all; where both are valid."""
+    valid = (shared for shared in curve.shared if shared.sharing == sharing and shared.valid)
+    return [(shared, one) for shared in valid if (one := curve.one_engine(shared.concurrency, shared))]
 
 
 def has_replicas(curve: Curve, sharing: Sharing) -> bool:
@@ -118,4 +115,5 @@ def _nothing_to_compare(curve: Curve, sharing: Sharing) -> str:
     if invalid := next((s for s in shared if not s.valid), None):
         return f"{invalid.count} replicas have no valid repeat ({'; '.join(invalid.problems) or 'not measured'})"
     loads = sorted({s.concurrency for s in shared})
-    return f"one engine alone was not measured at {', '.join(map(str, loads))} in flight"
+    where = " on their host" if any(map(curve.one_engine, loads)) else ""
+    return f"one engine alone was not measured at {', '.join(map(str, loads))} in flight{where}"

@@ -179,6 +179,18 @@ def point_of(concurrency: int, measurements: Sequence[Measurement]) -> Point:
     return Point(concurrency=concurrency, batch_repeats=batches, **repeats, **mean_figures(repeats["each"]))
 
 
+def on_hosts_of(point: Point, other: Repeats[Any]) -> Point | None:
+    """The point of those of its repeats that a host of `other` made, in the same boot; None where there are none. What
+    one host serves says nothing of another: of the same kind and with the same GPU some serve twice as much. The point
+    itself where a host is not known."""
+    mine = [m for group in point.used for m in group]
+    theirs = {m.environment.host for group in other.used for m in group}
+    if not mine or not theirs or None in theirs | {m.environment.host for m in mine}:
+        return point
+    kept = [m for m in mine if m.environment.host in theirs]
+    return point if kept == mine else point_of(point.concurrency, kept) if kept else None
+
+
 def mean_figures(summaries: Sequence[Summary], kind: type[Summary] = Summary) -> dict[str, Any]:
     """Means of what is a number; of the law's deviations the worst, of the bounds the one found most often, and the
     power limit where there was but one."""

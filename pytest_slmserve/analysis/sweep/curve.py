@@ -12,7 +12,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
-from pytest_slmserve.analysis.points.sweep_points import Point, by_series, e2e_s, points_of
+from pytest_slmserve.analysis.points.sweep_points import Point, by_series, e2e_s, on_hosts_of, points_of
 from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
@@ -126,10 +126,11 @@ class Curve:
         """Longest requests that fit into the KV cache at once."""
         return kv_capacity(self.first.spec, self.first.workload.longest, self.first.resolved) if self.first else None
 
-    def one_engine(self, concurrency: int) -> Point | None:
+    def one_engine(self, concurrency: int, replicas: ReplicaPoint | None = None) -> Point | None:
         """The point of one engine alone under a load, measured for comparisons or in the sweep; None where there is
-        none."""
-        return next((point for point in self.of_one_engine if point.concurrency == concurrency), None)
+        none. replicas: only what their hosts measured."""
+        found = (point for point in self.of_one_engine if point.concurrency == concurrency)
+        return next(filter(None, (on_hosts_of(point, replicas) if replicas else point for point in found)), None)
 
     @property
     def of_one_engine(self) -> list[Point]:

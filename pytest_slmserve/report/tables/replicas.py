@@ -22,9 +22,9 @@ from pytest_slmserve.schema.literals import Sharing
 SHARINGS = get_args(Sharing)
 LEGEND = (
     "in flight: in all engines. tokens: of all, over the span that their windows have in common, or whole convoys of "
-    "requests that start together; sum: of each over its own window, where that differs. gain: over one engine under "
-    "the same load. E2E: the largest of the replicas' means, and the 99th percentile of all requests. What sensors say "
-    "is of all engines together."
+    "requests that start together; sum: of each over its own window, where that differs. gain: over one engine on the "
+    "same host under the same load. E2E: the largest of the replicas' means, and the 99th percentile of all requests. "
+    "What sensors say is of all engines together."
 )
 MEMORY_LEGEND = (
     "Memory: weights, KV cache: of each engine, as it told them. other: what sensors saw in use beyond them at most: "
@@ -152,17 +152,17 @@ def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
         return SHARINGS.index(point.sharing), point.pinned, point.thread_percentage or 0, point.count
 
     for under in grouped(points, lambda p: (p.concurrency, p.workload, p.ramp_up, p.families)).values():
-        alone = alone_at(under[0], curves)
-        if alone:
+        found = [(point, alone_at(point, curves)) for point in sorted(under, key=place)]
+        if alone := next((base for _, base in found if base), None):
             yield Entry(under[0].models[0], "alone", alone)
-        for point in sorted(under, key=place):
-            gain = ratio(point, alone) if alone and point.valid else None
+        for point, base in found:
+            gain = ratio(point, base) if base and point.valid else None
             yield Entry(engines(point.models), deployed(point), point, gain)
 
 
 def alone_at(shared: ReplicaPoint, curves: Sequence[Curve]) -> Point | None:
-    """One engine under the load of all the replicas, where it was measured and is valid."""
-    found = (curve.one_engine(shared.concurrency) for curve in curves if shared in curve.shared)
+    """One engine under the load of all the replicas, where it was measured on their host and is valid."""
+    found = (curve.one_engine(shared.concurrency, shared) for curve in curves if shared in curve.shared)
     return next((point for point in found if point), None)
 
 
@@ -203,4 +203,4 @@ def _rate_alone(model: str, load: int, beside: ReplicaPoint, curves: Sequence[Cu
         c for c in curves if c.environment and c.load and (c.subject, c.environment.per_gpu_key, c.load.ramp_up) == here
     )
     mine = (c for c in alike if beside.workload is None or (c.workload and c.workload.hash == beside.workload))
-    return next((point.output_tokens_per_s for c in mine if (point := c.one_engine(load))), None)
+    return next((point.output_tokens_per_s for c in mine if (point := c.one_engine(load, beside))), None)

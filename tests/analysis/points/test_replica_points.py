@@ -294,6 +294,22 @@ def test_one_engine_is_held_against_them_at_its_best_load():
     assert "at 16 in flight, and one engine serves most at 32" in verdict.why
 
 
+def test_one_engine_of_another_host_says_nothing_of_them():
+    """Hosts of one kind, in one archive: on the other host one engine serves more at 32, and at 16 in flight."""
+    here, there = (replace(H200, host=host) for host in ("here", "there"))
+    runs = [m for i in range(2) for m in together(600.0 + i, 600.0 + i, repeat=i, environment=here)]
+    mine = [measurement(16, 1000.0 + i, repeat=i, environment=here) for i in range(2)]
+    theirs = [measurement(load, 1300.0 + i, repeat=i, environment=there) for i in range(2) for load in (16, 32)]
+
+    def judged(single, judge=replicas_pay):
+        return judge(with_shared([curve_of("opt-1.3b", single)], shared_points(runs))[0], "mps", 1.0)
+
+    assert judged([*mine, *theirs]).state is HOLDS
+    assert judged([*mine, *theirs]).value == judged(mine).value == pytest.approx(1201 / 1000.5)
+    for judge in (replicas_pay, partial(compared_with_one, TAIL)):
+        assert judged(theirs, judge).why == "one engine alone was not measured at 16 in flight on their host"
+
+
 @pytest.mark.parametrize(("bound", "state"), [(1.1, HOLDS), (0.5, FAILS)])
 def test_the_tail(bound, state):
     runs = [m for i in range(2) for m in together(520.0 + i, 520.0 + i, repeat=i)]

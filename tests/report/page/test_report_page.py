@@ -327,7 +327,7 @@ def test_replicas_are_held_against_one_engine(report):
     (spec,) = (spec for spec in page.charts.values() if spec["description"] == "gain over one engine")
     states = {row["subject"]: row["state"] for row in values_of(spec)}
     assert states["2 x opt-1.3b, mps, 192 in flight"] == "holds"
-    assert states["2 x opt-1.3b, time-slicing, 192 in flight"] == "fails"
+    assert len(states) == 1, "the other sets were measured on another host than the one engine"
 
 
 def test_a_history_has_the_rows_that_the_terminal_prints(report):
