@@ -213,12 +213,13 @@ class Curve:
 
     def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
         """Is every point up to the plateau Pareto-optimal, that is, does no other beat it by more than `margin` both in
-        throughput and in mean E2E?
+        throughput and in mean E2E? Every point measured, where they reach no plateau.
 
         Without a margin two points of equal latency would be told apart by noise alone. value, low, high: the advantage
         of another point over one of these that decides; of several it is corrected for having been chosen.
         """
-        knee, reason = _knee(self, tolerance, lambda load, knee: load <= knee)
+        largest = max((p.concurrency for p in self.valid), default=None)
+        knee, reason = _knee(self, tolerance, lambda load, knee: load <= knee, largest)
         if knee is None:
             return Verdict.undecided(PARETO, self.subject, reason + sparsely(self), margin, *self.valid)
         upto = [p for p in self.valid if p.concurrency <= knee]
@@ -329,12 +330,17 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
     return None
 
 
-def _knee(curve: Curve, tolerance: float, reads: Callable[[int, int], bool]) -> tuple[int | None, str]:
+def _knee(
+    curve: Curve, tolerance: float, reads: Callable[[int, int], bool], otherwise: int | None = None
+) -> tuple[int | None, str]:
     """The concurrency where the plateau begins, or None, and the reason why there is none to judge from. reads: whether
-    the judgement depends on a load, given where the plateau begins."""
+    the judgement depends on a load, given where the plateau begins. otherwise: what to judge from where the points
+    reach no plateau."""
     knee = curve.plateau(tolerance).value
     if knee is None:
-        return None, obstacle(curve) or f"no plateau within the points measured (bound {percent(tolerance)})"
+        if reason := obstacle(curve):
+            return None, reason
+        return otherwise, "" if otherwise else f"no plateau within the points measured (bound {percent(tolerance)})"
     last = _largest_two(curve)
     reason = obstacle(curve, lambda load: reads(load, knee) or load in last)
     return (None, reason) if reason else (knee, "")

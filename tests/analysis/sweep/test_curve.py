@@ -128,10 +128,19 @@ def test_an_advantage_in_noise_is_undecided():
     assert replace(curve, points=rough).pareto_up_to_plateau().state is State.UNDECIDED
 
 
-@pytest.mark.parametrize("judge", JUDGES[1:])
-def test_past_no_plateau_there_is_nothing_to_judge(judge):
-    verdict = judge(noisy_curve(STEEP))
+def test_past_no_plateau_there_is_nothing_to_judge():
+    verdict = noisy_curve(STEEP).latency_keeps_rising()
     assert verdict.state is State.UNDECIDED and "no plateau within the points measured" in verdict.why
+
+
+def test_before_a_plateau_that_is_not_reached_every_load_has_to_be_pareto_optimal():
+    curve = noisy_curve(STEEP)
+    verdict, loads = curve.pareto_up_to_plateau(), [p.concurrency for p in curve.points]
+    assert verdict.state is State.HOLDS and verdict.why.endswith(f" than {', '.join(map(str, loads))} in flight")
+    *others, last, largest = curve.points
+    slow = replace(last, repeats=others[-2].repeats, e2e_repeats=largest.e2e_repeats)
+    beaten = replace(curve, points=(*others, slow, largest))
+    assert beaten.plateau().value is None and beaten.pareto_up_to_plateau().state is State.FAILS
 
 
 @pytest.mark.parametrize("judge", JUDGES)
