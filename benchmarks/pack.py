@@ -4,10 +4,9 @@
 
 A run packs each measurement apart, so that a kill costs none, and an older release wrote an older format. With --window
 the steps, requests and readings of closed loops go that do not reach into their window: about a quarter of the bytes.
-With --round 16 stamps are whole multiples of 16 microseconds, a hundredth of the shortest step, shares of the KV blocks
-of 0.02 %, and readings of power of 0.1 W, a tenth of what they differ by while nothing changes: two thirds of an
-archive are last digits, noise that no packing can shorten. Powers of two save most, for stamps are in base 64. OUT may
-be RECORDS.
+With --round 16 stamps are whole multiples of 16 microseconds, a hundredth of the shortest step; shares of the KV blocks
+are of 0.02 %, and power is of 0.1 W. Two thirds of an archive are last digits, noise that no packing can shorten.
+Powers of two save most, for stamps are in base 64. OUT may be RECORDS.
 
 Exit status 1, with nothing written, where OUT would not be read as RECORDS is; with --window, where `report` would say
 anything else; with --round, where it would in more than digits, or where a figure would differ by over a thousandth and

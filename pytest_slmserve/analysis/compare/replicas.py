@@ -61,7 +61,7 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     others = ", ".join(
         f"{p.count}{'' if p.concurrency == shared.concurrency else f' at {p.concurrency}'}: {ratio(p, alone).value:.3g}"
         for p, _ in pairs
-        if p is not shared
+        if p is not shared and on_hosts_of(alone, p)
     )
     load = "" if alone.concurrency == shared.concurrency else f", and one engine serves most at {alone.concurrency}"
     why = (
