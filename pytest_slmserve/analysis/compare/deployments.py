@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
@@ -56,14 +57,24 @@ class Deployment:
 
 
 def with_wider(curves: Iterable[Curve]) -> list[Curve]:
-    """Each curve; the one on the fewest GPUs of a kind of engine with those of the same on more."""
+    """Each curve; the one on the fewest GPUs of a kind of engine with those of the same on more, of the same host."""
     found = list(curves)
     wider: dict[int, tuple[Curve, ...]] = {}
     for family in grouped((curve for curve in found if curve.spec), lambda curve: curve.family).values():
-        first, *others = sorted(family, key=_gpus_each)
-        if _gpus_each(first) < _gpus_each([first, *others][-1]):
-            wider[id(first)] = tuple(others)
+        rest = sorted(family, key=_gpus_each)
+        while rest:
+            first, *others = rest
+            there = [_of_one_host(first, other) for other in others]
+            alike, rest = list(compress(others, there)), [other for other, here in zip(others, there) if not here]
+            if _gpus_each(first) < _gpus_each([first, *alike][-1]):
+                wider[id(first)] = tuple(alike)
     return [replace(curve, wider=wider.get(id(curve), ())) for curve in found]
+
+
+def _of_one_host(one: Curve, other: Curve) -> bool:
+    """Did a boot of some host measure both, or is it not known?"""
+    here, there = ({m.environment.host for m in curve.measurements} for curve in (one, other))
+    return None in here | there or not here.isdisjoint(there)
 
 
 def _gpus_each(curve: Curve) -> int:

@@ -28,6 +28,15 @@ def test_other_engines_are_not_compared():
     assert [curve.wider for curve in with_wider([one, other, Curve(subject="nothing")])] == [(), (), ()]
 
 
+def test_engines_of_other_hosts_are_not_compared():
+    def of(gpus, host):
+        return [replace(m, environment=replace(m.environment, host=host)) for m in alone(engine(gpus))]
+
+    curves = [curve_of("opt-tiny", of(n, host)) for n, host in ((4, "b"), (1, "a"), (2, "b"))]
+    found = [[wide.spec.tensor_parallel_size for wide in curve.wider] for curve in with_wider(curves)]
+    assert found == [[], [], [4]], "two GPUs and four of one host; one GPU of another"
+
+
 @pytest.mark.parametrize(
     ("all_reduce_s", "ratio", "state"), [(1e-3, 2 * 16 / (16 + 4), State.FAILS), (8e-3, 32 / (16 + 32), State.HOLDS)]
 )
