@@ -102,13 +102,13 @@ def readings_of(seen: Telemetry, rows: Sequence[int]) -> Telemetry:
     def cut(columns: Columns) -> dict[int, tuple[float | None, ...]]:
         return {number: tuple(column[i] for i in rows) for number, column in columns.items()}
 
-    return replace(
-        seen,
-        time_s=tuple(seen.time_s[i] for i in rows),
-        span_s=tuple(seen.span_s[i] for i in rows),
-        columns=cut(seen.columns),
-        gpus=tuple(cut(each) for each in seen.gpus),
-    )
+    time_s, span_s = (tuple(column[i] for i in rows) for column in (seen.time_s, seen.span_s))
+    return replace(of_each_gpu(seen, cut), time_s=time_s, span_s=span_s)
+
+
+def of_each_gpu(seen: Telemetry, change: Callable[[Columns], Columns]) -> Telemetry:
+    """The telemetry with its columns changed, those of all GPUs together and those of each."""
+    return replace(seen, columns=change(seen.columns), gpus=tuple(map(change, seen.gpus)))
 
 
 def rounded(measurement: Measurement, us: int) -> Measurement:
@@ -133,8 +133,7 @@ def rounded(measurement: Measurement, us: int) -> Measurement:
     steps = replace(table_of(run.steps), kv_usage=parts_of(run.steps.kv_usage, KV_SHARES))
     kept = replace(run, samples=table_of(run.samples), steps=steps, window_s=window_s)
     if (seen := run.telemetry) is not None:
-        gpus = tuple(map(power_of, seen.gpus))
-        kept = replace(kept, telemetry=replace(seen, columns=power_of(seen.columns), gpus=gpus))
+        kept = replace(kept, telemetry=of_each_gpu(seen, power_of))
     return replace(measurement, run=kept)
 
 
@@ -150,7 +149,7 @@ def parts_of(values: Sequence[float | None], parts: int) -> tuple[float | None, 
 def says_about_the_same(path: Path, as_path: Path, us: int) -> bool:
     measurements = [read(each).measurements for each in (path, as_path)]
     pairs = [(summarize(one), summarize(other)) for one, other in zip(*measurements, strict=True)]
-    near = {"kv_usage": 0.51 / KV_SHARES}  # other stamps than those at an end of the window move less than by 1.25
+    near = {"kv_usage": 0.51 / KV_SHARES}  # half of one; stamps at an end of the window move more
     figures = (
         (getattr(one, f.name), getattr(other, f.name), near.get(f.name, 1.25e-6 * us))
         for one, other in pairs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -260,6 +260,11 @@ class Measurement:
 
 # One repeat of a case: what its engines did at the same time, in their order. One engine alone is a group of one.
 ReplicaGroup = tuple[Measurement, ...]
+
+
+def hosts_of(measurements: Iterable[Measurement]) -> set[str | None]:
+    """Boots of hosts that made the measurements; None among them where one does not tell."""
+    return {m.environment.host for m in measurements}
 
 
 def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import compress
+from functools import partial
 
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
@@ -20,6 +20,7 @@ from pytest_slmserve.analysis.stats.estimates import Interval, times
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, unsure
 from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.records import hosts_of
 
 PER_GPU = "tensor-parallel-loses-per-gpu"
 SLOWER = "tensor-parallel-serves-less-in-all"
@@ -64,16 +65,16 @@ def with_wider(curves: Iterable[Curve]) -> list[Curve]:
         rest = sorted(family, key=_gpus_each)
         while rest:
             first, *others = rest
-            there = [_of_one_host(first, other) for other in others]
-            alike, rest = list(compress(others, there)), [other for other, here in zip(others, there) if not here]
-            if _gpus_each(first) < _gpus_each([first, *alike][-1]):
+            by_host = grouped(others, partial(_of_one_host, first))
+            alike, rest = by_host.get(True, []), by_host.get(False, [])
+            if alike and _gpus_each(first) < _gpus_each(alike[-1]):
                 wider[id(first)] = tuple(alike)
     return [replace(curve, wider=wider.get(id(curve), ())) for curve in found]
 
 
 def _of_one_host(one: Curve, other: Curve) -> bool:
     """Did a boot of some host measure both, or is it not known?"""
-    here, there = ({m.environment.host for m in curve.measurements} for curve in (one, other))
+    here, there = hosts_of(one.measurements), hosts_of(other.measurements)
     return None in here | there or not here.isdisjoint(there)
 
 

@@ -39,7 +39,7 @@ from pytest_slmserve.analysis.stored.baseline import (
 )
 from pytest_slmserve.analysis.stored.comparability import MACHINE_FACTS
 from pytest_slmserve.schema.loads import ClosedLoop, is_steady
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Measurement, hosts_of
 
 FOLLOWED = tuple(metric for metric in METRICS if metric.name in ("output_tokens_per_s", "tpot_s"))
 STAGES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}  # of a release, before and after it (PEP 440)
@@ -131,7 +131,7 @@ def _of_engines(alike: Sequence[Measurement]) -> list[list[list[Measurement]]]:
 
 def _at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None:
     """The history under the load that most releases have, the largest of several; None where no two have one."""
-    hosts = Counter(host for measured in line for host in {m.environment.host for m in measured})
+    hosts = Counter(host for measured in line for host in hosts_of(measured))
     by_case = list(map(cells, line))
     found = [HistoryCase(case, list(_releases(by_case, case, hosts))) for case in dict.fromkeys(chain(*by_case))]
     several = [each for each in found if len(each.releases) > 1]

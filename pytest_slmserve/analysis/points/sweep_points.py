@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from itertools import chain
 from statistics import mode
 from typing import Any, Generic, TypeVar
 
@@ -16,7 +17,7 @@ from pytest_slmserve.analysis.metrics.window import relative_variance
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, mean_of_known
 from pytest_slmserve.analysis.stats.noise import TAIL, Differences, Repeat, Sample
 from pytest_slmserve.schema.loads import is_steady
-from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup, hosts_of, series_key
 
 T = TypeVar("T")
 Found = tuple[T, CheckResult]
@@ -183,12 +184,12 @@ def on_hosts_of(point: Point, other: Repeats[Any]) -> Point | None:
     """The point of those of its repeats that a host of `other` made, in the same boot; None where there are none. What
     one host serves says nothing of another: of the same kind and with the same GPU some serve twice as much. The point
     itself where a host is not known."""
-    mine = [m for group in point.used for m in group]
-    theirs = {m.environment.host for group in other.used for m in group}
-    if not mine or not theirs or None in theirs | {m.environment.host for m in mine}:
+    mine = list(chain.from_iterable(point.used))
+    here, there = hosts_of(mine), hosts_of(chain.from_iterable(other.used))
+    if not there or None in here | there or here <= there:
         return point
-    kept = [m for m in mine if m.environment.host in theirs]
-    return point if kept == mine else point_of(point.concurrency, kept) if kept else None
+    kept = [m for m in mine if m.environment.host in there]
+    return point_of(point.concurrency, kept) if kept else None
 
 
 def mean_figures(summaries: Sequence[Summary], kind: type[Summary] = Summary) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from pytest_slmserve.analysis.device.gpu_figures import device_figures, watched
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Measurement, hosts_of
 from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
 
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
@@ -58,7 +58,7 @@ def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
 
 def one_boot(*measurements: Measurement) -> bool:
     """Were all measured on one host, without a boot between?"""
-    hosts = {m.environment.host for m in measurements}
+    hosts = hosts_of(measurements)
     return len(hosts) == 1 and None not in hosts
 
 

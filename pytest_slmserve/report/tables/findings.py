@@ -19,6 +19,7 @@ from pytest_slmserve.analysis.sweep.saturation import DESCRIBES, Fit, fit, fixed
 from pytest_slmserve.report.numbers import between, counted, figure, gib, hundredths, listed, milliseconds
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import TooFewPoints
+from pytest_slmserve.schema.records import hosts_of
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
 FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue
@@ -34,7 +35,7 @@ def served_on(where: Environment | None) -> str:
 
 def hosts(curve: Curve) -> int:
     """Number of known hosts that the valid points were measured on, 0 where none was noted."""
-    return len({m.environment.host for m in curve.trusted} - {None})
+    return len(hosts_of(curve.trusted) - {None})
 
 
 def spread(point: Point) -> float | None:
