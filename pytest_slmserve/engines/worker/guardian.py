@@ -52,6 +52,7 @@ except KeyboardInterrupt:
     gone = is_ending(sys.argv[1])
     if not gone:
         sys.exit()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # who sees that the parent is gone ends us as we begin
 group = os.getpgrp()
 with suppress(PermissionError):  # of who leads a session, and so has no others to outlive
     os.setpgid(0, 0)  # to outlive the others, which would write into the folder while it is removed

@@ -242,6 +242,30 @@ def test_a_guardian_of_a_folder_kills_who_has_a_file_of_it_open(tmp_path):
             each.wait()
 
 
+def test_a_guardian_that_removes_a_folder_is_not_ended_by_who_it_guards(tmp_path):
+    """A worker sees that its parent is gone, too, ends, and ends its guardian: the folder stayed then."""
+    folder = tmp_path / "slm-a"  # a file, which is not removed: so the guardian tries on
+    sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    with folder.open("wb") as file:
+        parent, user = subprocess.Popen(sleeping), subprocess.Popen(sleeping, stdout=file)
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(GUARDIAN), str(parent.pid)],
+        env={**os.environ, "SLM_FOLDER": str(folder)},
+        start_new_session=True,
+    )
+    try:
+        parent.kill()
+        assert user.wait(20) == -signal.SIGKILL, "it has begun"
+        guardian.terminate()
+        time.sleep(0.1)
+        folder.unlink()
+        assert guardian.wait(20) == 0
+    finally:
+        for each in (parent, user, guardian):
+            each.kill()
+            each.wait()
+
+
 def test_the_log_tail_survives_bytes_that_are_no_text(child):
     noisy = child("sys.stdout.buffer.write(b'caf\\xe9\\n')")
     noisy.process.wait(20)
