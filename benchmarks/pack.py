@@ -115,12 +115,16 @@ def rounded(measurement: Measurement, us: int) -> Measurement:
     """Its stamps as whole multiples of so many microseconds, on the side of the window's ends that they were on; its
     shares of the KV blocks and its power without their last digits."""
     run = measurement.run
-    opens, closes = (round(edge * 1e6 / us) for edge in run.window_s)
+
+    def nearest(stamp: float) -> int:
+        return (round(stamp * 1e6) + us // 2) // us  # halves go up: every other stamp rounded to us / 2 is one
+
+    opens, closes = map(nearest, run.window_s)
 
     def coarse(stamp: float | None) -> float | None:
         if stamp is None:
             return None
-        near = round(stamp * 1e6 / us)
+        near = nearest(stamp)
         near = max(near, opens) if stamp >= run.window_s[0] else min(near, opens - 1)
         near = min(near, closes) if stamp <= run.window_s[1] else max(near, closes + 1)
         return near * us / 1e6

@@ -130,6 +130,15 @@ def test_stamps_may_be_rounded_and_stay_on_their_side_of_the_window(script, nois
         assert after.run.steps.kv_usage == tuple(round(share * 5000) / 5000 for share in used) != used
 
 
+def test_stamps_that_were_rounded_to_half_as_much_move_one_way(script, noisy):
+    for found in read(noisy).measurements:
+        before = script.rounded(found, 16).run
+        after = script.rounded(replace(found, run=before), 32).run
+        pairs = zip(before.steps.time_s, after.steps.time_s, strict=True)
+        opens, closes = before.window_s
+        assert {round((b - a) * 1e6) for a, b in pairs if opens <= a <= closes} == {0, 16}
+
+
 def test_readings_of_power_are_rounded_and_no_others(script):
     columns = {POWER: (300.123, None), POWER_INSTANT: (299.96,), ENERGY: (12_345.678,)}
     assert script.power_of(columns) == {**columns, POWER: (300.1, None), POWER_INSTANT: (300.0,)}
