@@ -205,7 +205,7 @@ def job_case(
     plan for, "40GiB"; None: as the options say. batching: by Transformers, in batches made one after the other, "none",
     "static" or "dynamic"; None: continuously, by vLLM.
     """
-    arrivals = "at-once" if rate == math.inf else f"{rate:g}-per-s"
+    arrivals = f"{requests}-at-once" if rate == math.inf else f"{rate:g}-per-s"
     limits = {"kv-for": kv_requests, "most": max_num_seqs, "in": gpu_memory}
     limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
     how = "" if batching is None else f"-{batching}"

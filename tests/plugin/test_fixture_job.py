@@ -59,7 +59,7 @@ def test_resumed_jobs_are_not_served_again_and_a_report_says_the_same(jobs, arch
 
 def test_a_plan_has_their_prices_and_their_engine_once(jobs):
     text = jobs("--slm-plan").stdout.str()
-    assert text.count("start opt-125m") == 1 and "test_job[opt-125m-8-at-once] (0 s)" in text
+    assert text.count("start opt-125m") == 1 and "test_job[opt-125m-8-300-at-once] (0 s)" in text
     assert "test_longer[opt-125m] (measures nothing)" in text
 
 
@@ -150,7 +150,7 @@ def test_a_kv_cache_that_there_is_no_memory_for_is_skipped(pytester):
 def test_a_job_that_two_tests_ask_for_is_paid_once(pytester):
     pytester.makepyfile(test_a=FILE, test_b=FILE)
     text = pytester.runpytest_inprocess(*ONE, "--slm-plan", "-k", "test_job").stdout.str()
-    assert text.count("test_job[opt-125m-8-at-once] (0 s)") == 2 and text.count("start opt-125m") == 1
+    assert text.count("test_job[opt-125m-8-300-at-once] (0 s)") == 2 and text.count("start opt-125m") == 1
 
 
 def test_a_job_may_bound_its_batch_and_its_gpu_memory(pytester, archive):
@@ -167,7 +167,7 @@ def test_a_job_may_bound_its_batch_and_its_gpu_memory(pytester, archive):
     """)
     result = pytester.runpytest_inprocess("--slm-simulate", "-v")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["*test_job?opt-2.7b-16-at-once-most-64-in-40GiB? PASSED*"])
+    result.stdout.fnmatch_lines(["*test_job?opt-2.7b-16-200-at-once-most-64-in-40GiB? PASSED*"])
     first = archive().measurements[0].spec
     assert first.max_num_seqs == 16 and first.kv_cache_bytes < 36 << 30
 

@@ -43,7 +43,7 @@ def test_the_core_suite_has_a_sweep_with_its_claims_a_job_and_a_gate_of_two_pair
     assert result.ret == 0
     starts = [line for line in result.outlines if " start opt-tiny " in line]
     assert len(starts) == 1, "job and sweep share an engine"
-    result.stdout.fnmatch_lines(["*test_job_at_once?opt-tiny-32-at-once?*", "*test_point?opt-tiny-256?*"])
+    result.stdout.fnmatch_lines(["*test_job_at_once?opt-tiny-32-48-at-once?*", "*test_point?opt-tiny-256?*"])
     result.stdout.fnmatch_lines(
         ["*test_throughput_reaches_a_plateau?opt-tiny? (measures nothing)", "*test_no_worse?*-kv-blocks?*"]
     )

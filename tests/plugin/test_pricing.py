@@ -29,7 +29,7 @@ KINDS = {
     "opt-125m-64-x2-mps": "slm_replica_point",
     "opt-125m-64-tp2": "slm_gpus_point",
     "opt-125m-64-replicas2": "slm_gpus_point",
-    "opt-125m-8-at-once": "slm_job_point",
+    "opt-125m-8-8-at-once": "slm_job_point",
 }
 JOBS = {"jobs": {"gpu": [{"model": MODEL, "requests": 8, "lengths": (32, 8)}]}}
 

@@ -98,24 +98,26 @@ def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
 
 
 def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Verdict:
-    """All requests at once: at each output length, are throughput and mean E2E of a model within a factor of `bound` of
-    those of the OPT of its size? value: the ratio that decides. arXiv:2404.03353, figure 2, left."""
+    """All requests at once: at each output length and for each number of requests, are throughput and mean E2E of a
+    model within a factor of `bound` of those of the OPT of its size? value: the ratio that decides. arXiv:2404.03353,
+    figure 2, left."""
     name = compared_with(curve.subject)[1]
-    reference = [job for other in others if other.subject == name for job in grid_of(other.jobs)]
-    own = grid_of(curve.jobs)
-    pairs = [(p, q) for p in own for q in reference if _same_lengths(p, q)]
+    reference = [job for other in others if other.subject == name for job in sizes_of(other.jobs)]
+    pairs = [(p, q) for p in sizes_of(curve.jobs) for q in reference if _same_size(p, q)]
     used = [p for pair in pairs for p in pair]
     if reason := _missing(used, 2, f"no job was measured of both {curve.subject} and {name}"):
         return Verdict.undecided(ALIKE, curve.subject, reason, bound)
     sides = [(p, q, what, words) for p, q in pairs for what, words in ((tokens_per_s, "serves"), (e2e_s, "lasts"))]
-    state, far, (length, words) = every_within(
+    state, far, (job, words) = every_within(
         1 / bound,
         bound,
-        lambda several: [(ratio(p, q, used, what, several), (p.output_tokens, words)) for p, q, what, words in sides],
+        lambda several: [(ratio(p, q, used, what, several), (p, words)) for p, q, what, words in sides],
     )
     seen = f"it serves {times(far)} what" if words == "serves" else f"a request lasts {times(far)} as long as with"
-    why = f"{seen} {name}{' does' if words == 'serves' else ''} at {length:.0f} output tokens, which decides of "
-    why += f"{len(pairs)} lengths, by throughput and latency"
+    why = (
+        f"{seen} {name}{' does' if words == 'serves' else ''} with {job.requests} requests of {job.output_tokens:.0f} "
+    )
+    why += f"output tokens, which decides of {len(pairs)} jobs, by throughput and latency"
     return Verdict.from_interval(ALIKE, curve.subject, state, f"{why} (bound {bound:g} either way)", far, bound, *used)
 
 
@@ -290,8 +292,7 @@ def same_but_kv(point: JobPoint) -> Hashable:
 
 def grid_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """The jobs of one engine with the most lengths and rates."""
-    served = [p for p in jobs if p.batching == CONTINUOUS and p.workload.spec.output_tokens is not None]
-    return most_varied(served, same_engine, lambda p: (p.output_tokens, p.load.rate))
+    return most_varied(_of_fixed_lengths(jobs), same_engine, lambda p: (p.output_tokens, p.load.rate))
 
 
 def has_grid(curve: Curve) -> bool:
@@ -305,11 +306,20 @@ def _slowest(grid: Sequence[JobPoint]) -> list[JobPoint]:
     return [p for p in grid if p.load.rate == lowest and not p.load.at_once]
 
 
-def _same_lengths(p: JobPoint, q: JobPoint) -> bool:
-    """Returns whether two jobs, both all at once, have as many requests, as long, in one environment."""
+def sizes_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """Jobs of one engine whose requests come all at once: those of the most lengths and numbers of requests."""
+    at_once = [p for p in _of_fixed_lengths(jobs) if p.load.at_once]
+    return most_varied(at_once, lambda p: (p.spec.key, p.environment.key), lambda p: (p.output_tokens, p.requests))
+
+
+def _of_fixed_lengths(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    return [p for p in jobs if p.batching == CONTINUOUS and p.workload.spec.output_tokens is not None]
+
+
+def _same_size(p: JobPoint, q: JobPoint) -> bool:
+    """Returns whether two jobs have as many requests, as long, in one environment."""
     lengths = [(x.workload.spec.prompt_tokens, x.workload.spec.output_tokens, x.requests) for x in (p, q)]
-    at_once = p.load.at_once and q.load.at_once
-    return at_once and lengths[0] == lengths[1] and p.environment.key == q.environment.key
+    return lengths[0] == lengths[1] and p.environment.key == q.environment.key
 
 
 def compared_with(model: str) -> tuple[str, ...]:

@@ -404,10 +404,10 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     _OF_JOBS(
         job_claims.ALIKE,
-        "Models of about one size have about the same throughput and latency, whatever their family.",
+        "Models of about one size have about the same throughput and latency, whatever their family and batch.",
         f"{TOWARDS_PARETO}, figure 2, left",
         _beside(job_claims.alike_at_one_size),
-        lambda curve: job_claims.has_grid(curve) and curve.subject in job_claims.SIZED_AS,
+        lambda curve: len(job_claims.sizes_of(curve.jobs)) > 1 and curve.subject in job_claims.SIZED_AS,
         job_claims.compared_with,
         parameters={"bound": 1.25},
         evidence="by shapes: weights and KV bytes per token differ by at most 14 %",

@@ -97,6 +97,17 @@ def test_alike_at_one_size(served, state):
     assert verdict.state is state
 
 
+def test_alike_at_one_size_is_judged_at_each_number_of_requests():
+    def model(name, of_16):
+        jobs = (job_point(of_16, requests=16, model=name), *(job_point(model=name, requests=n) for n in (64, 500)))
+        return curve(*jobs, subject=name)
+
+    opt, llama, slow = model("opt-6.7b", (10.0, 10.1)), model("llama-7b", (10.0, 10.1)), model("llama-7b", (6.0, 6.1))
+    assert is_judged("alike-at-one-size", llama) and alike_at_one_size(llama, [llama, opt], 1.25).state is HOLDS
+    verdict = alike_at_one_size(slow, [slow, opt], 1.25)
+    assert verdict.state is FAILS and "with 16 requests of 256 output tokens, which decides of 3 jobs" in verdict.why
+
+
 def test_alike_at_one_size_needs_the_other_model():
     llama = curve(job_point(model="llama-7b"), subject="llama-7b")
     assert "of both llama-7b and opt-6.7b" in alike_at_one_size(llama, [llama], 1.25).why
