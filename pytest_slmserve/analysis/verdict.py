@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from pytest_slmserve.analysis.stats.estimates import Interval, ends
-from pytest_slmserve.schema.records import ReplicaGroup
+from pytest_slmserve.schema.records import ReplicaGroup, hosts_of
 
 T = TypeVar("T")
 Seen = tuple[Interval, T]  # an estimate, and what it is of
@@ -75,12 +76,16 @@ class Verdict:
         *seen: Recorded,
     ) -> Verdict:
         """A verdict on an estimate that was held against `bound`. seen: points it rests on, each counted once. No
-        interval tells how far launches differ: where one was launched once, the reason says so."""
+        interval tells how far launches or hosts differ: where one was launched once, or not all were measured on the
+        same hosts, the reason says so."""
         value, low, high = (judged.value, judged.low, judged.high) if judged else (None, None, None)
         records = tuple(record for each in dict.fromkeys(point.records for point in seen) for record in each)
-        once = low is not None and any(len({group[0].launch for group in point.used}) == 1 for point in seen)
-        reason = f"{why}, of one launch" if once else why
-        return cls(claim, subject, state, reason, value, low, high, bound, len(records), records)
+        if low is not None and any(len({group[0].launch for group in point.used}) == 1 for point in seen):
+            why += ", of one launch"
+        hosts = {frozenset(hosts_of(chain.from_iterable(point.used)) - {None}) for point in seen}
+        if low is not None and len(hosts - {frozenset()}) > 1:
+            why += ", on different hosts"
+        return cls(claim, subject, state, why, value, low, high, bound, len(records), records)
 
     def __bool__(self) -> bool:
         if self.state is State.UNDECIDED:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stored_records import measurement
+from strategies import H200
 
 from pytest_slmserve.analysis.points.sweep_points import points_of
 from pytest_slmserve.analysis.stats.estimates import Interval
@@ -88,3 +90,18 @@ def test_a_verdict_that_rests_on_one_launch_says_so(launches, told):
     assert (
         Verdict.from_interval("claim", "subject", UNDECIDED, "who knows", Interval(1.0), 2.0, point).why == "who knows"
     )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "told"),
+    [("aa", False), ("ab", True), (("ab", "ab"), False), (("ab", "a"), True), (("a", None), False)],
+    ids=str,
+)
+def test_a_verdict_on_points_of_different_hosts_says_so(hosts, told):
+    points = points_of(
+        measurement(load, 100.0, repeat=i, launch=f"{load}{i}", environment=replace(H200, host=host))
+        for load, of_load in zip((8, 16), hosts)
+        for i, host in enumerate(of_load or (None, None))
+    )
+    verdict = Verdict.from_interval("claim", "subject", HOLDS, "it is so", Interval(1.0, 0.9, 1.1), 2.0, *points)
+    assert verdict.why.endswith(", on different hosts") is told
