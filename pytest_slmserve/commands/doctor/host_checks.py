@@ -1,18 +1,20 @@
-"""The host beside its GPU: cores and who else uses them, memory, room on disk."""
+"""The host beside its GPU: cores, their speed and who else uses them, memory, room on disk."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.commands.doctor.finding import Finding, Places, first_of, gib, of_size
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import SensorSource
+from pytest_slmserve.telemetry.canary_process import piece, timed
 from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
 from pytest_slmserve.telemetry.host_probe import cpu_model, own_cores
 
@@ -21,6 +23,8 @@ ENOUGH_MEMORY, LEAST_MEMORY = 8 * GIB, 2 * GIB
 ENOUGH_DISK, LEAST_DISK = 4 * GIB, GIB // 4
 ENOUGH_SHARED = GIB // 4  # containers often have 64 MiB
 STEAL_SHARE, BUSY_SHARE = 0.01, 0.1  # of the cores
+MOST_CORES, PIECES = 16, 5  # whose speed is asked for, and of each: half a second in all
+UNEVEN = 1.4  # times: a core is about half as fast while another one of its physical core works
 
 
 def of_host(places: Places) -> list[Finding]:
@@ -28,6 +32,7 @@ def of_host(places: Places) -> list[Finding]:
     return [
         of_cores(places, usable, os.cpu_count() or 1),
         *of_a_second(open_host(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),
+        of_core_speeds(),
         of_sessions(places, usable),
         of_governor(places),
         of_memory(places),
@@ -94,6 +99,30 @@ def _work(values: Mapping[int, float | None], cores: int) -> Finding:
     found = f"{others:.2f} cores over a second{pressure}{load}"
     much = others > BUSY_SHARE * cores
     return first_of("other work", found, (much, "warning", "it takes cores from the engine: wait, or end it"))
+
+
+def pieces_on_each_core() -> list[float]:
+    """CPU seconds of the canary's pieces, on one core after the other; none where cores cannot be chosen."""
+    times: list[float] = []
+    if allowed := sorted(own_cores()):
+        piece()  # an interpreter is slower at what it does for the first time
+        with suppress(OSError):  # a container may forbid it
+            for core in allowed[:: max(1, len(allowed) // MOST_CORES)][:MOST_CORES]:
+                os.sched_setaffinity(0, {core})
+                times += [timed()[1] / 1e6 for _ in range(PIECES)]
+            os.sched_setaffinity(0, allowed)
+    return times
+
+
+def of_core_speeds(pieces_s: Callable[[], Sequence[float]] = pieces_on_each_core) -> Finding:
+    """Finding on whether the cores are alike. A hypervisor need not tell of neighbours that share a physical core."""
+    times = pieces_s()
+    fast, slow = percentile(times, 0.1), percentile(times, 0.9)
+    if fast is None or slow is None:
+        return Finding("core speeds", "ok", "this system cannot choose a core")
+    found = f"a piece of Python takes {1e3 * fast:.1f} to {1e3 * slow:.1f} ms of CPU time"
+    advice = "repeats of small models will differ: use a host of your own, or a larger --slm-budget"
+    return first_of("core speeds", found, (slow > UNEVEN * fast, "warning", advice))
 
 
 def of_sessions(places: Places, usable: int) -> Finding:

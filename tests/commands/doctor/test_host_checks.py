@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from planted import put
 
@@ -64,6 +66,26 @@ def test_a_second_tells_of_others(values, steal, work):
     assert (source.times, slept, source.closed) == ([5.0, 6.0], [1.0], True)
     if CPU_PRESSURE in values:
         assert "0.20 cores over a second, a task waited for a CPU 25% of the time" in found[1].found
+
+
+@pytest.mark.parametrize(
+    ("times", "state", "words"),
+    [
+        ([3.6e-3] * 8 + [3.9e-3] * 2, "ok", "3.6 to 3.9 ms"),
+        ([3.6e-3] * 6 + [7.3e-3] * 4, "warning", "3.6 to 7.3 ms"),
+        ([], "ok", "cannot choose"),
+    ],
+)
+def test_cores_of_two_speeds_are_a_warning(times, state, words):
+    found = host_checks.of_core_speeds(lambda: times)
+    assert found.state == state and words in found.found
+
+
+def test_the_speed_of_each_core_is_asked_for_and_the_cores_allowed_stay():
+    before = os.sched_getaffinity(0)
+    times = host_checks.pieces_on_each_core()
+    assert len(times) == host_checks.PIECES * min(len(before), host_checks.MOST_CORES) and min(times) > 0
+    assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.parametrize(
