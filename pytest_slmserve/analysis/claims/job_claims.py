@@ -35,6 +35,8 @@ LONGEST: dict[str, tuple[Figure, bool, str]] = {
     SHRINKS: (figure("batch"), False, "the mean batch of {long} output tokens is {times} that of {short}"),
     SLIGHTLY: (e2e_s, False, "a request of {long} output tokens lasts {times} as long as one of {short}"),
 }
+# Figures by which models of one size are compared, and words.
+COMPARED = {tokens_per_s: "it serves {times} what {name} does", e2e_s: "it takes {times} as long as {name}"}
 # The OPT that others of its size are compared with.
 SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
 
@@ -107,18 +109,16 @@ def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Ve
     used = [p for pair in pairs for p in pair]
     if reason := _missing(used, 2, f"no job was measured of both {curve.subject} and {name}"):
         return Verdict.undecided(ALIKE, curve.subject, reason, bound)
-    sides = [(p, q, what, words) for p, q in pairs for what, words in ((tokens_per_s, "serves"), (e2e_s, "lasts"))]
-    state, far, (job, words) = every_within(
+    sides = [(p, q, what, words) for p, q in pairs for what, words in COMPARED.items()]
+    state, far, (of, words) = every_within(
         1 / bound,
         bound,
         lambda several: [(ratio(p, q, used, what, several), (p, words)) for p, q, what, words in sides],
     )
-    seen = f"it serves {times(far)} what" if words == "serves" else f"a request lasts {times(far)} as long as with"
-    why = (
-        f"{seen} {name}{' does' if words == 'serves' else ''} with {job.requests} requests of {job.output_tokens:.0f} "
-    )
-    why += f"output tokens, which decides of {len(pairs)} jobs, by throughput and latency"
-    return Verdict.from_interval(ALIKE, curve.subject, state, f"{why} (bound {bound:g} either way)", far, bound, *used)
+    why = f"with {of.requests} requests of {of.output_tokens:.0f} output tokens "
+    why += f"{words.format(times=times(far), name=name)}, which decides of {len(pairs)} jobs, by throughput and latency"
+    why += f" (bound {bound:g} either way)"
+    return Verdict.from_interval(ALIKE, curve.subject, state, why, far, bound, *used)
 
 
 def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> Verdict:
