@@ -140,7 +140,8 @@ class Host:
         ends = [at - began for at in times]
         steps = Steps(ends, nothing, nothing, [0, *tokens], nothing, nothing, nothing)  # type: ignore[list-item]
         run = Run(Samples(*[()] * 8), steps, (ends[0], ends[-1]))
-        return SimpleNamespace(run=run, load=ClosedLoop(load), launch="1", measured_at=f"{began:09.3f}")
+        facts = {"launch": "1", "measured_at": f"{began:09.3f}", "environment": SimpleNamespace(host="1")}
+        return SimpleNamespace(run=run, load=ClosedLoop(load), **facts)
 
     def curve(self) -> Curve:
         points = tuple(_point(load, self.repeats[load]) for load in GRID)
