@@ -408,7 +408,7 @@ def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, stan
         "--slm-cpu",
         "--slm-gate",
         "--slm-models=opt-tiny",
-        "--slm-concurrency=2,4",
+        "--slm-concurrency=4",
         "--slm-window=0.8",
         "--slm-input-len=16",
         "--slm-output-len=8",

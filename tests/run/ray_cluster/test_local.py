@@ -69,8 +69,11 @@ def records(pytester, name=".slm/records.jsonl"):
     return read(pytester.path / name).measurements
 
 
-def test_two_gpus_make_one_archive_and_one_report(spread, pytester):
-    result = spread("-v")
+def test_two_gpus_make_one_archive_and_the_report_of_a_run_without(spread, pytester):
+    def tables(result):
+        return [line for line in result.outlines if line.lstrip()[:1].isdigit() and "*" in line]
+
+    result = spread("-v", "--slm-window=4")
     result.assert_outcomes(passed=13)
     found = records(pytester)
     assert Counter(m.key for m in found) == dict.fromkeys({m.key for m in found}, 2) and len(found) == 20
@@ -81,6 +84,8 @@ def test_two_gpus_make_one_archive_and_one_report(spread, pytester):
     assert "slmserve: simulated, no vLLM, on 2 GPUs of this host at once; " in text
     assert text.count("throughput-plateau: ") == 1 and text.count("measured: 5 points, 2 repeats each, 1 launch") == 2
     assert "whether engines on several GPUs disturbed each other was not looked at" in text
+    without = (*MODELS, "--slm-window=4", "--slm-records=alone.jsonl", "--slm-budget=0")
+    assert tables(result) == tables(pytester.runpytest_subprocess(*without)) and len(tables(result)) == 10
 
 
 def test_a_run_that_keeps_no_records_makes_one_report_too(pytester):
@@ -102,16 +107,6 @@ def test_an_engine_that_others_would_wait_for_is_divided(spread, pytester):
     assert len({m.launch for m in found}) == 2
     assert len({(m.launch, m.load.concurrency) for m in found}) == 5, "all repeats of a point are of one launch"
     result.stdout.fnmatch_lines(["*measured: 5 points, 2 repeats each, 2 launches*", "*holds*opt-125m*plateau from*"])
-
-
-def test_the_report_of_a_run_without_is_the_same(spread, pytester):
-    def tables(result):
-        return [line for line in result.outlines if line.lstrip()[:1].isdigit() and "*" in line]
-
-    together = tables(spread("--slm-window=4"))
-    without = (*MODELS, "--slm-window=4", "--slm-records=alone.jsonl", "--slm-budget=0")
-    alone = tables(pytester.runpytest_subprocess(*without))
-    assert together == alone and len(together) == 10
 
 
 KILLED = """
