@@ -53,7 +53,7 @@ def at(pytester, there, key):
 def test_the_shipped_sweep_and_its_claims(pytester, at, there, key, archive):
     """Whether they hold is a busy machine's matter; every point is measured, and named with its URL."""
     put(pytester.path, "test_pareto_plateau", "test_kv_capacity", "test_gpu_underused_at_large_batch")
-    result = at("-rs")
+    result = at("-rs", "--slm-budget=0")
     counts = result.parseoutcomes()
     assert counts.pop("skipped") == 7 and sum(counts.values()) == 9 and "errors" not in counts
     result.stdout.fnmatch_lines_random(
