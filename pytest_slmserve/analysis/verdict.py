@@ -80,12 +80,8 @@ class Verdict:
         same hosts, the reason says so."""
         value, low, high = (judged.value, judged.low, judged.high) if judged else (None, None, None)
         records = tuple(record for each in dict.fromkeys(point.records for point in seen) for record in each)
-        if low is not None and any(len({group[0].launch for group in point.used}) == 1 for point in seen):
-            why += ", of one launch"
-        hosts = {frozenset(hosts_of(chain.from_iterable(point.used)) - {None}) for point in seen}
-        if low is not None and len(hosts - {frozenset()}) > 1:
-            why += ", on different hosts"
-        return cls(claim, subject, state, why, value, low, high, bound, len(records), records)
+        reason = why if low is None else f"{why}{_caveats(seen)}"
+        return cls(claim, subject, state, reason, value, low, high, bound, len(records), records)
 
     def __bool__(self) -> bool:
         if self.state is State.UNDECIDED:
@@ -94,6 +90,13 @@ class Verdict:
 
     def __repr__(self) -> str:
         return f"<{self.state.value}: {self.claim} [{self.subject}]: {self.why}>"
+
+
+def _caveats(seen: Sequence[Recorded]) -> str:
+    """Clauses on what the interval of an estimate from these points does not tell."""
+    once = any(len({group[0].launch for group in point.used}) == 1 for point in seen)
+    hosts = {frozenset(hosts_of(chain.from_iterable(point.used)) - {None}) for point in seen} - {frozenset()}
+    return f"{', of one launch' if once else ''}{', on different hosts' if len(hosts) > 1 else ''}"
 
 
 def all_of(states: Iterable[State]) -> State:

@@ -279,9 +279,8 @@ def _most_varied(groups: Sequence[list[JobPoint]], varied: Callable[[JobPoint], 
 
 
 def same_engine(point: JobPoint) -> Hashable:
-    """Jobs of one engine, of as many requests."""
-    load = point.load
-    return point.spec.key, point.environment.key, point.requests, load.max_concurrency, load.burstiness
+    """Jobs of one engine, under one limit, whose arrivals are as even."""
+    return point.spec.key, point.environment.key, point.load.max_concurrency, point.load.burstiness
 
 
 def same_but_kv(point: JobPoint) -> Hashable:
@@ -291,8 +290,9 @@ def same_but_kv(point: JobPoint) -> Hashable:
 
 
 def grid_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
-    """The jobs of one engine with the most lengths and rates."""
-    return most_varied(_of_fixed_lengths(jobs), same_engine, lambda p: (p.output_tokens, p.load.rate))
+    """The jobs of one engine, of as many requests, with the most lengths and rates."""
+    served = _of_fixed_lengths(jobs)
+    return most_varied(served, lambda p: (same_engine(p), p.requests), lambda p: (p.output_tokens, p.load.rate))
 
 
 def has_grid(curve: Curve) -> bool:
@@ -309,7 +309,7 @@ def _slowest(grid: Sequence[JobPoint]) -> list[JobPoint]:
 def sizes_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """Jobs of one engine whose requests come all at once: those of the most lengths and numbers of requests."""
     at_once = [p for p in _of_fixed_lengths(jobs) if p.load.at_once]
-    return most_varied(at_once, lambda p: (p.spec.key, p.environment.key), lambda p: (p.output_tokens, p.requests))
+    return most_varied(at_once, same_engine, lambda p: (p.output_tokens, p.requests))
 
 
 def _of_fixed_lengths(jobs: Sequence[JobPoint]) -> list[JobPoint]:

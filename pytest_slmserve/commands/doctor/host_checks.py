@@ -110,6 +110,7 @@ def pieces_on_each_core() -> list[float]:
             for core in allowed[:: max(1, len(allowed) // MOST_CORES)][:MOST_CORES]:
                 os.sched_setaffinity(0, {core})
                 times += [timed()[1] / 1e6 for _ in range(PIECES)]
+        with suppress(OSError):
             os.sched_setaffinity(0, allowed)
     return times
 
