@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
-from pytest_slmserve.report.numbers import between, figure
+from pytest_slmserve.report.text_table import between, figure
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "claims.md"

@@ -19,14 +19,13 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.costs import PlannedItem
+from pytest_slmserve.plan.cases import PlannedItem, clock
 from pytest_slmserve.plan.schedule import Group, divided, groups_of, least_s, makespan_s, spread
-from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.plugin.estimates import plan_rows
 from pytest_slmserve.plugin.parametrize import cases_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import CATALOGUE
-from pytest_slmserve.schema.literals import OwnInterface
+from pytest_slmserve.schema.errors import OwnInterface
 
 GPUS = (4, 8, 16, 32, 64)
 MODELS = [name for name in CATALOGUE if not name.endswith("tiny")]

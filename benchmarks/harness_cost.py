@@ -25,13 +25,12 @@ from pytest_slmserve.analysis.stats.estimates import student_interval
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
-from pytest_slmserve.plan.sweeps import workload_spec
-from pytest_slmserve.run.measure import measure
+from pytest_slmserve.plan.planner import workload_spec
+from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.specs import GIB, EngineSpec
-from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.host_probe import probe
 from pytest_slmserve.workload.requests import build_workload
 

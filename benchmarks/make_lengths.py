@@ -17,8 +17,7 @@ from pathlib import Path
 
 from pytest_slmserve.schema.errors import SlmError
 from pytest_slmserve.workload import sharegpt
-from pytest_slmserve.workload.lengths import Lengths
-from pytest_slmserve.workload.tokens import BLOCK, Tokenize, gpt2_tokenizer
+from pytest_slmserve.workload.tokens import BLOCK, Lengths, Tokenize, gpt2_tokenizer
 
 
 def measure_lengths(conversations: Iterable[sharegpt.Conversation], tokenize: Tokenize) -> Iterator[Lengths]:

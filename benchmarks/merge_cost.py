@@ -18,8 +18,7 @@ from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 
-from pytest_slmserve.archive.merge import Merged, merge
-from pytest_slmserve.archive.store import BULK, Archive, stored_in
+from pytest_slmserve.archive.store import BULK, Archive, Merged, merge, stored_in
 
 RECORDS = 10_000
 PARTS = 8

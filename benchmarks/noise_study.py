@@ -23,12 +23,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.points.sweep_points import Point, by_series
+from pytest_slmserve.analysis.points import Point, by_series
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve
 from pytest_slmserve.analysis.sweep.gains import looks_from
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.host_noise import TICK_S, HostNoise
+from pytest_slmserve.engines.simulated import TICK_S, HostNoise
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.run.sweeps import Rounds
 from pytest_slmserve.schema.loads import ClosedLoop

@@ -23,7 +23,8 @@ from typing import Any
 import report_speed
 from playwright.sync_api import sync_playwright
 
-from pytest_slmserve.analysis.claims import lookup, table
+from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.specs import WorkloadSpec

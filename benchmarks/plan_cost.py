@@ -20,9 +20,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.costs import PlannedItem
+from pytest_slmserve.plan.cases import PlannedItem, clock
 from pytest_slmserve.plan.schedule import divided, groups_of, least_s, makespan_s, plan_lines, spread
-from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.plugin.estimates import plan_rows
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.specs import EngineSpec

@@ -20,16 +20,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_slmserve.analysis.claims import lookup, table
+from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.run.measure import measure
+from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.records import Measurement, Run
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
-from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.workload.requests import build_workload
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -36,15 +36,15 @@ from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
-from pytest_slmserve.plan.sweeps import workload_spec
-from pytest_slmserve.run.measure import measure
+from pytest_slmserve.plan.planner import workload_spec
+from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 from pytest_slmserve.telemetry.base import Reading, SensorSource
-from pytest_slmserve.telemetry.canary import CanarySource
+from pytest_slmserve.telemetry.host_counters import CanarySource
 from pytest_slmserve.telemetry.host_probe import Host, probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler

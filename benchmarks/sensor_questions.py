@@ -31,9 +31,8 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from pytest_slmserve.schema.errors import SlmError
-from pytest_slmserve.telemetry.gpm import GPM
 from pytest_slmserve.telemetry.host_probe import cpu_model, first_gpu
-from pytest_slmserve.telemetry.nvml import ASKS, CRITICAL_EVENTS, FIELDS, LISTS, VALUE_TYPES, open_nvml
+from pytest_slmserve.telemetry.nvml import ASKS, CRITICAL_EVENTS, FIELDS, GPM, LISTS, VALUE_TYPES, open_nvml
 
 WINDOWS_S = {0.005: 80, 0.02: 60, 0.05: 50, 0.1: 30, 0.2: 20, 0.5: 9, 1.0: 5}  # and how many of each
 POLL_S, PAUSE_S = 10.5, 0.001

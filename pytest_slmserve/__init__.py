@@ -21,7 +21,7 @@ _PUBLIC = {
     "State": "pytest_slmserve.analysis.verdict",
     "Undecided": "pytest_slmserve.analysis.verdict",
     "Verdict": "pytest_slmserve.analysis.verdict",
-    "Workload": "pytest_slmserve.schema.workloads",
+    "Workload": "pytest_slmserve.schema.loads",
     "WorkloadSpec": "pytest_slmserve.schema.specs",
     "shape_of": "pytest_slmserve.schema.catalog",
 }

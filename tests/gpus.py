@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_slmserve.analysis.compare.deployments import with_wider
-from pytest_slmserve.analysis.points.replica_points import shared_points
+from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
-from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
+from pytest_slmserve.engines.replicas.replica_set import start_replicas
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.run.measure import measure, measure_case
+from pytest_slmserve.run.executor import measure, measure_case
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec
-from pytest_slmserve.schema.workloads import Request, Workload
 
 WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
 HERE = Environment(platform="simulated")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stored_records import LIMITS, engine_alone
 
-from pytest_slmserve.schema.literals import Side
+from pytest_slmserve.schema.errors import Side
 from pytest_slmserve.schema.records import GateLaunch, Measurement
 
 LOADS = (8, 64)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from pytest_slmserve.analysis.metrics.summary import Summary
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import Point
 
 # max_num_seqs, output tokens/s, tokens/s, mean time between tokens in ms, mean of running requests as reported
 ROWS = (

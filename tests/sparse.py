@@ -8,7 +8,7 @@ from itertools import cycle
 
 from strategies import point
 
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.adaptive import Grid, Seconds, Wanted, next_measurement
 
 Answer = Callable[[int], float]

@@ -10,17 +10,14 @@ from statistics import fmean
 
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.points.job_points import JobPoint, JobSummary
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, ReplicaSummary
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import JobPoint, JobSummary, Point, ReplicaPoint, ReplicaSummary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.literals import Sharing
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
+from pytest_slmserve.schema.errors import Sharing
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, WorkloadReference
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
-from pytest_slmserve.schema.workloads import WorkloadReference
 
 H200 = Environment(platform="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
 

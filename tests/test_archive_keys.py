@@ -13,15 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.analysis.points.job_points import job_points
-from pytest_slmserve.analysis.points.replica_points import all_groups, group_key, replica_groups
-from pytest_slmserve.analysis.points.sweep_points import by_series
+from pytest_slmserve.analysis.points import all_groups, by_series, group_key, job_points, replica_groups
 from pytest_slmserve.archive.store import Contents, read
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.schema.catalog import CATALOGUE
-from pytest_slmserve.schema.kv_cache import predicted_blocks
+from pytest_slmserve.schema.kv_cache import predicted_blocks, weight_bytes
 from pytest_slmserve.schema.loads import ClosedLoop, load_facts
-from pytest_slmserve.schema.quantization import weight_bytes
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
 

@@ -39,7 +39,7 @@ from workflow_steps import yaml
 
 import pytest_slmserve
 from pytest_slmserve.__main__ import main, parser
-from pytest_slmserve.archive.waivers import read_waivers
+from pytest_slmserve.archive.baselines import read_waivers
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.plugin.items import path_of

@@ -16,8 +16,10 @@ from published import CSV
 from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.claims import claim, lookup, table, table1
-from pytest_slmserve.analysis.points.sweep_points import by_series
+from pytest_slmserve.analysis.claims import claim, table
+from pytest_slmserve.analysis.claims import claim as table1
+from pytest_slmserve.analysis.claims import table as lookup
+from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.report.tables.run import Findings, run_lines

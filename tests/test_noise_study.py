@@ -12,8 +12,7 @@ from scripts import benchmark_script, loaded
 
 from pytest_slmserve.analysis.metrics.window import output_tokens_per_s, relative_variance
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.engines.host_noise import HostNoise
-from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.engines.simulated import HostNoise, SimulatedEngine
 from pytest_slmserve.schema.loads import ClosedLoop
 
 SCRIPT = benchmark_script("noise_study")

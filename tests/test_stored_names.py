@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow
-from pytest_slmserve.analysis.claims.lookup import row_from_record, row_to_record
+from pytest_slmserve.analysis.claims.table import row_from_record, row_to_record
 from pytest_slmserve.archive.codec import built
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, load_facts

@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import load_facts, load_of
+from pytest_slmserve.schema.loads import WorkloadReference, load_facts, load_of
 from pytest_slmserve.schema.records import (
     Failures,
     GateLaunch,
@@ -36,7 +36,6 @@ from pytest_slmserve.schema.records import (
 from pytest_slmserve.schema.sensors import per_unit
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.stored_names import NAMES, from_stored, to_stored
-from pytest_slmserve.schema.workloads import WorkloadReference
 
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)

@@ -16,12 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.grouping import grouped
+from pytest_slmserve.analysis.compare.deployments import EngineSet
 from pytest_slmserve.analysis.metrics.summary import Summary
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
+from pytest_slmserve.schema.catalog import content
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.files import content
 from pytest_slmserve.schema.printable import printable, printable_value
 
 SECONDS = {"ms": 1e-3, "s": 1.0}
@@ -411,3 +412,68 @@ def _csv_rows(text: str, name: str) -> Iterator[Row]:
                 yield Row(f"{name}: line {reader.line_num}", dict(zip(header, cells, strict=True)))
     except csv.Error as error:
         raise BadUsage(f"{name}: no CSV in line {reader.line_num}: {error}", "a CSV or JSON file") from None
+
+
+OPTION = "--baseline"
+Settings = tuple[tuple[str, str], ...]  # names and values that tell one set from another
+Groups = Mapping[tuple[int, int, Settings], Sequence[Row]]  # rows by number of engines, limit and settings
+
+
+def engine_sets(rows: Sequence[Row], columns: Columns, baseline: Sequence[str]) -> tuple[EngineSet, ...]:
+    """Sets by replicas, limit and settings. baseline: conditions NAME=VALUE on one engine. Raises BadUsage."""
+    pairs = [condition(text, OPTION) for text in baseline]
+    if alone := [row for row in rows if replicas_of(row, columns.replicas) == 1]:
+        matching(alone, baseline, OPTION)
+    return tuple(
+        EngineSet(
+            replicas=replicas,
+            limit=limit,
+            settings=settings,
+            point=point_of(replicas * limit, group, columns),
+            eligible=all(holds(row, pairs) for row in group),
+            alternative=all(holds(row, [pair for pair in pairs if pair[0] not in dict(settings)]) for row in group),
+        )
+        for (replicas, limit, settings), group in sorted(_groups(rows, columns, pairs).items())
+    )
+
+
+def _groups(rows: Sequence[Row], columns: Columns, pairs: Sequence[tuple[str, str]]) -> Groups:
+    named = {name for name, kinds in words(rows).items() if not _is_name(name, kinds, rows, columns)}
+    names = sorted((named | {name for name, _ in pairs}).difference(columns.names))
+    spelled = {
+        name: {_plain(text): text for text in sorted({text_of(row, name) for row in rows}, reverse=True)}
+        for name in names
+    }
+
+    def settings(row: Row) -> Settings:
+        return tuple((name, spelled[name][_plain(text_of(row, name))]) for name in names)
+
+    return grouped(rows, lambda row: (*_place(row, columns), settings(row)))
+
+
+def _place(row: Row, columns: Columns) -> tuple[int, int]:
+    return replicas_of(row, columns.replicas), knob_of(row, columns.knob)
+
+
+def _is_name(name: str, kinds: Sequence[str], rows: Sequence[Row], columns: Columns) -> bool:
+    """Does each number and limit have one word, and each word one of them? Then it says nothing that they do not."""
+    both = {(_place(row, columns), text_of(row, name)) for row in rows}
+    return len(both) == len(kinds) == len({place for place, _ in both}) and not yes_or_no(kinds)
+
+
+def _plain(text: str) -> str:
+    """Text that is equal where `--baseline` takes texts for equal."""
+    number = number_of(text)
+    return text.casefold() if number is None else repr(number)
+
+
+def remarks(rows: Sequence[Row], columns: Columns, baseline: Sequence[str]) -> Iterator[str]:
+    """One sentence for each column in which rows differ that are compared, or taken as repeats of each other."""
+    pairs = [condition(text, OPTION) for text in baseline]
+    for name, kinds in words(rows).items():
+        if name not in dict(pairs) and name not in columns.names:
+            different = f"rows of different {name} ({some(sorted(kinds))})"
+            yield f"{different} are compared with each other; --where {name}=... chooses"
+    yield from mixed_repeats(rows, list(_groups(rows, columns, pairs).values()), columns.names)
+    if columns.preemptions is None:
+        yield "no --preemptions: what preempted is not told from the rest, and may be chosen"

@@ -19,28 +19,44 @@ import io
 import json
 import lzma
 import os
+import re
 import secrets
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pytest_slmserve.analysis.compare.comparability import moment
+from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.archive.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
-from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.archive.pages import archives_in
-from pytest_slmserve.engines.launch.file_lock import try_lock
+from pytest_slmserve.engines.launch.device_lock import try_lock
+from pytest_slmserve.schema.catalog import content, regular
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
-from pytest_slmserve.schema.files import content, regular
 from pytest_slmserve.schema.printable import printable_value
 from pytest_slmserve.schema.records import Measurement, Resolved
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import EngineSpec, short_hash
 from pytest_slmserve.telemetry.host_probe import own_version
+
+OWN = ".slm"
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder with its parents. Where that makes our own, git is told to ignore it: results are kept elsewhere
+    on purpose. Raises OSError."""
+    own = next((each for each in (folder, *folder.parents) if each.name == OWN), None)
+    is_new = own is not None and not own.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    if own and is_new:
+        (own / ".gitignore").write_text("*\n", "utf-8")
+
 
 # 2: stamps are ticks of a clock. 1: first. Add a number only where an older release would misread what is written.
 FORMAT = 2
@@ -526,3 +542,238 @@ def _session(facts: dict[str, Any]) -> RunHeader:
         return RunHeader(facts["format"], "", None, {}, {})
     made: RunHeader = built(RunHeader, facts)
     return made
+
+
+_NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
+_RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
+_AT_ONCE = 1 << 23  # bytes that are written together
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """written, known: measurements that came into the archive, and that were there. notes: what could not be used."""
+
+    written: int = 0
+    known: int = 0
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: Merged) -> Merged:
+        return Merged(self.written + other.written, self.known + other.known, self.notes + other.notes)
+
+
+def merge(parts: Iterable[Path], into: Archive) -> Merged:
+    """Add what `into` does not have: measurements with their engines, and sessions. The parts stay as they are.
+
+    A torn end, or a damaged line, only makes a note; all else of that part is added. Merging again, also after an
+    interruption, adds what is missing. Raises BadArchive where a part cannot be read, is no archive or of a newer
+    format, BadUsage where `into` cannot be written.
+    """
+    merged, union = Merged(), _Union(into)
+    for part in parts:
+        merged += union.merge(part)
+    return merged
+
+
+class _Union:
+    """An archive to which lines of others are added, if it does not have them."""
+
+    def __init__(self, into: Archive) -> None:
+        self.into = into
+        self._written = self._known = self._size = 0
+        self._pieces: list[bytes] = []
+        self._engines: dict[str, bytes] = {}  # the line that describes each launch
+        lines = [line for line in stored_in(into.path, _read(into.path))[0] if line]
+        self._seen = {_head(line) for line in lines}
+        found_in(into.path, (line for line in lines if not line.startswith(BULK)), self._remember)
+
+    def _remember(self, found: ScannedLines, line: bytes) -> None:
+        if (facts := _checked(found, line))["kind"] == "engine":
+            self._engines[facts["id"]] = line
+
+    def merge(self, part: Path) -> Merged:
+        raw = _read(part)
+        if part.samefile(self.into.path):
+            return Merged()
+        self._written = self._known = 0
+        lines, whole = stored_in(part, raw)
+        found = found_in(part, lines, partial(self._take, {}))
+        self._flush()
+        notes = [f"{part}: not merged: {what}" for what in found.damaged]
+        notes += [torn_end(part, lines)] if whole < len(raw) else []
+        return Merged(self._written, self._known, tuple(notes))
+
+    def _take(self, engines: dict[str, bytes], found: ScannedLines, line: bytes) -> None:
+        """engines: the line that describes each launch, of the part so far. Raises where the line is damaged."""
+        match (facts := _checked(found, line))["kind"]:
+            case None:
+                pass
+            case "engine":  # added with its first measurement
+                engines[facts["id"]] = line
+            case "measurement" if _head(line) in self._seen:
+                self._known += 1
+            case "measurement":
+                self._written += 1
+                launch, known = facts["engine"], self._engines.get(facts["engine"])
+                self._engines[launch] = engines[launch]
+                self._add(_head(line), *([] if known == engines[launch] else [engines[launch]]), line)
+            case _ if line not in self._seen:
+                self._add(line, line)
+
+    def _add(self, head: bytes, *lines: bytes) -> None:
+        self._seen.add(head)
+        self._pieces.append(b"".join(line + b"\n" for line in lines))
+        self._size += len(self._pieces[-1])
+        if self._size > _AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        """All that was added is on disk on return."""
+        self.into.add_lines(self._pieces)
+        self._pieces, self._size = [], 0
+
+
+def _checked(found: ScannedLines, line: bytes) -> dict[str, Any]:
+    """Facts of a line, of a measurement without its numbers. Raises where the line is damaged."""
+    if not line.startswith(BULK):
+        decode(found, line)
+        return facts_of(line)
+    facts = facts_of(_NUMBERS.sub(b"[]", line))
+    engine_before(found, facts)
+    if not isinstance(facts["run"], dict):
+        raise ValueError("its run is no object")
+    return facts
+
+
+def _head(line: bytes) -> bytes:
+    return line.partition(_RUN)[0]
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return content(path)
+    except OSError as error:
+        raise BadArchive(f"cannot read {path}: {error.strerror}", "an archive that --slm-records wrote") from None
+
+
+ID_DIGITS = 8
+LEFT_OUT = (
+    "several runs measured the same cases, and only the last run counts: `report --list` names the runs, --run all "
+    "pools them"
+)
+POOLED = (
+    "several runs measured the same cases and are pooled: this older archive does not tell which resumed; "
+    "`report --list` names them, --run ID separates"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """One run of an archive. id: its own, or made of its start, where `known` says that it has none. resumes: it went
+    on with all that was in the archive before it."""
+
+    id: str
+    started: str
+    pytest_slmserve: str | None
+    known: bool
+    resumes: bool
+    measurements: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunChoice:
+    """Runs that are wanted. run: an id or its beginning, "last", "all"; "": of each case the last run that measured it.
+    since: only what was measured from then on, as ISO 8601; "": all."""
+
+    run: str = ""
+    since: str = ""
+
+
+def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
+    """Runs in the order written, also those that measured nothing; what stands before all is one without a start."""
+    orphans = [RecordedRun(_made_id(""), "", None, False, False, ())] if -1 in contents.written_by else []
+    found = {run.id: run for run in orphans}
+    ids = {-1: _made_id("")}
+    for index, session in enumerate(contents.sessions):
+        ids[index] = session.id or _made_id(session.started)
+        made = RecordedRun(ids[index], session.started, session.pytest_slmserve, bool(session.id), session.resumes, ())
+        found.setdefault(made.id, made)
+    measured = grouped(zip(contents.measurements, contents.written_by, strict=True), lambda pair: ids[pair[1]])
+    return tuple(replace(run, measurements=tuple(m for m, _ in measured.get(run.id, ()))) for run in found.values())
+
+
+def _made_id(started: str) -> str:
+    return short_hash([started])[:ID_DIGITS]
+
+
+def chosen(contents: Contents, wanted: RunChoice) -> Contents:
+    """The part of an archive that is wanted, with a note where runs of the same cases were left out, or pooled. Raises
+    BadUsage for a run that it does not have, or a time that is none."""
+    runs = runs_of(contents)
+    notes: list[str] = []
+    match wanted.run:
+        case "":
+            kept, notes = _of_each_case(_continued(runs))
+        case "all":
+            kept = list(contents.measurements)
+        case name:
+            last = runs.index(run_named(runs, name)) if runs else 0
+            first = 0 if runs and runs[last].resumes else last  # it goes on with all before it
+            kept = [m for run in runs[first : last + 1] for m in run.measurements]
+    if wanted.since:
+        begin = _moment(wanted.since)
+        kept = [m for m in kept if _moment(m.measured_at) >= begin]
+    ids = set(map(id, kept))
+    pairs = [pair for pair in zip(contents.measurements, contents.written_by) if id(pair[0]) in ids]
+    return replace(
+        contents,
+        measurements=tuple(m for m, _ in pairs),
+        written_by=tuple(index for _, index in pairs),
+        notes=(*contents.notes, *notes),
+    )
+
+
+def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
+    """The run whose id begins so; "last" is the last that measured or resumed something. Raises BadUsage if not one."""
+    if name == "last":
+        return next((run for run in reversed(runs) if run.measurements or run.resumes), runs[-1])
+    found = [run for run in runs if run.id.startswith(name)]
+    if len(found) != 1:
+        problem = f"--run {name}: {len(found)} runs have ids that begin so" if found else f"there is no run {name}"
+        raise BadUsage(problem, f"one of {', '.join(run.id for run in runs)}" if runs else "an archive with runs")
+    return found[0]
+
+
+def _continued(runs: Sequence[RecordedRun]) -> list[list[RecordedRun]]:
+    """Runs that are read as one: one that resumes with all before it, and neighbours of which nothing is known."""
+    groups: list[list[RecordedRun]] = []
+    for run in runs:
+        if run.resumes:
+            groups = [[*(each for group in groups for each in group), run]]
+        elif groups and not run.known and not groups[-1][-1].known:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    return groups
+
+
+def _of_each_case(groups: Sequence[Sequence[RecordedRun]]) -> tuple[list[Measurement], list[str]]:
+    """Of each case the measurements of the last group that has it, and notes. A gate is a case of its own."""
+    measured = [(number, run, m) for number, group in enumerate(groups) for run in group for m in run.measurements]
+    last: dict[str, int] = {}
+    first: dict[str, str] = {}  # run of the group that counts
+    pooled = False
+    for number, run, m in measured:
+        if m.paired is None:
+            if last.get(m.key) != number:
+                last[m.key], first[m.key] = number, run.id
+            pooled |= not run.known and first[m.key] != run.id
+    kept = [m for number, _, m in measured if m.paired is not None or last[m.key] == number]
+    notes = [LEFT_OUT] if len(kept) < len(measured) else []
+    return kept, notes + ([POOLED] if pooled else [])
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return moment(text)
+    except ValueError:
+        raise BadUsage(f"{text!r} is no date", "--since 2026-01-31, or 2026-01-31T12:00") from None

@@ -18,13 +18,14 @@ from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.report.advice import text, verification
+from pytest_slmserve.report.advice import text
+from pytest_slmserve.report.advice import text as verification
 from pytest_slmserve.report.advice.text import advice_facts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.live_line import LiveLine, Status
 from pytest_slmserve.report.page.content import Part
 from pytest_slmserve.report.page.writer import write_section
-from pytest_slmserve.report.tables.several_gpus import gpus_advice
+from pytest_slmserve.report.tables.replicas import gpus_advice
 from pytest_slmserve.run import advice as run_advice
 from pytest_slmserve.run.advice import VerifyOptions
 from pytest_slmserve.schema.catalog import short_name
@@ -127,7 +128,7 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
         measured = verification.verification_facts(seen, session.notes)
         print(as_json({**advice_facts(found, source), "verification": measured}))
     else:
-        print(verification.text(seen, session.notes))
+        print(verification.text_verification(seen, session.notes))
     return status_of(seen.state)
 
 

@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.points.sweep_points import concurrency_of
+from pytest_slmserve.analysis.points import concurrency_of
+from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
+from pytest_slmserve.report.export import asv as asv_ledger
 from pytest_slmserve.report.export import asv as export
-from pytest_slmserve.report.export import asv_ledger
 from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Seen, Value, kind, release_of
-from pytest_slmserve.report.numbers import counted
+from pytest_slmserve.report.text_table import counted
+from pytest_slmserve.schema.catalog import content
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.files import content
 from pytest_slmserve.schema.records import Measurement
 
 STATUS = f"{HOLDS} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."

@@ -8,15 +8,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_slmserve.analysis.stored.baseline import cells, served
+from pytest_slmserve.analysis.compare.baseline import cells, served
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.archive.baselines import Baseline, LeftOut
 from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.as_json import as_json, facts
-from pytest_slmserve.report.numbers import ABSENT, counted, figure
-from pytest_slmserve.report.run_list import days_of, measured_facts
-from pytest_slmserve.report.text_table import Column, named, table
+from pytest_slmserve.report.compare import days_of, measured_facts
+from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, named, table
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.gate.bisection import next_release, suspects
+from pytest_slmserve.analysis.gate.decision import next_release, suspects
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.store import read
@@ -21,8 +21,7 @@ from pytest_slmserve.commands.plan import SHIPPED
 from pytest_slmserve.commands.report import gates_of
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate.text import gate_facts, title
-from pytest_slmserve.report.numbers import between, figure
-from pytest_slmserve.report.text_table import hanging
+from pytest_slmserve.report.text_table import between, figure, hanging
 from pytest_slmserve.schema.errors import BadUsage
 
 STATUS = (

@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pytest_slmserve.analysis.claims.stored import unique
 from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, RunComparison, compare_runs
 from pytest_slmserve.analysis.gate.decision import MARGIN
-from pytest_slmserve.analysis.stored.claims import unique
-from pytest_slmserve.archive.runs import RunChoice, chosen, run_named, runs_of
-from pytest_slmserve.archive.store import read
+from pytest_slmserve.archive.store import Archive, RunChoice, chosen, read, run_named, runs_of
+from pytest_slmserve.archive.store import merge as merge_parts
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE
+from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, print_notes
 from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.compare import RunSide
-from pytest_slmserve.report.page.comparisons import of_runs
+from pytest_slmserve.report.page.content import of_runs
 from pytest_slmserve.report.page.writer import write_section
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.catalog import is_file
+from pytest_slmserve.schema.errors import BadUsage, of_a_command
 
 STATUS = (
     f"{HOLDS} no metric is worse; {FAILS} one is; {UNDECIDED} none is for certain but one is undecided, or nothing "
@@ -26,6 +27,7 @@ STATUS = (
 
 
 def add(commands: cli.Commands) -> None:
+    add_merge(commands)
     words = "compare runs, case by case and metric by metric, with the first one"
     command = cli.add_command(commands, "compare", words, STATUS, compare)
     archives = "an archive that --slm-records wrote: the baseline, then candidates; of one alone its runs are compared"
@@ -88,3 +90,27 @@ def status_of(found: RunComparison) -> int:
     if found.counts[Judgement.WORSE]:
         return FAILS
     return UNDECIDED if found.counts[Judgement.UNDECIDED] or not found.changes else HOLDS
+
+
+MERGE_STATUS = (
+    f"{HOLDS} everything is in OUT; {FAILS} all but what the notes name; {USAGE} wrong usage or an archive that "
+    "cannot be read."
+)
+
+
+def add_merge(commands: Commands) -> None:
+    command = add_command(commands, "merge", "make one archive of several, each record once", MERGE_STATUS, merge)
+    command.add_argument("paths", metavar="RECORDS", nargs="+", type=Path, help="an archive; it stays as it is")
+    out = "the archive that they are added to, packed if it ends in .gz or .xz; made if it is not there"
+    command.add_argument("--out", metavar="OUT", type=Path, required=True, help=out)
+
+
+def merge(given: argparse.Namespace) -> int:
+    for path in given.paths:
+        if not is_file(path):  # or OUT would be made for nothing
+            raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
+    with of_a_command(BadUsage, records="--out"), Archive.open(given.out) as into:
+        merged = merge_parts(given.paths, into)
+    print_notes((*into.notes, *merged.notes))
+    print(f"{given.out}: {merged.written} measurements added, {merged.known} were there")
+    return FAILS if merged.notes else HOLDS

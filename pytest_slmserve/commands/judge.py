@@ -11,20 +11,19 @@ from typing import Any
 
 from pytest_slmserve.analysis.advice.advisor import plan
 from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
-from pytest_slmserve.analysis.compare.external_replicas import compare
+from pytest_slmserve.analysis.compare.deployments import compare
 from pytest_slmserve.analysis.sweep.batching import Slo, parse_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.archive import external
-from pytest_slmserve.archive.external import Columns, Row, read
-from pytest_slmserve.archive.external_replicas import engine_sets, remarks
+from pytest_slmserve.archive.external import Columns, Row, engine_sets, read, remarks
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import HOLDS, USAGE
 from pytest_slmserve.report.as_json import as_csv
-from pytest_slmserve.report.external import replicas as of_replicas
 from pytest_slmserve.report.external import sweep
-from pytest_slmserve.report.numbers import counted
-from pytest_slmserve.report.page.comparisons import of_external_replicas, of_sweep
+from pytest_slmserve.report.external import sweep as of_replicas
+from pytest_slmserve.report.page.content import of_external_replicas, of_sweep
 from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 STATUS = f"{HOLDS} it could be judged; {USAGE} wrong usage, or a file that cannot be judged."
@@ -137,9 +136,9 @@ def replicas(given: argparse.Namespace) -> int:
     found = compare(engine_sets(rows, columns, given.baseline))
     notes = [*left_out, *remarks(rows, columns, given.baseline)]
     if given.csv:
-        print_csv(of_replicas.entries(found), notes)
+        print_csv(of_replicas.entries_replicas(found), notes)
         return HOLDS
-    print((of_replicas.as_json if given.json else of_replicas.text)(found, columns, notes))
+    print((of_replicas.as_json_replicas if given.json else of_replicas.text_replicas)(found, columns, notes))
     if given.html:
         write_section(given.html, PAGE, [of_external_replicas(found, columns, notes)])
     return HOLDS

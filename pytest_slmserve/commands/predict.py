@@ -6,13 +6,13 @@ import argparse
 
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, limit_sweeps, measured_there, predicted
 from pytest_slmserve.analysis.metrics.roofline import peaks_for
-from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve
+from pytest_slmserve.analysis.sweep.curve import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.report import curves_of, read_all
+from pytest_slmserve.report.advice.text import PredictedSweep, prediction_facts, prediction_rows, prediction_text
 from pytest_slmserve.report.as_json import as_csv, as_json
-from pytest_slmserve.report.other_gpu import PredictedSweep, prediction_facts, prediction_rows, prediction_text
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import TooFewPoints
 

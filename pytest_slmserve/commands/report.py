@@ -11,23 +11,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.compare.history import release_histories
+from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_curves, stored_gates, unique
+from pytest_slmserve.analysis.compare.runs import release_histories
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, weaker
-from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
-from pytest_slmserve.analysis.points.job_points import job_points
-from pytest_slmserve.analysis.points.replica_points import shared_points
-from pytest_slmserve.analysis.stored.claims import judge_all, rows_from, stored_curves, stored_gates, unique
+from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
+from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.archive import store
-from pytest_slmserve.archive.calibrations import beside, find, place_of
+from pytest_slmserve.archive.baselines import beside, find, place_of
 from pytest_slmserve.archive.pages import embedded
-from pytest_slmserve.archive.runs import RunChoice, chosen, runs_of
-from pytest_slmserve.archive.store import Contents, read
+from pytest_slmserve.archive.store import Contents, RunChoice, chosen, read, runs_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_question, are_external, judge
-from pytest_slmserve.report import run_list
-from pytest_slmserve.report.as_json import as_csv, as_json, facts
+from pytest_slmserve.report import compare as run_list
+from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
 from pytest_slmserve.report.figures.drawing import save
 from pytest_slmserve.report.figures.gates import gate_pictures
 from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
@@ -42,13 +40,10 @@ from pytest_slmserve.report.loads import (
 )
 from pytest_slmserve.report.page.content import TEXT_WIDTH
 from pytest_slmserve.report.page.writer import rendered, write_page
-from pytest_slmserve.report.point_facts import point_facts, sweep_facts
-from pytest_slmserve.report.screen import screen
-from pytest_slmserve.report.summary import tables
+from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.tables.run import Findings, outcome, verdict_facts
 from pytest_slmserve.report.text_table import folded, laid_out
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Detail
+from pytest_slmserve.schema.errors import BadUsage, Detail
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 

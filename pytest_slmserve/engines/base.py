@@ -9,10 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import known_shape
-from pytest_slmserve.schema.loads import Load, OpenLoop, is_job
+from pytest_slmserve.schema.loads import Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.workloads import Workload
 
 ProgressCallback = Callable[[Progress], None]
 Outputs = tuple[tuple[int, ...], ...]  # ids of tokens, of each request

@@ -12,10 +12,9 @@ from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.engines.worker.slm_pacing import batch_rows, next_batch
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.loads import Load, Workload
 from pytest_slmserve.schema.records import Run, Samples, Steps
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.workloads import Workload
 
 Row = tuple[Any, ...]
 GENERATE = WORKER.with_name("hf_worker.py")

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier
-from pytest_slmserve.engines.child_messages import run_from
-from pytest_slmserve.engines.launch.child_process import Child, converse
-from pytest_slmserve.schema.child_environment import passed_on
+from pytest_slmserve.engines.launch.child_process import Child, converse, run_from
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.records import Run, Stream
-from pytest_slmserve.schema.workloads import Request, Workload
+from pytest_slmserve.schema.secret_words import passed_on
 
 CLIENT = Path(__file__).parent / "loadgen" / "__main__.py"
 PACKAGES = Path(__file__).parents[2]  # the folder that holds ours

@@ -22,23 +22,23 @@ from pytest_slmserve.engines.base import (
     message_of,
     scored,
 )
-from pytest_slmserve.engines.child_messages import resolved_from, run_from
-from pytest_slmserve.engines.launch.child_process import Child, converse
-from pytest_slmserve.engines.launch.model_files import model_for
-from pytest_slmserve.engines.launch.staggered_start import START_S, StaggeredEngine, StartTurn
+from pytest_slmserve.engines.launch.child_process import Child, converse, resolved_from, run_from
+from pytest_slmserve.engines.launch.model_probe import model_for
 from pytest_slmserve.engines.launch.vllm_arguments import (
     NOWHERE_ELSE,
+    START_S,
     WORKER,
+    StaggeredEngine,
+    StartTurn,
     engine_arguments,
     engine_environment,
     placement_env,
 )
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.loads import Load, Workload
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.workloads import Workload
 
 
 class OfflineEngine(StaggeredEngine):

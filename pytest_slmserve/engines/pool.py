@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.hf_generate import BatchedEngine, SimulatedBatches
-from pytest_slmserve.engines.launch.start_stages import waiting
+from pytest_slmserve.engines.launch.child_process import waiting
 from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
 from pytest_slmserve.engines.load_client import TIMEOUT_S
 from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, start_replicas
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import EngineFailed

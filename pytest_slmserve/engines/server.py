@@ -30,14 +30,14 @@ from pytest_slmserve.engines.base import (
     message_of,
     scored,
 )
-from pytest_slmserve.engines.child_messages import resolved_from
-from pytest_slmserve.engines.launch.child_process import Child
-from pytest_slmserve.engines.launch.model_files import model_for
-from pytest_slmserve.engines.launch.staggered_start import START_S, StaggeredEngine, StartTurn
-from pytest_slmserve.engines.launch.start_stages import still_waiting
+from pytest_slmserve.engines.launch.child_process import Child, resolved_from, still_waiting
+from pytest_slmserve.engines.launch.model_probe import model_for
 from pytest_slmserve.engines.launch.vllm_arguments import (
     NOWHERE_ELSE,
+    START_S,
     WORKER,
+    StaggeredEngine,
+    StartTurn,
     engine_arguments,
     engine_environment,
     placement_env,
@@ -45,11 +45,10 @@ from pytest_slmserve.engines.launch.vllm_arguments import (
 from pytest_slmserve.engines.load_client import LoadClient, completion, run_of
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.loads import Load, Request, Workload
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.workloads import Request, Workload
-from pytest_slmserve.telemetry.http_once import ask_once
+from pytest_slmserve.telemetry.dcgm_exporter import ask_once
 
 SERVE = WORKER.with_name("vllm_serve.py")
 ONE_FRONT_END, VLLM_SERVE = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"

@@ -11,8 +11,9 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,86 @@ from pytest_slmserve.engines.base import (
     ignore_progress,
     message_of,
 )
-from pytest_slmserve.engines.host_noise import HostNoise
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, closed_loop
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.kv_cache import in_flight, kv_bytes_per_token, kv_value_bytes, kv_windows, request_blocks
-from pytest_slmserve.schema.loads import Load, OpenLoop
-from pytest_slmserve.schema.quantization import weight_bytes
+from pytest_slmserve.schema.kv_cache import (
+    in_flight,
+    kv_bytes_per_token,
+    kv_value_bytes,
+    kv_windows,
+    request_blocks,
+    weight_bytes,
+)
+from pytest_slmserve.schema.loads import Load, OpenLoop, Workload
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.telemetry.simulated import BUSY, POWER_W, STEADY, simulated
+from pytest_slmserve.telemetry.source import BUSY, POWER_W, STEADY, simulated
+
+TICK_S = 0.25  # the factor is constant for so long
+BLOCK = 16  # ticks of recorded noise that stay together
+OCTAVES = tuple(TICK_S * 2**i for i in range(10))  # time constants of 1/f noise: to two minutes
+
+
+class HostNoise:
+    """Factor of the speed at a time. kind: "white:SD", "ou:SD:SECONDS" (Ornstein-Uhlenbeck with that time constant),
+    "pink:SD" (1/f), "slow:SHARE:DEPTH:SECONDS" (slower by DEPTH for a SHARE of the time, so long each), "states:APART"
+    (two states, one for a whole launch), several of these with "+", or a sequence of recorded factors, one for each
+    tick, which is resampled in blocks. SD is the relative standard deviation of a tick. Raises BadUsage."""
+
+    def __init__(self, kind: str | Sequence[float], seed: str) -> None:
+        self._factors: list[float] = []
+        self._more = _factors(kind, random.Random(seed))
+
+    def __call__(self, at_s: float) -> float:
+        tick = int(at_s / TICK_S)
+        if tick >= len(self._factors):
+            self._factors += islice(self._more, 2 * tick + 64 - len(self._factors))
+        return self._factors[tick]
+
+
+def _factors(kind: str | Sequence[float], chance: random.Random) -> Iterator[float]:
+    if not isinstance(kind, str):
+        starts = (chance.randrange(max(1, len(kind) - BLOCK + 1)) for _ in iter(int, 1))
+        return chain.from_iterable(kind[start : start + BLOCK] for start in starts)
+    if "+" in kind:
+        return map(math.prod, zip(*(_factors(part, chance) for part in kind.split("+"))))
+    name, *numbers = kind.split(":")
+    try:
+        match name, [float(number) for number in numbers]:
+            case "white", [sd]:
+                return (math.exp(chance.gauss(0, sd)) for _ in iter(int, 1))
+            case "ou", [sd, seconds]:
+                return map(math.exp, _ou(sd, seconds, chance))
+            case "pink", [sd]:
+                each = [_ou(sd / math.sqrt(len(OCTAVES)), seconds, chance) for seconds in OCTAVES]
+                return (math.exp(sum(values)) for values in zip(*each))
+            case "slow", [share, depth, seconds]:
+                return _slowdowns(share, depth, seconds, chance)
+            case "states", [apart]:
+                state = math.exp(apart / 2 * chance.choice((-1, 1)))
+                return (state for _ in iter(int, 1))
+    except ValueError:
+        pass
+    raise BadUsage(f"host_noise={kind} is no noise of a host", "host_noise=pink:0.12")
+
+
+def _ou(sd: float, seconds: float, chance: random.Random) -> Iterator[float]:
+    value, keeps = chance.gauss(0, sd), math.exp(-TICK_S / seconds)
+    while True:
+        yield value
+        value = keeps * value + math.sqrt(1 - keeps**2) * chance.gauss(0, sd)
+
+
+def _slowdowns(share: float, depth: float, seconds: float, chance: random.Random) -> Iterator[float]:
+    """A Markov chain of two states, which is slow for `share` of the time."""
+    slow = chance.random() < share
+    ends = {True: TICK_S / seconds, False: TICK_S / seconds * share / (1 - share)}
+    while True:
+        yield 1 - depth if slow else 1.0
+        slow = slow ^ (chance.random() < ends[slow])
+
 
 BLOCK_SIZE = 16
 BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else
@@ -59,7 +128,7 @@ class Faults:
     die_at, fail_at: concurrency at which the engine dies, or its requests fail. start_s: seconds that a start took.
     other_token_at: position from which its outputs are not those of the formula. logprob_drift: nats by which it finds
     the baseline's tokens less likely.
-    sensors: False for a device that has none; the others of this kind are what they say (`telemetry.simulated`); of
+    sensors: False for a device that has none; the others of this kind are what they say (`telemetry.source`); of
     memory in use, in bytes, they say nothing unless told. profiler: False for a release without.
     slow_clock_from, lost_from, hot_from: concurrency from which the SM clock sinks at times, which is noise, a sensor
     is lost, which degrades, or the heat brakes the clock, which invalidates.

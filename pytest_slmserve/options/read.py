@@ -9,8 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.options.parsers import OneOf, variable
-from pytest_slmserve.options.table import OPTS, Opt, Options
+from pytest_slmserve.options.table import OPTS, OneOf, Opt, Options, variable
 from pytest_slmserve.schema.errors import BadUsage
 
 OF_A_SIDE = ("baseline_", "candidate_", "simulate_slowdown")

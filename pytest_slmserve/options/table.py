@@ -1,14 +1,15 @@
-# ruff: noqa: RUF009 (`opt` makes a field, and `OneOf` a parser: both once)
 """Options: fields of one value, each with its parser, default and help. Light: every run of pytest imports it."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pytest_slmserve.options import parsers as parse
-from pytest_slmserve.schema.literals import (
+from pytest_slmserve.schema.errors import (
     Caches,
     Detail,
     LoadFormat,
@@ -23,6 +24,229 @@ from pytest_slmserve.schema.literals import (
 
 if TYPE_CHECKING:
     from pytest_slmserve.schema.environment import GpuPeaks
+
+
+def truth(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    try:
+        return words[text.lower()]
+    except KeyError:
+        raise ValueError("1 or 0") from None
+
+
+def archive(text: str) -> bool | str:
+    """One that is resumed; true: that of --slm-records. What follows may have been meant as a path of tests."""
+    try:
+        return truth(text)
+    except ValueError:
+        if not text or text.endswith((".py", os.sep)) or "::" in text:
+            raise ValueError("an archive; a path of tests has to stand before a --slm-resume without one") from None
+        return text
+
+
+def words(text: str) -> tuple[str, ...]:
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not found:
+        raise ValueError("names with commas between them")
+    return found
+
+
+def ascending(text: str) -> tuple[int, ...]:
+    wanted = "positive whole numbers in ascending order, such as 1,2,4,8"
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(wanted) from None
+    if numbers[0] < 1 or any(a >= b for a, b in pairwise(numbers)):
+        raise ValueError(wanted)
+    return numbers
+
+
+def sharings(text: str) -> tuple[str, ...]:
+    found, known = words(text), get_args(OwnSharing)
+    if unknown := set(found) - set(known):
+        raise ValueError(f"of {', '.join(known)}, with commas between them: {', '.join(sorted(unknown))} is unknown")
+    return found
+
+
+def urls(text: str) -> tuple[str, ...]:
+    """URLs that requests go to. Raises BadUsage for one that holds credentials: an error must not repeat it."""
+    from pytest_slmserve.schema.specs import completed
+
+    found = tuple(map(completed, words(text)))
+    if len(set(found)) < len(found):
+        raise ValueError("URLs that differ, with commas between them")
+    return found
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError("a positive number")
+    return number
+
+
+def share(text: str) -> float:
+    number = positive(text)
+    if number > 1:
+        raise ValueError("a share between 0 and 1")
+    return number
+
+
+def gpu_memory(text: str) -> int:
+    """Bytes of a size such as 40GiB."""
+    from pytest_slmserve.schema.errors import BadUsage
+    from pytest_slmserve.schema.kv_cache import parse_memory
+
+    try:
+        return parse_memory(text)
+    except BadUsage:
+        raise ValueError("a memory of a GPU, such as 40GiB") from None
+
+
+def percentage(text: str) -> float:
+    """The share that is written as 5% or 0.05."""
+    number = positive(text.removesuffix("%"))
+    number = number / 100 if text.endswith("%") else number
+    if number >= 1:
+        raise ValueError("a share between 0 and 1, such as 5% or 0.05")
+    return number
+
+
+def gpu_peaks(text: str) -> GpuPeaks:
+    from pytest_slmserve.schema.environment import GpuPeaks
+
+    try:
+        rates = {name: positive(value) for name, value in map(pair, text.split(","))}
+    except ValueError:
+        rates = {}
+    if rates.keys() != {"tflops", "gbps"}:
+        raise ValueError("dense TFLOP/s and the memory's GB/s, such as tflops=989,gbps=3350")
+    return GpuPeaks(**rates)
+
+
+def length(text: str) -> int | Literal["natural"]:
+    """Tokens of every request, or "natural": those of each conversation."""
+    if text == "natural":
+        return "natural"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("a positive number of tokens, or natural")
+    return int(text)
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError("NAME=VALUE")
+    return name, value
+
+
+def variable(text: str) -> tuple[str, str]:
+    """A variable for the engine. It goes into the records, so a secret is refused."""
+    from pytest_slmserve.schema.secret_words import holds_secret, names_secret
+
+    name, value = pair(text)
+    if takes_gpus(name):
+        raise ValueError(f"for one engine: export {name} before pytest, whose locks and sensors go by it")
+    if names_secret(name) or holds_secret(value):
+        token = "export HF_TOKEN before pytest, engines with real weights inherit it"
+        raise ValueError(f"for the records: {name} holds a secret; {token}")
+    return name, value
+
+
+def argument(text: str) -> tuple[str, Any]:
+    """A value as JSON gives it, or the text itself; an object stays text, for a specification must be hashable."""
+    name, value = pair(text)
+    if takes_gpus(name):
+        raise ValueError(
+            "for the engine alone: --slm-tensor-parallel-size 2 gives it more GPUs, with their locks and sensors"
+        )
+    try:
+        read = json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+    return name, value if isinstance(read, dict) else frozen(read)
+
+
+def takes_gpus(name: str) -> bool:
+    """Does an engine's argument, or variable, of this name give it GPUs of which locks and sensors would not hear?"""
+    return name == "CUDA_VISIBLE_DEVICES" or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
+
+
+def frozen(value: Any) -> Any:
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+
+def telemetry(text: str) -> str:
+    """Parse a source of telemetry: a name, the address of a dcgm-exporter or the URL of its page. Raises ValueError."""
+    name, equals, address = text.partition("=")
+    if text in TELEMETRY or (name == "dcgm" and equals and address) or text.startswith(("http://", "https://")):
+        return text
+    raise ValueError(f"{', '.join(TELEMETRY)}, dcgm=HOST:PORT or the URL of a dcgm-exporter")
+
+
+def ray_address(text: str) -> str:
+    """Parse `local`, `local:N`, or the address of a cluster that has this host as a node. Results stream to a driver,
+    which a client from outside is not. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    named = host and colon and port.isdecimal() and "/" not in host and (host, int(port)) != ("local", 0)
+    if named or text in ("auto", "local"):
+        return text
+    here = "local for all GPUs of this host, local:N for the first N"
+    raise ValueError(f"{here}; HOST:PORT of a cluster that this host is a node of, or auto for the one that runs here")
+
+
+def ray_resource(text: str) -> str:
+    if text in ("", "CPU", "GPU", "memory", "object_store_memory"):
+        raise ValueError("a resource that only some nodes have, such as accelerator_type:H200")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Parser of a word that is one of `choices`."""
+
+    choices: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        if text not in self.choices:
+            raise ValueError(" or ".join(self.choices))
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Parser of a whole number that is `least` or more, and `most` at most."""
+
+    least: int
+    most: int = 1 << 63
+
+    def __call__(self, text: str) -> int:
+        if not text.isdecimal() or int(text) < self.least:
+            raise ValueError(f"a whole number, {self.least} or more")
+        if int(text) > self.most:
+            raise ValueError(f"a whole number up to {self.most}")
+        return int(text)
+
+
+FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
+MOST_PAIRS = 1000  # with more the first analyses decide nothing: the error rate is spent over all
+
+OF_SEVERAL_GPUS = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "data_parallel",
+    "prefill_context_parallel",
+)  # how such arguments begin
+
+TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
+
+
+# ruff: noqa: RUF009 (`opt` makes a field, and `OneOf` a parser: both once)
+
 
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
 GROUPS = {  # of `pytest --help`, by the first option of each
@@ -71,7 +295,7 @@ class Opt:
 
     @property
     def is_flag(self) -> bool:
-        return self.read is parse.truth
+        return self.read is truth
 
     @property
     def default_text(self) -> str:
@@ -85,7 +309,7 @@ def opt(read: Any, *of: Any, **more: Any) -> Any:
     """Field of `Options` with its row of the table, an `Opt`. read: a parser, or the words to choose from, as a literal
     type or a tuple."""
     words = read if isinstance(read, tuple) else get_args(read)
-    row = Opt(parse.OneOf(words) if words else read, *of, **more)
+    row = Opt(OneOf(words) if words else read, *of, **more)
     return field(default=row.default, metadata={"opt": row})
 
 
@@ -93,20 +317,20 @@ def opt(read: Any, *of: Any, **more: Any) -> Any:
 class Options:
     """Options of a run as values. source: where each is from, "command line", "environment", "ini" or "default"."""
 
-    gpu: bool = opt(parse.truth, False, "run the benchmarks on this host's GPU")
-    cpu: bool = opt(parse.truth, False, "run the same benchmarks on vLLM's CPU backend")
-    simulate: bool = opt(parse.truth, False, "run them on a simulated engine, to try the plugin without vLLM")
+    gpu: bool = opt(truth, False, "run the benchmarks on this host's GPU")
+    cpu: bool = opt(truth, False, "run the same benchmarks on vLLM's CPU backend")
+    simulate: bool = opt(truth, False, "run them on a simulated engine, to try the plugin without vLLM")
     endpoint: tuple[str, ...] = opt(
-        parse.urls,
+        urls,
         (),
         "benchmark servers that already run, at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)",
         "URL,URL",
     )
     timeout: float = opt(
-        parse.positive, 120.0, "seconds that a request to an endpoint may last before it counts as failed", "S"
+        positive, 120.0, "seconds that a request to an endpoint may last before it counts as failed", "S"
     )
     models: tuple[str, ...] | None = opt(
-        parse.words,
+        words,
         None,
         "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode",
         "A,B",
@@ -117,17 +341,17 @@ class Options:
         "shipped tests to run: core (planned for 10 minutes on a GPU), papers (with all published claims), or all",
         "NAME",
     )
-    plan: bool = opt(parse.truth, False, "print items, engines, order and expected seconds, and run nothing")
+    plan: bool = opt(truth, False, "print items, engines, order and expected seconds, and run nothing")
     plan_gpus: int | None = opt(
-        parse.AtLeast(1, 100_000), None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
+        AtLeast(1, 100_000), None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
     )
     allow_undecided: bool = opt(
-        parse.truth, False, "exit with status 0, not 10, where something is undecided and nothing fails"
+        truth, False, "exit with status 0, not 10, where something is undecided and nothing fails"
     )
-    strict: bool = opt(parse.truth, False, "assert the claims as published: ignore the list of known exceptions")
+    strict: bool = opt(truth, False, "assert the claims as published: ignore the list of known exceptions")
 
     concurrency: tuple[int, ...] | None = opt(
-        parse.ascending, None, "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity", "1,2,4"
+        ascending, None, "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity", "1,2,4"
     )
     sweep: Sweeping = opt(
         Sweeping,
@@ -135,24 +359,22 @@ class Options:
         "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)",
         "HOW",
     )
-    window: float | None = opt(
-        parse.positive, None, "seconds a point is measured, after its warm-up; default: by mode", "S"
-    )
+    window: float | None = opt(positive, None, "seconds a point is measured, after its warm-up; default: by mode", "S")
     ramp_up: RampUp = opt(
         RampUp, "staggered", "start of a closed loop: staggered (steady traffic) or burst (a batch job)", "HOW"
     )
-    repeats: int = opt(parse.AtLeast(1), 2, "measurements of each point; one gives no interval and no verdict", "N")
+    repeats: int = opt(AtLeast(1), 2, "measurements of each point; one gives no interval and no verdict", "N")
     budget: int | None = opt(
-        parse.AtLeast(0),
+        AtLeast(0),
         None,
         "seconds that a model's sweep goes on measuring until its claims are decided; default: by mode",
         "S",
     )
     input_len: int | Literal["natural"] | None = opt(
-        parse.length, None, "prompt tokens of each request, or natural: as in conversations; default: by mode", "N"
+        length, None, "prompt tokens of each request, or natural: as in conversations; default: by mode", "N"
     )
     output_len: int | Literal["natural"] | None = opt(
-        parse.length, None, "output tokens of each request, or natural: as in conversations; default: by mode", "N"
+        length, None, "output tokens of each request, or natural: as in conversations; default: by mode", "N"
     )
     dataset: str = opt(
         str,
@@ -172,8 +394,8 @@ class Options:
         "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own",
         "PATH",
     )
-    accept_truncated: bool = opt(parse.truth, False, "if the file of a dataset is truncated, use the intact part")
-    seed: int = opt(parse.AtLeast(0), 0, "seed of the workload and of the dummy weights", "N")
+    accept_truncated: bool = opt(truth, False, "if the file of a dataset is truncated, use the intact part")
+    seed: int = opt(AtLeast(0), 0, "seed of the workload and of the dummy weights", "N")
     goodput: str = opt(
         str, "", "bounds that make a request good, such as ttft:200ms,tpot:50ms,e2e:5s; adds goodput", "BOUNDS"
     )
@@ -193,68 +415,64 @@ class Options:
     kv_cache_dtype: str = opt(
         KV_DTYPES, "", "type of the KV cache: fp8, or one of its kinds; default: that of the model", "TYPE"
     )
-    gpu_memory_utilization: float = opt(parse.share, 0.9, "share of the GPU's memory that the engine may take", "SHARE")
+    gpu_memory_utilization: float = opt(share, 0.9, "share of the GPU's memory that the engine may take", "SHARE")
     gpu_memory: int | None = opt(
-        parse.gpu_memory, None, "GPU memory to plan for, such as 40GiB; default: all that the GPU has", "SIZE"
+        gpu_memory, None, "GPU memory to plan for, such as 40GiB; default: all that the GPU has", "SIZE"
     )
     tensor_parallel_size: tuple[int, ...] = opt(
-        parse.ascending,
+        ascending,
         (1,),
         "tensor-parallel sizes; tests of tensor parallelism sweep all of them, other tests use the first",
         "1,2,4",
     )
     python: str = opt(str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH")
     env: tuple[tuple[str, str], ...] = opt(
-        parse.variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True
+        variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True
     )
     engine_arg: tuple[tuple[str, Any], ...] = opt(
-        parse.argument, (), "further argument for vLLM's engine; may be given again", "NAME=JSON", many=True
+        argument, (), "further argument for vLLM's engine; may be given again", "NAME=JSON", many=True
     )
     allow_prefix_cache: bool = opt(
-        parse.truth, False, "measure prompts from a prefix cache too; without it such a measurement is invalid"
+        truth, False, "measure prompts from a prefix cache too; without it such a measurement is invalid"
     )
 
     replicas: tuple[int, ...] = opt(
-        parse.ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"
+        ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"
     )
     sharing: tuple[OwnSharing, ...] = opt(
-        parse.sharings,
+        sharings,
         ("time-slicing", "mps"),
         "ways to share it: time-slicing, mps, mig or gpus (one for each)",
         "HOW,HOW",
     )
-    pin_cores: bool = opt(parse.truth, False, "give each replica its own part of the CPU cores")
+    pin_cores: bool = opt(truth, False, "give each replica its own part of the CPU cores")
 
-    gate: bool = opt(
-        parse.truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else"
-    )
+    gate: bool = opt(truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else")
     baseline: str = opt(str, "", "archive, or kept baseline, to compare this run's points with", "PATH")
     baseline_python: str = opt(str, "", "interpreter of the baseline; default: that of --slm-python", "PATH")
     candidate_python: str = opt(str, "", "interpreter of the candidate; default: that of --slm-python", "PATH")
     baseline_env: tuple[tuple[str, str], ...] = opt(
-        parse.variable, (), "variable for the baseline alone", "NAME=VALUE", many=True
+        variable, (), "variable for the baseline alone", "NAME=VALUE", many=True
     )
     candidate_env: tuple[tuple[str, str], ...] = opt(
-        parse.variable, (), "variable for the candidate alone", "NAME=VALUE", many=True
+        variable, (), "variable for the candidate alone", "NAME=VALUE", many=True
     )
     baseline_engine_arg: tuple[tuple[str, Any], ...] = opt(
-        parse.argument, (), "engine argument of the baseline alone", "NAME=JSON", many=True
+        argument, (), "engine argument of the baseline alone", "NAME=JSON", many=True
     )
     candidate_engine_arg: tuple[tuple[str, Any], ...] = opt(
-        parse.argument, (), "engine argument of the candidate alone", "NAME=JSON", many=True
+        argument, (), "engine argument of the candidate alone", "NAME=JSON", many=True
     )
     calibrate: bool = opt(
-        parse.truth, False, "measure what change a gate can detect on this host, from pairs of equal launches"
+        truth, False, "measure what change a gate can detect on this host, from pairs of equal launches"
     )
     gate_margin: float = opt(
-        parse.percentage,
+        percentage,
         0.03,
         "smallest slowdown that matters: surely less passes, surely slower and over half of it fails; not of start-up",
         "SHARE",
     )
-    gate_pairs: int = opt(
-        parse.AtLeast(parse.FEWEST_PAIRS, parse.MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N"
-    )
+    gate_pairs: int = opt(AtLeast(FEWEST_PAIRS, MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N")
     gate_caches: Caches = opt(
         Caches,
         "warm",
@@ -263,18 +481,16 @@ class Options:
     )
     profile: str = opt(str, "", "folder for a trace of each side's failing load, if a gate fails", "DIR")
     simulate_slowdown: float | None = opt(
-        parse.percentage, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
+        percentage, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
     )
     waivers: str = opt(str, "", "file of known regressions that a gate ignores until an expiry date", "PATH")
 
-    telemetry: str = opt(
-        parse.telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"
-    )
+    telemetry: str = opt(telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE")
     telemetry_interval: float | None = opt(
-        parse.positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S"
+        positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S"
     )
     gpu_peaks: GpuPeaks | None = opt(
-        parse.gpu_peaks,
+        gpu_peaks,
         None,
         "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU, where the plugin does not know it",
         "tflops=N,gbps=N",
@@ -300,23 +516,23 @@ class Options:
         "WHAT=PATH",
     )
     resume: bool | str = opt(
-        parse.archive,
+        archive,
         False,
         "reuse valid measurements of the archive, or of another run's, instead of measuring again",
         "[RECORDS]",
         bare="1",
     )
-    skip_damaged: bool = opt(parse.truth, False, "leave out damaged lines of the archive that is resumed")
+    skip_damaged: bool = opt(truth, False, "leave out damaged lines of the archive that is resumed")
 
     ray: str = opt(
-        parse.ray_address,
+        ray_address,
         "",
         "measure by Ray: local for all GPUs of this host, local:N for the first N, HOST:PORT of a cluster, or auto",
         "ADDRESS",
     )
     ray_env: str = opt(str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE")
     ray_resource: str = opt(
-        parse.ray_resource, "", "Ray resource that a node must have, such as accelerator_type:H200", "NAME"
+        ray_resource, "", "Ray resource that a node must have, such as accelerator_type:H200", "NAME"
     )
 
     source: Mapping[str, str] = field(default_factory=dict)

@@ -8,18 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.analysis.claims.claim import PUBLISHED
 from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.plan.planner import MarkerOverrides, Planner
-from pytest_slmserve.plan.sweeps import too_long, workload_spec
+from pytest_slmserve.plan.planner import MarkerOverrides, Planner, too_long, workload_spec
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Batching, Sharing
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.errors import BadUsage, Batching, Sharing
+from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
-from pytest_slmserve.schema.workloads import Request, Workload
 from pytest_slmserve.workload.arrivals import job
 
 USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism

@@ -3,16 +3,137 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
-from pytest_slmserve.plan.costs import repeat_estimate_s
-from pytest_slmserve.plan.titles import Engines, each_of, engine_title, point_title
+from pytest_slmserve.analysis.points import engines
+from pytest_slmserve.plan.engine_specs import DEFAULTS
+from pytest_slmserve.schema.catalog import shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop, Load
+from pytest_slmserve.schema.kv_cache import given_limit, kv_capacity
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import Replica, measurement_key, replica_set
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
-from pytest_slmserve.schema.workloads import Workload
+
+Engines = EngineSpec | ReplicaSpec
+
+
+def engine_title(spec: Engines) -> str:
+    """A short title of an engine or a set of replicas, for people: "opt-125m on 2 GPUs"."""
+    if isinstance(spec, EngineSpec):
+        if spec.interface == "transformers":
+            return f"{spec.model} in Transformers, batching {dict(spec.extra).get('batching')}"
+        return spec.model if spec.tensor_parallel_size == 1 else f"{spec.model} on {spec.tensor_parallel_size} GPUs"
+    how = "a GPU each" if spec.sharing == "gpus" else f"by {spec.sharing}"
+    return f"{engines([engine.model for engine in spec.engines])}, {how}"
+
+
+def point_title(spec: EngineSpec, load: Load) -> str:
+    """A short title of a model under a load, for people: "opt-125m at 64"."""
+    name = short_name(spec.model)
+    return f"{name} at {load.concurrency}" if isinstance(load, ClosedLoop) else f"{name}, {load.title}"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: 3:07."""
+    return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
+
+
+def each_of(engine: Engines) -> tuple[EngineSpec, ...]:
+    """The engines of a set, or the one that is none."""
+    return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
+
+
+def gpus_of(engine: Engines) -> int:
+    """GPUs that are taken while it runs."""
+    return len(engine.gpus)
+
+
+ADAPTIVE_ESTIMATE = (
+    "an adaptive sweep takes at most what all points of its model take, and typically a third: it skips those that do "
+    "not decide where the plateau is"
+)
+
+ENDPOINT_ESTIMATE = (
+    "points of an endpoint are priced by their windows: how long its requests take is not known beforehand"
+)
+
+
+class PlannedItem(NamedTuple):
+    """One thing to run. engine: what it needs; None where it only reads, or its price holds its starts. seconds:
+    expected, without the start. load: what its engine is to serve; None where only the test knows, or where what is
+    measured depends on what the engine's other cells found."""
+
+    name: str
+    engine: Engines | None
+    seconds: float
+    load: Load | None = None
+
+
+def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:
+    """Seconds that one repeat will take, roughly. concurrency: of all engines that share the device of `spec`: they
+    are taken to be as fast as if one engine served it all."""
+    if is_job(load):
+        return job_estimate_s(spec, load, workload)
+    if not isinstance(load, ClosedLoop):
+        return 0.0
+    context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
+    whole = load if concurrency is None else replace(load, concurrency=concurrency)
+    return estimate_s(spec, whole, workload.mean_output_tokens, context)
+
+
+def estimate_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
+    """Seconds that one measurement will take, roughly: the ramp, settling, and the window."""
+    if spec.platform == "simulated":
+        return 0.1
+    return load.duration_s(output_tokens * _step_s(spec, load.concurrency, context))
+
+
+def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
+    """A step is taken to cost what was seen once: on an H200 about 1.5 ms and twice the time to read weights and keys
+    and values, on two CPU cores 2.5 ms and 0.15 ms for each sequence; of a batch that is larger than the engine's
+    limit, a part of it at a time."""
+    if spec.platform == "remote":  # whose speed nobody knows
+        return 0.0
+    running = min(batch, given_limit(spec, "max_num_seqs"))
+    if spec.platform == "cpu":
+        return (2.5e-3 + 1.5e-4 * running) * batch / running
+    shape = shape_of(spec.model)
+    read = (shape.weight_bytes() or 0) + running * (shape.kv_read_bytes(context) or 0)
+    return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel_size)) * batch / running
+
+
+def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:
+    """Seconds that one job will take, roughly. The estimate is the longer of two times: that of all work, and that of
+    all arrivals and the last request. Prompts take 4e14 operations per second, as measured on an H200."""
+    prompt, output, requests = workload.mean_prompt_tokens, workload.mean_output_tokens, job.requests or 0
+    if spec.interface == "transformers" and spec.platform != "simulated":
+        return _batched_estimate_s(spec, job, workload)
+    capacity = kv_capacity(spec, workload.longest)
+    batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), capacity or requests))
+    step_s = _step_s(spec, batch, prompt + output / 2)
+    prompts_s = requests * prompt * (1e-5 if spec.platform == "cpu" else (shape_of(spec.model).active or 0) / 2e14)
+    work_s = prompts_s + requests / batch * output * step_s
+    return 0.1 if spec.platform == "simulated" else max(work_s, requests / job.rate + output * step_s)
+
+
+def _batched_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:
+    """A step of Transformers is taken to cost 20 ms on a GPU, a guess, and 12 ms on a CPU, as that of the tiny model
+    did; a batch takes as many as its longest output has tokens."""
+    batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
+    tokens = [request.output_tokens for request in workload.requests]
+    steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
+    return max(steps * (12e-3 if spec.platform == "cpu" else 20e-3), (job.requests or 0) / job.rate)
+
+
+def start_estimate_s(spec: Engines) -> float:
+    """Seconds of a start: replicas take a device one after the other; those with a GPU each wait for the first only."""
+    defaults, further = DEFAULTS[spec.platform], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
+    if isinstance(spec, ReplicaSpec) and spec.sharing == "gpus":
+        further = min(further, 1)
+    return defaults.start_s + further * defaults.turn_s
+
 
 NOWHERE = Environment()
 

@@ -10,10 +10,14 @@ from pytest_slmserve.analysis.metrics.roofline import peaks_of
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.schema.catalog import catalogue_name, shape_of
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import kv_budget_bytes, value_bytes
-from pytest_slmserve.schema.literals import Platform
-from pytest_slmserve.schema.quantization import check_quantization, quantization_of, weight_bytes
+from pytest_slmserve.schema.errors import BadUsage, Platform
+from pytest_slmserve.schema.kv_cache import (
+    check_quantization,
+    kv_budget_bytes,
+    quantization_of,
+    value_bytes,
+    weight_bytes,
+)
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
-from pytest_slmserve.plan.titles import Engines, clock, each_of, engine_title, gpus_of
+from pytest_slmserve.analysis.stats.estimates import grouped
+from pytest_slmserve.plan.cases import Engines, PlannedItem, clock, each_of, engine_title, gpus_of, start_estimate_s
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.specs import EngineSpec

@@ -6,17 +6,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
-from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.plan.costs import (
+from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS
+from pytest_slmserve.plan.cases import (
     ADAPTIVE_ESTIMATE,
     ENDPOINT_ESTIMATE,
+    Case,
+    Engines,
     PlannedItem,
+    each_of,
     repeat_estimate_s,
     start_estimate_s,
 )
 from pytest_slmserve.plan.schedule import divided, groups_of, makespan_s, spread
-from pytest_slmserve.plan.titles import Engines, each_of
 from pytest_slmserve.plugin.items import (
     AS_IT_GOES,
     asks_as_it_goes,
@@ -31,7 +32,7 @@ from pytest_slmserve.plugin.items import (
     is_skipped,
 )
 from pytest_slmserve.report.live_line import left_text
-from pytest_slmserve.report.numbers import counted
+from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.gate import launches_left, loads_of
 from pytest_slmserve.run.gpu_slots import slot_count
 from pytest_slmserve.run.session import Session

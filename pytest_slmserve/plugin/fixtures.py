@@ -4,44 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.plugin.calls import checked
+from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
+from pytest_slmserve.analysis.device.sensor_health import Health, health
+from pytest_slmserve.analysis.metrics.validity import trustworthy
+from pytest_slmserve.analysis.points import ReplicaPoint, shared_points
+from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.plan.cases import Case, engine_title
 from pytest_slmserve.plugin.items import (
     BASELINE,
     NEEDS_A_MODE,
     SESSION,
+    checked,
     is_planned_point,
     load_for,
     marker_overrides,
     spec_from_marker,
     words_of,
 )
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.run.session import Session
+from pytest_slmserve.run.sweeps import Sweeps
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
+from pytest_slmserve.schema.records import Measurement, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.specs import ReplicaSpec
+from pytest_slmserve.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.advisor import Advice
-    from pytest_slmserve.analysis.points.job_points import JobPoint
-    from pytest_slmserve.analysis.points.sweep_points import Point
+    from pytest_slmserve.analysis.points import JobPoint, Point
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
-    from pytest_slmserve.plugin.points import Carry, PlannedCase, SampledBlock, SharedEngines
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.run.sweeps import Sweeps
-    from pytest_slmserve.schema.literals import Sharing
+    from pytest_slmserve.schema.errors import Sharing
+    from pytest_slmserve.schema.loads import Workload
     from pytest_slmserve.schema.records import Measurement
     from pytest_slmserve.schema.specs import EngineSpec
-    from pytest_slmserve.schema.workloads import Workload
 
-    Watching = Callable[[], AbstractContextManager[SampledBlock]]
 
 OUR_KEY = "records"  # in the `extra_info` of a benchmark that shows a point of ours
 
@@ -77,7 +86,7 @@ def slm_measure(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
-    from pytest_slmserve.analysis.points.sweep_points import points_of
+    from pytest_slmserve.analysis.points import points_of
 
     @checked("slm_measure")
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
@@ -155,7 +164,6 @@ def slm_point(
 ) -> PlannedCase:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
-    from pytest_slmserve.plugin.points import PlannedCase
 
     sweeps = slm_sweeps if is_planned_point(request.node) else None
     return PlannedCase(slm_session, request.param, slm_carrier, sweeps)
@@ -177,8 +185,7 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
         pinned: bool | None = None,
         thread_percentage: int | None = None,
     ) -> SharedEngines:
-        from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
-        from pytest_slmserve.plugin.points import SharedEngines
+        from pytest_slmserve.engines.replicas.replica_set import cannot_share
 
         planner = slm_session.planner
         if not models and n < 2:
@@ -195,7 +202,6 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
 def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """One engine alone, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
     options."""
-    from pytest_slmserve.plugin.points import PlannedCase
 
     return PlannedCase(slm_session, request.param)
 
@@ -203,7 +209,6 @@ def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> P
 @pytest.fixture
 def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedCase:
     """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
-    from pytest_slmserve.plugin.points import PlannedCase
 
     return PlannedCase(slm_session, request.param, slm_carrier)
 
@@ -212,7 +217,7 @@ def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carr
 def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
     """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; without a
     rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
-    from pytest_slmserve.analysis.points.job_points import job_points
+    from pytest_slmserve.analysis.points import job_points
     from pytest_slmserve.plan.case_lists import sized_workload
     from pytest_slmserve.workload.arrivals import job
 
@@ -237,7 +242,6 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
 def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """One engine over several GPUs, or a replica on each; parametrised over models, GPUs and loads by the marker and
     the options."""
-    from pytest_slmserve.plugin.points import PlannedCase
 
     return PlannedCase(slm_session, request.param)
 
@@ -300,7 +304,7 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 
     The test is skipped where nothing was measured of that endpoint, and an expected failure where it is waived.
     """
-    from pytest_slmserve.analysis.gate.waivers import expired, explained
+    from pytest_slmserve.analysis.gate.diagnosis import expired, explained
 
     model, endpoint = request.param
     waiver, today = slm_gates.waiver(model, endpoint), date.today()
@@ -327,7 +331,6 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     """Reads the sensors beside a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
     and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage where the run reads no
     sensors."""
-    from pytest_slmserve.plugin.points import watching
 
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
@@ -336,7 +339,9 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
 
 
 @pytest.fixture
-def dcgm(slm_gpu_sampler: Watching) -> Watching:
+def dcgm(
+    slm_gpu_sampler: Watching,
+) -> Watching:
     """Alias of `slm_gpu_sampler` under a familiar name: fields are keyed by DCGM's numbers, whichever source is
     read."""
     return slm_gpu_sampler
@@ -348,7 +353,7 @@ class BenchmarkReporter:
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Iterator[Carry]:
         from pytest_slmserve.plugin.parametrize import CLOCK
-        from pytest_slmserve.report.point_facts import extra_info, seconds_per_request
+        from pytest_slmserve.report.as_json import extra_info, seconds_per_request
 
         def carry(measurements: Sequence[Measurement]) -> None:
             rounds = iter(seconds := seconds_per_request(measurements))
@@ -384,3 +389,104 @@ class NoReporter:
     @pytest.fixture
     def slm_carrier(self) -> Carry:
         return lambda measurements: None
+
+
+Carry = Callable[[Sequence[Measurement]], None]  # shows measurements to whoever else is there
+
+
+@dataclass(frozen=True, repr=False)
+class PlannedCase:
+    """The case of a test. sweeps: those of the run, where it is a point of one."""
+
+    session: Session
+    case: Case
+    carry: Carry = lambda measurements: None
+    sweeps: Sweeps | None = None
+
+    def measure(self) -> Verdict:
+        """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted. The test
+        is skipped where an adaptive sweep does not need this point, or the engine turns out to have no room for it."""
+        try:
+            wanted = self._repeats()
+            repeats = self.session.executor.measure(self.case, wanted)
+        except DoesNotFit as error:
+            pytest.skip(error.problem)
+        self.carry([m for group in repeats for m in group])
+        return trustworthy(repr(self), repeats, wanted)
+
+    def _repeats(self) -> int:
+        if self.sweeps is None:
+            return self.session.options.repeats
+        model, concurrency = self.case.model, self.case.concurrency
+        wanted = self.sweeps.repeats(model, concurrency)
+        if wanted is None:
+            pytest.skip(self.sweeps.why_not(model, concurrency))
+        return wanted
+
+    def __repr__(self) -> str:
+        return self.case.id
+
+
+@dataclass(frozen=True, repr=False)
+class SharedEngines:
+    """Several engines on one device, started when they are first measured."""
+
+    session: Session
+    spec: ReplicaSpec
+
+    @checked("slm_replicas(...).measure")
+    def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> ReplicaPoint:
+        """Put `concurrency` requests in flight in all, the same number in each; more words are fields of ClosedLoop."""
+        case = self.session.planner.replicas_case(self.spec, concurrency, load)
+        groups = self.session.executor.measure(case, repeats)
+        return shared_points(m for group in groups for m in group)[0]
+
+    def __repr__(self) -> str:
+        return f"{len(self.spec)} replicas ({engine_title(self.spec)})"
+
+
+NOBODY, NOTHING = Samples(*[()] * 8), Steps(*[()] * 7)
+
+
+@dataclass(repr=False)
+class SampledBlock:
+    """Sensor readings over a block; there are none before the block has ended, and reading them raises BadUsage."""
+
+    environment: Environment
+    run: Run | None = None
+
+    @property
+    def seen(self) -> Run:
+        if self.run is None:
+            raise BadUsage("the block that is watched has not ended", "ask after the with statement")
+        return self.run
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Rows; their times are seconds since the block began."""
+        assert self.seen.telemetry is not None
+        return self.seen.telemetry
+
+    @property
+    def figures(self) -> DeviceFigures:
+        return device_figures(self.seen)
+
+    @property
+    def health(self) -> Health:
+        return health(self.seen, self.environment)
+
+
+Watching = Callable[[], AbstractContextManager[SampledBlock]]
+
+
+@contextmanager
+def watching(sampler: Sampler, environment: Environment) -> Iterator[SampledBlock]:
+    """Reads the sensors until the block ends, by an exception too."""
+    watched = SampledBlock(environment)
+    with sampler.recording() as recording:
+        began_s = recording.clock()
+        try:
+            yield watched
+        finally:
+            window_s = 0.0, recording.clock() - began_s
+    watched.run = Run(NOBODY, NOTHING, window_s, began_s=began_s, telemetry=recording.telemetry(began_s, window_s))

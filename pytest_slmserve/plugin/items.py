@@ -5,25 +5,27 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import pytest
 
-from pytest_slmserve.schema.errors import BadUsage, naming
-from pytest_slmserve.schema.literals import RampUp, Suite
+from pytest_slmserve.schema.errors import BadUsage, RampUp, Suite, naming
 
 if TYPE_CHECKING:
     from pytest_slmserve.plan.cases import Case
     from pytest_slmserve.plan.planner import MarkerOverrides
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.session import Session
-    from pytest_slmserve.schema.literals import Detail
+    from pytest_slmserve.schema.errors import Detail
     from pytest_slmserve.schema.loads import ClosedLoop
     from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+
 
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
@@ -114,7 +116,7 @@ def planned_loads(items: Sequence[Any]) -> dict[str, list[int]]:
 
 def planned_claims(items: Sequence[Any]) -> dict[str, list[str]]:
     """The claims on planned sweeps that items judge, by model."""
-    from pytest_slmserve.analysis.claims.lookup import claim_of
+    from pytest_slmserve.analysis.claims.table import claim_of
 
     found: dict[str, list[str]] = {}
     for item in items:
@@ -142,7 +144,7 @@ def load_for(
 ) -> ClosedLoop:
     """The closed loop of a point. own: fields of it, other than the options and the marker say. Raises BadUsage for one
     without a window."""
-    from pytest_slmserve.plan.sweeps import load_of
+    from pytest_slmserve.plan.planner import load_of
 
     load = replace(load_of(session.options, spec.platform, concurrency, overrides.ramp_up), **own)
     if load.requests is not None:
@@ -208,7 +210,7 @@ def check_requests_fit(session: Session, item: Any) -> None:
 def reads_several(item: Any) -> bool:
     """Does an item read what more than one engine measured? So do claims that name their models, those of replicas, of
     several GPUs and of jobs, and what holds a run against a baseline. Raises BadUsage for an unknown claim."""
-    from pytest_slmserve.analysis.claims.lookup import claim_of
+    from pytest_slmserve.analysis.claims.table import claim_of
 
     words = words_of(item)
     if "slm_baseline" in item.fixturenames:
@@ -263,7 +265,7 @@ def path_of(arg: str) -> str:
 def judges_the_papers(item: Any) -> bool:
     """Does it judge, in the shipped suite, a claim of the papers on what was measured? Some claims are arithmetic. A
     checkout has a suite of its own beside that of an installed wheel."""
-    from pytest_slmserve.analysis.claims.lookup import claim_of
+    from pytest_slmserve.analysis.claims.table import claim_of
 
     shipped = item.path.parent.name == "benchmarks" and (shipped_folder() / item.path.name).exists()
     claim = judged_claim(item) if shipped else None
@@ -305,7 +307,7 @@ def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
 def models_of_markers(session: Session, items: Sequence[Any]) -> str | None:
     """A sentence on the items whose marker names a model that the options do not; None where there is none, and of an
     endpoint, which skips them."""
-    from pytest_slmserve.report.numbers import counted
+    from pytest_slmserve.report.text_table import counted
 
     named = [words["model"] for item in items if not is_skipped(item) and "model" in (words := words_of(item))]
     others = [model for model in named if session.options.models and not session.planner.swept(model)]
@@ -344,7 +346,7 @@ def check_words(words: Mapping[str, Any], parametrised: bool) -> None:
     """Raises BadUsage for words of a marker that say nothing. What is parametrised has the models and the engine of the
     options, so words that choose one say nothing there."""
     from pytest_slmserve.options import old_names
-    from pytest_slmserve.options.parsers import takes_gpus
+    from pytest_slmserve.options.table import takes_gpus
     from pytest_slmserve.plan.case_lists import checked_lengths
     from pytest_slmserve.schema.specs import EngineSpec
 
@@ -433,3 +435,52 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
         return late, late and not measures_alone(item), which, reads
 
     return sorted(items, key=rank)
+
+
+T = TypeVar("T")
+
+
+def checked(name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Decorator of what tests call as `name`. It raises BadUsage for a word that the function does not have, for one
+    that is missing, and for repeats that are no number. Words that it takes as `**load` are fields of ClosedLoop."""
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        signature = inspect.signature(function)
+        known = [word for word in signature.parameters if word not in ("self", "load")]
+        if "load" in signature.parameters:
+            from pytest_slmserve.schema.loads import ClosedLoop
+
+            known += [field.name for field in fields(ClosedLoop) if field.name != "concurrency"]
+
+        @wraps(function)
+        def call(*values: object, **words: object) -> T:
+            if unknown := [word for word in words if word not in known]:
+                raise BadUsage(f"{name} takes no {unknown[0]!r}", nearest(unknown[0], known))
+            try:
+                signature.bind(*values, **words)
+            except TypeError as error:
+                raise BadUsage(f"{name}: {error}", ", ".join(known)) from None
+            repeats = words.get("repeats")
+            if repeats is not None and not (isinstance(repeats, int) and repeats > 0):
+                raise BadUsage(f"{name}: repeats={repeats!r} is no number of repeats", "repeats=3")
+            return function(*values, **words)
+
+        return call
+
+    return decorate
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known words that are most like this one, or all of them where none is."""
+    names = list(known)
+    near = get_close_matches(word, names, cutoff=0.7)
+    return " or ".join(near) if near else ", ".join(names)
+
+
+def name_the_figures(error: AttributeError) -> None:
+    """Add to the message of an unknown attribute of ours which ones there are: the nearest, or all."""
+    kind = type(error.obj)
+    if not error.name or kind.__module__.partition(".")[0] != "pytest_slmserve":
+        return
+    public = [name for name in dir(error.obj) if not name.startswith("_")]
+    error.args = (f"{error}; it has {nearest(error.name, public)}",)

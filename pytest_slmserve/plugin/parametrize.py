@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_slmserve.analysis.claims import kv_blocks
-from pytest_slmserve.analysis.claims.lookup import claim_of
+from pytest_slmserve.analysis.advice import verification as kv_blocks
+from pytest_slmserve.analysis.claims.table import claim_of
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, OUTPUTS
 from pytest_slmserve.plan.case_lists import A_JOB, gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plan.cases import Case
@@ -104,7 +104,7 @@ def model_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
         models = dict.fromkeys(case.model for case in job_cases(session.planner, words) if not case.skip_reason)
         named = [model for model in models if named is None or model in named]
     chosen = session.planner.models if named is None else named_models(session, words.get("claim"), named)
-    of_blocks, found = session.platform != "remote" and words.get("claim") == kv_blocks.CLAIM, []
+    of_blocks, found = session.platform != "remote" and words.get("claim") == kv_blocks.KV_BLOCKS, []
     for model in chosen:
         unknown = of_blocks and predicted_blocks(session.planner.spec(model)) is None
         marks = [pytest.mark.skip(reason=ONLY_THE_ENGINE)] if unknown else []

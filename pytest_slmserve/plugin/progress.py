@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.plan.costs import start_estimate_s
-from pytest_slmserve.plan.titles import Engines, engine_title
+from pytest_slmserve.plan.cases import Case, Engines, engine_title, start_estimate_s
 from pytest_slmserve.plugin.estimates import TimeLeft, may_ask_for_more, time_left
 from pytest_slmserve.plugin.items import cases_of_items, is_gate
 from pytest_slmserve.report.live_line import StartWatch, Status, columns_of

@@ -3,20 +3,80 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
-from pytest_slmserve.analysis.compare.runs import Judgement, MetricChange, RunComparison
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.compare.runs import (
+    FEW_LAUNCHES,
+    NOISE,
+    ONE_REPEAT,
+    Judgement,
+    MetricChange,
+    ReleaseHistory,
+    ReleaseMean,
+    RunComparison,
+)
+from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.report.as_json import facts, plain
-from pytest_slmserve.report.gate.diagnosis import difference_text
-from pytest_slmserve.report.numbers import between, counted, ends, figure
-from pytest_slmserve.report.run_list import days_of, device_of, measured_facts
-from pytest_slmserve.report.text_table import Column, hanging, named, table
+from pytest_slmserve.report.gate.text import difference_text
+from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, ends, figure, hanging, named, table
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Measurement
+
+
+def measured_facts(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Counts of measurements and launches; models, vllm, devices and hosts: every one that they have."""
+    where = [m.environment for m in measurements]
+    return {
+        "measurements": len(measurements),
+        "launches": len({m.launch for m in measurements}),
+        "models": _each(short_name(m.spec.model) for m in measurements),
+        "vllm": _each(each.vllm for each in where),
+        "devices": _each(map(device_of, where)),
+        "hosts": _each(each.host for each in where),
+    }
+
+
+def days_of(measurements: Iterable[Measurement]) -> str:
+    """ "2026-01-01 to 2026-01-03", or one day; empty of nothing."""
+    days = sorted({m.measured_at[:10] for m in measurements})
+    return " to ".join(dict.fromkeys((*days[:1], *days[-1:])))
+
+
+def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
+    """A line for each run. several: of more than one archive, whose names are shown."""
+
+    def told(name: str, head: str, rank: int = 0) -> Column[dict[str, Any]]:
+        return Column(head, lambda row: ", ".join(row[name]) or ABSENT, "left", rank=rank)
+
+    archive: Column[dict[str, Any]] = Column("archive", lambda row: row["path"].name, "left")
+    columns: list[Column[dict[str, Any]]] = [
+        *([archive] if several else []),
+        Column("run", lambda row: row["id"], "left"),
+        Column("started", lambda row: row["started"][:16].replace("T", " ") or ABSENT, "left"),
+        Column("measure-\nments", lambda row: str(row["measurements"])),
+        Column("launches", lambda row: str(row["launches"]), rank=3),
+        told("models", "models"),
+        told("vllm", "vLLM", rank=1),
+        told("devices", "device", rank=2),
+        told("hosts", "host", rank=4),
+        Column("", lambda row: "resumes what is above it" if row["resumes"] else "", "left"),
+    ]
+    return table(rows, columns)
+
+
+def device_of(environment: Environment) -> str | None:
+    """A short name of the device, or the URL."""
+    return environment.gpu_name or environment.url or environment.cpu or environment.platform
+
+
+def _each(values: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(value for value in values if value))
+
 
 METRICS = {  # heading and factor, by the name of the field
     "output_tokens_per_s": ("tokens/s", 1.0),
@@ -141,3 +201,76 @@ def comparison_rows(baseline: RunSide, candidate: RunSide, found: RunComparison)
     """A row for each metric of each case."""
     for each in found.changes:
         yield {"baseline_run": baseline.name, "candidate_run": candidate.name, **plain(each)}
+
+
+NO_DIFFERENCE, NOT_COMPARABLE = "no difference shown", "not comparable"
+WORDS = {Judgement.BETTER: "improved", Judgement.WORSE: "regressed"}  # other decided verdicts by `compare`'s own words
+LEGEND = (
+    "value: mean of a release's repeats, with its 95 % interval by the noise of these repeats (of launches, where each "
+    "release has four). ratio: to the release before, which is the baseline; its interval counts how launches differ, "
+    "too. The verdicts are those of `slmserve compare`"
+)
+
+Row = tuple[ReleaseHistory, ReleaseMean]
+FOUR = partial(figure, digits=4)
+
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("\nmetric", lambda row: METRICS[row[0].metric][0], "left"),
+    Column("\nrelease", lambda row: row[1].release, "left"),
+    Column("\nvalue", lambda row: value_text(row[0], row[1].mean.value)),
+    Column("95 %\nof value", lambda row: ends(row[1].mean, lambda end: value_text(row[0], end)), "left", rank=1),
+    Column("\nratio", lambda row: figure(row[1].step.ratio.value, 4) if row[1].step else ""),
+    Column("95 %\nof ratio", lambda row: ends(row[1].step.ratio, FOUR) if row[1].step else "", "left"),
+    Column("\nverdict", lambda row: step_words(row[1].step) if row[1].step else "", "left"),
+)
+
+
+def history_by_case(found: Sequence[ReleaseHistory]) -> dict[str, list[ReleaseHistory]]:
+    """Histories of the same case, by their title."""
+    return grouped(found, lambda each: f"{each.subject}, {each.device}")
+
+
+def rows_of_history(found: Sequence[ReleaseHistory]) -> list[Row]:
+    """A row for each metric and release."""
+    return [(each, release) for each in found for release in each.releases]
+
+
+def history_report(found: Sequence[ReleaseHistory]) -> Iterator[str]:
+    """A text for each case, and what all verdicts rest on; nothing without releases to compare."""
+    for title, alike in history_by_case(found).items():
+        yield case_text(title, alike)
+    if found:
+        steps = [release.step for each in found for release in each.releases if release.step]
+        notes = [AT_ANOTHER_TIME, *([BY_CHANCE] if any(step.verdict in WORDS for step in steps) else [])]
+        legend = f"{LEGEND}, by a margin of {percent(found[0].margin)}."
+        yield "\n".join([hanging(legend, 0), *(hanging(f"note: {note}", 2) for note in notes)])
+
+
+def case_text(title: str, alike: Sequence[ReleaseHistory]) -> str:
+    """The table of one case, and why steps are undecided."""
+    rows = table(rows_of_history(alike), COLUMNS, always=len(COLUMNS))
+    return "\n".join([hanging(f"History: {title}", 2), "", rows, *_reasons(alike)])
+
+
+def step_words(step: MetricChange) -> str:
+    """What became of a metric since the release before, in words."""
+    if step.verdict is Judgement.UNDECIDED:
+        return NO_DIFFERENCE if step.why in (NOISE, ONE_REPEAT, FEW_LAUNCHES) else NOT_COMPARABLE
+    return WORDS.get(step.verdict) or str(step.verdict.value)
+
+
+def value_text(history: ReleaseHistory, value: float) -> str:
+    return figure(METRICS[history.metric][1] * value, 4)
+
+
+def _reasons(alike: Sequence[ReleaseHistory]) -> Iterator[str]:
+    """A line for each reason of an undecided step, with the releases that it concerns."""
+    undecided = [
+        (release.step, release.release)
+        for each in alike
+        for release in each.releases
+        if release.step and release.step.verdict is Judgement.UNDECIDED
+    ]
+    for why, concerned in grouped(undecided, lambda pair: pair[0].why).items():
+        releases = ", ".join(dict.fromkeys(release for _, release in concerned))
+        yield hanging(f"{step_words(concerned[0][0])}: {why} ({releases})", 2)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from pytest_slmserve.engines.launch.start_stages import stage_of
-from pytest_slmserve.plan.titles import Engines, clock, engine_title
+from pytest_slmserve.engines.launch.child_process import stage_of
+from pytest_slmserve.plan.cases import Engines, clock, engine_title
 from pytest_slmserve.schema.records import Progress
 
 LOOK_S = 0.5  # between two looks into the log of an engine that starts

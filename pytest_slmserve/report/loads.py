@@ -10,21 +10,17 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, TypeGuard
 
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
-from pytest_slmserve.analysis.metrics.latency import Percentiles, judged_tokens, latencies_of
-from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, held_back
+from pytest_slmserve.analysis.metrics.latency import Goodput, Percentiles, Slo, goodput_of, judged_tokens, latencies_of
 from pytest_slmserve.analysis.metrics.summary import finished_output_tokens, summarize
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
-from pytest_slmserve.analysis.metrics.window import most_in_flight, prompt_tokens_per_s, steps_of
-from pytest_slmserve.analysis.points.job_points import summary_of
-from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT, RATE, HighestLoad, Peak
-from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
-from pytest_slmserve.report.point_facts import case_facts, goodput_facts
-from pytest_slmserve.report.tables.goodput import Served, found_in, goodput_columns
-from pytest_slmserve.report.tables.valid_column import lines_of, word_for
-from pytest_slmserve.report.text_table import Column, hanging, table
+from pytest_slmserve.analysis.metrics.window import delay_of, held_back, most_in_flight, prompt_tokens_per_s, steps_of
+from pytest_slmserve.analysis.points import summary_of
+from pytest_slmserve.analysis.stats.estimates import grouped
+from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, RATE, HighestLoad, Peak
+from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
+from pytest_slmserve.report.tables.findings import lines_of, word_for
+from pytest_slmserve.report.tables.jobs import Served, found_in, goodput_columns
+from pytest_slmserve.report.text_table import Column, figure, hanging, hundredths, milliseconds, table
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import short_hash

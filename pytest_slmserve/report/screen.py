@@ -5,32 +5,54 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
+from pathlib import Path
 from statistics import fmean
 from textwrap import shorten
+from typing import Any
 
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.points.replica_points import engines
-from pytest_slmserve.analysis.points.sweep_points import Point, ratio
-from pytest_slmserve.analysis.stats.estimates import percent
-from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, obstacle
-from pytest_slmserve.analysis.sweep.labels import labels
-from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
+from pytest_slmserve.analysis.points import Point, engines, ratio
+from pytest_slmserve.analysis.stats.estimates import grouped, percent
+from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
+from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, labels, obstacle
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.archive.store import make_folder
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.compare import history_report
 from pytest_slmserve.report.gate.text import COLUMNS as COMPARED
-from pytest_slmserve.report.gate.text import WORDS, has_few_pairs, is_simulated, next_step, title
-from pytest_slmserve.report.numbers import change, changes, counted, figure, milliseconds
-from pytest_slmserve.report.tables.findings import served_on
-from pytest_slmserve.report.tables.goodput import highest_good_load
+from pytest_slmserve.report.gate.text import (
+    WORDS,
+    as_markdown,
+    gate_facts,
+    gate_text,
+    has_few_pairs,
+    is_simulated,
+    next_step,
+    title,
+)
+from pytest_slmserve.report.tables.findings import AnyPoint, first_of_each_kind, kind_of, served_on
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
-from pytest_slmserve.report.tables.jobs import jobs_title
+from pytest_slmserve.report.tables.jobs import highest_good_load, jobs_title
 from pytest_slmserve.report.tables.replicas import alone_at, deployed
-from pytest_slmserve.report.tables.run import Colour, Findings, by_outcome, tally
-from pytest_slmserve.report.tables.valid_column import AnyPoint, first_of_each_kind, kind_of
-from pytest_slmserve.report.text_table import Column, command_lines, folded, layout, table_parts
+from pytest_slmserve.report.tables.run import Colour, Findings, by_outcome, run_lines, tally
+from pytest_slmserve.report.text_table import (
+    Column,
+    change,
+    changes,
+    command_lines,
+    counted,
+    figure,
+    folded,
+    laid_out,
+    layout,
+    milliseconds,
+    table_parts,
+)
 from pytest_slmserve.schema.environment import SIMULATED
+from pytest_slmserve.schema.errors import Detail
+from pytest_slmserve.schema.printable import printable
 
 MOST_LINES = 23  # and the line that pytest puts above them
 # Lines of one sentence, of verdicts and notes and of all else, as there is room; the tables have all of it.
@@ -345,3 +367,85 @@ def _paths(found: Findings, longest: int) -> Iterator[Section]:
 
 Maker = Callable[[Findings, int], Iterator[Section]]
 PARTS: tuple[Maker, ...] = (_sweeps, _replicas, _jobs, _gates, _claims, _disturbed, _notes, _paths)
+
+
+ON_A_PAGE = 100  # columns, and lines, of a summary on the page of a workflow
+
+
+def write_summary(terminal: Any, session: Any, detail: Detail = "summary") -> None:
+    """Writes the last screen of a session through pytest's terminal reporter, below its tables where `detail` wants
+    them; and for others."""
+    found = findings_of(session)
+    page = f"page: {session.page.path}" if session.page and session.page.path.exists() else ""
+    others = write_for_others(found, Path(session.options.records))
+    found = replace(found, written="; ".join(filter(None, (others, page))))
+    with laid_out(every_column=detail == "all"):
+        lines: list[Line] = []
+        if detail != "summary":  # also what the screen below has no room for
+            lines = [*tables(found), *((folded(f"note: {note}"), "yellow") for note in found.notes)]
+            each = ", ".join(f"{name} ({n})" for name, n in session.reused_cells.items())
+            lines += [(folded(f"{found.reused}: {each}"), None)] if found.reused else []
+            lines.append(("", None))
+            found = replace(found, notes=(), reused="")
+        for text, colour in [*lines, *screen(found)]:
+            terminal.write_line(text, **({colour: True} if colour else {}))
+
+
+def findings_of(session: Any) -> Findings:
+    cells = session.reused_cells
+    archive = session.executor.archive
+    if archive and not session.keeps_records:  # it goes with the run, and the page holds it
+        archive = session.page
+    return Findings(
+        curves=session.verdicts.curves(),
+        judged=[(each.verdict, each.row) for each in session.verdicts.judged],
+        shared=session.results.shared_points(),
+        jobs=session.results.job_points(),
+        gates=session.gates,
+        slo=session.slo,
+        strict=session.options.strict,
+        failed=session.failed,
+        undecided=session.undecided,
+        notes=session.notes,
+        reused=f"{sum(cells.values())} measurements were reused from {session.source}" if cells else "",
+        archives=[str(archive.path)] if archive else [],
+        command=session.command,
+    )
+
+
+def tables(found: Findings) -> Iterator[Line]:
+    """Every table and verdict, as pieces of text with a colour."""
+    yield from ((folded(text), colour) for text, colour in run_lines(found))
+    yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
+    yield from ((f"{folded(gate_text(gated))}\n", None) for gated in found.gates)
+
+
+def write_for_others(found: Findings, records: Path) -> str:
+    """Writes gates as JSON and Markdown beside the records, and what was found on the page of a GitHub workflow.
+    Returns the paths beside the records, or the reason for failure: the records hold the measurements anyway."""
+    beside, page = records.parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
+    try:
+        if page:
+            with Path(page).open("a", encoding="utf-8") as file:
+                file.write(f"{as_page(found)}\n")
+        if not found.gates:
+            return ""
+        make_folder(beside.parent)
+        beside.write_text(as_json(map(gate_facts, found.gates)) + "\n", "utf-8")
+        beside.with_suffix(".md").write_text(as_markdown(found.gates), "utf-8")
+    except OSError as error:
+        return f"not written for others: {error}"
+    return f"written: {beside} and {beside.with_suffix('.md').name}"
+
+
+def as_page(found: Findings) -> str:
+    """Markdown: the gates in full, the tests that failed, and the last screen where there is more than gates."""
+    gates = as_markdown(found.gates)
+    if found.command and found.gates:
+        gates += f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"
+    lines = [f"failed: {printable(text, layout='')}" for text in found.failed]  # never folded: none can end the block
+    if not found.gates or found.curves or found.judged:
+        with laid_out(ON_A_PAGE):
+            lines += [text for text, _ in screen(replace(found, gates=()), most=ON_A_PAGE)]
+    text = "\n".join(lines)
+    return f"{gates}### pytest-slmserve\n\n```text\n{text}\n```\n" if lines else gates

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_slmserve.analysis.advice.advisor import Advice, Plan, plan
-from pytest_slmserve.analysis.advice.batch_choice import Objectives
-from pytest_slmserve.analysis.advice.gpu_memory import Footprint, utilization
+from pytest_slmserve.analysis.advice.batch_choice import Footprint, Objectives, utilization
 from pytest_slmserve.analysis.advice.subjects import ADVISED, of_curves
 from pytest_slmserve.analysis.advice.verification import (
     MARGIN,
@@ -25,20 +24,18 @@ from pytest_slmserve.analysis.advice.verification import (
 from pytest_slmserve.analysis.sweep.batching import parse_slo
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Undecided
-from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
+from pytest_slmserve.engines.replicas.replica_set import cannot_share
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.planner import requests_for
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment, differences
-from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed, of_a_command
+from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed, Sharing, of_a_command
 from pytest_slmserve.schema.kv_cache import block_size_of, kv_bytes_per_token, kv_windows
-from pytest_slmserve.schema.literals import Sharing
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
-from pytest_slmserve.schema.workloads import Workload
 
 FEWEST_LOADS = 2  # the law of a step has two parameters
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.stored.baseline import WARNING, against_stored, cells, of_model, on_one_side
-from pytest_slmserve.analysis.stored.comparability import warnings
+from pytest_slmserve.analysis.compare.baseline import WARNING, against_stored, cells, of_model, on_one_side
+from pytest_slmserve.analysis.compare.comparability import warnings
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.archive.baselines import FOLDER, baseline
 from pytest_slmserve.run.judge import JudgedClaim

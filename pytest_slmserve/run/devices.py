@@ -11,8 +11,7 @@ from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import check_endpoints
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.engines.pool import Pool, start
-from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, start_replicas
 from pytest_slmserve.plan.planner import Planner, url_lock
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
@@ -136,6 +135,6 @@ class Devices:
         if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
             gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]
             return self._sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
-        from pytest_slmserve.telemetry.simulated import SimulatedSource
+        from pytest_slmserve.telemetry.source import SimulatedSource
 
         return Sampler([SimulatedSource()], options.telemetry_interval or INTERVAL_S)

@@ -2,25 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol, TypeVar
 
 from pytest_slmserve.analysis.metrics.validity import is_clean
+from pytest_slmserve.analysis.points import JobPoint, ReplicaPoint, group_key, job_points, shared_points
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.engines.base import Engine
+from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.run.measure import measure_case
-from pytest_slmserve.run.results import Results
+from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, is_job
-from pytest_slmserve.schema.records import GateLaunch, Progress, ReplicaGroup
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
+from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, ReplicaGroup, Run
 from pytest_slmserve.schema.specs import ReplicaSpec
+from pytest_slmserve.telemetry.sampler import Sampler
+
+
+def measure(
+    engine: Engine,
+    workload: Workload,
+    load: Load,
+    environment: Environment,
+    on_progress: ProgressCallback = ignore_progress,
+    sampler: Sampler | None = None,
+) -> Measurement:
+    """Measure one load on one engine that runs; see `measure_case`."""
+    [found] = measure_case(engine, Case(engine.spec, (workload,), (load,), environment), on_progress, sampler)
+    return found
+
+
+def measure_case(
+    running: Engine | ReplicaEngines,
+    case: Case,
+    on_progress: ProgressCallback = ignore_progress,
+    sampler: Sampler | None = None,
+) -> ReplicaGroup:
+    """Run the loads of a case once, with the sensors read beside them, and keep every fact: a record for each engine.
+
+    What the sensors said is of all engines, and stands in the first record; where that engine has a clock of its own
+    it is left out. Raises EngineFailed when an engine dies; sensors that fail leave a note in the record, nothing more.
+    """
+    began = datetime.now(UTC).isoformat(timespec="milliseconds")
+    engines: Sequence[Engine]
+    runs: Sequence[Run]
+    with sampler.recording() if sampler else nullcontext() as recording:
+        if isinstance(running, ReplicaEngines):
+            loads = [load for load in case.loads if isinstance(load, ClosedLoop)]  # replicas have no other
+            engines, runs = running.engines, running.run(case.workloads, loads, on_progress)
+        else:
+            engines, runs = [running], [running.run(case.workloads[0], case.loads[0], on_progress)]
+    first = runs[0]
+    if recording and first.began_s is not None:
+        first = replace(first, telemetry=recording.telemetry(first.began_s, first.window_s))
+    return tuple(
+        Measurement(
+            spec=engine.spec,
+            resolved=engine.resolved,
+            environment=case.environment.of(engine.spec),
+            workload=workload.reference(),
+            load=load,
+            run=run,
+            launch=engine.launch,
+            measured_at=began,
+            replica=replica,
+        )
+        for engine, workload, load, run, replica in zip(
+            engines, case.workloads, case.loads, (first, *runs[1:]), case.replicas(), strict=True
+        )
+    )
+
+
+@dataclass(repr=False)
+class Results:
+    """repeats: by the key of their case, in the order made. requested: keys of this run's cases, in the order that they
+    were requested; what an archive knows beyond them is no part of this run."""
+
+    repeats: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
+    requested: dict[str, None] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.repeats)
+
+    def add(self, groups: Iterable[ReplicaGroup]) -> None:
+        """Know these as if they had been made in this process. Repeats of a gate are no part of a run's results."""
+        for group in groups:
+            if group[0].paired is None:
+                self.repeats.setdefault(group_key(group), []).append(group)
+
+    def request(self, key: str) -> list[ReplicaGroup]:
+        """The repeats of a case that this run requests; new ones are added to the same list."""
+        self.requested.setdefault(key)
+        return self.repeats.setdefault(key, [])
+
+    def measurements(self, keys: Iterable[str] | None = None) -> Iterator[Measurement]:
+        """All records of the cases with these keys; None: of those that this run requested."""
+        for key in self.requested if keys is None else keys:
+            yield from (m for group in self.repeats.get(key, ()) for m in group)
+
+    def shared_points(self) -> tuple[ReplicaPoint, ...]:
+        """Points that replicas served in this run, in the order measured."""
+        return shared_points(self.measurements())
+
+    def job_points(self) -> tuple[JobPoint, ...]:
+        """Jobs that were served in this run, in the order requested."""
+        return job_points(self.measurements())
+
 
 T = TypeVar("T")
 

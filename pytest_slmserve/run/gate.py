@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.claims.table1 import PUBLISHED
-from pytest_slmserve.analysis.gate.calibration import calibrate, noise_of
-from pytest_slmserve.analysis.gate.decision import next_look
+from pytest_slmserve.analysis.claims.claim import PUBLISHED
+from pytest_slmserve.analysis.claims.stored import stored_gates
+from pytest_slmserve.analysis.gate.decision import calibrate, next_look, noise_of
+from pytest_slmserve.analysis.gate.diagnosis import Waiver, waiver_for
 from pytest_slmserve.analysis.gate.launch_pairs import (
     ENDPOINTS,
     SIDES,
@@ -24,31 +25,33 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
     pairs_of,
     weaker,
 )
-from pytest_slmserve.analysis.gate.waivers import Waiver, waiver_for
 from pytest_slmserve.analysis.metrics.validity import is_clean
-from pytest_slmserve.analysis.stored.claims import stored_gates
-from pytest_slmserve.archive.calibrations import StoredNoise, beside, find, keep, place_of
-from pytest_slmserve.archive.calibrations import read as read_calibrations
+from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, place_of, read_calibrations, read_waivers
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.archive.waivers import read_waivers
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, Outputs, check_fits
-from pytest_slmserve.engines.launch.compile_caches import caches
+from pytest_slmserve.engines.launch.vllm_arguments import caches
 from pytest_slmserve.engines.pool import abreast
 from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.options.parsers import FEWEST_PAIRS
-from pytest_slmserve.options.table import Options, joined
-from pytest_slmserve.plan.titles import Engines
+from pytest_slmserve.options.table import FEWEST_PAIRS, Options, joined
+from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.gate.text import calibration_text
-from pytest_slmserve.report.numbers import counted
+from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import missing_repeats
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.errors import ENDS_WITH, BadUsage, EngineFailed, SlmError, naming
-from pytest_slmserve.schema.literals import LoadFormat, Platform, Side
-from pytest_slmserve.schema.loads import ClosedLoop, Load
+from pytest_slmserve.schema.errors import (
+    ENDS_WITH,
+    BadUsage,
+    EngineFailed,
+    LoadFormat,
+    Platform,
+    Side,
+    SlmError,
+    naming,
+)
+from pytest_slmserve.schema.loads import ClosedLoop, Load, Workload
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.workloads import Workload
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
 SHORT = 2  # pairs of a gate among other tests, where each takes most of a minute

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_slmserve.analysis.claims import claim, lookup
+from pytest_slmserve.analysis.claims import claim
+from pytest_slmserve.analysis.claims import table as lookup
+from pytest_slmserve.analysis.claims.stored import planned_curve, planned_curves
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
-from pytest_slmserve.analysis.points.sweep_points import by_series
-from pytest_slmserve.analysis.stored.claims import planned_curve, planned_curves
+from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
-from pytest_slmserve.plan.sweeps import Sweep
-from pytest_slmserve.run.results import Results
+from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner, Sweep
+from pytest_slmserve.run.executor import Results
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.workloads import Workload
 
 
 @dataclass(slots=True)

@@ -5,34 +5,35 @@ Knows nothing of pytest.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import ExitStack
+import signal
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pytest_slmserve.analysis.claims import lookup, table
+from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
+from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points.replica_points import all_groups
+from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.analysis.sweep.gains import looks_from
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.options.table import Options
+from pytest_slmserve.plan.cases import point_title
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.plan.planner import Planner, check_there
-from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.report.export.vllm_bench import export_to
-from pytest_slmserve.report.page.run_page import RunPage
+from pytest_slmserve.report.page.writer import RunPage
 from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.run.executor import Executor
+from pytest_slmserve.run.executor import Executor, Results
 from pytest_slmserve.run.judge import Verdicts
-from pytest_slmserve.run.results import Results
+from pytest_slmserve.schema.catalog import is_file
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.files import is_file
-from pytest_slmserve.schema.literals import Platform
+from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.telemetry.host_probe import Host, probe
 
@@ -213,3 +214,21 @@ def _host(options: Options, platform: Platform, root: Path) -> Host:
             raise
         assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if platform == "cuda" else error.problem
         return Host(Environment(platform=platform), "none", (assumed,))
+
+
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def as_interrupts() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, unless they are ignored (as `nohup` has it) or
+    somebody handles them."""
+    free = threading.current_thread() is threading.main_thread()
+    taken = [number for number in ENDINGS if free and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)

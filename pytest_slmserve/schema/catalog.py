@@ -5,20 +5,101 @@ that restricts its use, its number of weights, and its configuration. The tiny o
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import math
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.files import content, is_file, is_folder
 from pytest_slmserve.schema.shapes import Shape, is_tied, shape_from_config
 from pytest_slmserve.schema.specs import short_hash
-from pytest_slmserve.schema.stored_weights import stored_parameters
+
+
+def regular(path: str, flags: int) -> int:
+    """An opener for `open` that takes files only: a FIFO would be waited for, and a device may have no end. Raises
+    OSError."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # `open` itself refuses a folder
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", path)
+    return descriptor
+
+
+def content(path: Path) -> bytes:
+    """All bytes of a file. Raises OSError, also where it is larger than the memory."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            return file.read()
+    except (MemoryError, OverflowError):
+        raise OSError(errno.ENOMEM, "it is larger than the memory", str(path)) from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether it names a file; a name that no file can have does not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it names a folder."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+LARGEST_HEADER = 100_000_000  # bytes, by the format's own specification
+HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
+
+
+def stored_parameters(folder: Path, tied: bool) -> int | None:
+    """Weights that the safetensors of `folder` hold; None without any, or where they are quantized: their numbers are
+    packed then. tied: an output layer that is stored beside the embeddings is the same, and counts once."""
+    try:
+        tensors = dict(_tensors(folder))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not tensors or any(not tensor["dtype"].startswith(("F32", "F16", "BF16")) for tensor in tensors.values()):
+        return None
+    if tied and HEAD in tensors and any(name.endswith(EMBEDDINGS) for name in tensors):
+        del tensors[HEAD]
+    return sum(int(math.prod(tensor["shape"])) for tensor in tensors.values())
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Name and description of each tensor. With an index they are of the files that it names, all of which must be
+    there. Raises OSError or ValueError where a file is missing or damaged."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted({str(file) for file in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+    else:
+        files = ["model.safetensors"]
+    for file in files:
+        path = folder / file
+        tensors = _header(path, path.stat().st_mtime_ns)
+        yield from (pair for pair in tensors.items() if pair[0] != "__metadata__")
+
+
+@functools.cache
+def _header(path: Path, changed_ns: int) -> dict[str, Any]:
+    """The header of a file as it was when it was changed last: read once, for plans ask often."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > LARGEST_HEADER:
+            raise ValueError(f"{path} has no header of safetensors")
+        found: dict[str, Any] = json.loads(file.read(size))
+    return found
+
 
 MODELS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text("utf-8"))
 CATALOGUE: dict[str, Shape] = {

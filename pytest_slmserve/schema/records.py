@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.literals import Caches, Sharing, Side
-from pytest_slmserve.schema.loads import ClosedLoop, Load, load_facts
+from pytest_slmserve.schema.errors import Caches, Sharing, Side
+from pytest_slmserve.schema.loads import ClosedLoop, Load, WorkloadReference, load_facts
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
-from pytest_slmserve.schema.workloads import WorkloadReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class Stream:
     cpu_s: of the client. stamp_doubt_s: by how much the stamps of what was fetched at one time can be too late, in the
     mean over all pieces and at most: chunks that came since the client looked last have one stamp, that of the last of
     them. without: what a server that is not ours refused of what we ask for, so that it was not asked for. salt: ids
-    that no other load's prompts have (`engines/prefix_cache.py`); None where they are as the workload has them.
+    that no other load's prompts have (`engines/endpoint.py`); None where they are as the workload has them.
     cache_lookups: prompt tokens that the server looked up in its cache of prefixes meanwhile, and found there, whoever
     asked.
     """
@@ -174,7 +173,7 @@ class Run:
     beginning by the host's monotonic clock; None for an engine with a clock of its own. steps: none where a server
     does not report them. failures: number of failed requests, of which the samples have no row. failed: their own rows;
     None where there are none, or where it was not noted when each was sent. stream: where there was a client. derived:
-    results computed from the run, by name (`analysis/cached.py`)."""
+    results computed from the run, by name (`analysis/stats/estimates.py`)."""
 
     samples: Samples
     steps: Steps

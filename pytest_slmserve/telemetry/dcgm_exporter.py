@@ -6,7 +6,11 @@ fleet, poor for a short window. The page is text of Prometheus' exposition forma
 
 from __future__ import annotations
 
+import http.client
+import re
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from urllib.parse import urlsplit
 
@@ -14,8 +18,70 @@ from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import OURS, PROFILED, SENSORS
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.dcgm import in_our_unit
-from pytest_slmserve.telemetry.http_once import ask_once
-from pytest_slmserve.telemetry.prometheus import Sample, samples
+
+MOST_BYTES = 1 << 22  # of an answer to one question: the page of a server's metrics has some ten thousand
+
+
+def ask_once(
+    method: str, url: str, headers: Mapping[str, str], body: str | None, within_s: float
+) -> tuple[int, str, str]:
+    """Status, content type and text of an answer, if long its beginning. Raises OSError or HTTPException."""
+    until = time.monotonic() + within_s
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=within_s)
+    try:
+        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), body, dict(headers))
+        wire, answer, text = connection.sock, connection.getresponse(), bytearray()
+        while len(text) < MOST_BYTES and (piece := answer.read1(MOST_BYTES)):
+            text += piece
+            if (left_s := until - time.monotonic()) <= 0:  # a socket's own limit begins anew with every byte
+                raise TimeoutError(f"no end within {within_s:g} s")
+            if not answer.isclosed():  # at its end, by Python 3.13, and its socket with it
+                wire.settimeout(left_s)
+        return answer.status, answer.headers.get("content-type", ""), text.decode(errors="replace")
+    finally:
+        connection.close()
+
+
+_NAME, _TEXT = "[a-zA-Z_][a-zA-Z0-9_]*", r'(?:[^"\\]|\\[\\"n])*'
+_LABEL = rf'[ \t]*{_NAME}[ \t]*=[ \t]*"{_TEXT}"[ \t]*'
+_LABELS = rf"\{{((?:{_LABEL},)*(?:{_LABEL}|[ \t]*))\}}"
+_SAMPLE = re.compile(rf"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:[ \t]*{_LABELS}[ \t]*|[ \t]+)(\S+)(?:[ \t]+-?[0-9]+)?")
+_NAME_AND_TEXT = re.compile(rf'({_NAME})[ \t]*=[ \t]*"({_TEXT})"')
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line. An integer stays one: a float cannot tell DCGM's blanks apart."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def samples(page: str) -> list[Sample]:
+    """The samples of a page, without comments and times. Raises ValueError for a line that is not of the format."""
+    lines = ((number, line.strip(" \t\r")) for number, line in enumerate(page.split("\n"), 1))
+    return [_sample(number, line) for number, line in lines if line and not line.startswith("#")]
+
+
+def _sample(number: int, line: str) -> Sample:
+    found = _SAMPLE.fullmatch(line)
+    try:
+        if found:
+            name, labels, value = found.groups(default="")
+            return Sample(name, _labels(labels), int(value) if _INTEGER.fullmatch(value) else float(value))
+    except ValueError:
+        pass
+    raise ValueError(f"line {number} of the page is not in Prometheus' format: {line[:60]!r}")
+
+
+def _labels(text: str) -> dict[str, str]:
+    pairs = _NAME_AND_TEXT.findall(text)
+    return {name: re.sub(r"\\(.)", lambda e: "\n" if e[1] == "n" else e[1], value) for name, value in pairs}
+
 
 EXAMPLE = "http://localhost:9400/metrics"
 NUMBERS = {name: sensor.number for sensor in SENSORS.values() if sensor.number < OURS for name in sensor.names}

@@ -16,10 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.schema.child_environment import passed_on
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Platform
+from pytest_slmserve.schema.errors import BadUsage, Platform
+from pytest_slmserve.schema.secret_words import passed_on
 from pytest_slmserve.schema.specs import short_hash
 
 VERSIONS = Path(__file__).parents[1] / "engines" / "worker" / "versions.py"

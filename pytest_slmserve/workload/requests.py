@@ -13,15 +13,29 @@ from itertools import islice
 from pathlib import Path
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.schema.workloads import Request, Workload
-from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits
-from pytest_slmserve.workload.seeding import first_in_order
-from pytest_slmserve.workload.sharegpt import Conversation, DamagedDataset, dataset_path, pick, readable, unread
-from pytest_slmserve.workload.tokens import Tokenize, hub_tokenizer, in_blocks, opt_tokenizer, synthetic_prompts
-from pytest_slmserve.workload.traces import load_trace, read_trace, sample_lengths
-from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
+from pytest_slmserve.workload.arrivals import load_trace, read_trace, sample_lengths
+from pytest_slmserve.workload.sharegpt import (
+    Conversation,
+    DamagedDataset,
+    dataset_path,
+    pick,
+    readable,
+    sample_as_vllm,
+    unread,
+)
+from pytest_slmserve.workload.tokens import (
+    Tokenize,
+    first_in_order,
+    hub_tokenizer,
+    in_blocks,
+    opt_tokenizer,
+    shipped_lengths,
+    synthetic_prompts,
+    within_vllm_limits,
+)
 
 FIRST_GUESS = 8  # conversations looked at per request before the file is read again for more
 

@@ -5,18 +5,26 @@ The format: a JSON list of {"id", "conversations": [{"from": role, "value": text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytest_slmserve.schema.errors import BadDataset, BadUsage
-from pytest_slmserve.schema.files import is_file, regular
-from pytest_slmserve.schema.literals import Rule
-from pytest_slmserve.workload.seeding import first_in_order
-from pytest_slmserve.workload.tokens import INSTALL, package_folder
+from pytest_slmserve.schema.catalog import is_file, regular
+from pytest_slmserve.schema.errors import BadDataset, BadUsage, Rule
+from pytest_slmserve.schema.loads import Request
+from pytest_slmserve.workload.tokens import (
+    INSTALL,
+    Tokenize,
+    first_in_order,
+    in_blocks,
+    package_folder,
+    within_vllm_limits,
+)
 
 CHUNK_BYTES = 1 << 16
 PACKAGED = "ShareGPT_V3_unfiltered_cleaned_split.json"
@@ -226,3 +234,46 @@ def _ijson() -> Any:
         return import_module("ijson")
     except ImportError:
         raise BadUsage("the package ijson is not installed", INSTALL) from None
+
+
+def sample_as_vllm(
+    conversations: Iterable[Conversation],
+    tokenize: Tokenize,
+    requests: int,
+    *,
+    seed: int = 0,
+    output_tokens: int | None = None,
+    shuffle: bool = True,
+    oversample: bool = True,
+) -> list[Request]:
+    """The requests that vLLM takes of all `conversations` of a file, in the order of the file.
+
+    tokenize: the model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies.
+    output_tokens: what to ask for instead of the reply's length (vLLM's --sharegpt-output-len; it lifts the lower bound
+    on replies). shuffle, oversample: False is --disable-shuffle, --no-oversample; without the latter there may be fewer
+    than `requests`, with it the last ones are repeats.
+
+    Raises BadDataset where no conversation is within vLLM's bounds, of which vLLM makes an IndexError.
+    """
+    if requests < 1:
+        raise BadUsage(f"a sample of {requests} requests", "1 or more")
+    pairs = [conversation[:2] for conversation in conversations if follows("vllm", conversation)]
+    if shuffle:
+        random.Random(seed).shuffle(pairs)
+    kept = list(islice(_kept(pairs, tokenize, output_tokens), requests))
+    if not kept:
+        raise BadDataset(
+            f"none of {len(pairs)} conversations is within vLLM's bounds", "a larger dataset, or fewer output tokens"
+        )
+    again = random.Random(seed)
+    return kept + [again.choice(kept) for _ in range(requests - len(kept)) if oversample]
+
+
+def _kept(pairs: Sequence[Conversation], tokenize: Tokenize, output_tokens: int | None) -> Iterator[Request]:
+    """Lazily: no more is tokenised than is asked for, but for the rest of a block."""
+    prompts = in_blocks((prompt.text for prompt, _ in pairs), tokenize)
+    replies = in_blocks((reply.text for _, reply in pairs), tokenize) if output_tokens is None else repeat([])
+    for (prompt, _), ids, reply in zip(pairs, prompts, replies):
+        wanted = len(reply) if output_tokens is None else output_tokens
+        if within_vllm_limits(len(ids), wanted, overridden=output_tokens is not None):
+            yield Request(tuple(ids), wanted, prompt.text)

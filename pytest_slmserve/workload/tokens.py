@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import heapq
+import io
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from importlib.util import find_spec
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
+from typing import Literal, TypeVar
 
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, Rule
 from pytest_slmserve.schema.shapes import Shape
-from pytest_slmserve.workload.seeding import draws
+
+T = TypeVar("T")
+Purpose = Literal["order", "ids", "arrivals", "trace"]
+
+# Two streams for each seed in the numbers below 2^64, two above: apart for all seeds below 2^62.
+STREAMS: dict[Purpose, int] = {"order": 0, "ids": 1, "arrivals": 1 << 64, "trace": (1 << 64) + 1}
+
+
+def draws(seed: int, purpose: Purpose) -> Iterator[float]:
+    """An endless stream in [0, 1), one for each purpose, so that one choice does not depend on another."""
+    distinct = 2 * seed if seed >= 0 else -2 * seed - 1  # Random takes the absolute value of a seed
+    draw = random.Random(2 * distinct + STREAMS[purpose]).random
+    while True:
+        yield draw()
+
+
+def first_in_order(items: Iterable[T], seed: int, limit: int) -> list[T]:
+    """The first `limit` of `items` in seeded order, while `items` stream by; memory grows with `limit` only.
+
+    The order is total: a larger limit gives a longer list that begins the same.
+    """
+    keyed = zip(draws(seed, "order"), count(), items)
+    return [item for _, _, item in heapq.nsmallest(limit, keyed)]
+
 
 Tokenize = Callable[[Sequence[str]], list[list[int]]]
 
@@ -97,3 +128,31 @@ def hub_tokenizer(model: str, *, special_tokens: bool = False) -> Tokenize:
             f"no tokenizer for {model}: {reason}", "the path of a folder that holds tokenizer.json"
         ) from None
     return lambda texts: [list(ids) for ids in tokenizer(list(texts), add_special_tokens=special_tokens)["input_ids"]]
+
+
+SHIPPED = "sharegpt_lengths.csv.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of the first two turns of a conversation, and whether they are a human's and the model's."""
+
+    prompt_tokens: int
+    reply_tokens: int
+    human_first: int
+
+
+def within_vllm_limits(prompt_tokens: int, output_tokens: int, *, overridden: bool = False) -> bool:
+    """vLLM's `is_valid_sequence`: 4 tokens or more each way (of the output unless it is `overridden`, and not the
+    reply's own length), up to 1024 in the prompt, up to 2048 together."""
+    long_enough = prompt_tokens >= 4 and (overridden or output_tokens >= 4)
+    return long_enough and prompt_tokens <= 1024 and prompt_tokens + output_tokens <= 2048
+
+
+def shipped_lengths(rule: Rule) -> list[Lengths]:
+    """Rows of the shipped table that count under `rule`, in the order of the dataset."""
+    packed = resources.files("pytest_slmserve.workload").joinpath(SHIPPED).read_bytes()
+    table = csv.reader(io.StringIO(gzip.decompress(packed).decode("ascii")))
+    next(table)  # the header
+    rows = (Lengths(*map(int, row)) for row in table)
+    return [row for row in rows if rule == "vllm" or row.human_first]

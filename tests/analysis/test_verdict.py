@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stored_records import measurement
 from strategies import H200
 
-from pytest_slmserve.analysis.points.sweep_points import points_of
+from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, every_within
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from strategies import measurement
 
-from pytest_slmserve.archive.runs import LEFT_OUT, POOLED, RunChoice, chosen, runs_of
-from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.archive.store import LEFT_OUT, POOLED, Archive, RunChoice, chosen, read, runs_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import GateLaunch
 

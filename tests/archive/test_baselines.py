@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_records import BUSY, KNOWN, engine_alone, repeats
 
-from pytest_slmserve.analysis.stored.baseline import against_stored
+from pytest_slmserve.analysis.compare.baseline import against_stored
 from pytest_slmserve.archive.baselines import (
     SUFFIX,
     accept,

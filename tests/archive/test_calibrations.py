@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from strategies import measurement
 
-from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Rates
-from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.archive.calibrations import StoredNoise, beside, find, keep, noise_key, read
+from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria, PairNoise, Rates
+from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, noise_key, read_calibrations
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -69,7 +68,7 @@ def test_a_later_calibration_of_a_place_replaces_the_earlier_one(tmp_path):
     keep(path, KEPT)
     keep(path, replace(KEPT, place=replace(PLACE, model="opt-125m")))
     keep(path, later := replace(KEPT, measured_at="2026-12-01T12:00:00+00:00"))
-    assert len(read(path)) == 2 and find(path, PLACE) == later
+    assert len(read_calibrations(path)) == 2 and find(path, PLACE) == later
 
 
 def test_an_entry_that_did_not_say_was_of_warm_caches(tmp_path):
@@ -88,7 +87,7 @@ def test_one_that_cannot_be_written_is_one_sentence(tmp_path):
 
 
 def test_without_a_file_nothing_is_known(tmp_path):
-    assert read(tmp_path / "calibration.json") == []
+    assert read_calibrations(tmp_path / "calibration.json") == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"model": "x"}]'])

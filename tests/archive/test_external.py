@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import CSV, ROWS
 
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.archive.external import (
     Columns,
     Row,

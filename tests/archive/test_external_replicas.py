@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.archive.external import Columns, Row
-from pytest_slmserve.archive.external_replicas import engine_sets, remarks
+from pytest_slmserve.archive.external import Columns, Row, engine_sets, remarks
 from pytest_slmserve.schema.errors import BadUsage
 
 NAMES = Columns(knob="limit", throughput="rate", latency="itl_ms", preemptions="lost", replicas="n", power="watts")

@@ -15,8 +15,7 @@ from strategies import measurements
 from test_store import DATA, DISK, EACH, change, example, write, written
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.archive.merge import Merged, merge
-from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.archive.store import Archive, Merged, merge, read
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.records import Replica
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_slmserve.archive.own_folder import make_folder
-from pytest_slmserve.archive.store import Archive
+from pytest_slmserve.archive.store import Archive, make_folder
 
 
 @pytest.mark.parametrize("folder", [".slm", ".slm/baselines", "deep/.slm"])

@@ -29,11 +29,10 @@ from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.store import FORMAT, Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, WorkloadReference
 from pytest_slmserve.schema.records import Failures, GateLaunch, Measurement, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import SENSORS
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
-from pytest_slmserve.schema.workloads import WorkloadReference
 
 TESTS = Path(__file__).parents[1]
 DATA = TESTS / "data"

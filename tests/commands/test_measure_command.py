@@ -19,16 +19,15 @@ from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.measure_loads import asked, least_s
+from pytest_slmserve.commands.measure import asked, least_s
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import text_table
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.workload.arrivals import job
-from pytest_slmserve.workload.sharegpt import read_conversations
+from pytest_slmserve.workload.sharegpt import read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import hub_tokenizer
-from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
 
 class Said(NamedTuple):

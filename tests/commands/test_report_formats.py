@@ -14,7 +14,7 @@ from strategies import law, measurement
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.summary import Summary
-from pytest_slmserve.analysis.points.sweep_points import points_of
+from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Replica

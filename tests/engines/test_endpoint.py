@@ -21,17 +21,15 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_line, measurement_of
-from pytest_slmserve.engines.endpoint import EndpointEngine, only_model
+from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, words_of
 from pytest_slmserve.engines.loadgen.streams import TOLD, shortened
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.prefix_cache import words_of
 from pytest_slmserve.report.loads import as_text, in_words
-from pytest_slmserve.run.measure import measure
+from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request
 from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.workloads import Request
 from pytest_slmserve.telemetry.host_probe import this_host
 from pytest_slmserve.workload.arrivals import job
 

@@ -12,11 +12,11 @@ import pytest
 from interfaces import SIMULATED, small_workload
 from real_engine import SPEC
 
-from pytest_slmserve.analysis.points.job_points import job_points
+from pytest_slmserve.analysis.points import job_points
 from pytest_slmserve.engines.hf_generate import SimulatedBatches
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.plan.case_lists import shortened
-from pytest_slmserve.run.measure import measure
+from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from pytest_slmserve.engines.host_noise import TICK_S, HostNoise
+from pytest_slmserve.engines.simulated import TICK_S, HostNoise
 from pytest_slmserve.schema.errors import BadUsage
 
 TICKS = 40_000

@@ -14,10 +14,9 @@ from interfaces import LateWindow, small_workload, stand_in
 from processes import gone, group
 
 from pytest_slmserve.engines import offline
-from pytest_slmserve.engines.child_messages import resolved_from, run_from
 from pytest_slmserve.engines.launch import child_process, vllm_arguments
-from pytest_slmserve.engines.launch.staggered_start import StartTurn
-from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment
+from pytest_slmserve.engines.launch.child_process import resolved_from, run_from
+from pytest_slmserve.engines.launch.vllm_arguments import StartTurn, engine_arguments, engine_environment
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.schema.errors import EngineFailed

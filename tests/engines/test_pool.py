@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from interfaces import SIMULATED, small_workload
 
+from pytest_slmserve.engines.launch.child_process import still_waiting
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
-from pytest_slmserve.engines.launch.start_stages import still_waiting
 from pytest_slmserve.engines.pool import Pool, start
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, EngineFailed

@@ -14,14 +14,12 @@ from interfaces import problems_of, small_workload, somebodys_server, stand_in, 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share, problems
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.endpoint import EndpointEngine
+from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, EndpointEngine, counted, fresh, lookups
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.prefix_cache import FRESH, LEAST_ID, MARK, counted, fresh, lookups
 from pytest_slmserve.engines.server import server_arguments
-from pytest_slmserve.run.measure import measure
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.run.executor import measure
+from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
-from pytest_slmserve.schema.workloads import Request, Workload
 from pytest_slmserve.telemetry.host_probe import this_host
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again

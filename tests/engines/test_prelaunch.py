@@ -11,7 +11,7 @@ from interfaces import SIMULATED, stand_in
 from processes import gone
 
 from pytest_slmserve.engines.launch.child_process import Child
-from pytest_slmserve.engines.launch.staggered_start import StartTurn
+from pytest_slmserve.engines.launch.vllm_arguments import StartTurn
 from pytest_slmserve.engines.pool import Pool, abreast, hold
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.schema.errors import EngineFailed

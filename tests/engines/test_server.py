@@ -30,9 +30,8 @@ from pytest_slmserve.engines.server import (
     write_plugin,
 )
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
-from pytest_slmserve.schema.workloads import Request
 
 CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, gpu_memory_utilization=0.5, interface="server")
 LONG = ClosedLoop(4, window_s=30.0)

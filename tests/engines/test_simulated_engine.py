@@ -16,7 +16,7 @@ from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
-from pytest_slmserve.telemetry.simulated import INTERVAL_S, simulated
+from pytest_slmserve.telemetry.source import INTERVAL_S, simulated
 
 WORKLOAD = small_workload(requests=64, output_tokens=32)
 

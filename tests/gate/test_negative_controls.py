@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, GATED,
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.run.gate import order
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.literals import Side
+from pytest_slmserve.schema.errors import Side
 from pytest_slmserve.schema.records import GateLaunch, Measurement
 from pytest_slmserve.schema.specs import GIB
 

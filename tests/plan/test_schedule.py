@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
+from pytest_slmserve.plan.cases import PlannedItem, start_estimate_s
 from pytest_slmserve.plan.schedule import (
     Group,
     divided,

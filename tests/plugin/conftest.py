@@ -19,9 +19,9 @@ def imported_once():
         "pytest_slmserve.run.advice",
         "pytest_slmserve.run.gate",
         "pytest_slmserve.plan.schedule",
-        "pytest_slmserve.report.point_facts",
-        "pytest_slmserve.analysis.stored.claims",
-        "pytest_slmserve.report.summary",
+        "pytest_slmserve.report.as_json",
+        "pytest_slmserve.analysis.claims.stored",
+        "pytest_slmserve.report.screen",
         "pytest_slmserve.run.sweeps",
     ):
         import_module(name)

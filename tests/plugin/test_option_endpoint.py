@@ -9,10 +9,10 @@ from inside import ALL_OF_IT, SWEEP, usage_error
 from interfaces import problems_of, somebodys_server, url_of
 from shipped import BENCHMARKS, put
 
-from pytest_slmserve.analysis.claims import lookup
-from pytest_slmserve.analysis.points.replica_points import shared_points
+from pytest_slmserve.analysis.claims import table as lookup
+from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
-from pytest_slmserve.options.parsers import urls
+from pytest_slmserve.options.table import urls
 from pytest_slmserve.plan.planner import url_lock
 from pytest_slmserve.schema.loads import is_job
 

@@ -4,7 +4,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments
-from pytest_slmserve.options.parsers import argument
+from pytest_slmserve.options.table import argument
 from pytest_slmserve.schema.specs import EngineSpec
 
 

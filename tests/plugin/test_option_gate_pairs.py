@@ -4,9 +4,8 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
-from pytest_slmserve.options.parsers import FEWEST_PAIRS
-from pytest_slmserve.options.table import OPTS
+from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS
+from pytest_slmserve.options.table import FEWEST_PAIRS, OPTS
 
 
 def test_a_clear_case_takes_fewer(gate, archive):

@@ -4,7 +4,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.metrics.goodput import goodput_of, parse_slo, together
+from pytest_slmserve.analysis.metrics.latency import goodput_of, parse_slo, together
 
 SLO = "ttft:1s,tpot:4ms"
 

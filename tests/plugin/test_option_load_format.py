@@ -5,7 +5,7 @@ from pathlib import Path
 
 from inside import usage_error
 
-from pytest_slmserve.engines.launch.model_files import model_for
+from pytest_slmserve.engines.launch.model_probe import model_for
 from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.specs import EngineSpec

@@ -8,7 +8,7 @@ from inside import usage_error
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.claims.table import ROWS
-from pytest_slmserve.archive.runs import LEFT_OUT, runs_of
+from pytest_slmserve.archive.store import LEFT_OUT, runs_of
 
 
 def test_by_default_it_lies_under_dot_slm_which_git_ignores(pytester, stand_in_here):

@@ -4,8 +4,8 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.archive.runs import runs_of
-from pytest_slmserve.plan import costs
+from pytest_slmserve.archive.store import runs_of
+from pytest_slmserve.plan import cases as costs
 
 
 def test_a_second_run_measures_nothing_again(sweep, archive):

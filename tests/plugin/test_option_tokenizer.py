@@ -4,9 +4,8 @@ import pytest
 from conversations import write_dataset
 from inside import usage_error
 
-from pytest_slmserve.workload.sharegpt import read_conversations
+from pytest_slmserve.workload.sharegpt import read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import hub_tokenizer
-from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
 VLLM = (
     "--slm-input-len=natural",

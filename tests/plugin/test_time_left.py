@@ -10,7 +10,8 @@ from inside import GATE
 from shipped import put
 from simulated_sessions import MODEL
 
-from pytest_slmserve.plan import cases, costs
+from pytest_slmserve.plan import cases
+from pytest_slmserve.plan import cases as costs
 from pytest_slmserve.plan.case_lists import point_cases
 from pytest_slmserve.plugin import estimates
 from pytest_slmserve.plugin.estimates import TimeLeft, time_left

@@ -13,12 +13,10 @@ from smollm2 import missing, written
 
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.server import NAME, ServerEngine
-from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.catalog import shape_of, stored_parameters
 from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
-from pytest_slmserve.schema.stored_weights import stored_parameters
-from pytest_slmserve.schema.workloads import Request, Workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 CAPITALS = {

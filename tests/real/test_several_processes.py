@@ -10,12 +10,12 @@ import pytest
 from processes import gone, group
 from real_engine import SPEC
 
-from pytest_slmserve.analysis.claims.kv_blocks import kv_blocks_as_predicted
+from pytest_slmserve.analysis.advice.verification import kv_blocks_as_predicted
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.pool import start
-from pytest_slmserve.run.measure import measure
+from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.catalog import shape_of
-from pytest_slmserve.schema.literals import OwnInterface
+from pytest_slmserve.schema.errors import OwnInterface
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.telemetry.host_probe import probe

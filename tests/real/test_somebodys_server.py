@@ -18,10 +18,10 @@ from real_engine import SPEC
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.launch.model_files import tokenizer_files
+from pytest_slmserve.engines.launch.model_probe import tokenizer_files
 from pytest_slmserve.engines.server import HOST, ServerEngine, free_port
 from pytest_slmserve.schema.catalog import shape_of
-from pytest_slmserve.telemetry.http_once import ask_once
+from pytest_slmserve.telemetry.dcgm_exporter import ask_once
 
 POINTS = """
     def test_point(slm_point):

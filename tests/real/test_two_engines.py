@@ -12,10 +12,10 @@ from real_engine import SPEC
 from traces import share_a_window
 
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.points.replica_points import summarize_shared
-from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
+from pytest_slmserve.analysis.points import summarize_shared
+from pytest_slmserve.engines.replicas.replica_set import start_replicas
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.run.measure import measure_case
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.stats.estimates import Interval
-from pytest_slmserve.report.numbers import between, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.text_table import between, counted, figure, hundredths, listed, milliseconds
 
 
 @pytest.mark.parametrize(

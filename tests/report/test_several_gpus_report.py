@@ -14,8 +14,8 @@ from pytest_slmserve.analysis.compare.deployments import deployments, with_wider
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.report.figures.sweeps import pictures
+from pytest_slmserve.report.tables.replicas import gpus_report, name_of
 from pytest_slmserve.report.tables.run import heading
-from pytest_slmserve.report.tables.several_gpus import gpus_report, name_of
 
 
 @pytest.fixture(scope="module")

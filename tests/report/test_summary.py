@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from strategies import law, measurement
 
-from pytest_slmserve.analysis.claims import lookup
+from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.sweep.curve import curve_of
-from pytest_slmserve.report.summary import write_summary
+from pytest_slmserve.report.screen import write_summary
 
 
 class Terminal:

@@ -14,8 +14,7 @@ from pytest_slmserve.run.gpu_slots import GpuSlots, equal_parts, slot_count
 from pytest_slmserve.run.ray import local
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Platform
+from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.telemetry.host_probe import Gpu, Host
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)

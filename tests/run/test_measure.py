@@ -9,7 +9,7 @@ import pytest
 from strategies import planted_run
 
 from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.run.measure import measure
+from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import EngineFailed, SensorFailed

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from simulated_sessions import BATCHES, MODEL, point, records_of, sweep
 
-from pytest_slmserve.analysis.claims import lookup, table1
+from pytest_slmserve.analysis.claims import claim as table1
+from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
-from pytest_slmserve.report.summary import tables
+from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import ClosedLoop

@@ -18,7 +18,7 @@ from pytest_slmserve.report.tables.run import Findings, run_lines
 from pytest_slmserve.run import devices as places
 from pytest_slmserve.run import executor
 from pytest_slmserve.run import session as module
-from pytest_slmserve.run.measure import measure_case
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -27,7 +27,7 @@ from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.telemetry.host_probe import Gpu, Host
 from pytest_slmserve.telemetry.sampler import Sampler
-from pytest_slmserve.telemetry.simulated import SimulatedSource
+from pytest_slmserve.telemetry.source import SimulatedSource
 
 
 def stored(session: Session) -> list[Measurement]:

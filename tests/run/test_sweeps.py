@@ -10,10 +10,10 @@ from simulated_sessions import records_of
 
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
-from pytest_slmserve.report.summary import tables
+from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.run import executor
-from pytest_slmserve.run.measure import measure_case
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.run.sweeps import Sweeps
 from pytest_slmserve.schema.errors import EngineFailed

@@ -16,8 +16,7 @@ from strategies import H200, law, measurement
 from test_main import run
 
 from pytest_slmserve.analysis.advice.advisor import Plan, plan
-from pytest_slmserve.analysis.advice.batch_choice import Objectives
-from pytest_slmserve.analysis.advice.gpu_memory import utilization
+from pytest_slmserve.analysis.advice.batch_choice import Objectives, utilization
 from pytest_slmserve.analysis.advice.subjects import of_curves
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
@@ -40,7 +39,7 @@ from pytest_slmserve.run.advice import (
     trials,
     verify,
 )
-from pytest_slmserve.run.measure import measure_case
+from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

@@ -9,11 +9,11 @@ import pytest
 
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import kv_value_bytes
-from pytest_slmserve.schema.quantization import (
+from pytest_slmserve.schema.kv_cache import (
     bits_per_weight,
     check_quantization,
     computes_in_fp8,
+    kv_value_bytes,
     own_kv_cache_dtype,
     quantization_of,
     weight_bytes,

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.urls import completed
+from pytest_slmserve.schema.specs import completed
 
 SERVER = "http://host:8000"
 

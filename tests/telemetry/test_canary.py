@@ -15,7 +15,14 @@ from strategies import watched_run
 from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.canary import OWN_REST_S, SCRIPT, SHARED_REST_S, CanarySource, open_canary, spare_core
+from pytest_slmserve.telemetry.host_counters import (
+    OWN_REST_S,
+    SCRIPT,
+    SHARED_REST_S,
+    CanarySource,
+    open_canary,
+    spare_core,
+)
 from pytest_slmserve.telemetry.sampler import Sampler
 
 PATIENCE_S = 30.0  # on a host that others keep busy
@@ -158,7 +165,7 @@ def test_one_that_cannot_be_started_makes_its_values_unknown(canary, monkeypatch
 # A forked process holds our end of the pipe as well, so the canary sees no end of file when we are killed.
 PARENT = """
 import os, time
-from pytest_slmserve.telemetry.canary import CanarySource
+from pytest_slmserve.telemetry.host_counters import CanarySource
 source = CanarySource()
 source.read(time.monotonic())
 if (beside := os.fork()) == 0:

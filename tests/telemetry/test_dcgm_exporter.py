@@ -22,8 +22,7 @@ from pytest_slmserve.schema.sensors import (
     TENSOR_ACTIVE,
     XID,
 )
-from pytest_slmserve.telemetry.dcgm_exporter import NUMBERS, of_device, open_exporter
-from pytest_slmserve.telemetry.prometheus import samples
+from pytest_slmserve.telemetry.dcgm_exporter import NUMBERS, of_device, open_exporter, samples
 
 DEFAULT = {
     "DCGM_FI_DEV_SM_CLOCK": 1980,

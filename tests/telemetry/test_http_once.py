@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from pytest_slmserve.telemetry.http_once import ask_once
+from pytest_slmserve.telemetry.dcgm_exporter import ask_once
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.telemetry.prometheus import Sample, samples
+from pytest_slmserve.telemetry.dcgm_exporter import Sample, samples
 
 
 def test_the_line_of_the_readme():

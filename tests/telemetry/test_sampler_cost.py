@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.canary import CanarySource
+from pytest_slmserve.telemetry.host_counters import CanarySource
 from pytest_slmserve.telemetry.sampler import Recording
 
 SCRIPT = benchmark_script("sampler_cost")

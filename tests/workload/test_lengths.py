@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from pytest_slmserve.workload.lengths import SHIPPED, shipped_lengths, within_vllm_limits
+from pytest_slmserve.workload.tokens import SHIPPED, shipped_lengths, within_vllm_limits
 
 
 def kept(rule: str, special_tokens: int = 0) -> list[tuple[int, int]]:

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripts import benchmark_script, loaded
 
-from pytest_slmserve.workload.lengths import Lengths, shipped_lengths
 from pytest_slmserve.workload.sharegpt import dataset_path, read_conversations
-from pytest_slmserve.workload.tokens import gpt2_tokenizer
+from pytest_slmserve.workload.tokens import Lengths, gpt2_tokenizer, shipped_lengths
 
 SCRIPT = benchmark_script("make_lengths")
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits
 from pytest_slmserve.workload.requests import build_workload
 from pytest_slmserve.workload.sharegpt import dataset_path, pick
-from pytest_slmserve.workload.tokens import opt_tokenizer
+from pytest_slmserve.workload.tokens import opt_tokenizer, shipped_lengths, within_vllm_limits
 
 NATURAL = {"prompt_tokens": None, "output_tokens": None}
 OPT = shape_of("opt-125m")

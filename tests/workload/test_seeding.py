@@ -5,7 +5,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.workload.seeding import STREAMS, draws, first_in_order
+from pytest_slmserve.workload.tokens import STREAMS, draws, first_in_order
 
 SEEDS = st.integers(-(2**40), 2**40)
 

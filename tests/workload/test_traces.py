@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
-from pytest_slmserve.workload.arrivals import schedule
-from pytest_slmserve.workload.traces import Trace, TraceRow, load_trace, read_trace, sample_lengths
+from pytest_slmserve.workload.arrivals import Trace, TraceRow, load_trace, read_trace, sample_lengths, schedule
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AZURE = HEADER + (

@@ -17,9 +17,8 @@ from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
-from pytest_slmserve.workload.sharegpt import ChatTurn, pick, read_conversations
+from pytest_slmserve.workload.sharegpt import ChatTurn, pick, read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import BLOCK, hub_tokenizer
-from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
 AXES = {
     "tokenizer": ("plain", "bos"),

@@ -6,24 +6,92 @@ Every answer is total: an unknown value is None, and some sentence says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Literal
 
-from pytest_slmserve.analysis.advice.batch_choice import Decision, ModelSweep, Objectives, decide
-from pytest_slmserve.analysis.advice.gpu_memory import (
+from pytest_slmserve.analysis.advice.batch_choice import (
     BatchOption,
     BatchOptions,
+    Decision,
+    ModelSweep,
+    Objectives,
+    decide,
     divide,
     freed_share,
     replicas_that_fit,
     replicas_that_split,
     utilization,
 )
-from pytest_slmserve.analysis.advice.headroom import Gains, gains_at
-from pytest_slmserve.analysis.points.sweep_points import Figure, Point, differences, e2e_s, tokens_per_s
+from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, ceiling_tokens_per_s
+from pytest_slmserve.analysis.points import Figure, Point, differences, e2e_s, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent
 from pytest_slmserve.analysis.sweep.gains import valid_points
+
+Unit = Literal["host", "dram", "tensor", "roofline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """factor: at most so many times one engine's throughput. busy: its use of `unit`, of what can be used."""
+
+    unit: Unit
+    busy: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """Upper bounds for several engines, seen at the load `at`. time_slicing, mps: the tightest of each way to share,
+    None where nothing bounds it. power_share: of the power limit."""
+
+    at: int
+    ceilings: tuple[Ceiling, ...]
+    power_share: float | None
+
+    @property
+    def time_slicing(self) -> Ceiling | None:
+        return min(self.ceilings, key=lambda c: c.factor, default=None)
+
+    @property
+    def mps(self) -> Ceiling | None:
+        return min((c for c in self.ceilings if c.unit != "host"), key=lambda c: c.factor, default=None)
+
+
+def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
+    """Upper bounds on the gain of several engines at this load, or else at the largest measured below it. The smallest
+    measured load serves where none is below; None where no load is usable."""
+    loads = [p for p in subject.usable if p.concurrency <= batch] or subject.usable[:1]
+    if not loads:
+        return None
+    point = loads[-1]
+    power = point.power_w / point.power_limit_w if point.power_w and point.power_limit_w else None
+    return Gains(point.concurrency, tuple(ceilings(point, subject)), power)
+
+
+def ceilings(point: Point, subject: ModelSweep) -> Iterator[Ceiling]:
+    """Every unit that one engine is known to use in part. The kernels of engines that take turns run at most all of the
+    time; those that overlap share the memory and the tensor cores, and nothing passes the data sheet's roofline: each
+    engine reads its own weights, so more engines move no fewer bytes per token."""
+    found: list[tuple[Unit, float | None]] = [
+        ("host", point.engine_active),
+        ("dram", None if point.dram_active is None else point.dram_active / REACHABLE_DRAM),
+        ("tensor", None if point.tensor_active is None else point.tensor_active / REACHABLE_TENSOR),
+        ("roofline", _roofline(point, subject)),
+    ]
+    for unit, busy in found:
+        if busy is not None and busy > 0:
+            yield Ceiling(unit, busy, max(1.0, 1 / busy))
+
+
+def _roofline(point: Point, subject: ModelSweep) -> float | None:
+    """Share of what no engine can pass at this batch, prompts hidden behind the decoding."""
+    if subject.work is None or subject.peaks is None or subject.output_share is None:
+        return None
+    ceiling = ceiling_tokens_per_s(subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True)
+    return subject.output_share * fmean(point.repeats) / ceiling
+
 
 WORTH = 1.1  # a bound below leaves too little to start a second engine for
 REPLICAS = 2  # of what four engines gained in the raw results of arXiv:2503.08311, two gained four fifths or all

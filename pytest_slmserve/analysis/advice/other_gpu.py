@@ -14,15 +14,20 @@ from dataclasses import dataclass, fields, replace
 from operator import mul
 from statistics import fmean
 
-from pytest_slmserve.analysis.metrics.roofline import GPUS, Peaks, Work, peaks_for, peaks_of
-from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
-from pytest_slmserve.analysis.points.job_points import JobPoint, job_points, limit_groups
-from pytest_slmserve.analysis.points.sweep_points import Point, differences
+from pytest_slmserve.analysis.metrics.roofline import (
+    GPUS,
+    REACHABLE_DRAM,
+    REACHABLE_TENSOR,
+    Peaks,
+    Work,
+    peaks_for,
+    peaks_of,
+)
+from pytest_slmserve.analysis.points import JobPoint, Point, differences, job_points, limit_groups
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor, percent, percent_interval
 from pytest_slmserve.analysis.stats.noise import TAIL
-from pytest_slmserve.analysis.sweep.curve import Axes, Curve
-from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.sweep.saturation import Fit, fit, fit_step, with_batches
+from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.gains import Fit, fit, fit_step, with_batches
 from pytest_slmserve.analysis.verdict import Verdict, every_within
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 from pytest_slmserve.schema.records import Measurement

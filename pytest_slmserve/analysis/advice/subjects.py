@@ -7,15 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, ServedEngine, with_tpot
-from pytest_slmserve.analysis.advice.gpu_memory import Footprint
-from pytest_slmserve.analysis.device.engine_memory import memory_used
-from pytest_slmserve.analysis.metrics.step_time import IDLE, idle_share
+from pytest_slmserve.analysis.advice.advisor import needs
+from pytest_slmserve.analysis.advice.batch_choice import (
+    Footprint,
+    ModelSweep,
+    Objectives,
+    ServedEngine,
+    decide,
+    with_tpot,
+)
+from pytest_slmserve.analysis.device.gpu_figures import memory_used
+from pytest_slmserve.analysis.metrics.roofline import IDLE, idle_share
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats.estimates import mean_of_known, percent
-from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.points import Point, ratio
+from pytest_slmserve.analysis.stats.estimates import mean_of_known, percent, percent_interval
+from pytest_slmserve.analysis.sweep.batching import RelativeSlo
+from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.verdict import Verdict, above, every
 from pytest_slmserve.schema.catalog import hub_name, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -27,11 +35,11 @@ from pytest_slmserve.schema.kv_cache import (
     kv_bytes_per_token,
     kv_windows,
     value_bytes,
+    weight_bytes,
 )
-from pytest_slmserve.schema.quantization import weight_bytes
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.shapes import Shape
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 GRAPHS = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}  # arguments of the engine
 # Arguments that an advice sets: what the sweep was given for them beside its specification no longer counts.
@@ -269,3 +277,36 @@ def _engine_of_shape(model: str, shape: Shape, longest: int | None, kv_blocks: i
         no_footprint=why_not,
         kv_had_bytes=footprint.block_bytes * kv_blocks if footprint and kv_blocks else None,
     )
+
+
+CLAIM = "advised-batch-costs-little"
+OBJECTIVE = RelativeSlo(2.0, 32)  # of the paper: twice the latency at 32
+
+
+def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
+    """Does the batch that the advisor of arXiv:2503.08311 chooses serve at least `bound` of what any other load does?
+    value: the share that decides. Its objective is twice the time per output token at 32 in flight."""
+    subject, wish = of_curve(curve, None), Objectives(slo=OBJECTIVE)
+    found = decide(subject, wish)
+    points = {p.concurrency: p for p in subject.usable}
+    if found.batch not in points:
+        why = found.reason or f"{found.batch} in flight was predicted, not measured"
+        return Verdict.undecided(CLAIM, curve.subject, why, bound)
+    chosen = points.pop(found.batch)
+    state, seen, most = every(
+        above, bound, lambda several: [(ratio(chosen, p, subject.usable, several=several), p) for p in points.values()]
+    )
+    memory = needs(subject, chosen.concurrency, wish)
+    freed = f", and frees {memory.freed_bytes / GIB:.0f} GiB" if memory and memory.freed_bytes is not None else ""
+    why = (
+        f"{chosen.concurrency} in flight, chosen for twice the latency at 32, serves {percent_interval(seen)} of what "
+        f"{most.concurrency} does{freed} (bound {bound:.0%})"
+    )
+    return Verdict.from_interval(CLAIM, curve.subject, state, why, seen, bound, chosen, most)
+
+
+def has_objective(curve: Curve) -> bool:
+    """A sweep on one GPU that has the loads of the objective and of the efficiency, and more of them."""
+    loads = {p.concurrency for p in curve.valid}
+    alone = curve.spec is not None and curve.spec.tensor_parallel_size == 1
+    return is_main_sweep(curve) and alone and {1, OBJECTIVE.at} <= loads and len(loads) > 2

@@ -6,25 +6,51 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.advisor import Advice, OperatingPoint, around
+from pytest_slmserve.analysis.advice.advisor import Advice, Gains, OperatingPoint, Unit, around
 from pytest_slmserve.analysis.advice.batch_choice import with_tpot
-from pytest_slmserve.analysis.advice.headroom import Gains, Unit
-from pytest_slmserve.analysis.claims.kv_blocks import CLAIM as KV_BLOCKS
-from pytest_slmserve.analysis.claims.kv_blocks import kv_blocks_as_predicted
-from pytest_slmserve.analysis.compare.replicas import HOW
-from pytest_slmserve.analysis.device.engine_memory import memory_used
+from pytest_slmserve.analysis.compare.deployments import HOW
+from pytest_slmserve.analysis.device.gpu_figures import memory_used
 from pytest_slmserve.analysis.metrics.latency import latencies_of
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, shared_points, system_throughput
-from pytest_slmserve.analysis.points.sweep_points import Point, e2e_s, points_of, ratio, tokens_per_s
+from pytest_slmserve.analysis.points import (
+    Point,
+    ReplicaPoint,
+    e2e_s,
+    engines,
+    points_of,
+    ratio,
+    shared_points,
+    system_throughput,
+    tokens_per_s,
+)
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, mean, percent, percent_interval, times
 from pytest_slmserve.analysis.stats.noise import Differences, Repeat
 from pytest_slmserve.analysis.sweep.gains import valid_points
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below, within
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.kv_cache import predicted_blocks
-from pytest_slmserve.schema.literals import Sharing
-from pytest_slmserve.schema.records import Measurement, ReplicaGroup
+from pytest_slmserve.schema.errors import Sharing
+from pytest_slmserve.schema.kv_cache import block_size_of, predicted_blocks
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Resolved
 from pytest_slmserve.schema.specs import EngineSpec
+
+BLOCK_TOLERANCE = 2  # the engine may round its bytes to pages and share them between layers
+KV_BLOCKS = "kv-blocks-as-predicted"
+
+
+def kv_blocks_as_predicted(
+    spec: EngineSpec, resolved: Resolved, tolerance: int = BLOCK_TOLERANCE, records: tuple[str, ...] = ()
+) -> Verdict:
+    """Does the engine have the KV blocks that shapes predict, within `tolerance` blocks?"""
+    subject, predicted, seen = short_name(spec.model), predicted_blocks(spec, resolved), resolved.kv_blocks
+    if predicted is None or seen is None:
+        unknown = "the engine did not report its KV blocks" if seen is None else "its shape or data type is unknown"
+        return Verdict(KV_BLOCKS, subject, State.UNDECIDED, unknown, records=records)
+    size = block_size_of(spec, resolved)
+    why = f"{seen:,} blocks of {size} tokens, {predicted:,} predicted from shapes (bound {tolerance} apart)"
+    state = State.HOLDS if abs(seen - predicted) <= tolerance else State.FAILS
+    return Verdict(
+        KV_BLOCKS, subject, state, why, value=seen - predicted, bound=tolerance, n=max(1, len(records)), records=records
+    )
+
 
 MARGIN = 0.15
 STARTS, THROUGHPUT, LATENCY = "starts-as-advised", "throughput-as-predicted", "latency-within-limit"

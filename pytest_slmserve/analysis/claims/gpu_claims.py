@@ -13,10 +13,10 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.claims.table1 import NEXT_SMALLER, PUBLISHED
-from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM
-from pytest_slmserve.analysis.points.sweep_points import Figure, Point, ratio
-from pytest_slmserve.analysis.stats import student_t
+from pytest_slmserve.analysis.claims.claim import NEXT_SMALLER, PUBLISHED
+from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM
+from pytest_slmserve.analysis.points import Figure, Point, ratio
+from pytest_slmserve.analysis.stats import estimates as student_t
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
     ends,

@@ -10,10 +10,18 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, limit_groups
-from pytest_slmserve.analysis.points.sweep_points import Figure, differences, e2e_s, figure, ratio, tokens_per_s
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent, times
+from pytest_slmserve.analysis.points import (
+    CONTINUOUS,
+    Figure,
+    JobPoint,
+    differences,
+    e2e_s,
+    figure,
+    limit_groups,
+    ratio,
+    tokens_per_s,
+)
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped, percent, times
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict, above, all_of, below, every, every_within

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.advice import minimal_impact
-from pytest_slmserve.analysis.claims import gpu_claims, job_claims, kv_blocks, table1
-from pytest_slmserve.analysis.claims.claim import Claim, ClaimRow, Judge, Others, Parameters
-from pytest_slmserve.analysis.compare import deployments, interference, replicas
-from pytest_slmserve.analysis.points.job_points import CONTINUOUS
+from pytest_slmserve.analysis.advice import subjects as minimal_impact
+from pytest_slmserve.analysis.advice import verification as kv_blocks
+from pytest_slmserve.analysis.claims import claim as table1
+from pytest_slmserve.analysis.claims import gpu_claims, job_claims
+from pytest_slmserve.analysis.claims.claim import ANY, ANY_RELEASE, Claim, ClaimRow, Judge, Others, Parameters
+from pytest_slmserve.analysis.compare import deployments
+from pytest_slmserve.analysis.compare import deployments as interference
+from pytest_slmserve.analysis.compare import deployments as replicas
+from pytest_slmserve.analysis.metrics.roofline import peaks_of
+from pytest_slmserve.analysis.points import CONTINUOUS
 from pytest_slmserve.analysis.sweep import curve as curves
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.literals import OwnSharing
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage, Interface, OwnSharing, Platform, RampUp
+from pytest_slmserve.schema.records import known_fields
+from pytest_slmserve.schema.stored_names import from_stored, to_stored
 
 
 def _by(judge: Callable[..., Verdict], *names: str) -> Judge:
@@ -27,7 +38,7 @@ def _kv_blocks(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     """Verdict on the KV blocks of the launch that is farthest off, so that one bad launch among many shows."""
     records = tuple(i for p in curve.points for i in p.records)
     if curve.spec is None or not curve.resolved:
-        return Verdict.undecided(kv_blocks.CLAIM, curve.subject, "no engine was measured")
+        return Verdict.undecided(kv_blocks.KV_BLOCKS, curve.subject, "no engine was measured")
     spec = curve.spec
     each = [kv_blocks.kv_blocks_as_predicted(spec, r, parameters["blocks"], records) for r in curve.resolved]
     return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
@@ -190,7 +201,7 @@ CLAIMS: tuple[Claim, ...] = (
         evidence="the margin of the gate: what would be taken for a regression must not come from a neighbour",
     ),
     Claim(
-        kv_blocks.CLAIM,
+        kv_blocks.KV_BLOCKS,
         "The engine has the KV blocks that the model's shape and the KV bytes predict.",
         "vLLM's paged KV cache (arXiv:2309.06180)",
         _kv_blocks,
@@ -620,3 +631,78 @@ ROWS: tuple[ClaimRow, ...] = (
         "62 requests of 402.7 MB fit into 36 GiB less 13.32 GB of weights, the paper has 64",
     ),
 )
+
+
+def claim_of(name: str) -> Claim:
+    """The claim of that name. Raises BadUsage for an unknown one."""
+    for claim in CLAIMS:
+        if claim.name == name:
+            return claim
+    known = [claim.name for claim in CLAIMS]
+    near = get_close_matches(str(name), known)
+    raise BadUsage(f"unknown claim {name!r}", " or ".join(near) or f"one of {', '.join(known)}")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "0.26.0rc1+cu130" is (0, 26, 0)."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(int(part) for part in found[1].split(".")) if found else ()
+
+
+def row_for(
+    claim: str,
+    model: str,
+    environment: Environment | None = None,
+    interface: Interface | None = None,
+    ramp_up: RampUp | None = None,
+    rows: tuple[ClaimRow, ...] = ROWS,
+) -> ClaimRow:
+    """The row with the expectation of a claim for this model, environment, interface and ramp-up: the most specific
+    that fits.
+
+    The entries of a row count in this order: the model, a GPU family, a platform, the interface, the ramp-up, a range
+    of vLLM. An unknown environment, release, interface or ramp-up fits only rows that leave it open. Raises BadUsage
+    for an unknown claim.
+    """
+    claim_of(claim)
+    where = environment or Environment()
+    fitting = [row for row in rows if row.claim == claim and _fits(row, model, where, interface, ramp_up)]
+    if not fitting:
+        raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
+    return max(fitting, key=_specific)
+
+
+def _fits(row: ClaimRow, model: str, where: Environment, interface: Interface | None, ramp_up: RampUp | None) -> bool:
+    peaks = peaks_of(where.gpu_name)
+    devices = {ANY, where.platform, peaks.family if peaks else None}
+    here = row.model in (ANY, short_name(model)) and row.device in devices and _in_range(row.vllm, where.vllm)
+    return here and row.interface in (ANY, interface) and row.ramp_up in (ANY, ramp_up)
+
+
+def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
+    """Returns whether a version is in a range, its end excluded. An unknown version is in no range but the open one."""
+    first, last = wanted
+    if version is None:
+        return wanted == ANY_RELEASE
+    return release(first) <= release(version) and (not last or release(version) < release(last))
+
+
+def _specific(row: ClaimRow) -> tuple[int, ...]:
+    device = 0 if row.device == ANY else 1 if row.device in get_args(Platform) else 2
+    return row.model != ANY, device, row.interface != ANY, row.ramp_up != ANY, row.vllm != ANY_RELEASE
+
+
+def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> Verdict:
+    """Judge a claim by the row's parameters; undecided for want of data. others: curves measured beside it."""
+    return claim_of(claim).judge(curve, row.parameters, others)
+
+
+def row_to_record(row: ClaimRow) -> dict[str, Any]:
+    """A row as plain JSON values."""
+    return {**to_stored(asdict(row)), "vllm": list(row.vllm)}
+
+
+def row_from_record(facts: Mapping[str, Any]) -> ClaimRow:
+    """The inverse of `row_to_record`; entries of a later release are left out."""
+    known = known_fields(ClaimRow, from_stored(facts))
+    return ClaimRow(**{**known, "vllm": tuple(known.get("vllm", ANY_RELEASE))})

@@ -9,18 +9,27 @@ large one still gains under the best load of each, for its source names memory a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
-from pytest_slmserve.analysis.points.sweep_points import Point, ratio
-from pytest_slmserve.analysis.stats.estimates import Interval, times
+from pytest_slmserve.analysis.metrics.window import steps_with_prompts
+from pytest_slmserve.analysis.points import (
+    Point,
+    ReplicaPoint,
+    at_common_loads,
+    figure,
+    figure_ratio,
+    on_hosts_of,
+    points_of,
+    ratio,
+)
+from pytest_slmserve.analysis.stats.estimates import Interval, grouped, mean_of_known, percent, percent_interval, times
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, unsure
-from pytest_slmserve.schema.literals import Sharing
-from pytest_slmserve.schema.records import hosts_of
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, every_within, unsure, within
+from pytest_slmserve.schema.errors import Sharing, TooFewPoints
+from pytest_slmserve.schema.records import hosts_of, series_key
 
 PER_GPU = "tensor-parallel-loses-per-gpu"
 SLOWER = "tensor-parallel-serves-less-in-all"
@@ -228,3 +237,333 @@ def _at(pair: Pair) -> str:
 def _judged(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval, pair: Pair) -> Verdict:
     why += f" (bound {bound:g}){unsure(seen)}"
     return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *(one.served for one in pair))
+
+
+RATE, LATENCY = figure("output_tokens_per_s"), figure("e2e_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSet:
+    """`replicas` engines on one device, each under the limit `limit`, and what they served together.
+
+    settings: names and values that tell it from other sets of as many engines. point: of all engines; its `each` has
+    the figures of every repeat, also where one of them preempted and the point is not valid. eligible: may be the
+    baseline. alternative: may be one with other settings.
+    """
+
+    replicas: int
+    limit: int
+    settings: tuple[tuple[str, str], ...] = ()
+    point: Point
+    eligible: bool = True
+    alternative: bool = True
+
+    @property
+    def total(self) -> int:
+        return self.replicas * self.limit
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Throughput of each repeat, tokens/s."""
+        return tuple(RATE(self.point))
+
+    @property
+    def rate(self) -> float:
+        return fmean(self.rates)
+
+    @property
+    def preempted(self) -> bool:
+        return not self.point.valid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A set beside the baseline. gain: of throughput, a share; at_equal_total: over one engine whose limit is the
+    total; latency: a factor. None for the baseline itself, and where there is nothing to compare with."""
+
+    engines: EngineSet
+    gain: Interval | None = None
+    at_equal_total: Interval | None = None
+    latency: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaComparison:
+    """rows: all, by replicas, limit and settings. best: the most throughput of several engines without preemption, None
+    where all preempted. alike: others of several engines that the noise does not tell from it. others: the best of one
+    engine for each other value of the settings, with the gain of `best` over it."""
+
+    baseline: EngineSet
+    best: Compared | None
+    rows: tuple[Compared, ...]
+    alike: tuple[EngineSet, ...] = ()
+    others: tuple[tuple[EngineSet, Interval], ...] = ()
+
+    @property
+    def gain(self) -> Interval | None:
+        return self.best.gain if self.best else None
+
+
+def compare(sets: Sequence[EngineSet]) -> ReplicaComparison:
+    """Comparison of several engines with the best of one; the order of `sets` does not matter. Raises TooFewPoints
+    where one side has nothing.
+
+    The noise is that of all sets; without repeats there are no intervals. Those of the best are corrected for having
+    been chosen, and its baseline too.
+    """
+    found = sorted(sets, key=lambda s: (s.replicas, s.limit, s.settings))
+    alone = [s for s in found if s.replicas == 1 and not s.preempted]
+    usable = [s for s in alone if s.eligible]
+    baseline = _most(usable)
+    if baseline is None:
+        raise TooFewPoints(_no_baseline(found), "another --baseline, or results of one engine too")
+    if not any(s.replicas > 1 for s in found):
+        raise TooFewPoints("there is no row of several engines", "another column for --replicas")
+    points = [s.point for s in found]
+    several = [s for s in found if s.replicas > 1 and not s.preempted]
+    most, pairs = _most(several), len(several) * len(usable)
+    rows = tuple(_compared(s, baseline, usable, points, pairs if s is most else 1) for s in found)
+    if most is None:
+        return ReplicaComparison(baseline=baseline, best=None, rows=rows)
+    gains = [(s, _gain(s, most, points, len(several)).low) for s in several if s is not most]
+    return ReplicaComparison(
+        baseline=baseline,
+        best=next(r for r in rows if r.engines is most),
+        rows=rows,
+        alike=tuple(s for s, low in gains if low is not None and low <= 0),
+        others=tuple((s, _gain(s, most, points, pairs)) for s in _others(alone, baseline)),
+    )
+
+
+def _no_baseline(sets: Sequence[EngineSet]) -> str:
+    lost = sum(s.replicas == 1 and s.eligible and s.preempted for s in sets)
+    without = f" without preemption ({lost} with)" if lost else ""
+    return f"there is no row of one engine{without} to compare several with"
+
+
+def _most(sets: Sequence[EngineSet]) -> EngineSet | None:
+    """The set with the most throughput, of equal ones the first; None for no sets."""
+    return max(sets, key=lambda s: s.rate, default=None)
+
+
+def _compared(
+    seen: EngineSet, baseline: EngineSet, usable: Sequence[EngineSet], points: Sequence[Point], several: int
+) -> Compared:
+    if seen is baseline:
+        return Compared(engines=seen)
+    equal = _most([s for s in usable if s.limit == seen.total]) if seen.replicas > 1 else None
+    return Compared(
+        engines=seen,
+        gain=_gain(baseline, seen, points, several),
+        at_equal_total=_gain(equal, seen, points, several) if equal else None,
+        latency=ratio(seen.point, baseline.point, points, LATENCY, several),
+    )
+
+
+def _gain(first: EngineSet, second: EngineSet, points: Sequence[Point], several: int) -> Interval:
+    """Relative gain in throughput of the second set over the first, as a share of the first. several: see
+    `sweep_points.ratio`."""
+    return ratio(second.point, first.point, points, RATE, several).mapped(lambda end: end - 1)
+
+
+def _others(alone: Sequence[EngineSet], baseline: EngineSet) -> Iterator[EngineSet]:
+    """The best of one engine for each value of the settings that is not the baseline's."""
+    usable = [s for s in alone if s.alternative and s.settings != baseline.settings]
+    yield from (max(same, key=lambda s: s.rate) for _, same in sorted(grouped(usable, lambda s: s.settings).items()))
+
+
+@dataclass(frozen=True, slots=True)
+class AtBothInterfaces:
+    """One load without and with the server. ratio: output tokens/s through the server over those without it; its noise
+    is that of the repeats of all loads. prompt_steps: share of the steps that processed a prompt, without
+    and with the server: which arrive together there is a matter of the stack, and of throughput."""
+
+    engine: Point
+    server: Point
+    ratio: Interval
+    prompt_steps: tuple[float | None, float | None]
+
+    @property
+    def concurrency(self) -> int:
+        return self.engine.concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class Interfaces:
+    """Two sweeps that differ in the interface alone, and the loads that both have valid points of, ascending."""
+
+    engine: Curve
+    server: Curve
+    loads: tuple[AtBothInterfaces, ...]
+
+
+def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
+    """Each sweep through the server with the one without it; those without a load in common are left out."""
+    engine = {_but_for_the_interface(curve): curve for curve in curves if _interface(curve) == "engine"}
+    pairs = [(engine.get(_but_for_the_interface(curve)), curve) for curve in curves if _interface(curve) == "server"]
+    found = [Interfaces(without, served, _loads(without, served)) for without, served in pairs if without]
+    return [interfaces for interfaces in found if interfaces.loads]
+
+
+def _loads(engine: Curve, server: Curve) -> tuple[AtBothInterfaces, ...]:
+    pairs, among = at_common_loads(engine.valid, server.valid)
+    return tuple(
+        AtBothInterfaces(
+            engine=p,
+            server=q,
+            ratio=ratio(q, p, among),
+            prompt_steps=(_prompt_steps(engine, p), _prompt_steps(server, q)),
+        )
+        for p, q in pairs
+    )
+
+
+def _prompt_steps(curve: Curve, point: Point) -> float | None:
+    """Mean over the repeats on which a point rests."""
+    return mean_of_known(steps_with_prompts(m.run) for m in curve.measurements if m.id in point.records)
+
+
+def _interface(curve: Curve) -> str | None:
+    return curve.spec.interface if curve.spec else None
+
+
+def _but_for_the_interface(curve: Curve) -> str | None:
+    first, load = curve.first, curve.load
+    if first is None or load is None:
+        return None
+    return series_key(first.spec.without_http, first.workload.hash, load, first.environment)
+
+
+CLAIM = "neighbours-do-not-disturb"
+
+
+def pairs_of(curve: Curve) -> tuple[list[tuple[Point, Point]], list[Point]]:
+    """The points beside others and alone, of each load that was measured in both ways, and all points."""
+    beside, alone = (
+        [p for p in points_of(m for m in curve.measurements if bool(m.neighbours) is busy) if p.valid]
+        for busy in (True, False)
+    )
+    return at_common_loads(beside, alone)
+
+
+def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
+    """Is each cell that was measured in both ways the same within the margin? value, low, high: of output tokens/s
+    alone over those beside others, at the load that decides."""
+    pairs, among = pairs_of(curve)
+    if not pairs:
+        why = "none of its loads was measured both alone and beside others"
+        return Verdict.undecided(CLAIM, curve.subject, why, margin)
+
+    def changes(several: int = 1) -> list[tuple[Interval, int]]:
+        return [(ratio(q, p, among, several=several).mapped(lambda end: end - 1), p.concurrency) for p, q in pairs]
+
+    state, decisive, _ = every_within(-margin, margin, changes)
+    told = "; ".join(f"{'+' if seen.value >= 0 else ''}{percent_interval(seen)} at {n}" for seen, n in changes())
+    why = f"output tokens/s alone against beside others: {told} in flight (bound {percent(margin)})"
+    return Verdict.from_interval(
+        CLAIM, curve.subject, state, why, decisive, margin, *(point for pair in pairs for point in pair)
+    )
+
+
+PAY, TAIL, SOONER = "replicas-pay", "replicas-keep-the-tail", "replicas-answer-sooner"
+USE_MORE, DRAW_MORE = "replicas-use-the-gpu-more", "replicas-draw-more-power"
+KEEP_POWER = "replicas-keep-the-power"
+HOW: dict[Sharing, str] = {
+    "time-slicing": "by time slicing",
+    "mps": "under MPS",
+    "mig": "on MIG instances",
+    "gpus": "with a GPU each",
+    "urls": "at URLs of their own",
+}
+E2E = "largest_e2e_s"
+# Of each claim on a figure of replicas over that of one engine: the figure in words, its name, and the judge. The mean
+# E2E is that of the slowest replica, its percentile over the requests of all. arXiv:2404.03353: latency improves (fig.
+# 5; no figure has tails), "considerable increase" of utilisation (6), more power with OPT-125M and OPT-1.3B, constant
+# with OPT-2.7B (7).
+COMPARED: dict[str, tuple[str, str, Callable[[Interval, float], State]]] = {
+    TAIL: ("the 99th percentile of E2E", "e2e_p99_s", below),
+    SOONER: ("the largest mean E2E", E2E, below),
+    USE_MORE: ("GPU utilisation", "gpu_util", above),
+    DRAW_MORE: ("power", "power_w", above),
+    KEEP_POWER: ("power", "power_w", lambda seen, bound: within(seen, 1 / bound, bound)),
+}
+PairReplicas = tuple[ReplicaPoint, Point]
+
+
+def name_of(claim: str, sharing: Sharing) -> str:
+    return f"{claim}-{sharing}"
+
+
+def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    """Do some number of replicas serve more than `bound` times what one engine does, each under its best load?
+
+    value: that gain in throughput, its interval corrected for both having been chosen. arXiv:2404.03353, figure 5;
+    arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine without chunked prefill, 1.236 against one with it.
+    """
+    claim, pairs = name_of(PAY, sharing), compared(curve, sharing)
+    if not pairs:
+        return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
+    shared = max((pair[0] for pair in pairs), key=_served)
+    engines = list(filter(None, (on_hosts_of(point, shared) for point in curve.of_one_engine)))
+    alone = max(engines, key=_served)
+    # The choice of each side errs in one direction only, so each end is corrected for one of them.
+    seen = ratio(shared, alone, several=max(len(pairs), len(engines)))
+    others = ", ".join(
+        f"{p.count}{'' if p.concurrency == shared.concurrency else f' at {p.concurrency}'}: {ratio(p, alone).value:.3g}"
+        for p, _ in pairs
+        if p is not shared and on_hosts_of(alone, p)
+    )
+    load = "" if alone.concurrency == shared.concurrency else f", and one engine serves most at {alone.concurrency}"
+    why = (
+        f"{shared.count} replicas {HOW[sharing]} serve {times(seen)} what one engine does at {shared.concurrency} in "
+        f"flight{load}{f' ({others})' if others else ''}{_latency(alone, shared)} (bound {bound:g})"
+        f"{unsure(seen)}"
+    )
+    return Verdict.from_interval(claim, curve.subject, above(seen, bound), why, seen, bound, alone, shared)
+
+
+def compared_with_one(claim: str, curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    """Verdict on a figure of `COMPARED` of the replicas that serve most, over that of one engine. value: the ratio, its
+    interval corrected for the set having been chosen, for by Little's law most served is least waited for."""
+    name, pairs, (what, figure, judge) = name_of(claim, sharing), compared(curve, sharing), COMPARED[claim]
+    if not pairs:
+        return Verdict.undecided(name, curve.subject, _nothing_to_compare(curve, sharing), bound)
+    shared, alone = max(pairs, key=lambda pair: ratio(*pair).value)
+    if (seen := figure_ratio(alone, shared, figure, len(pairs))) is None:
+        return Verdict.undecided(name, curve.subject, f"{what} is not known of both", bound)
+    why = (
+        f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
+        f"{shared.concurrency} in flight (bound {bound:g}){unsure(seen)}"
+    )
+    return Verdict.from_interval(name, curve.subject, judge(seen, bound), why, seen, bound, alone, shared)
+
+
+def _served(point: Point | ReplicaPoint) -> float:
+    return fmean(point.repeats)
+
+
+def compared(curve: Curve, sharing: Sharing) -> list[PairReplicas]:
+    """Replicas, and one engine alone on their host under the same load in all; where both are valid."""
+    valid = (shared for shared in curve.shared if shared.sharing == sharing and shared.valid)
+    return [(shared, one) for shared in valid if (one := curve.one_engine(shared.concurrency, shared))]
+
+
+def has_replicas(curve: Curve, sharing: Sharing) -> bool:
+    return any(shared.sharing == sharing for shared in curve.shared)
+
+
+def _latency(alone: Point, shared: ReplicaPoint) -> str:
+    seen = figure_ratio(alone, shared, E2E)
+    return "" if seen is None else f"; their largest mean E2E is {percent(seen.value)} of its mean"
+
+
+def _nothing_to_compare(curve: Curve, sharing: Sharing) -> str:
+    """Reason why there is no pair of replicas and one engine."""
+    shared = [s for s in curve.shared if s.sharing == sharing]
+    if not shared:
+        return f"no replicas were measured {HOW[sharing]}"
+    if invalid := next((s for s in shared if not s.valid), None):
+        return f"{invalid.count} replicas have no valid repeat ({'; '.join(invalid.problems) or 'not measured'})"
+    loads = sorted({s.concurrency for s in shared})
+    where = " on their host" if any(map(curve.one_engine, loads)) else ""
+    return f"one engine alone was not measured at {', '.join(map(str, loads))} in flight{where}"

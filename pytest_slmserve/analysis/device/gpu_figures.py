@@ -4,17 +4,71 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from itertools import pairwise
-from operator import itemgetter
-from statistics import median
+from operator import itemgetter, or_
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from pytest_slmserve.analysis.cached import once
-from pytest_slmserve.analysis.device.multi_gpu import each_gpu, imbalance, together
+from pytest_slmserve.analysis.stats.estimates import mean_of_known, once, percentile
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.records import Run, Telemetry
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.kv_cache import kv_bytes
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run, Telemetry
+from pytest_slmserve.schema.sensors import CANARY_CPU
+
+Join = Callable[[Sequence[float]], float]
+WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
+SLOWEST = (of.SM_CLOCK, of.MEMORY_CLOCK)  # the others wait for it
+
+
+def together(telemetry: Telemetry) -> Telemetry:
+    """All GPUs as one device, beside what the host said; unknown where one GPU's value is, for the rest is not all."""
+    if not telemetry.gpus:
+        return telemetry
+    numbers = set.intersection(*(set(columns) for columns in telemetry.gpus))
+    joined = {n: _joined(n, [columns[n] for columns in telemetry.gpus]) for n in sorted(numbers)}
+    return replace(telemetry, columns={**telemetry.columns, **joined}, gpus=())
+
+
+def each_gpu(telemetry: Telemetry) -> tuple[Telemetry, ...]:
+    """The telemetry of each GPU; the first also has the host's columns and the notes."""
+    return tuple(
+        replace(
+            telemetry,
+            columns={**(telemetry.columns if not index else {}), **columns},
+            notes=telemetry.notes if not index else (),
+            gpus=(),
+        )
+        for index, columns in enumerate(telemetry.gpus)
+    )
+
+
+def _joined(number: int, columns: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+    join = _how(number)
+    rows = ([v for v in row if v is not None] for row in zip(*columns, strict=True))
+    return tuple(join(known) if len(known) == len(columns) else None for known in rows)
+
+
+def _how(number: int) -> Join:
+    if number == of.CLOCK_REASONS:
+        return lambda values: float(reduce(or_, map(int, values)))
+    if number in SLOWEST:
+        return min
+    if number in WORST:
+        return max
+    return fmean if number in of.SENSORS and of.SENSORS[number].unit == "ratio" else sum
+
+
+def imbalance(values: Sequence[float | None]) -> float | None:
+    """(largest - smallest) / mean; None where one is not known, or there are not several."""
+    known = [v for v in values if v is not None]
+    if len(known) < 2 or len(known) < len(values) or fmean(known) <= 0:
+        return None
+    return (max(known) - min(known)) / fmean(known)
+
 
 POWER_CAP = 0x04  # bit of the clock event reasons (NVIDIA, nvml.h)
 
@@ -32,7 +86,7 @@ class DeviceFigures:
     Of several GPUs: power and memory are those of all together, ratios means over them, the clock that of the
     slowest. power_imbalance: power of the GPU that takes most less that of the one that takes least, over their mean.
 
-    canary_s, canary_cpu_s: time of the canary's piece of work, and its CPU time (`telemetry/canary.py`).
+    canary_s, canary_cpu_s: time of the canary's piece of work, and its CPU time (`telemetry/host_counters.py`).
     """
 
     gpu_util: float | None = None
@@ -290,3 +344,108 @@ def _spans(watch: SensorWindow) -> list[tuple[float, float]]:
         for row, (at, span) in enumerate(zip(telemetry.time_s, telemetry.span_s))
         if span is not None and (not profiled or any(watch.value(n, row) is not None for n in profiled))
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Bytes of the weights and of the KV cache of one engine, over all of its GPUs."""
+
+    model: str
+    weight_bytes: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Memory of the GPUs of one or more engines. used_bytes: in use at most, by anybody; None where no sensor told it,
+    or less than weights and KV caches take."""
+
+    engines: tuple[EngineMemory, ...]
+    total_bytes: int
+    used_bytes: int | None = None
+
+    @property
+    def engine_bytes(self) -> int:
+        """Weights and KV caches of all engines."""
+        return sum(engine.weight_bytes + engine.kv_bytes for engine in self.engines)
+
+    @property
+    def other_bytes(self) -> int | None:
+        """In use beyond weights and KV caches: activations, captured graphs, contexts. None where that is not known."""
+        return None if self.used_bytes is None else self.used_bytes - self.engine_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """Free memory, with what the driver keeps; where use is not known, all that weights and KV caches leave."""
+        return self.total_bytes - (self.engine_bytes if self.used_bytes is None else self.used_bytes)
+
+
+def memory_in_use(groups: Iterable[ReplicaGroup]) -> GpuMemory | None:
+    """The repeat with the most memory in use; None where of none the parts are known."""
+    known = [memory for group in groups if (memory := gpu_memory(group))]
+    return max(known, key=lambda memory: memory.used_bytes or 0, default=None)
+
+
+def gpu_memory(group: ReplicaGroup) -> GpuMemory | None:
+    """Memory of one run. None where an engine did not tell its weights, or a cache or the GPU's memory is not known;
+    and of MIG instances, of which each has a memory of its own."""
+    first = group[0]
+    engines = [engine for m in group if (engine := _engine_memory(m))]
+    each = first.environment.gpu_memory_bytes
+    if each is None or len(engines) < len(group) or (first.replica and first.replica.sharing == "mig"):
+        return None
+    apart = bool(first.replica and first.replica.sharing == "gpus")
+    gpus = sum(m.spec.tensor_parallel_size for m in (group if apart else group[:1]))
+    memory = GpuMemory(tuple(engines), each * gpus)
+    used = int(memory_used(group) or 0.0)
+    if memory.engine_bytes > memory.total_bytes:
+        return None
+    return GpuMemory(memory.engines, memory.total_bytes, used) if used >= memory.engine_bytes else memory
+
+
+def memory_used(measurements: Iterable[Measurement]) -> float | None:
+    """Bytes of the device in use at most, by anybody; None where no sensor tells."""
+    seen = (device_figures(m.run).memory_used_bytes for m in measurements)
+    return max((used for used in seen if used is not None), default=None)
+
+
+def _engine_memory(measurement: Measurement) -> EngineMemory | None:
+    weights, cache = measurement.resolved.weight_bytes, kv_bytes(measurement.spec, measurement.resolved)
+    if not weights or not cache:
+        return None
+    return EngineMemory(short_name(measurement.spec.model), weights, cache)
+
+
+FASTEST = 0.05  # percentile of all pieces: the fastest alone may be a stroke of luck
+
+Place = tuple[str | None, tuple[str, ...]]  # a host, and sources: a canary's name has its Python, which sets its speed
+
+
+def fastest_pieces(measurements: Iterable[Measurement]) -> dict[Place, float]:
+    """CPU time of the canary's fastest pieces in the windows of each host, in seconds."""
+    found: dict[Place, list[float]] = {}
+    for m in measurements:
+        if (place := _place(m)) and (watch := watched(m.run)):
+            found.setdefault(place, []).extend(watch.values(CANARY_CPU))
+    return {place: fastest for place, values in found.items() if (fastest := percentile(values, FASTEST))}
+
+
+def host_speed(measurements: Iterable[Measurement], fastest: Mapping[Place, float]) -> float | None:
+    """Mean speed beside these windows: 1 where the host was as fast as in its fastest pieces."""
+    speeds = []
+    for m in measurements:
+        cpu_s, best = device_figures(m.run).canary_cpu_s, fastest.get(_place(m) or (None, ()))
+        speeds.append(best / cpu_s if best and cpu_s else None)
+    return mean_of_known(speeds)
+
+
+def waiting(canary_s: float | None, canary_cpu_s: float | None) -> float | None:
+    """Share of a piece's time in which it had no core."""
+    return max(0.0, 1 - canary_cpu_s / canary_s) if canary_s and canary_cpu_s is not None else None
+
+
+def _place(measurement: Measurement) -> Place | None:
+    seen = measurement.run.telemetry
+    if seen is None or CANARY_CPU not in seen.columns:
+        return None
+    return measurement.environment.host, tuple(name for name in seen.sources if name.startswith("canary"))

@@ -8,8 +8,14 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal
 
-from pytest_slmserve.analysis.device.gpu_figures import POWER_CAP, DeviceFigures, SensorWindow, device_figures, watched
-from pytest_slmserve.analysis.device.multi_gpu import each_gpu
+from pytest_slmserve.analysis.device.gpu_figures import (
+    POWER_CAP,
+    DeviceFigures,
+    SensorWindow,
+    device_figures,
+    each_gpu,
+    watched,
+)
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.environment import Environment

@@ -14,16 +14,27 @@ Neither at the last look: inconclusive. A value that is missing never passes.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, median
 from typing import Literal
 
-from pytest_slmserve.analysis.stats import student_t
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, growth, percent, sample_sd, student_interval
-from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS, NORMAL, boundaries, looks_until
-from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.analysis.stats import estimates as student_t
+from pytest_slmserve.analysis.stats.estimates import (
+    FIRST_LOOKS,
+    NORMAL,
+    Interval,
+    boundaries,
+    factor,
+    growth,
+    looks_until,
+    percent,
+    sample_sd,
+    student_interval,
+)
+from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.schema.errors import BadUsage
 
 Better = Literal["higher", "lower"]
@@ -295,3 +306,121 @@ def _ranks_beyond(n: int, tail: float) -> int:
     while (below + ways[k]) / 2**n <= tail:
         below, k = below + ways[k], k + 1
     return k - 1
+
+
+def suspects(releases: Sequence[str], outcomes: Mapping[str, State]) -> Sequence[str]:
+    """Releases of which one is the first slow one, ascending: a single one where it is known.
+
+    releases: ascending, the good one first and the slow one last. outcomes: of the gates so far, against the good one;
+    UNDECIDED also for a release that could not be started.
+    """
+    slow = next(i for i, each in enumerate(releases) if i == len(releases) - 1 or outcomes.get(each) is State.FAILS)
+    good = max(i for i, each in enumerate(releases[:slow]) if i == 0 or outcomes.get(each) is State.HOLDS)
+    return releases[good + 1 : slow + 1]
+
+
+def next_release(releases: Sequence[str], outcomes: Mapping[str, State]) -> str | None:
+    """The release to gate next: of those between that were not gated the nearest to the middle; None: all were."""
+    between = suspects(releases, outcomes)[:-1]
+    middle = (len(between) - 1) / 2
+    left = [i for i, each in enumerate(between) if each not in outcomes]
+    return between[min(left, key=lambda i: abs(i - middle))] if left else None
+
+
+GATES = 1000  # drawn for each rate: half a percent is then known to a quarter
+MIN_POWER = 0.8  # a gate that misses more than a fifth of what it is there to find does not pass anybody
+SEED = 7
+UNKNOWN = (State.UNDECIDED, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PairNoise:
+    """Logarithms of cost ratios in pairs of which both sides were the same, for each endpoint; `costs[i]` of all
+    endpoints is of one pair."""
+
+    names: tuple[str, ...]
+    costs: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Shares of drawn gates, and how many pairs they took in the mean."""
+
+    fail: float
+    passed: float
+    pairs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """unchanged: gates of an unchanged candidate. worse: by endpoint, gates of a candidate that is worse by the margin
+    in this endpoint and in no other."""
+
+    terms: GateCriteria
+    n: int
+    unchanged: Rates
+    worse: Mapping[str, Rates]
+
+    @property
+    def weak(self) -> tuple[str, ...]:
+        """Endpoints of which a worsening by the margin would be missed too often."""
+        return tuple(name for name, rates in self.worse.items() if rates.fail < MIN_POWER)
+
+
+def noise_of(series: Sequence[PairSeries]) -> PairNoise:
+    """Noise of A/A pairs; pairs with a missing value are left out. Costs are centred, since an order effect is no
+    difference of sides. They are stretched by what centring takes from the variance of so few pairs."""
+    columns = [log_costs(each) for each in series]
+    whole = [row for row in zip(*columns) if None not in row]
+    means = [fmean(column) for column in zip(*whole)]
+    stretch = math.sqrt(len(whole) / (len(whole) - 1)) if len(whole) > 1 else 1.0
+    centred = (tuple(stretch * (cost - mean) for cost, mean in zip(row, means)) for row in whole)
+    return PairNoise(tuple(each.name for each in series), tuple(centred))
+
+
+def calibrate(noise: PairNoise, series: Sequence[PairSeries], terms: GateCriteria, gates: int = GATES) -> Calibration:
+    """Rates of drawn gates. series: tells each endpoint's direction and margin."""
+    drawn = random.Random(SEED)
+    worse = {}
+    for each in series:
+        planted = {each.name: math.log1p(margin_of(each, terms))}
+        worse[each.name] = _rates(noise, series, terms, gates, drawn, planted)
+    return Calibration(terms, len(noise.costs), _rates(noise, series, terms, gates, drawn, {}), worse)
+
+
+def _rates(
+    noise: PairNoise,
+    series: Sequence[PairSeries],
+    terms: GateCriteria,
+    gates: int,
+    drawn: random.Random,
+    planted: Mapping[str, float],
+) -> Rates:
+    outcomes, pairs = [], 0
+    for _ in range(gates):
+        # A pair with its sides exchanged, or not: nothing tells them apart.
+        rows = [(drawn.choice((-1.0, 1.0)), row) for row in drawn.choices(noise.costs, k=terms.pairs)]
+        made = []
+        for i, each in enumerate(series):
+            costs = [sign * row[i] + planted.get(each.name, 0.0) for sign, row in rows]
+            made.append(replace(each, pairs=tuple((1.0, math.exp(each.sign * cost)) for cost in costs)))
+        for n in looks_until(terms.pairs):
+            decided = decisions([replace(each, pairs=each.pairs[:n]) for each in made], terms)
+            found = all_of([decided.get(each.name, UNKNOWN)[0] for each in made])
+            if found is not State.UNDECIDED:
+                break
+        outcomes.append(found)
+        pairs += n
+    return Rates(outcomes.count(State.FAILS) / gates, outcomes.count(State.HOLDS) / gates, pairs / gates)
+
+
+def weakened(found: Comparison, calibration: Calibration) -> Comparison:
+    """A pass that says nothing is none: inconclusive, where a worsening by the margin would mostly be missed. More
+    pairs do not change that, so it keeps `decided_at`."""
+    if found.outcome is not State.HOLDS or found.name not in calibration.weak:
+        return found
+    power = calibration.worse[found.name].fail
+    worse = f"{100 * found.margin:.3g} % worse would fail in {100 * power:.0f} % of gates only"
+    why = f"this runner is too noisy to pass: {worse}"
+    steps = tuple(replace(each, outcome=State.UNDECIDED) for each in found.interim)
+    return replace(found, outcome=State.UNDECIDED, why=why, interim=steps)

@@ -14,16 +14,24 @@ from operator import attrgetter
 from statistics import fmean
 from typing import get_args
 
-from pytest_slmserve.analysis.device.engine_memory import memory_used
-from pytest_slmserve.analysis.gate.calibration import Calibration, weakened
-from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, Pair, PairSeries, gate, shown
-from pytest_slmserve.analysis.grouping import grouped
+from pytest_slmserve.analysis.device.gpu_figures import memory_used
+from pytest_slmserve.analysis.gate.decision import (
+    Better,
+    Calibration,
+    Comparison,
+    GateCriteria,
+    Pair,
+    PairSeries,
+    gate,
+    shown,
+    weakened,
+)
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.stats.estimates import ends, possible, student_interval
+from pytest_slmserve.analysis.stats.estimates import ends, grouped, possible, student_interval
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.literals import Caches, Side
+from pytest_slmserve.schema.errors import Caches, Side
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB

@@ -8,8 +8,13 @@ from statistics import fmean
 from pytest_slmserve.analysis.device.gpu_figures import decode_window, device_figures, sensed
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import LatencyFigures, latencies_of
-from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
-from pytest_slmserve.analysis.metrics.step_time import Bound, bound_by_counters, saturation_gap, step_time
+from pytest_slmserve.analysis.metrics.roofline import (
+    Bound,
+    bound_by_counters,
+    roofline_fraction,
+    saturation_gap,
+    step_time,
+)
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Run

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.device.sensor_health import health
-from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies, judged_failures, judged_rows, latencies_of
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
-from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, late_sends, late_stamps
-from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.metrics.window import delay_of, late_sends, late_stamps
+from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import is_burst, is_job, is_steady

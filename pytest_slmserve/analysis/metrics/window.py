@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul, sub
-from statistics import variance
+from statistics import fmean, variance
 from typing import TypeVar
 
-from pytest_slmserve.analysis.cached import once
+from pytest_slmserve.analysis.stats.estimates import mean, once, per_second, percentile
 from pytest_slmserve.schema.loads import OpenLoop, is_burst
-from pytest_slmserve.schema.records import Measurement, Run, Stream
+from pytest_slmserve.schema.records import Failures, Measurement, Run, Stream
 
 T = TypeVar("T")
 
@@ -262,3 +262,105 @@ def _within(run: Run, number: int, window_s: tuple[float, float], settle_s: floa
 def _stream_of(stream: Stream, number: int) -> Stream:
     gaps = stream.step_gaps[number] if stream.step_gaps else {**stream.gaps, "counts": {}, "sum_s": None}
     return replace(stream, gaps=gaps, step_gaps=())
+
+
+NONE_FAILED = Failures((), (), (), (), ())
+HARMLESS_S = 5e-3
+SHARE_OF_TTFT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleDelay:
+    """Rates, and delays of sending in seconds, of the requests scheduled in the window.
+
+    requested_per_s: scheduled / seconds of the window. achieved_per_s: sent in the window, whenever they were
+    scheduled, / the same. unsent: scheduled in the window, never sent. mean_s, p99_s, max_s: of the delays of those
+    that were sent, None where none was.
+    """
+
+    requested_per_s: float
+    achieved_per_s: float
+    unsent: int
+    mean_s: float | None
+    p99_s: float | None
+    max_s: float | None
+
+
+def schedule_delay(
+    scheduled_s: Sequence[float], sent_s: Sequence[float | None], window_s: tuple[float, float]
+) -> ScheduleDelay:
+    """Requested and achieved rates, and delays of sending, of the requests scheduled in `window_s`. Both columns have a
+    row per request, on one clock. None in `sent_s` is a request that was never sent."""
+    opens, closes = window_s
+    wanted = [(at, sent) for at, sent in zip(scheduled_s, sent_s, strict=True) if opens <= at < closes]
+    delays = [sent - at for at, sent in wanted if sent is not None]
+    return ScheduleDelay(
+        requested_per_s=per_second(len(wanted), window_s),
+        achieved_per_s=per_second(sum(sent is not None and opens <= sent < closes for sent in sent_s), window_s),
+        unsent=len(wanted) - len(delays),
+        mean_s=mean(delays),
+        p99_s=percentile(delays, 0.99),
+        max_s=max(delays, default=None),
+    )
+
+
+def delay_of(run: Run) -> ScheduleDelay | None:
+    """Schedule delay over all requests, failed and unsent ones included; None without a schedule."""
+    if run.stream is None or run.stream.scheduled_s is None:
+        return None
+    failed = run.failed if run.failed and run.failed.scheduled_s is not None else NONE_FAILED
+    unsent = run.stream.unsent_s
+    scheduled = [*run.stream.scheduled_s, *(failed.scheduled_s or ()), *unsent]
+    return schedule_delay(scheduled, [*run.samples.sent_s, *failed.sent_s, *[None] * len(unsent)], run.window_s)
+
+
+def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
+    """Message that late or unsent requests invalidate the run; None where the client kept up. Without a TTFT: None."""
+    if delay.unsent:
+        return f"the client never sent {delay.unsent} requests of the window"
+    bound = _harmless_s(median_ttft_s)
+    if delay.p99_s is None or delay.p99_s <= bound:
+        return None
+    return (
+        f"the client lagged: 1 % of the requests were sent {delay.p99_s * 1e3:.1f} ms late or more,"
+        f" {bound * 1e3:.1f} ms are harmless ({delay.achieved_per_s:.4g} of {delay.requested_per_s:.4g} requests/s)"
+    )
+
+
+def late_stamps(stamp_doubt_s: float, median_ttft_s: float | None) -> str | None:
+    """Message that the time stamps are late, which is noise, in a sentence; None where they can be trusted.
+    stamp_doubt_s: possible error of the stamps, the mean in seconds."""
+    bound = _harmless_s(median_ttft_s)
+    if stamp_doubt_s <= bound:
+        return None
+    return (
+        f"the client was held up: its stamps can be {stamp_doubt_s * 1e3:.1f} ms late in the mean,"
+        f" {bound * 1e3:.1f} ms are harmless"
+    )
+
+
+def _harmless_s(median_ttft_s: float | None) -> float:
+    return max(HARMLESS_S, SHARE_OF_TTFT * (median_ttft_s or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Waiting times in seconds under a limit on the requests in flight, over all requests that were sent. They are no
+    part of latencies, which tell of the server: a request is due when it may be sent. But users waited, and a gateway
+    that holds requests back only moves where they do.
+
+    requests: number that waited at all. mean_s, p99_s, max_s: over all sent requests, those that did not wait included.
+    """
+
+    requests: int
+    mean_s: float
+    p99_s: float
+    max_s: float
+
+
+def held_back(run: Run) -> HeldBack | None:
+    """Waiting times of a run's requests; None without a limit on requests in flight, or where nothing was sent."""
+    waited = run.stream.waited_s if run.stream else ()
+    if not waited:
+        return None
+    return HeldBack(sum(s > 0 for s in waited), fmean(waited), percentile(waited, 0.99) or 0.0, max(waited))

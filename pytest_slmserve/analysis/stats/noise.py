@@ -18,9 +18,8 @@ from operator import itemgetter
 from statistics import fmean, variance
 from typing import NamedTuple
 
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.stats import student_t
-from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.stats import estimates as student_t
+from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 
 TAIL = 0.025  # outside each end of a 95 % interval
 LEAST = 1e-5  # of the median variance: repeats that are equal by chance have no logarithm of one

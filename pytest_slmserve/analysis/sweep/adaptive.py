@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval, percent
-from pytest_slmserve.analysis.sweep.gains import differences, gains, plateau, valid_points
-from pytest_slmserve.analysis.sweep.saturation import DESCRIBES, FEWEST_BATCHES
+from pytest_slmserve.analysis.sweep.gains import DESCRIBES, FEWEST_BATCHES, differences, gains, plateau, valid_points
 from pytest_slmserve.analysis.verdict import State, below
 
 SHARE = 1 / 3  # of what the whole grid would take: no repeat is made beyond it

@@ -11,16 +11,58 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier, ignore_progress
-from pytest_slmserve.engines.launch.start_stages import still_waiting
 from pytest_slmserve.engines.worker.slm_lines import Ended, Lines, TooLong
 from pytest_slmserve.schema.errors import ENDS_WITH, EngineFailed
-from pytest_slmserve.schema.records import Progress, known_fields
+from pytest_slmserve.schema.printable import printable
+from pytest_slmserve.schema.records import Failures, Progress, Resolved, Run, Samples, Steps, known_fields
+
+IMPORTING = "importing vLLM"
+# What vLLM logs when a stage begins (`v1/engine/core.py`, `gpu_model_runner.py`, `compilation/backends.py`; 0.26 to
+# 0.32, the CPU's `cpu_model_runner.py` too).
+MARKS = {
+    "Initializing a V1 LLM engine": "starting the engine",
+    "Starting to load model": "loading weights",
+    "for vLLM's torch.compile": "compiling",
+    "Warming up model for the compilation": "compiling",
+    "Capturing CUDA graphs": "capturing CUDA graphs",
+    "init engine (profile, create kv cache": "starting the engine",
+}
+Waiter = Callable[[Path], None]
+_WAITER: ContextVar[Waiter | None] = ContextVar("waiter", default=None)
+
+
+def stage_of(log: Path) -> str:
+    """The stage that a start has come to, by the mark that was logged last."""
+    try:
+        text = log.read_text("utf-8", errors="replace")
+    except OSError:  # removed with its folder, for the start has failed
+        return IMPORTING
+    last = max(MARKS, key=text.rfind)
+    return MARKS[last] if last in text else IMPORTING
+
+
+@contextmanager
+def waiting(waiter: Waiter) -> Iterator[None]:
+    """Has `waiter` hear now and then, in this thread, the log of an engine that is not ready yet."""
+    token = _WAITER.set(waiter)
+    try:
+        yield
+    finally:
+        _WAITER.reset(token)
+
+
+def still_waiting(log: Path) -> None:
+    """Tells the waiter, if there is one, that the engine with this log is not ready yet."""
+    if waiter := _WAITER.get():
+        waiter(log)
+
 
 LOG_LINES = 25
 POLL_S = 0.5
@@ -165,3 +207,57 @@ def converse(
     if answer["event"] == "failed":
         raise child.failed(f"failed: {answer['cause']}")
     return answer
+
+
+def resolved_from(ready: dict[str, Any], ready_s: float) -> Resolved:
+    """ready: its limits, and what each of its processes knows of the model, which is a part of it."""
+    parts = ready.get("parts") or [{}]
+    weights = [part.get("weight_bytes") for part in parts]
+    known = {"weight_bytes": None if None in weights else sum(weights)}
+    facts = known_fields(Resolved, {**ready, **parts[0], **known})
+    for name in ("capture_sizes", "kv_windows"):
+        facts[name] = None if facts.get(name) is None else tuple(facts[name])
+    return Resolved(**{**facts, "ready_s": ready_s})
+
+
+def run_from(message: dict[str, Any]) -> Run:
+    """The worker's columns as a Run, its clock set to zero where the run began and its rows in the order sent."""
+    began = message["began"]
+
+    def since(stamps: Sequence[float | None]) -> tuple[float | None, ...]:
+        return tuple(None if s is None else round(s - began, 6) for s in stamps)
+
+    rows = sorted(zip(*message["samples"]), key=lambda row: row[1])
+    request, sent, admitted, first, last, prompt, output, finished, cached = zip(*rows) if rows else [()] * 9
+    time_s, running, waiting, new, prefilled, kv, preempted = message["steps"] or [()] * 7
+    start, stop = message["window"]
+    return Run(
+        samples=Samples(
+            tuple(request),
+            since(sent),  # type: ignore[arg-type]
+            since(admitted),
+            since(first),
+            since(last),
+            tuple(prompt),
+            tuple(output),
+            tuple(finished),
+            () if all(count is None for count in cached) else tuple(cached),
+        ),
+        steps=Steps(since(time_s), *map(tuple, (running, waiting, new, prefilled, kv, preempted))),  # type: ignore[arg-type]
+        window_s=(round(start - began, 6), round(stop - began, 6)),
+        failures=message["failures"],
+        first_failure=message["first_failure"] and printable(message["first_failure"]),
+        began_s=round(began, 6),
+        failed=_failures(message["failed"], since) if message["failures"] else None,
+    )
+
+
+def _failures(told: dict[str, Any], since: Callable[[Sequence[Any]], tuple[Any, ...]]) -> Failures:
+    scheduled = told.get("scheduled", [None])
+    return Failures(
+        request=tuple(told["request"]),
+        sent_s=since(told["sent"]),
+        ended_s=since(told["ended"]),
+        kind=tuple(told["kind"]),
+        scheduled_s=None if None in scheduled else since(scheduled),
+    )

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,15 +17,19 @@ from typing import Any
 from pytest_slmserve.schema.catalog import (
     catalogue_name,
     config_folder,
+    hub_name,
     kept_sizes,
     on_the_hub,
+    own_cache,
     read_config,
     shape_of,
+    short_name,
     sizes_file,
 )
-from pytest_slmserve.schema.child_environment import passed_on
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.shapes import AS_CONFIGURED
+from pytest_slmserve.schema.secret_words import passed_on
+from pytest_slmserve.schema.shapes import AS_CONFIGURED, Shape
+from pytest_slmserve.schema.specs import EngineSpec, short_hash
 
 SIZES = Path(__file__).parents[1] / "worker" / "model_sizes.py"
 PROBE_S = 15
@@ -115,3 +121,59 @@ def missing(model: str, kinds: Sequence[str]) -> BadUsage:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return BadUsage(f"{model} is not in the Hub's cache, and HF_HUB_OFFLINE is set", elsewhere)
     return BadUsage(f"{model} is not in the Hub's cache, and the Hub does not answer", elsewhere)
+
+
+def model_for(spec: EngineSpec, shape: Shape) -> str:
+    """A Hub name, or a folder. Raises BadUsage where that cannot be made."""
+    if spec.load_format == "auto":
+        return hub_name(spec.model)
+    files = {"config.json": json.dumps(dict(shape.config)), **tokenizer_files(shape)}
+    return str(kept(short_name(spec.model), files))
+
+
+def kept(name: str, files: Mapping[str, str]) -> Path:
+    """A folder of the user's cache with these files, made if it is not there. Its name depends on what is in it."""
+    folder = own_cache() / f"{name}-{short_hash(dict(files))}"
+    if folder.is_dir():
+        return _unchanged(folder, files)
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+        for file, text in files.items():
+            (made / file).write_text(text, "utf-8")
+        try:
+            made.rename(folder)
+        except OSError:  # another start made it meanwhile
+            shutil.rmtree(made)
+            if not folder.is_dir():
+                raise
+    except OSError as error:
+        why = f"cannot describe {name} in {folder.parent}: {error.strerror}"
+        raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
+    return _unchanged(folder, files)
+
+
+def _unchanged(folder: Path, files: Mapping[str, str]) -> Path:
+    """The folder. Raises BadUsage where it holds something else: another model would be measured."""
+    try:
+        same = all((folder / name).read_text("utf-8") == text for name, text in files.items())
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        raise BadUsage(f"{folder} does not hold what it was made with: somebody changed it", f"rm -r '{folder}'")
+    return folder
+
+
+def tokenizer_files(shape: Shape) -> dict[str, str]:
+    """A word for each token: a server turns tokens into text, and with dummy weights there is no tokenizer. None is
+    special, for those have no text, and a token without text is not sent."""
+    model = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(shape.vocabulary)}, "unk_token": "t0"}
+    described: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": model,
+    }
+    described |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return {"tokenizer.json": json.dumps(described), "tokenizer_config.json": json.dumps(named)}

@@ -20,7 +20,7 @@ import resource
 import socket
 import sys
 
-from pytest_slmserve.engines.loadgen.protocol import converse
+from pytest_slmserve.engines.loadgen.processes import converse
 from pytest_slmserve.engines.worker.slm_guarded import guarded
 
 

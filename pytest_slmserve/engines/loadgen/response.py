@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_slmserve.engines.loadgen.http11 import Malformed, Response
+from pytest_slmserve.engines.loadgen.connection import Malformed, Response
 
 # Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events)
 LINE_END = re.compile(rb"\r\n|\n|\r")

@@ -4,22 +4,114 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import Advice, Plan, ReplicaAdvice, least_latency_s
-from pytest_slmserve.analysis.advice.batch_choice import Decision, conditions
-from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains
+from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Gains, Plan, ReplicaAdvice, least_latency_s
+from pytest_slmserve.analysis.advice.batch_choice import Decision, ServedEngine, conditions, utilization
+from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ResultSource
+from pytest_slmserve.analysis.advice.verification import Verification, Verified, VerifiedTogether
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
-from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
-from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR
+from pytest_slmserve.analysis.points import Point, engines
+from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.advice.deploy_commands import lines, starts
+from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.numbers import ABSENT, between, figure, gib, hundredths, milliseconds, whole
-from pytest_slmserve.report.tables.several_gpus import best_on_several, name_of
-from pytest_slmserve.report.text_table import Column, folded, hanging, laid_out, layout, named, table
+from pytest_slmserve.report.tables.findings import served_on
+from pytest_slmserve.report.tables.replicas import best_on_several, name_of
+from pytest_slmserve.report.tables.run import verdict_lines
+from pytest_slmserve.report.text_table import (
+    ABSENT,
+    Column,
+    between,
+    counted,
+    ends,
+    figure,
+    folded,
+    gib,
+    hanging,
+    hundredths,
+    laid_out,
+    layout,
+    listed,
+    milliseconds,
+    named,
+    table,
+    whole,
+)
+
+FIRST_PORT = 8000  # of vLLM's server, if nothing else is said
+INDENT = "    "
+CONTINUED = " \\"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Engines to be started one after the other. what: for people. mps: whether they should share the GPU by MPS."""
+
+    what: str
+    commands: tuple[tuple[str, ...], ...]
+    mps: bool = False
+
+
+def starts(plan: Plan) -> Iterator[Start]:
+    """Ways to serve: one engine for each model that fits beside the others, one alone for each whose memory is not
+    known, and where more of a single model are worth a trial, these."""
+    serving = [(advice, advice.batch) for advice in plan.advices if advice.batch is not None and advice.subject.engine]
+    placed = [row for row in serving if len(serving) == 1 or (plan.together and row[0].needs)]
+    if placed:
+        what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
+        yield Start(what, _commands(placed, plan.wish.gpu_bytes))
+    for row in (row for row in serving if row not in placed):
+        what = f"one engine of {row[0].subject.name}, alone: it is not known to fit beside others"
+        yield Start(what, _commands([row], plan.wish.gpu_bytes))
+    for advice, _ in serving:
+        if advice.replicas and advice.replicas.advised > 1:
+            count, each = advice.replicas.advised, advice.replicas.each
+            several = _commands([(advice, each)] * count, plan.wish.gpu_bytes)
+            yield Start(f"{count} engines of {each} requests each, for a trial", several, mps=True)
+
+
+def _commands(serving: Sequence[tuple[Advice, int]], gpu_bytes: int | None) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        (*serve(advice.subject.engine, batch, gpu_bytes), "--port", str(port))
+        for port, (advice, batch) in enumerate(serving, FIRST_PORT)
+        if advice.subject.engine
+    )
+
+
+def serve(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
+    """The words of one command. What is not known of the engine is left to vLLM."""
+    words = ["env", *engine.env] if engine.env else []
+    words += ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
+    if engine.max_num_batched_tokens is not None:
+        words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+    if footprint := engine.footprint:
+        words += ["--max-model-len", str(footprint.longest), "--kv-cache-memory-bytes", str(footprint.kv_bytes(batch))]
+        if gpu_bytes is not None:
+            words += ["--gpu-memory-utilization", f"{utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
+    return (*words, *engine.arguments)
+
+
+def lines(words: Sequence[str], width: int) -> str:
+    """One command on several lines of a terminal, continued for a shell and broken only before an option."""
+    groups: list[list[str]] = [[]]  # the command, and each option with what follows it
+    for word in words:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    rows: list[str] = []
+    for option in map(shlex.join, groups):
+        if rows and len(rows[-1]) + len(option) + len(CONTINUED) < width:
+            rows[-1] += f" {option}"
+        else:
+            rows.append(f"{INDENT if rows else ''}{option}")
+    return f"{CONTINUED}\n".join(rows)
+
 
 COLUMNS: tuple[Column[Advice], ...] = (
     Column("\nmodel", lambda a: a.subject.name, "left"),
@@ -302,3 +394,188 @@ def _on_several(curve: Curve) -> Iterator[dict[str, Any]]:
             for wish, (one, value) in best.items()
         }
         yield {"model": curve.subject, "gpus": gpus, "concurrency": load, **chosen}
+
+
+VERIFICATION_COLUMNS: tuple[Column[Verified], ...] = (
+    Column("\nmodel", lambda v: v.advice.subject.name, "left"),
+    Column("\nbatch", lambda v: str(v.advice.batch)),
+    Column("tokens/s\npredicted", lambda v: _rate(v.advice.advised.tokens_per_s if v.advice.advised else None)),
+    Column("tokens/s\nmeasured", lambda v: _rate(v.tokens_per_s)),
+    Column("of it\n%", lambda v: hundredths(v.ratio.value if v.ratio else None)),
+    Column("95 %\n", lambda v: ends(v.ratio, hundredths), "left", rank=2),
+    Column("ms/token\npredicted", lambda v: _latency(v.advice.advised.latency_s if v.advice.advised else None), rank=1),
+    Column("ms/token\nmeasured", lambda v: _latency(v.latency_s), rank=1),
+    Column(
+        "ms/token\nat most",
+        lambda v: milliseconds(v.advice.decision.limit.seconds if v.advice.decision.limit else None),
+        rank=3,
+    ),
+    Column("KV blocks\npredicted", lambda v: whole(v.kv_blocks[0]), rank=5),
+    Column("KV blocks\nreported", lambda v: whole(v.kv_blocks[1]), rank=5),
+    Column("GiB\npredicted", lambda v: gib(v.advice.needs.total_bytes if v.advice.needs else None), rank=6),
+    Column("GiB\nin use", lambda v: gib(v.memory_bytes), rank=6),
+    Column("pre-\nempted", lambda v: str(v.preemptions) if v.point else ABSENT, rank=4),
+)
+VERIFICATION_ALWAYS = 4  # columns that are shown even where nothing is known
+VERIFICATION_LEGEND = (
+    "of it: measured over predicted tokens/s. ms/token: between output tokens; at most: the latency wanted. KV blocks: "
+    "of the cache that this engine was given. in use: of the device's memory at most, by anybody, where sensors tell."
+)
+JOINT = ("models", "loads", "sharing", "gain", "bound", "latency_s", "preemptions", "verdicts")
+ONE_BY_ONE = "1 is what serving one after the other would give"
+
+
+def text_verification(seen: Verification, notes: Sequence[str] = ()) -> str:
+    """Table, what several engines served together, verdicts, notes."""
+    engines = "the engine" if len(seen.alone) == 1 else "each engine"
+    heading = f"verified: {engines} as advised, measured anew, {counted(seen.repeats, 'repeat')} each"
+    pieces = [heading, table(seen.alone, VERIFICATION_COLUMNS, VERIFICATION_ALWAYS), hanging(VERIFICATION_LEGEND, 0)]
+    if seen.together and seen.together.point:
+        pieces.append(hanging(_verification_together(seen.together, seen.alone), 2))
+    pieces.append("\n".join(line for line, _ in verdict_lines([(verdict, None) for verdict in seen.verdicts])))
+    if notes:
+        pieces.append("\n".join(hanging(f"note: {note}", 2) for note in notes))
+    return "\n\n".join(pieces)
+
+
+def _rate(seen: Interval | None) -> str:
+    return figure(seen.value if seen else None, 4)
+
+
+def _latency(seen: Interval | None) -> str:
+    return milliseconds(seen.value if seen else None)
+
+
+def _verification_together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
+    """Throughput of several engines that served at once, compared with one engine alone and with the bound."""
+    point = seen.point
+    said = f"together, by {seen.sharing}: {engines(seen.models)} at {listed(seen.loads)} in flight"
+    if point is None or not point.valid:
+        return said
+    said = f"{said} serve {figure(point.output_tokens_per_s, 4)} tokens/s"
+    if len(set(seen.models)) > 1:
+        own = {each.advice.subject.name: each.tokens_per_s for each in alone}
+        parts = zip(seen.models, point.each_tokens_per_s, (own.get(model) for model in seen.models))
+        each = (f"{model}: {percent(rate / of.value) if of else ABSENT} of its own" for model, rate, of in parts)
+        said += f" ({', '.join(each)})"
+    if seen.gain:
+        shares = f"the sum of their shares of what each has alone is {figure(seen.gain.value)}{between(seen.gain)}"
+        what = f"{shares}, {ONE_BY_ONE}"
+        said += f"; {what}" if len(set(seen.models)) > 1 else f", {times(seen.gain)} what the one engine does"
+        said += "; nothing bounds it" if seen.bound is None else f"; the bound is {figure(seen.bound)}"
+    if seen.latency_s is not None:
+        said += f"; the slowest takes {milliseconds(seen.latency_s)} ms per output token"
+    return said
+
+
+def verification_facts(seen: Verification, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Facts on what was measured; what was predicted is in those of the advice."""
+    return {
+        **facts(seen, "state", "margin", "repeats"),
+        "models": [_verification_model(each) for each in seen.alone],
+        "together": seen.together
+        and {
+            **facts(seen.together, *JOINT),
+            **facts(seen.together.point, "output_tokens_per_s", "each_tokens_per_s", "records"),
+        },
+        "notes": notes,
+    }
+
+
+def _verification_model(seen: Verified) -> dict[str, Any]:
+    return {
+        "model": seen.advice.subject.name,
+        "batch": seen.advice.batch,
+        **facts(seen, "tokens_per_s", "latency_s", "ratio", "memory_bytes", "preemptions", "verdicts"),
+        "kv_blocks": dict(zip(("predicted", "reported"), seen.kv_blocks)),
+        **facts(seen.point, "records"),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedSweep:
+    """A prediction under the label of its sweep. there: sweeps measured on that GPU."""
+
+    name: str
+    prediction: CarriedLaw
+    there: Sequence[Curve]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [carries(self.prediction, each) for each in self.there]
+
+
+Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None where only the other GPU has it
+
+
+def rows_of(one: PredictedSweep, there: Curve | None) -> list[Row]:
+    """Loads of the sweep and of the one there, ascending."""
+    here = {p.concurrency: fmean(p.repeats) for p in one.prediction.curve.valid}
+    seen: dict[int, tuple[Interval | None, Point]] = {p.concurrency: (None, p) for p in one.prediction.curve.valid}
+    for error, point in errors(one.prediction, there) if there else ():
+        seen[point.concurrency] = (error, point)
+    return [
+        {
+            "subject": one.name,
+            "gpu": one.prediction.gpu.family,
+            "concurrency": load,
+            "output_tokens_per_s": here.get(load),
+            "predicted_tokens_per_s": one.prediction.tokens_per_s(fmean(point.batch_repeats)),
+            "measured_tokens_per_s": error and fmean(point.repeats),
+            "predicted_over_measured": error and error.value,
+            "low": error and error.low,
+            "high": error and error.high,
+        }
+        for load, (error, point) in sorted(seen.items())
+    ]
+
+
+def _ends(row: Row) -> str:
+    known = row["low"] is not None and row["high"] is not None
+    return f"{hundredths(row['low'])} to {hundredths(row['high'])}" if known else ABSENT
+
+
+OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
+    Column("tokens/s\nmeasured", lambda row: figure(row["output_tokens_per_s"], 4)),
+    Column("predicted\nthere", lambda row: figure(row["predicted_tokens_per_s"], 4)),
+    Column("measured\nthere", lambda row: figure(row["measured_tokens_per_s"], 4)),
+    Column("predicted %\nof measured", lambda row: hundredths(row["predicted_over_measured"])),
+    Column("95 %", _ends, "left"),
+)
+
+
+def prediction_text(one: PredictedSweep) -> Iterator[str]:
+    """A table for each sweep there, or one without; then the law of both GPUs."""
+    curve, law, gpu = one.prediction.curve, one.prediction.law, one.prediction.gpu.family
+    yield hanging(f"{one.name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2)
+    for there in one.there or (None,):
+        load: Column[Row] = Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"]))
+        yield table(rows_of(one, there), (load, *OTHER_GPU_COLUMNS))
+    here = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
+    beyond = f"T_inf {figure(one.prediction.t_inf, 4)}, b_half {figure(one.prediction.b_half)}"
+    yield hanging(f"law: here {here}; on {gpu} {beyond}", 2)
+    for verdict in one.verdicts:
+        yield hanging(f"{verdict.state.value}: {verdict.why}", 2)
+    if not one.there:
+        yield hanging(f"not checked: no archive has this sweep on {gpu}", 2)
+
+
+def prediction_facts(one: PredictedSweep) -> dict[str, Any]:
+    """Everything that the text tells, for JSON."""
+    law = one.prediction.law
+    return {
+        "subject": one.name,
+        "gpu": one.prediction.gpu.family,
+        "t_inf": law.t_inf.value,
+        "b_half": law.b_half.value,
+        "predicted_t_inf": one.prediction.t_inf,
+        "predicted_b_half": one.prediction.b_half,
+        "loads": list(prediction_rows(one)),
+        "verdicts": one.verdicts,
+    }
+
+
+def prediction_rows(one: PredictedSweep) -> Iterator[Row]:
+    """A row for each load of each sweep there, or of the prediction alone."""
+    for there in one.there or (None,):
+        yield from rows_of(one, there)

@@ -19,9 +19,9 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from pytest_slmserve.analysis.metrics import latency, window
-from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
+from pytest_slmserve.analysis.metrics.latency import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.points.job_points import summary_of
+from pytest_slmserve.analysis.points import summary_of
 from pytest_slmserve.analysis.stats.estimates import per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import OpenLoop, is_job, load_facts

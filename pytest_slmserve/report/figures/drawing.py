@@ -10,11 +10,10 @@ from textwrap import fill
 from typing import Any, Literal
 
 from pytest_slmserve.analysis.stats.estimates import Interval
-from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.sweep.labels import labels
+from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.workloads import WorkloadReference
+from pytest_slmserve.schema.loads import WorkloadReference
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: told apart by all eyes
 MARKERS = ("o", "s", "^", "D", "v", "P")  # told apart in grey print; the next ones where the colours begin again

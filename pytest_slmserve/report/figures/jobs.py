@@ -7,8 +7,8 @@ from operator import attrgetter
 from typing import Any
 
 from pytest_slmserve.analysis.claims.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, limits_of, ways_of
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint
+from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint
+from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.report.figures import drawing
 
 STROKES = ("-", "--", ":", "-.")

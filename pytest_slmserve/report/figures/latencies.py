@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from pytest_slmserve.analysis.metrics.goodput import Slo
-from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
+from pytest_slmserve.analysis.metrics.latency import Slo
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
 from pytest_slmserve.report.figures import drawing
 from pytest_slmserve.report.loads import good, rate_series
 from pytest_slmserve.schema.catalog import short_name

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import chain, cycle
 from typing import Any, Literal
 
-from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus
-from pytest_slmserve.analysis.compare.replicas import Pair, compared
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, figure_ratio
-from pytest_slmserve.analysis.points.sweep_points import Point, ratio
-from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.compare.deployments import Deployment, compared, deployments, on_several_gpus
+from pytest_slmserve.analysis.compare.deployments import PairReplicas as Pair
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, figure_ratio, ratio
+from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.report.figures import drawing
-from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.errors import Sharing
 
 TITLES: dict[Sharing, str] = {
     "time-slicing": "time slicing",

@@ -11,13 +11,13 @@ from statistics import fmean
 from textwrap import fill
 from typing import Any
 
+from pytest_slmserve.analysis.claims.claim import PUBLISHED
 from pytest_slmserve.analysis.claims.gpu_claims import NO_DECODING, NO_PROFILE, at_table_1
-from pytest_slmserve.analysis.claims.table1 import PUBLISHED
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.report.figures import drawing
-from pytest_slmserve.report.numbers import figure as digits
+from pytest_slmserve.report.text_table import figure as digits
 
 HATCHES = ("", "////", "....", "xxxx")  # of power limits, from the highest
 UPRIGHT_LETTERS = 36  # of a line of a bar's name, where names side by side would overlap

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.metrics.goodput import Slo
+from pytest_slmserve.analysis.metrics.latency import Slo
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
-from pytest_slmserve.analysis.points.job_points import JobPoint
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.sweep.saturation import Fit, fit
+from pytest_slmserve.analysis.points import JobPoint, Point
+from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.gains import Fit, fit
 from pytest_slmserve.report.figures import drawing, sensors
 from pytest_slmserve.report.figures.jobs import job_pictures
 from pytest_slmserve.report.figures.latencies import latency, rates

@@ -10,24 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.compare.history import ReleaseHistory
-from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, MetricChange
+from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, MetricChange, ReleaseHistory
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
-from pytest_slmserve.analysis.points.sweep_points import Figure, Point, differences, e2e_s, figure, tokens_per_s
+from pytest_slmserve.analysis.points import Figure, Point, differences, e2e_s, figure, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import Interval, factor
-from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.verdict import State, Verdict, above
 from pytest_slmserve.report.compare import METRICS as HEADINGS
+from pytest_slmserve.report.compare import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
 from pytest_slmserve.report.figures.drawing import COLOURS
 from pytest_slmserve.report.figures.gates import margin_at, ratios
 from pytest_slmserve.report.figures.sweeps import loads_between, saturation_law
-from pytest_slmserve.report.numbers import figure as shown
-from pytest_slmserve.report.numbers import gib, milliseconds
-from pytest_slmserve.report.tables.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
 from pytest_slmserve.report.tables.replicas import MemoryRow, memory_names
 from pytest_slmserve.report.tables.sensors import STEP_PARTS, StepRow
+from pytest_slmserve.report.text_table import figure as shown
+from pytest_slmserve.report.text_table import gib, milliseconds
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB

@@ -2,44 +2,112 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
+from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement
+from pytest_slmserve.analysis.compare.deployments import ReplicaComparison
+from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement, RunComparison
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
-from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import latency
-from pytest_slmserve.analysis.metrics.goodput import Slo, parse_slo
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats.estimates import percentile
-from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
-from pytest_slmserve.analysis.sweep.labels import labels
+from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.stats.estimates import grouped, percentile
+from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.report import screen
-from pytest_slmserve.report.compare import METRICS
+from pytest_slmserve.report.compare import (
+    CHANGES,
+    METRICS,
+    RunSide,
+    case_text,
+    comparison_text,
+    counts_text,
+    days_of,
+    history_by_case,
+    measured_facts,
+    rows_of,
+    rows_of_history,
+)
+from pytest_slmserve.report.compare import COLUMNS as HISTORY
+from pytest_slmserve.report.external import sweep as replicas
 from pytest_slmserve.report.gate import text as gates
-from pytest_slmserve.report.numbers import ABSENT, figure, milliseconds
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.page.glossary import GLOSSARY
-from pytest_slmserve.report.run_list import days_of, measured_facts
 from pytest_slmserve.report.tables import replicas as replica_tables
 from pytest_slmserve.report.tables import run as run_tables
 from pytest_slmserve.report.tables.findings import findings
-from pytest_slmserve.report.tables.goodput import goodput_columns, served
-from pytest_slmserve.report.tables.history import COLUMNS as HISTORY
-from pytest_slmserve.report.tables.history import case_text, history_by_case, rows_of_history
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
-from pytest_slmserve.report.tables.jobs import jobs_title
+from pytest_slmserve.report.tables.jobs import goodput_columns, jobs_title, served
 from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
-from pytest_slmserve.report.text_table import Column, laid_out, telling
+from pytest_slmserve.report.text_table import ABSENT, Column, figure, laid_out, milliseconds, telling
 from pytest_slmserve.schema.environment import SIMULATED, Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
+
+GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
+    (
+        "requests in flight",
+        "in flight",
+        "concurrency",
+    ): "Requests that the client keeps in the engine at once: the load.",
+    ("batch",): "Sequences that one step of the engine computes together.",
+    ("max_num_seqs",): "The engine's limit of sequences in a batch.",
+    ("point", "points"): "One load, measured once or several times (repeats).",
+    ("curve", "curves"): "The points of one engine, workload, way of loading and machine.",
+    ("step",): "One pass of the model over the batch.",
+    ("TTFT",): "Time to first token: from sending a request to its first output token.",
+    ("TPOT",): "Time per output token: from the first to the last, over the tokens after the first.",
+    ("ITL",): "Inter-token latency: each gap between two output tokens, where a client saw them arrive.",
+    ("E2E",): "End-to-end latency: from sending a request to its last output token.",
+    ("p99", "p50"): "Percentile: 99, or 50, of 100 requests were at most so slow.",
+    ("SLO", "service-level objective"): "Bounds that a request has to keep to be good.",
+    ("goodput",): "Requests per second that kept every bound of the service-level objective (SLO).",
+    ("plateau",): "Loads past which a doubling gains less throughput than the bound of the claim. With ?: undecided.",
+    ("Pareto-optimal", "Pareto"): "A load that no other one beats in both throughput and latency.",
+    ("saturation law",): "Throughput T_inf B/(B + b_half) at a batch B: half of T_inf is reached at b_half.",
+    ("Little's law",): "Requests in flight are requests per second times the time that each takes.",
+    ("roofline",): "The throughput that the data sheet of the device allows at a batch.",
+    ("KV cache", "KV blocks"): "Keys and values of the tokens so far, which the engine keeps in blocks on the device.",
+    ("preempted",): "Requests that the engine put back to compute them again, mostly for want of KV blocks.",
+    ("GPU util",): "Share of the time in which any kernel ran, as NVML samples it.",
+    ("SM",): "Streaming multiprocessors of the GPU. Active: the share that has work.",
+    ("DRAM",): "The memory of the device. Active: share of the time in which it moved data.",
+    ("tensor",): "Tensor cores of the GPU. Active: share of the time in which they computed.",
+    ("canary",): "A fixed piece of pure Python that runs beside each window: it tells how fast the host is.",
+    ("own cores",): "CPU time of this run's processes, as a number of cores.",
+    ("replicas",): "Several engines that are measured at once, mostly on one GPU.",
+    ("launch", "launches"): "One start of an engine.",
+    ("claim", "claims"): "A published statement with a bound, which measurements are held against.",
+    ("verdict", "verdicts"): "The answer: a claim holds, fails, or is undecided.",
+    ("95 % interval", "95 %"): "Where the true value lies in 19 of 20 such measurements.",
+    ("undecided", "inconclusive"): "The measurements do not suffice to tell whether it holds or fails.",
+    ("valid",): "yes; noisy: disturbed, but counted; partly: some repeats left out; degraded; NO: invalid.",
+    ("gate",): "The test whether a candidate is slower than a baseline, by pairs of launches.",
+    (
+        "margin",
+    ): "The change that matters. Worse by less for certain passes a gate, worse for certain by more than half "
+    "of it fails.",
+    ("interim analysis", "interim analyses"): "One of several tests of a gate, after more pairs each time.",
+    ("minimum detectable change", "detectable"): "The smallest worsening that so much data find in nine of ten cases.",
+    ("spread",): "How far repeats lie apart, over their mean; in a gate, the standard deviation of a pair.",
+}
+
+_NUMBERS = {form.lower(): number for number, forms in enumerate(GLOSSARY, 1) for form in forms}
+_FORMS = "|".join(re.escape(form) for form in sorted(_NUMBERS, key=len, reverse=True))
+_TERM = re.compile(rf"(?<![\w-])({_FORMS})(?![\w-])", re.IGNORECASE)
+
+
+def parts(text: str) -> list[tuple[str, int]]:
+    """The parts of a heading: each term with its number in the glossary, from 1, and what is between them with 0."""
+    return [(part, _NUMBERS[part.lower()] if i % 2 else 0) for i, part in enumerate(_TERM.split(text))]
+
 
 Row = TypeVar("Row")
 
@@ -447,3 +515,49 @@ def compared(
     if steps := gates.interim_steps(gated):
         tables.append(as_table("Interim analyses", steps, gates.INTERIM))
     return Part(title, look, drawn, tables, text)
+
+
+DRAWN = ("output_tokens_per_s", "ttft_s", "tpot_s", "e2e_s")
+
+
+def of_runs(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Part:
+    """Both sides in the Pareto plane, ratios of the main metrics at each load, and every metric in tables."""
+    sides = {"baseline": baseline, "candidate": candidate}
+    curves = [
+        (f"{name}, {curve.subject}", curve)
+        for name, side in sides.items()
+        for curve in stored_curves(side.measurements, ())
+        if curve.valid
+    ]
+    drawn = [Chart(PLANE, charts.pareto(curves), NOTES[PLANE])] if curves else []
+    tables = []
+    for subject, changes in grouped(found.changes, lambda each: each.subject).items():
+        for name in DRAWN:
+            if alike := [each for each in changes if each.metric == name]:
+                title = f"{subject}: {METRICS[name][0]}"
+                drawn.append(Chart(title, charts.changes(alike, found.margin, title)))
+        tables.append(as_table(subject, rows_of(changes), CHANGES))
+    with laid_out(TEXT_WIDTH):
+        text = comparison_text(baseline, candidate, found)
+    look = "bad" if found.counts[Judgement.WORSE] else "open" if found.counts[Judgement.UNDECIDED] else "good"
+    return Part(f"{candidate.name} against {baseline.name}: {counts_text(found)}", look, drawn, tables, text)
+
+
+def of_sweep(curve: Curve, tolerance: float, text: str) -> Part:
+    """A sweep of external results."""
+    drawn = [Chart(f"{curve.axes.throughput} over the load", charts.throughput(curve, curve.plateau(tolerance).value))]
+    return Part(curve.subject, "open", drawn, [], text)
+
+
+def of_external_replicas(found: ReplicaComparison, columns: Columns, notes: Sequence[str]) -> Part:
+    """Several engines on one device, against the best row of one."""
+    over = replicas.called(found.baseline, found)
+    gains = [
+        (replicas.called(row.engines, found), row.gain.mapped(lambda end: end + 1)) for row in found.rows if row.gain
+    ]
+    spec = charts.gains(gains, over)
+    rows = as_table("Engines on one device", found.rows, replicas.table_columns(found, columns))
+    with laid_out(TEXT_WIDTH):
+        text = replicas.text_replicas(found, columns, notes)
+    drawn = [Chart(f"Gain in {columns.throughput}", spec, GAIN)] if spec else []
+    return Part(f"Gain over {over}", "open", drawn, [rows], text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -17,15 +18,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.archive.pages import BEGINS, Embedded, embedded
+from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report.as_json import plain
-from pytest_slmserve.report.page.content import PageSection, Part, page_content
-from pytest_slmserve.report.page.glossary import parts
+from pytest_slmserve.report.gate.text import measurements as of_gate
+from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, Part, page_content, parts
+from pytest_slmserve.report.screen import findings_of, tables
 from pytest_slmserve.report.tables.run import Findings
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.files import regular
+from pytest_slmserve.report.text_table import laid_out
+from pytest_slmserve.schema.catalog import regular
+from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
@@ -170,3 +174,41 @@ def as_script_json(value: Any) -> str:
 def seen(value: object) -> object:
     """A value for the template: of a text only what can be seen."""
     return printable(value) if type(value) is str else value
+
+
+PAUSE = 20  # times what the last page took: a run spends a twentieth of its time on it at most
+
+
+@dataclass(slots=True)
+class RunPage:
+    """The page at a path. next_at: when it may be written again, by the monotonic clock."""
+
+    path: Path
+    next_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises BadUsage, before anything is measured, without Jinja2 and where the page would replace a file that is
+        none."""
+        template()
+        check_replaceable(self.path)
+
+    def write(self, session: Any, status: int | None = None, progress: str = "") -> None:
+        """Writes what a session has found. status: of the run, once it has one; until then it may be too early for
+        another page. What keeps it from being written is a note of the session: the records have it all."""
+        begun = time.monotonic()
+        if status is None and begun < self.next_at:
+            return
+        found = findings_of(session)
+        with laid_out(TEXT_WIDTH, every_column=True):
+            text = "\n".join(text for text, _ in tables(found))
+        records = embedded(session.executor.archive.path) if session.executor.archive else []
+        gates = [m for gated in session.gates for side in SIDES for m in of_gate(gated, side)]
+        measured = gates or list(session.results.measurements())
+        try:
+            page = rendered(found, measured, records, status=status, progress=progress, text=text)
+            write_page(self.path, page)
+        except SlmError as error:
+            session.notes.append(f"no page was written: {error}")
+            self.next_at = float("inf")
+            return
+        self.next_at = time.monotonic() + PAUSE * (time.monotonic() - begun)

@@ -9,31 +9,46 @@ from typing import Any, Literal
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow, Expected
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.history import ReleaseHistory
-from pytest_slmserve.analysis.compare.http_overhead import AtBothInterfaces, at_both_interfaces
-from pytest_slmserve.analysis.device.host_speed import Place, fastest_pieces
+from pytest_slmserve.analysis.compare.deployments import AtBothInterfaces, at_both_interfaces
+from pytest_slmserve.analysis.compare.runs import ReleaseHistory
+from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.goodput import Slo
-from pytest_slmserve.analysis.points.job_points import JobPoint
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve
-from pytest_slmserve.analysis.sweep.labels import front_ends, labels
+from pytest_slmserve.analysis.metrics.latency import Slo
+from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, front_ends, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.loads import chunks, further, without
-from pytest_slmserve.report.numbers import ABSENT, change, changes, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.tables import sensors
-from pytest_slmserve.report.tables.findings import amount, findings, hosts, remark, served_on, spread
-from pytest_slmserve.report.tables.goodput import slo_report
-from pytest_slmserve.report.tables.jobs import job_report
-from pytest_slmserve.report.tables.replicas import replica_report
-from pytest_slmserve.report.tables.several_gpus import gpus_report
-from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
-from pytest_slmserve.report.text_table import Column, hanging, named, table
+from pytest_slmserve.report.tables.findings import (
+    amount,
+    findings,
+    hosts,
+    reasons,
+    remark,
+    served_on,
+    spread,
+    valid_cell,
+)
+from pytest_slmserve.report.tables.jobs import job_report, slo_report
+from pytest_slmserve.report.tables.replicas import gpus_report, replica_report
+from pytest_slmserve.report.text_table import (
+    ABSENT,
+    Column,
+    change,
+    changes,
+    counted,
+    figure,
+    hanging,
+    hundredths,
+    listed,
+    milliseconds,
+    named,
+    table,
+)
+from pytest_slmserve.schema.loads import WorkloadReference
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.workloads import WorkloadReference
 
 Judged = tuple[Verdict, ClaimRow | None]
 Colour = Literal["green", "red", "yellow"]

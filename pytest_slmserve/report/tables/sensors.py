@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
-from pytest_slmserve.analysis.device.host_speed import Place, fastest_pieces, host_speed, waiting
-from pytest_slmserve.analysis.metrics.step_time import StepParts, step_parts
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.sweep.labels import labels
-from pytest_slmserve.report.numbers import ABSENT, figure, hundredths, milliseconds
-from pytest_slmserve.report.text_table import Column, table, telling
+from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces, host_speed, waiting
+from pytest_slmserve.analysis.metrics.roofline import StepParts, step_parts
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.sweep.curve import Curve, labels
+from pytest_slmserve.report.text_table import ABSENT, Column, figure, hundredths, milliseconds, table, telling
 
 # What the legend says of columns.
 ENERGY_OF_A_TOKEN = "mJ/token: energy of an output token."

@@ -13,20 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
+from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, clock, engine_title, start_estimate_s
 from pytest_slmserve.plan.schedule import Group, groups_of, in_order
-from pytest_slmserve.plan.titles import Engines, clock, engine_title
-from pytest_slmserve.report.numbers import counted
-from pytest_slmserve.run.ray.connect import connect, hosts_of
-from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
-from pytest_slmserve.run.ray.task import (
+from pytest_slmserve.report.text_table import counted
+from pytest_slmserve.run.ray.connect import (
+    A_TOUCH,
     CaseEnded,
     CaseMeasured,
     EngineTask,
     Message,
+    Need,
+    Node,
     TaskStarted,
     UserNote,
+    connect,
+    hosts_of,
+    measuring,
+    need_of,
+    nodes_of,
+    one_host,
     run_task,
     task_of,
     unpacked,

@@ -8,20 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.compare import interference
+from pytest_slmserve.analysis.compare import deployments as interference
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.plan.costs import PlannedItem
+from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, gpus_of
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.plan.schedule import Group, divided, groups_of
-from pytest_slmserve.plan.titles import Engines, gpus_of
-from pytest_slmserve.report.numbers import counted
+from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.gpu_slots import GpuSlots, slot_count
-from pytest_slmserve.run.ray.connect import start_here
+from pytest_slmserve.run.ray.connect import EngineTask, Need, Node, start_here
 from pytest_slmserve.run.ray.driver import TICK_S, Cluster, Submission
-from pytest_slmserve.run.ray.nodes import Need, Node
-from pytest_slmserve.run.ray.task import EngineTask
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import is_steady

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from published import ROWS
 from strategies import law, point
 
-from pytest_slmserve.analysis.advice.advisor import Advice, cost_per_million, least_latency_s, plan
+from pytest_slmserve.analysis.advice.advisor import Advice, ceilings, cost_per_million, gains_at, least_latency_s, plan
 from pytest_slmserve.analysis.advice.batch_choice import (
     REACH,
+    Footprint,
     ModelSweep,
     Objectives,
     ServedEngine,
@@ -21,10 +22,8 @@ from pytest_slmserve.analysis.advice.batch_choice import (
     through,
     two_load_laws,
 )
-from pytest_slmserve.analysis.advice.gpu_memory import Footprint
-from pytest_slmserve.analysis.advice.headroom import ceilings, gains_at
 from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_shape
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.schema.catalog import CATALOGUE

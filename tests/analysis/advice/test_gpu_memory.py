@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.advice.gpu_memory import (
+from pytest_slmserve.analysis.advice.batch_choice import (
     BatchOption,
     BatchOptions,
     Footprint,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from strategies import measurement
 
-from pytest_slmserve.analysis.advice.minimal_impact import advised_batch_costs_little
-from pytest_slmserve.analysis.points.sweep_points import ratio
+from pytest_slmserve.analysis.advice.subjects import advised_batch_costs_little
+from pytest_slmserve.analysis.points import ratio
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State
 

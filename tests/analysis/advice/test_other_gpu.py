@@ -17,10 +17,8 @@ from pytest_slmserve.analysis.advice.other_gpu import (
     measured_there,
     predicted,
 )
-from pytest_slmserve.analysis.metrics.roofline import Peaks
-from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.analysis.sweep.labels import work_of_curve
+from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, work_of_curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.environment import Environment

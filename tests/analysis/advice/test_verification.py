@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import law, measurement
 
-from pytest_slmserve.analysis.advice.advisor import Advice, plan
+from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Gains, Unit, plan
 from pytest_slmserve.analysis.advice.batch_choice import Objectives
-from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains, Unit
 from pytest_slmserve.analysis.advice.subjects import of_curves
 from pytest_slmserve.analysis.advice.verification import (
     BOUNDED,
@@ -28,12 +27,13 @@ from pytest_slmserve.analysis.advice.verification import (
     verified,
     verified_together,
 )
-from pytest_slmserve.analysis.points.replica_points import engines
+from pytest_slmserve.analysis.points import engines
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State, within
-from pytest_slmserve.report.advice.verification import text, verification_facts
+from pytest_slmserve.report.advice.text import text_verification as text
+from pytest_slmserve.report.advice.text import verification_facts
 from pytest_slmserve.schema.records import Measurement, Replica, Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 

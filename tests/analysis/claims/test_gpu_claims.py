@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, measurement, point, without
 
+from pytest_slmserve.analysis.claims.claim import NEXT_SMALLER
 from pytest_slmserve.analysis.claims.gpu_claims import (
     IDLE_TENSOR,
     NO_DECODING,
@@ -27,7 +28,6 @@ from pytest_slmserve.analysis.claims.gpu_claims import (
     util_falls,
     util_saturates_first,
 )
-from pytest_slmserve.analysis.claims.table1 import NEXT_SMALLER
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State

@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.claims.job_claims import (
     throughput_follows_arrivals,
     throughput_grows_with_kv_blocks,
 )
-from pytest_slmserve.analysis.claims.lookup import claim_of
+from pytest_slmserve.analysis.claims.table import claim_of
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import EngineSpec

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from strategies import H200, curves, law, measurement, noisy_curve
 
-from pytest_slmserve.analysis.claims import lookup
+from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.claim import ClaimRow
-from pytest_slmserve.analysis.claims.lookup import judge_row, release, row_for
-from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS
+from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, release, row_for
 from pytest_slmserve.analysis.metrics.roofline import GPUS
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State

@@ -11,9 +11,9 @@ from gpus import replicas as one_on_each
 from strategies import RESOLVED, job_point, measurement, point
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.replicas import DRAW_MORE, KEEP_POWER, PAY, SOONER, TAIL, USE_MORE, name_of
+from pytest_slmserve.analysis.compare.deployments import DRAW_MORE, KEEP_POWER, PAY, SOONER, TAIL, USE_MORE, name_of
 from pytest_slmserve.analysis.metrics.summary import Summary
-from pytest_slmserve.analysis.points.replica_points import shared_points
+from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.records import Replica

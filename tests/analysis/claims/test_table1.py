@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.claims import table1
+from pytest_slmserve.analysis.claims import claim as table1
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import GIB
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from published import served
 from strategies import rates
 
-from pytest_slmserve.analysis.compare.external_replicas import EngineSet, ReplicaComparison, compare
+from pytest_slmserve.analysis.compare.deployments import EngineSet, ReplicaComparison, compare
 from pytest_slmserve.schema.errors import TooFewPoints
 
 CHUNKED, PLAIN = (("chunked", "yes"),), (("chunked", "no"),)

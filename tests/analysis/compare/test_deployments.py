@@ -9,7 +9,7 @@ from gpus import alone, engine, on_gpus, replicas
 
 from pytest_slmserve.analysis.compare import deployments as tp
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus, with_wider
-from pytest_slmserve.analysis.points.replica_points import shared_points
+from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import GIB

@@ -10,8 +10,15 @@ import pytest
 from scripts import BASELINES
 from stored_records import KNOWN, engine_alone, repeats
 
-from pytest_slmserve.analysis.compare.history import ReleaseHistory, release_histories, release_order
-from pytest_slmserve.analysis.compare.runs import HOSTS, LAUNCHES, Judgement, compare_runs
+from pytest_slmserve.analysis.compare.runs import (
+    HOSTS,
+    LAUNCHES,
+    Judgement,
+    ReleaseHistory,
+    compare_runs,
+    release_histories,
+    release_order,
+)
 from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.loads import OpenLoop

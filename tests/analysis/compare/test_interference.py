@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from gpus import alone, engine
 
-from pytest_slmserve.analysis.claims.lookup import claim_of
-from pytest_slmserve.analysis.compare.interference import CLAIM, neighbours_do_not_disturb, pairs_of
+from pytest_slmserve.analysis.claims.table import claim_of
+from pytest_slmserve.analysis.compare.deployments import CLAIM, neighbours_do_not_disturb, pairs_of
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State, within

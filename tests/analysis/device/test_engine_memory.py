@@ -8,8 +8,8 @@ import pytest
 from scripts import BASELINES
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.device.engine_memory import gpu_memory, memory_in_use
-from pytest_slmserve.analysis.points.replica_points import replica_groups
+from pytest_slmserve.analysis.device.gpu_figures import gpu_memory, memory_in_use
+from pytest_slmserve.analysis.points import replica_groups
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement, Replica

@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import WELL, planted_telemetry, watched_run
 
-from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures, figures_of_each_gpu, watched
-from pytest_slmserve.analysis.device.multi_gpu import each_gpu, imbalance, together
+from pytest_slmserve.analysis.device.gpu_figures import (
+    DeviceFigures,
+    device_figures,
+    each_gpu,
+    figures_of_each_gpu,
+    imbalance,
+    together,
+    watched,
+)
 from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.records import Telemetry

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.gate.bisection import next_release, suspects
+from pytest_slmserve.analysis.gate.decision import next_release, suspects
 from pytest_slmserve.analysis.verdict import State
 
 

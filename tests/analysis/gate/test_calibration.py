@@ -7,8 +7,15 @@ import random
 
 import pytest
 
-from pytest_slmserve.analysis.gate.calibration import calibrate, noise_of, weakened
-from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, InterimAnalysis, PairSeries
+from pytest_slmserve.analysis.gate.decision import (
+    Comparison,
+    GateCriteria,
+    InterimAnalysis,
+    PairSeries,
+    calibrate,
+    noise_of,
+    weakened,
+)
 from pytest_slmserve.analysis.verdict import State
 
 TERMS = GateCriteria()

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.gate import decision as module
 from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, PairSeries, gate, hodges_lehmann, next_look
-from pytest_slmserve.analysis.stats.estimates import student_interval
-from pytest_slmserve.analysis.stats.group_sequential import boundaries, looks_until
+from pytest_slmserve.analysis.stats.estimates import boundaries, looks_until, student_interval
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.schema.errors import BadUsage
 

@@ -27,10 +27,10 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
     pairs_of,
 )
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points.sweep_points import by_series
+from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.verdict import State, Undecided
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.literals import Side
+from pytest_slmserve.schema.errors import Side
 
 SLOWER = 0.9
 OF_DUMMY = [name for name in ENDPOINTS if name != OUTPUTS]

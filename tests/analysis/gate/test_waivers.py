@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.gate.waivers import NAMES, Waiver, expired, explained, waiver_for, waivers_of
-from pytest_slmserve.archive.waivers import read_waivers
+from pytest_slmserve.analysis.gate.diagnosis import NAMES, Waiver, expired, explained, waiver_for, waivers_of
+from pytest_slmserve.archive.baselines import read_waivers
 from pytest_slmserve.schema.errors import BadUsage
 
 UNTIL = date(2027, 1, 31)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement
 
-from pytest_slmserve.analysis.metrics.goodput import (
+from pytest_slmserve.analysis.metrics.latency import (
     Goodput,
     Slo,
     goodput,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, late_sends, late_stamps, schedule_delay
+from pytest_slmserve.analysis.metrics.window import delay_of, late_sends, late_stamps, schedule_delay
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
 
 WINDOW = (10.0, 110.0)

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from strategies import any_telemetry, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
-from pytest_slmserve.analysis.metrics import step_time as module
+from pytest_slmserve.analysis.metrics import roofline as module
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, work_of_workload
-from pytest_slmserve.analysis.metrics.step_time import bound_by_shapes
+from pytest_slmserve.analysis.metrics.roofline import bound_by_shapes, ceiling_tokens_per_s, peaks_of, work_of_workload
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Resolved
 

@@ -9,9 +9,8 @@ from strategies import measurement, planted_run
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import latencies_of
-from pytest_slmserve.analysis.metrics.schedule_delay import schedule_delay
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.analysis.metrics.window import schedule_delay, steps_of
 from pytest_slmserve.report.loads import latencies
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts

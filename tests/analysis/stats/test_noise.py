@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.analysis.stats.estimates import quantile
 from pytest_slmserve.analysis.stats.noise import (
     TAIL,
     Differences,
@@ -21,7 +22,6 @@ from pytest_slmserve.analysis.stats.noise import (
     prior,
     trigamma,
 )
-from pytest_slmserve.analysis.stats.student_t import quantile
 
 EULER = 0.57721566490153286
 

@@ -15,7 +15,7 @@ from strategies import law, point, rates
 from pytest_slmserve.analysis.sweep import adaptive, gains
 from pytest_slmserve.analysis.sweep.adaptive import Grid, law_error, next_load, next_measurement, predicted, predictions
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS
-from pytest_slmserve.analysis.sweep.saturation import FEWEST_BATCHES
+from pytest_slmserve.analysis.sweep.gains import FEWEST_BATCHES
 from pytest_slmserve.run import executor
 
 GRID = tuple(1 << i for i in range(11))

@@ -17,7 +17,7 @@ from sparse import Played, in_turn, play
 from strategies import point
 
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
+from pytest_slmserve.analysis.points import Point, by_series, points_of
 from pytest_slmserve.analysis.sweep import gains
 from pytest_slmserve.analysis.sweep.adaptive import SHARE
 from pytest_slmserve.archive.store import read

@@ -19,8 +19,7 @@ from pytest_slmserve.analysis.sweep.batching import (
     parse_slo,
     share_of_largest,
 )
-from pytest_slmserve.analysis.sweep.gains import ChosenLoad
-from pytest_slmserve.analysis.sweep.saturation import fit
+from pytest_slmserve.analysis.sweep.gains import ChosenLoad, fit
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 PUBLISHED = [point(knob, [total], [ms / 1e3]) for knob, _, total, ms, _ in ROWS]

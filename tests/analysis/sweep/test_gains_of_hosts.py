@@ -9,8 +9,8 @@ from itertools import combinations
 import pytest
 from scripts import BASELINES
 
-from pytest_slmserve.analysis.grouping import grouped
-from pytest_slmserve.analysis.stored.claims import stored_curves
+from pytest_slmserve.analysis.claims.stored import stored_curves
+from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.gains import Gain
 from pytest_slmserve.archive.store import read
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.sweep.peak_goodput import IN_FLIGHT, highest_load, peak
+from pytest_slmserve.analysis.sweep.batching import IN_FLIGHT, highest_load, peak
 
 CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
 

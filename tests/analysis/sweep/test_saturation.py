@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from strategies import law, measurement, noisy_curve, point
 
 from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_shape
-from pytest_slmserve.analysis.points.sweep_points import point_of
+from pytest_slmserve.analysis.points import point_of
 from pytest_slmserve.analysis.stats.estimates import Interval, student_interval
-from pytest_slmserve.analysis.sweep.saturation import fit, fit_step, fit_t_inf, fixed_s_from_shapes
+from pytest_slmserve.analysis.sweep.gains import fit, fit_step, fit_t_inf, fixed_s_from_shapes
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import TooFewPoints
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_slmserve.commands.doctor.finding import Places
+from pytest_slmserve.commands.doctor.page import Places
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import pytest
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands.doctor import page as module
-from pytest_slmserve.commands.doctor.finding import Finding
-from pytest_slmserve.commands.doctor.page import lines
+from pytest_slmserve.commands.doctor.page import Finding, lines
 
 HEAVY = ("matplotlib", "numpy", "pytest", "torch", "vllm")
 PAGE = [Finding("a", "ok", "one"), Finding("longer", "warning", "two", "do it"), Finding("b", "problem", "three")]

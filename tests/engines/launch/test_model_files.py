@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.engines.launch.model_files import kept, model_for, tokenizer_files
+from pytest_slmserve.engines.launch.model_probe import kept, model_for, tokenizer_files
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import EngineSpec

@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from pytest_slmserve.engines.launch.child_process import Child
-from pytest_slmserve.engines.launch.start_stages import IMPORTING, MARKS, stage_of, still_waiting, waiting
+from pytest_slmserve.engines.launch.child_process import IMPORTING, MARKS, Child, stage_of, still_waiting, waiting
 from pytest_slmserve.schema.errors import EngineFailed
 
 # As vLLM 0.32 logs them on a CPU, and 0.26 on a GPU.

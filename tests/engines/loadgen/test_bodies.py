@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.target import Bodies, target_of
+from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
 
 TARGET = target_of("http://host/v1/completions", {})
 

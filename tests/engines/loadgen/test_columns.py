@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.columns import (
+from pytest_slmserve.engines.loadgen.load_run import (
     BIN_S,
     GROWTH,
     LEAST_S,

@@ -8,7 +8,7 @@ import os
 import pytest
 from scripts import benchmark_script, loaded
 
-from pytest_slmserve.engines.loadgen.columns import gaps
+from pytest_slmserve.engines.loadgen.load_run import gaps
 
 PATH = benchmark_script("ruler")
 ITL_S, TTFT_S, TOKENS = 0.1, 0.05, 20

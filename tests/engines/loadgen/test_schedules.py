@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.schedules import OpenLoopPacer, most_within, parts_of
+from pytest_slmserve.engines.loadgen.load_run import OpenLoopPacer, most_within, parts_of
 
 schedules = st.lists(st.floats(0, 100), min_size=1, max_size=50).map(sorted)
 

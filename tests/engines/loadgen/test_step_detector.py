@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.step_detector import Lead
+from pytest_slmserve.engines.loadgen.streams import Lead
 
 
 @dataclass(eq=False)

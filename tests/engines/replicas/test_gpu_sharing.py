@@ -11,8 +11,8 @@ from interfaces import SIMULATED, stand_in
 
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.replicas import gpu_sharing
-from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share, mig_instances, processes, start_replicas
+from pytest_slmserve.engines.replicas import replica_set as gpu_sharing
+from pytest_slmserve.engines.replicas.replica_set import cannot_share, mig_instances, processes, start_replicas
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ReplicaSpec

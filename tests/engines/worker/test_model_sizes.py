@@ -18,7 +18,7 @@ from pytest_slmserve.engines.launch import model_probe
 from pytest_slmserve.engines.launch.model_probe import SIZES
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
-from pytest_slmserve.plan.sweeps import plan_sweep
+from pytest_slmserve.plan.planner import plan_sweep
 from pytest_slmserve.schema.catalog import CATALOGUE, MODELS, shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

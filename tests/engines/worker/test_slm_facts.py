@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.engines.child_messages import resolved_from
+from pytest_slmserve.engines.launch.child_process import resolved_from
 from pytest_slmserve.engines.launch.vllm_arguments import WORKER
 
 SPEC = util.spec_from_file_location("slm_facts", WORKER.parent / "slm_facts.py")

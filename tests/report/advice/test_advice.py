@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from strategies import law, point
 
 from pytest_slmserve.analysis.advice.advisor import Plan, plan
-from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives, ServedEngine
-from pytest_slmserve.analysis.advice.gpu_memory import Footprint
+from pytest_slmserve.analysis.advice.batch_choice import Footprint, ModelSweep, Objectives, ServedEngine
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.report.advice.deploy_commands import lines, serve, starts
-from pytest_slmserve.report.advice.text import advice_facts, objective, text
+from pytest_slmserve.report.advice.text import advice_facts, lines, objective, serve, starts, text
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.schema.specs import GIB
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.report.export import asv_ledger
+from pytest_slmserve.report.export import asv as asv_ledger
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/asv/results"
 FIRST = "9308b394fd60cb7a2c455db7c23db7695e30887d"

@@ -12,7 +12,7 @@ from strategies import law
 
 from pytest_slmserve.analysis.advice.advisor import plan
 from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Axes, Curve
 from pytest_slmserve.archive.external import Columns

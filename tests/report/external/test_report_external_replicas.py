@@ -9,9 +9,11 @@ from statistics import fmean
 import pytest
 from published import REPLICAS, served
 
-from pytest_slmserve.analysis.compare.external_replicas import EngineSet, compare
+from pytest_slmserve.analysis.compare.deployments import EngineSet, compare
 from pytest_slmserve.archive.external import Columns
-from pytest_slmserve.report.external.replicas import as_json, findings, text
+from pytest_slmserve.report.external.sweep import as_json_replicas as as_json
+from pytest_slmserve.report.external.sweep import findings
+from pytest_slmserve.report.external.sweep import text_replicas as text
 
 NAMES = Columns(
     knob="max_num_seqs",

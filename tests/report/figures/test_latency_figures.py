@@ -12,13 +12,13 @@ from scripts import BASELINES
 from strategies import measurement, noisy_curve
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.metrics.goodput import parse_slo
-from pytest_slmserve.analysis.stored.claims import stored_curves
+from pytest_slmserve.analysis.claims.stored import stored_curves
+from pytest_slmserve.analysis.metrics.latency import parse_slo
 from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.report.as_json import point_facts
 from pytest_slmserve.report.figures.drawing import shown
 from pytest_slmserve.report.figures.latencies import latency, rates
 from pytest_slmserve.report.loads import ValidityCriteria, is_windowed, rows_of_load
-from pytest_slmserve.report.point_facts import point_facts
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 

@@ -11,18 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, measurement, planted_telemetry, point, shared_point
 
-from pytest_slmserve.analysis.compare.replicas import HOW
+from pytest_slmserve.analysis.claims.stored import stored_curves
+from pytest_slmserve.analysis.compare.deployments import HOW
 from pytest_slmserve.analysis.metrics.summary import Summary
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
-from pytest_slmserve.analysis.points.sweep_points import Point, ratio
-from pytest_slmserve.analysis.stored.claims import stored_curves
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.figures.drawing import COLOURS, Picture, shown
 from pytest_slmserve.report.figures.replicas import TITLES, replica_pictures
 from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.errors import BadUsage, Sharing
 from pytest_slmserve.schema.records import Measurement, Replica, Run
 
 pytest.importorskip("matplotlib")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import H200, measurement, point
 
 from pytest_slmserve.analysis.metrics.summary import Summary
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.figures.drawing import COLOURS, load_axis, panels, shown
 from pytest_slmserve.report.figures.sensors import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation

@@ -24,15 +24,15 @@ from strategies import H200, WELL, measurement
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.compare.history import release_histories
+from pytest_slmserve.analysis.compare.runs import release_histories
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
-from pytest_slmserve.report.numbers import figure
 from pytest_slmserve.report.page import charts, content
-from pytest_slmserve.report.page.glossary import GLOSSARY
+from pytest_slmserve.report.page.content import GLOSSARY
 from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered, write_page
 from pytest_slmserve.report.tables.run import Findings
+from pytest_slmserve.report.text_table import figure
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.loads import OpenLoop

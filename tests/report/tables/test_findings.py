@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from strategies import H200, law, measurement, noisy_curve, point
 
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.analysis.sweep.labels import labels
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, labels
 from pytest_slmserve.report.tables.findings import amount, findings, hosts, remark, skip_note, spread
 from pytest_slmserve.report.tables.run import sweep_report
 from pytest_slmserve.schema.environment import Environment

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from strategies import measurement
 
-from pytest_slmserve.analysis.metrics.goodput import Slo
+from pytest_slmserve.analysis.metrics.latency import Slo
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.report.tables.goodput import slo_report
+from pytest_slmserve.report.tables.jobs import slo_report
 
 SLO = Slo(ttft_s=10, e2e_s=0.5)  # 8 in flight at 1,000 tokens/s take 0.256 s for 32 tokens
 

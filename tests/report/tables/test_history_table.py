@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from stored_records import KNOWN, repeats
 
-from pytest_slmserve.analysis.compare.history import release_histories
-from pytest_slmserve.report.compare import BY_CHANCE
-from pytest_slmserve.report.tables.history import history_report
+from pytest_slmserve.analysis.compare.runs import release_histories
+from pytest_slmserve.report.compare import BY_CHANCE, history_report
 from pytest_slmserve.report.text_table import laid_out
 
 SPEEDS = {"0.9.0": (1000.0, "one"), "0.10.0": (1001.0, "one"), "0.11.0": (900.0, "one"), "0.12.0": (900.0, "two")}

@@ -8,10 +8,9 @@ import pytest
 from strategies import H200, measurement
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.compare.http_overhead import at_both_interfaces
+from pytest_slmserve.analysis.compare.deployments import at_both_interfaces
 from pytest_slmserve.analysis.metrics.window import window_steps
-from pytest_slmserve.analysis.sweep.curve import curve_of
-from pytest_slmserve.analysis.sweep.labels import labels
+from pytest_slmserve.analysis.sweep.curve import curve_of, labels
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.report.tables.run import interfaces_report
 

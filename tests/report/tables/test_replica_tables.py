@@ -11,10 +11,9 @@ import pytest
 from scripts import BASELINES
 from strategies import H200, measurement, point, shared_point
 
-from pytest_slmserve.analysis.device.engine_memory import EngineMemory, GpuMemory
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, shared_points
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stored.claims import stored_curves
+from pytest_slmserve.analysis.claims.stored import stored_curves
+from pytest_slmserve.analysis.device.gpu_figures import EngineMemory, GpuMemory
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report.tables.replicas import (

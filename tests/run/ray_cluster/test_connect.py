@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.run.ray.connect import _said
-from pytest_slmserve.run.ray.nodes import Node
+from pytest_slmserve.run.ray.connect import Node, _said
 from pytest_slmserve.schema.errors import BadUsage
 
 NODE = Node("0" * 56, "10.0.0.2 (00000000)", 1, 8)

@@ -15,11 +15,9 @@ from simulated_sessions import MODEL
 
 from pytest_slmserve.archive import store
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.plan.costs import PlannedItem
+from pytest_slmserve.plan.cases import Case, PlannedItem
+from pytest_slmserve.run.ray.connect import CaseMeasured, Message, TaskStarted, carried_out, nodes_of
 from pytest_slmserve.run.ray.driver import Cluster
-from pytest_slmserve.run.ray.nodes import nodes_of
-from pytest_slmserve.run.ray.task import CaseMeasured, Message, TaskStarted, carried_out
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 

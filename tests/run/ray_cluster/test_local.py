@@ -14,8 +14,7 @@ import pytest
 from processes import alive, until
 from shipped import put
 
-from pytest_slmserve.archive.runs import runs_of
-from pytest_slmserve.archive.store import read
+from pytest_slmserve.archive.store import read, runs_of
 
 pytest.importorskip("ray")
 # Each run starts a Ray of its own, whose processes would take the time of other tests.
@@ -114,7 +113,7 @@ KILLED = """
     from processes import alive
     from psutil import Process
     from pytest_slmserve.run.ray.local import LocalGpus
-    from pytest_slmserve.run.ray.task import CaseMeasured
+    from pytest_slmserve.run.ray.connect import CaseMeasured
 
     take, killed = LocalGpus._take, []
 

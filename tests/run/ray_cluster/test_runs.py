@@ -11,7 +11,7 @@ import pytest
 
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.run.ray import driver
-from pytest_slmserve.run.ray.task import CaseMeasured
+from pytest_slmserve.run.ray.connect import CaseMeasured
 
 # Ray takes a node of a machine that engines keep busy for lost, and then ends the process that is connected to it.
 pytestmark = [pytest.mark.slow, pytest.mark.alone]

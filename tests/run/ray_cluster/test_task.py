@@ -12,7 +12,7 @@ from strategies import measurements
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.run.ray.task import (
+from pytest_slmserve.run.ray.connect import (
     CaseEnded,
     CaseMeasured,
     carried_out,

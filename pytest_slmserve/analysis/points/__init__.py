@@ -1,1 +1,0 @@
-"""Points: the repeats of one case with their means and intervals."""
