@@ -50,7 +50,7 @@ def verdicts() -> dict[str, dict[str, list[tuple[Verdict, str]]]]:
             models.setdefault(verdict.subject.split(",")[0], []).append((verdict, name))
     for models in found.values():
         for each in models.values():
-            each.sort(key=lambda one: one[0].state is State.UNDECIDED)
+            each.sort(key=lambda one: one[0].state is State.INCONCLUSIVE)
     return found
 
 

@@ -42,7 +42,7 @@ FIXED_WINDOW_S = 5.0  # of a sweep that measures each load twice, and ends
 ROUNDING = 1e-9  # of floating-point numbers: where no window has any noise, an interval has no width
 AWAY = (0.05, 0.16)  # from the bound
 GAINS = (AWAY[0], TOLERANCE, AWAY[1])
-WRONG = ((0.05, State.FAILS), (TOLERANCE, State.HOLDS), (TOLERANCE, State.FAILS), (0.16, State.HOLDS))
+WRONG = ((0.05, State.FAILS), (TOLERANCE, State.PASSES), (TOLERANCE, State.FAILS), (0.16, State.PASSES))
 Noise = str | tuple[float, ...]
 NOISES: dict[str, str] = {
     "none": "white:0.0001",
@@ -194,7 +194,7 @@ def share(values: Iterable[bool]) -> float:
 
 
 def decided(outcomes: Sequence[Outcome]) -> float:
-    return share(outcome.state is not State.UNDECIDED for outcome in outcomes)
+    return share(outcome.state is not State.INCONCLUSIVE for outcome in outcomes)
 
 
 def row(name: str, sweeps: Mapping[float, Sequence[Outcome]], fixed: Mapping[float, Sequence[Outcome]]) -> str:

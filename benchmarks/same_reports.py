@@ -34,7 +34,7 @@ SINGLE = ("advise", "advise --json", "baseline accept")  # of one archive: sever
 GATES = ("gate --direction lower --margin 0.15", "gate --direction lower --margin 0.15 --json")
 VALUE = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?(/\d[\d,]*|/s)?|true|false|\*")  # a star: Pareto-optimal
 VERDICT = re.compile(
-    r"^  (holds|fails, as expected|FAILS|HOLDS, UNEXPECTED|undecided)  "  # of a claim
+    r"^  (holds|fails, as expected|FAILS|PASSES, UNEXPECTED|inconclusive)  "  # of a claim
     r'|(?:^|  |: )"?(pass|fail|inconclusive|PASS|FAIL|INCONCLUSIVE)"?(?=$|[:,]| after)'  # of a gate
     r"|  (yes|noisy|partly|degraded|NO)$"  # of a measurement
 )

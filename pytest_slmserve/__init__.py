@@ -19,7 +19,7 @@ _PUBLIC = {
     "OpenLoop": "pytest_slmserve.schema.loads",
     "SlmError": "pytest_slmserve.schema.errors",
     "State": "pytest_slmserve.analysis.verdict",
-    "Undecided": "pytest_slmserve.analysis.verdict",
+    "Inconclusive": "pytest_slmserve.analysis.verdict",
     "Verdict": "pytest_slmserve.analysis.verdict",
     "Workload": "pytest_slmserve.schema.loads",
     "WorkloadSpec": "pytest_slmserve.schema.specs",

@@ -79,7 +79,7 @@ def parser(command: str = "") -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status; every problem is one sentence on stderr."""
-    from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE
+    from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE
     from pytest_slmserve.options.old_names import renamed_word
     from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
 
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from importlib.metadata import version
 
             print(f"pytest-slmserve {version('pytest-slmserve')}")
-            return HOLDS
+            return PASSES
         if given.command is None:
             top.print_help()
             return USAGE

@@ -121,7 +121,7 @@ def test_an_expected_failure_that_holds_is_1(tmp_path, capsys, monkeypatch):
     stored = archive(tmp_path / "a.jsonl", measured(), rows=table.ROWS)
     monkeypatch.setattr(table, "ROWS", (*table.ROWS, FAILING))
     status, out, _ = run(capsys, "report", stored)
-    assert status == 1 and "HOLDS, UNEXPECTED" in out and "its run expected that it holds" in " ".join(out.split())
+    assert status == 1 and "PASSES, UNEXPECTED" in out and "its run expected that it holds" in " ".join(out.split())
 
 
 def test_a_stored_expectation_is_printed_and_todays_table_rules(tmp_path, capsys):
@@ -130,12 +130,12 @@ def test_a_stored_expectation_is_printed_and_todays_table_rules(tmp_path, capsys
     assert " ".join(out.split()).count("its run expected that it fails") == 1
 
 
-def test_an_undecided_claim_is_10(tmp_path, capsys):
+def test_an_inconclusive_claim_is_10(tmp_path, capsys):
     status, out, _ = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(BATCHES[:5])))
-    assert status == 10 and "not measured, though planned: 512 in flight" in out and "undecided" in out
+    assert status == 10 and "not measured, though planned: 512 in flight" in out and "inconclusive" in out
 
 
-def test_one_repeat_is_undecided(tmp_path, capsys):
+def test_one_repeat_is_inconclusive(tmp_path, capsys):
     assert run(capsys, "report", archive(tmp_path / "a.jsonl", measured(repeats=1)))[0] == 10
 
 

@@ -16,15 +16,15 @@ Seen = tuple[Interval, T]  # an estimate, and what it is of
 
 
 class State(enum.Enum):
-    """Undecided is neither: the noise is wider than the margin, or points are missing."""
+    """Inconclusive is neither: the noise is wider than the margin, or points are missing."""
 
-    HOLDS = "holds"
+    PASSES = "passes"
     FAILS = "fails"
-    UNDECIDED = "undecided"
+    INCONCLUSIVE = "inconclusive"
 
 
-class Undecided(Exception):
-    """The truth of an undecided verdict was asked. Not an AssertionError: an expected failure must not swallow it."""
+class Inconclusive(Exception):
+    """The truth of an inconclusive verdict was asked. Not an AssertionError: an expected failure must not swallow it."""
 
 
 class Recorded(Protocol):
@@ -39,7 +39,7 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
-    """`assert verdict` is enough: it is true, false, or raises Undecided, and its repr tells why.
+    """`assert verdict` is enough: it is true, false, or raises Inconclusive, and its repr tells why.
 
     value, low, high: the quantity judged and its 95 % interval, None where there is none. bound: what it was held
     against. n: measurements it rests on, `records` their ids. again: loads whose further measurements would decide it,
@@ -60,9 +60,9 @@ class Verdict:
     remedy: str = ""
 
     @classmethod
-    def undecided(cls, claim: str, subject: str, why: str, bound: float | None = None, *seen: Recorded) -> Verdict:
+    def inconclusive(cls, claim: str, subject: str, why: str, bound: float | None = None, *seen: Recorded) -> Verdict:
         """A verdict without a value: nothing can be said, for the reason `why`."""
-        return cls.from_interval(claim, subject, State.UNDECIDED, why, None, bound, *seen)
+        return cls.from_interval(claim, subject, State.INCONCLUSIVE, why, None, bound, *seen)
 
     @classmethod
     def from_interval(
@@ -84,9 +84,9 @@ class Verdict:
         return cls(claim, subject, state, reason, value, low, high, bound, len(records), records)
 
     def __bool__(self) -> bool:
-        if self.state is State.UNDECIDED:
-            raise Undecided(repr(self))
-        return self.state is State.HOLDS
+        if self.state is State.INCONCLUSIVE:
+            raise Inconclusive(repr(self))
+        return self.state is State.PASSES
 
     def __repr__(self) -> str:
         return f"<{self.state.value}: {self.claim} [{self.subject}]: {self.why}>"
@@ -100,12 +100,12 @@ def _caveats(seen: Sequence[Recorded]) -> str:
 
 
 def all_of(states: Iterable[State]) -> State:
-    """State of several promises together: fails where one is broken, holds where all are kept, else undecided. No
-    promises at all are undecided."""
+    """State of several promises together: fails where one is broken, holds where all are kept, else inconclusive. No
+    promises at all are inconclusive."""
     seen = set(states)
     if State.FAILS in seen:
         return State.FAILS
-    return State.HOLDS if seen == {State.HOLDS} else State.UNDECIDED
+    return State.PASSES if seen == {State.PASSES} else State.INCONCLUSIVE
 
 
 def unsure(seen: Interval | None) -> str:
@@ -117,20 +117,20 @@ def within(seen: Interval, least: float, most: float) -> State:
     """Does the whole interval lie between two bounds? Fails where the whole of it lies on one side of both."""
     low, high = ends(seen)
     if least <= low and high <= most:
-        return State.HOLDS
-    return State.FAILS if high < least or low > most else State.UNDECIDED
+        return State.PASSES
+    return State.FAILS if high < least or low > most else State.INCONCLUSIVE
 
 
 def below(seen: Interval, bound: float) -> State:
     """Does the whole interval lie below the bound? Fails where the whole of it lies above."""
     low, high = ends(seen)
-    return State.HOLDS if high < bound else State.FAILS if low > bound else State.UNDECIDED
+    return State.PASSES if high < bound else State.FAILS if low > bound else State.INCONCLUSIVE
 
 
 def above(seen: Interval, bound: float) -> State:
     """Does the whole interval lie above the bound? Fails where the whole of it lies below."""
     low, high = ends(seen)
-    return State.HOLDS if low > bound else State.FAILS if high < bound else State.UNDECIDED
+    return State.PASSES if low > bound else State.FAILS if high < bound else State.INCONCLUSIVE
 
 
 def every(
@@ -154,7 +154,7 @@ def every(
         return State.FAILS, *broken
     nearest = max(range(len(each)), key=lambda place: by(max)(each[place]))
     state = judge(each[nearest][0], bound)
-    return (State.UNDECIDED, *corrected[nearest]) if state is State.FAILS else (state, *each[nearest])
+    return (State.INCONCLUSIVE, *corrected[nearest]) if state is State.FAILS else (state, *each[nearest])
 
 
 def every_within(least: float, most: float, seen: Callable[[int], Sequence[Seen[T]]]) -> tuple[State, Interval, T]:
@@ -162,6 +162,6 @@ def every_within(least: float, most: float, seen: Callable[[int], Sequence[Seen[
 
     def least_sure(side: tuple[State, Interval, T]) -> tuple[int, float]:
         low, high = ends(side[1])
-        return (State.FAILS, State.UNDECIDED, State.HOLDS).index(side[0]), min(low - least, most - high)
+        return (State.FAILS, State.INCONCLUSIVE, State.PASSES).index(side[0]), min(low - least, most - high)
 
     return min(every(below, most, seen), every(above, least, seen), key=least_sure)

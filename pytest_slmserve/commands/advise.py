@@ -34,9 +34,9 @@ from pytest_slmserve.schema.kv_cache import parse_memory
 from pytest_slmserve.schema.records import Progress
 
 STATUS = (
-    f"{cli.HOLDS} something is advised; {cli.UNDECIDED} nothing can be; {cli.USAGE} wrong usage or a file that cannot "
+    f"{cli.PASSES} something is advised; {cli.INCONCLUSIVE} nothing can be; {cli.USAGE} wrong usage or a file that cannot "
     "be read. With --knob, --throughput and --latency the files are external results, as `judge` reads them. "
-    f"With --verify: {cli.HOLDS} all is as predicted; {cli.FAILS} something is not; {cli.UNDECIDED} undecided or "
+    f"With --verify: {cli.PASSES} all is as predicted; {cli.FAILS} something is not; {cli.INCONCLUSIVE} inconclusive or "
     "nothing to verify."
 )
 
@@ -100,7 +100,7 @@ def advise(given: argparse.Namespace) -> int:
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
     advice = "\n".join([text.text(found, asked.source), *gpus_advice(mine)])
     print(as_json(advice_facts(found, asked.source, mine)) if given.json else advice)
-    status = cli.HOLDS if found.possible else cli.UNDECIDED
+    status = cli.PASSES if found.possible else cli.INCONCLUSIVE
     if given.html:
         part = Part("What to deploy", "good" if found.possible else "open", [], [], advice)
         measurements = [m for curve in mine for m in curve.measurements]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.points import concurrency_of
 from pytest_slmserve.analysis.stats.estimates import grouped
-from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command, print_notes
+from pytest_slmserve.commands.cli import PASSES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as asv_ledger
 from pytest_slmserve.report.export import asv as export
@@ -22,8 +22,8 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement
 
-STATUS = f"{HOLDS} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
-INIT_STATUS = f"{HOLDS} the folder is ready; {USAGE} its list of releases is not usable, or git is missing."
+STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
+INIT_STATUS = f"{PASSES} the folder is ready; {USAGE} its list of releases is not usable, or git is missing."
 HINT = "--into with another folder"
 
 
@@ -65,7 +65,7 @@ def init(given: argparse.Namespace) -> int:
     except OSError as error:
         raise BadUsage(f"cannot make {folder}: {error.strerror or error} ({error.filename})", HINT) from None
     print(f"{folder / asv_ledger.LEDGER}: {counted(len(rows), 'release')}, {added} added")
-    return HOLDS
+    return PASSES
 
 
 def convert(given: argparse.Namespace) -> int:
@@ -90,7 +90,7 @@ def convert(given: argparse.Namespace) -> int:
     print_notes((*contents.notes, *notes(contents.measurements, found, name)))
     for path, count in written.items():
         print(f"written: {path} ({counted(count, 'value')})")
-    return HOLDS
+    return PASSES
 
 
 def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: str | None) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pytest_slmserve.analysis.compare.baseline import cells, served
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.archive.baselines import Baseline, LeftOut
-from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command, print_notes
+from pytest_slmserve.commands.cli import PASSES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.as_json import as_json, facts
 from pytest_slmserve.report.compare import days_of, measured_facts
@@ -21,9 +21,9 @@ from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
-ACCEPT_STATUS = f"{HOLDS} something was kept; {USAGE} nothing was, wrong usage or an archive that cannot be read."
+ACCEPT_STATUS = f"{PASSES} something was kept; {USAGE} nothing was, wrong usage or an archive that cannot be read."
 KEPT_IN = f"where baselines are kept (default: {baselines.FOLDER})"
-STATUS = f"{HOLDS} it was printed; {USAGE} wrong usage or an archive that cannot be read."
+STATUS = f"{PASSES} it was printed; {USAGE} wrong usage or an archive that cannot be read."
 # What of the environment is shown, by the line it stands in.
 LINES = {
     "device": (("", "gpu_name"), ("", "gpu_memory_bytes"), ("driver ", "driver")),
@@ -73,7 +73,7 @@ def accept(given: argparse.Namespace) -> int:
     for line in _told(left_out):
         print(f"left out: {line}")
     print_notes(contents.notes)
-    return HOLDS
+    return PASSES
 
 
 def list_all(given: argparse.Namespace) -> int:
@@ -81,7 +81,7 @@ def list_all(given: argparse.Namespace) -> int:
     found = baselines.baselines(given.folder)
     if given.json:
         print(as_json(map(_facts, found)))
-        return HOLDS
+        return PASSES
     columns: tuple[Column[Baseline], ...] = (
         Column("name", lambda each: each.name, "left"),
         Column("measured", lambda each: days_of(each.measurements) or ABSENT, "left"),
@@ -92,7 +92,7 @@ def list_all(given: argparse.Namespace) -> int:
     rows = [each for each in found if each.measurements or not each.notes]
     print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
     print_notes(note for each in found for note in each.notes)
-    return HOLDS
+    return PASSES
 
 
 def show(given: argparse.Namespace) -> int:
@@ -102,7 +102,7 @@ def show(given: argparse.Namespace) -> int:
         print(as_json({**_facts(found), "loads": _rows(found.measurements)}))
     else:
         print(_page(found))
-    return HOLDS
+    return PASSES
 
 
 def _page(found: Baseline) -> str:

@@ -25,7 +25,7 @@ from pytest_slmserve.report.text_table import between, figure, hanging
 from pytest_slmserve.schema.errors import BadUsage
 
 STATUS = (
-    f"{cli.HOLDS} the first slow release is named, or the last one is not slow; {cli.UNDECIDED} several may be the "
+    f"{cli.PASSES} the first slow release is named, or the last one is not slow; {cli.INCONCLUSIVE} several may be the "
     f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: the same command goes on."
 )
 FINAL = re.compile(r"\d+(\.\d+)+")  # no release candidate
@@ -92,7 +92,7 @@ def bisect(given: argparse.Namespace) -> int:
         print(as_json({"good": given.good, "bad": given.bad, "suspects": left, "gates": gates}))
     else:
         print(hanging(_answer(given, found, left), 2))
-    return cli.HOLDS if len(left) == 1 or outcomes[given.bad] is State.HOLDS else cli.UNDECIDED
+    return cli.PASSES if len(left) == 1 or outcomes[given.bad] is State.PASSES else cli.INCONCLUSIVE
 
 
 def _order(names: Sequence[str], found: Mapping[str, ReleaseGate]) -> Iterator[str]:
@@ -128,7 +128,7 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> Relea
         note = f"pytest ended with {status}: {told}"
         if candidate.release == given.bad:
             raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
-        return ReleaseGate(candidate.release, State.UNDECIDED, gates, note)
+        return ReleaseGate(candidate.release, State.INCONCLUSIVE, gates, note)
     return ReleaseGate(candidate.release, all_of(each.outcome for each in gates), gates)
 
 
@@ -202,7 +202,7 @@ def _told(gate: ReleaseGate) -> str:
 def _answer(given: argparse.Namespace, found: Mapping[str, ReleaseGate], left: Sequence[str]) -> str:
     bad = found[given.bad]
     if bad.outcome is not State.FAILS:
-        known = "is not slower than" if bad.outcome is State.HOLDS else "cannot be told from"
+        known = "is not slower than" if bad.outcome is State.PASSES else "cannot be told from"
         return f"nothing to find: {given.bad} {known} {given.good}: {_told(bad)}"
     if len(left) == 1:
         return f"first slow release: {_told(found[left[0]])}"

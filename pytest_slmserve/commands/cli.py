@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TextIO, TypeAlias
 
 from pytest_slmserve.schema.errors import BadUsage
 
-HOLDS, FAILS, USAGE, UNDECIDED = 0, 1, 4, 10
+PASSES, FAILS, USAGE, INCONCLUSIVE = 0, 1, 4, 10
 INTERRUPTED = 130  # as shells have it
 
 

@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.archive.store import Archive, RunChoice, chosen, read, run_named, runs_of
 from pytest_slmserve.archive.store import merge as merge_parts
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, print_notes
+from pytest_slmserve.commands.cli import FAILS, INCONCLUSIVE, PASSES, USAGE, Commands, add_command, print_notes
 from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.compare import RunSide
@@ -21,7 +21,7 @@ from pytest_slmserve.schema.catalog import is_file
 from pytest_slmserve.schema.errors import BadUsage, of_a_command
 
 STATUS = (
-    f"{HOLDS} no metric is worse; {FAILS} one is; {UNDECIDED} none is for certain but one is undecided, or nothing "
+    f"{PASSES} no metric is worse; {FAILS} one is; {INCONCLUSIVE} none is for certain but one is inconclusive, or nothing "
     f"could be compared; {USAGE} wrong usage or an archive that cannot be read."
 )
 
@@ -61,7 +61,7 @@ def compare(given: argparse.Namespace) -> int:
     else:
         print("\n\n".join(report.comparison_text(*each) for each in found))
     statuses = {status_of(each) for _, _, each in found}
-    status = next(status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses)
+    status = next(status for status in (FAILS, INCONCLUSIVE, PASSES) if status in statuses)
     if given.html:
         parts = [of_runs(*each) for each in found]
         measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
@@ -89,11 +89,11 @@ def sides_of(given: argparse.Namespace) -> list[RunSide]:
 def status_of(found: RunComparison) -> int:
     if found.counts[Judgement.WORSE]:
         return FAILS
-    return UNDECIDED if found.counts[Judgement.UNDECIDED] or not found.changes else HOLDS
+    return INCONCLUSIVE if found.counts[Judgement.INCONCLUSIVE] or not found.changes else PASSES
 
 
 MERGE_STATUS = (
-    f"{HOLDS} everything is in OUT; {FAILS} all but what the notes name; {USAGE} wrong usage or an archive that "
+    f"{PASSES} everything is in OUT; {FAILS} all but what the notes name; {USAGE} wrong usage or an archive that "
     "cannot be read."
 )
 
@@ -113,4 +113,4 @@ def merge(given: argparse.Namespace) -> int:
         merged = merge_parts(given.paths, into)
     print_notes((*into.notes, *merged.notes))
     print(f"{given.out}: {merged.written} measurements added, {merged.known} were there")
-    return FAILS if merged.notes else HOLDS
+    return FAILS if merged.notes else PASSES

@@ -10,7 +10,16 @@ from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import rate_of, text_of
-from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, add_html, check_share
+from pytest_slmserve.commands.cli import (
+    FAILS,
+    INCONCLUSIVE,
+    PASSES,
+    USAGE,
+    Commands,
+    add_command,
+    add_html,
+    check_share,
+)
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import text as report
 from pytest_slmserve.report.page.content import GATE_KINDS, compared
@@ -18,7 +27,9 @@ from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.schema.errors import BadUsage
 
 SIDES = ("baseline", "candidate")
-STATUS = f"{HOLDS} it passes; {FAILS} it fails; {UNDECIDED} inconclusive; {USAGE} wrong usage, or a file without pairs."
+STATUS = (
+    f"{PASSES} it passes; {FAILS} it fails; {INCONCLUSIVE} inconclusive; {USAGE} wrong usage, or a file without pairs."
+)
 
 
 def add(commands: Commands) -> None:
@@ -56,4 +67,4 @@ def gate(given: argparse.Namespace) -> int:
 
 def status_of(outcome: State) -> int:
     """The exit status of what a gate found."""
-    return {State.HOLDS: HOLDS, State.FAILS: FAILS, State.UNDECIDED: UNDECIDED}[outcome]
+    return {State.PASSES: PASSES, State.FAILS: FAILS, State.INCONCLUSIVE: INCONCLUSIVE}[outcome]

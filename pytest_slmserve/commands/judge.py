@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import Columns, Row, engine_sets, read, remarks
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.cli import HOLDS, USAGE
+from pytest_slmserve.commands.cli import PASSES, USAGE
 from pytest_slmserve.report.as_json import as_csv
 from pytest_slmserve.report.external import sweep
 from pytest_slmserve.report.external import sweep as of_replicas
@@ -26,7 +26,7 @@ from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
-STATUS = f"{HOLDS} it could be judged; {USAGE} wrong usage, or a file that cannot be judged."
+STATUS = f"{PASSES} it could be judged; {USAGE} wrong usage, or a file that cannot be judged."
 PAGE = "External results"  # its section
 VLLMS = {  # columns of `vllm bench serve --save-result`, by the options that name them
     "knob": "max_concurrency",
@@ -121,12 +121,12 @@ def judge(given: argparse.Namespace) -> int:
     found = plan([ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish)
     if given.csv:
         print_csv(sweep.entries(curve, found), notes)
-        return HOLDS
+        return PASSES
     print((sweep.as_json if given.json else sweep.text)(curve, found, columns_of(given), given.tolerance, notes))
     if given.html:
         text = sweep.text(curve, found, columns_of(given), given.tolerance, notes)
         write_section(given.html, PAGE, [of_sweep(curve, given.tolerance, text)])
-    return HOLDS
+    return PASSES
 
 
 def replicas(given: argparse.Namespace) -> int:
@@ -137,11 +137,11 @@ def replicas(given: argparse.Namespace) -> int:
     notes = [*left_out, *remarks(rows, columns, given.baseline)]
     if given.csv:
         print_csv(of_replicas.entries_replicas(found), notes)
-        return HOLDS
+        return PASSES
     print((of_replicas.as_json_replicas if given.json else of_replicas.text_replicas)(found, columns, notes))
     if given.html:
         write_section(given.html, PAGE, [of_external_replicas(found, columns, notes)])
-    return HOLDS
+    return PASSES
 
 
 def print_csv(rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:

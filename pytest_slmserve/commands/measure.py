@@ -21,7 +21,7 @@ from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands.cli import (
     FAILS,
-    HOLDS,
+    PASSES,
     USAGE,
     Commands,
     Parser,
@@ -362,7 +362,7 @@ def vocabulary_of(model: str) -> int:
 
 SHOWN = 100  # characters of what cannot be read
 STATUS = (
-    f"{HOLDS} measured, and all of it valid; {FAILS} measured, but not all valid or not all in the archive, or broken "
+    f"{PASSES} measured, and all of it valid; {FAILS} measured, but not all valid or not all in the archive, or broken "
     f"off; {USAGE} wrong usage, or no server that streams."
 )
 
@@ -440,9 +440,9 @@ def measure_all(given: argparse.Namespace) -> int:
         print(page(found, terms, given.json))
     if moved:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
-    status = HOLDS if not moved and all(valid(each, terms) for each in found) else FAILS
+    status = PASSES if not moved and all(valid(each, terms) for each in found) else FAILS
     if given.html:
-        part = Part(given.model, "good" if status == HOLDS else "bad", [], [], page(found, terms, as_object=False))
+        part = Part(given.model, "good" if status == PASSES else "bad", [], [], page(found, terms, as_object=False))
         write_section(given.html, "Load", [part], found, [given.records], status=status)
     return status
 

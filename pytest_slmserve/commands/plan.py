@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser
+from pytest_slmserve.commands.cli import PASSES, USAGE, Commands, Parser
 from pytest_slmserve.options.table import OPTS
 
 MODES = ("--slm-gpu", "--slm-cpu", "--slm-simulate")
@@ -17,7 +17,7 @@ SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
 QUIET = ("-q", "--no-header", "-p", "no:cacheprovider")
 STATUS = (
     "Such as: slmserve plan --slm-gpu --slm-models=opt-1.3b --slm-plan-gpus=4. `pytest --help` has all options, in the "
-    f"groups that begin with slmserve. Exit status: {HOLDS} planned; {USAGE} wrong usage."
+    f"groups that begin with slmserve. Exit status: {PASSES} planned; {USAGE} wrong usage."
 )
 
 
@@ -36,7 +36,7 @@ def plan(command: Parser, given: argparse.Namespace) -> int:
     """pytest collects the cells, so that they are those that it would run; nothing is started."""
     if {"-h", "--help"} & set(given.words):
         command.print_help()
-        return HOLDS
+        return PASSES
     done = subprocess.run([sys.executable, "-m", "pytest", *QUIET, *words_of(given.words)], check=False)
     return done.returncode
 

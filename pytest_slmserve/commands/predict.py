@@ -17,8 +17,8 @@ from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import TooFewPoints
 
 STATUS = (
-    f"{cli.HOLDS} predicted, and within 10 % where the archives have that GPU; {cli.FAILS} farther off somewhere; "
-    f"{cli.UNDECIDED} too noisy to tell or nothing can be predicted; {cli.USAGE} wrong usage or an archive that cannot "
+    f"{cli.PASSES} predicted, and within 10 % where the archives have that GPU; {cli.FAILS} farther off somewhere; "
+    f"{cli.INCONCLUSIVE} too noisy to tell or nothing can be predicted; {cli.USAGE} wrong usage or an archive that cannot "
     "be read."
 )
 
@@ -55,4 +55,4 @@ def predict(given: argparse.Namespace) -> int:
         for note in notes:
             print(hanging(f"note: {note}", 2))
     checked = [verdict.state for one in found for verdict in one.verdicts]
-    return status_of(all_of(checked)) if checked else cli.HOLDS if found else cli.UNDECIDED
+    return status_of(all_of(checked)) if checked else cli.PASSES if found else cli.INCONCLUSIVE

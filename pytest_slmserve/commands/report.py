@@ -48,12 +48,12 @@ from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
-    f"{cli.HOLDS} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.UNDECIDED} none "
-    f"is wrong but one is undecided or nothing was measured; {cli.USAGE} wrong usage or an archive that cannot be read."
+    f"{cli.PASSES} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.INCONCLUSIVE} none "
+    f"is wrong but one is inconclusive or nothing was measured; {cli.USAGE} wrong usage or an archive that cannot be read."
 )
 NOT_JUDGED = "claims that no test of these runs judges are left out; --strict judges all"
 FIGURES_STATUS = (
-    f"{cli.HOLDS} something was drawn; {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
+    f"{cli.PASSES} something was drawn; {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
 )
 
 
@@ -108,11 +108,11 @@ def report(given: argparse.Namespace) -> int:
     if given.figure is not None:
         draw_sweeps(found.curves, given.figure)
         print(f"drawn: {given.figure}", file=beside)
-    kinds = {"as expected": cli.HOLDS, "unexpected": cli.FAILS, "undecided": cli.UNDECIDED}
+    kinds = {"as expected": cli.PASSES, "unexpected": cli.FAILS, "inconclusive": cli.INCONCLUSIVE}
     statuses = {kinds[outcome(*pair, strict=given.strict)] for pair in found.judged}
     statuses |= {status_of(each.outcome) for each in gates}
-    statuses |= {cli.HOLDS} if found.curves or found.jobs or loads else set()  # where nothing is claimed of them
-    status = next((each for each in (cli.FAILS, cli.UNDECIDED, cli.HOLDS) if each in statuses), cli.UNDECIDED)
+    statuses |= {cli.PASSES} if found.curves or found.jobs or loads else set()  # where nothing is claimed of them
+    status = next((each for each in (cli.FAILS, cli.INCONCLUSIVE, cli.PASSES) if each in statuses), cli.INCONCLUSIVE)
     if given.html is not None:
         with laid_out(TEXT_WIDTH):
             text = "\n".join(pieces(found, loads, terms, "all"))
@@ -141,7 +141,7 @@ def list_runs(given: argparse.Namespace) -> int:
     else:
         print(run_list.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything")
         cli.print_notes(note for contents in archives.values() for note in contents.notes)
-    return cli.HOLDS
+    return cli.PASSES
 
 
 def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria, detail: Detail) -> Iterator[str]:
@@ -197,7 +197,7 @@ def figures(given: argparse.Namespace) -> int:
             path = given.out / f"{picture.name}.{given.format}"
             save(picture.figure, path)
             print(f"drawn: {path}")
-    return cli.HOLDS if any(picture.figure for picture in drawn) else cli.USAGE
+    return cli.PASSES if any(picture.figure for picture in drawn) else cli.USAGE
 
 
 def read_each(given: argparse.Namespace) -> list[tuple[Path, Contents]]:

@@ -345,8 +345,8 @@ class Options:
     plan_gpus: int | None = opt(
         AtLeast(1, 100_000), None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
     )
-    allow_undecided: bool = opt(
-        truth, False, "exit with status 0, not 10, where something is undecided and nothing fails"
+    allow_inconclusive: bool = opt(
+        truth, False, "exit with status 0, not 10, where something is inconclusive and nothing fails"
     )
     strict: bool = opt(truth, False, "assert the claims as published: ignore the list of known exceptions")
 

@@ -136,7 +136,7 @@ def slm_sweep(
 @pytest.fixture
 def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
     """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
-    `model`. Measures nothing: where fewer than two loads are known, the test is undecided."""
+    `model`. Measures nothing: where fewer than two loads are known, the test is inconclusive."""
 
     @checked("slm_advice")
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
@@ -261,7 +261,7 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     """
     name, overrides = words_of(request.node)["claim"], marker_overrides(request.node)
     row = slm_session.verdicts.row(name, slm_model, overrides)
-    if row.expected != "holds" and not slm_session.options.strict:
+    if row.expected != "passes" and not slm_session.options.strict:
         surely = row.expected == "fails"
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=surely, reason=row.evidence))
     return lambda: slm_session.verdicts.judge(name, slm_model, overrides)

@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from pytest_slmserve.run.session import Session
 
 
-EXIT_UNDECIDED = 10
+EXIT_INCONCLUSIVE = 10
 EXIT_BROKEN_OFF = pytest.ExitCode.INTERNAL_ERROR  # of a gate: a crash on the way to a verdict is none
 CLUSTER: pytest.StashKey[Cluster] = pytest.StashKey()
 STATES = pytest.StashKey[set[str]]()  # of the failures of a test: several where it has subtests
-STATE = "slm_state"  # user property of a report without a verdict: undecided, or a gate that was broken off
+STATE = "slm_state"  # user property of a report without a verdict: inconclusive, or a gate that was broken off
 
 
 @contextmanager
@@ -382,16 +382,16 @@ def pytest_runtest_makereport(
     elif call.when == "call":  # what an earlier subtest was is none of this report's
         report.user_properties = [each for each in report.user_properties if each[0] != STATE]
     if call.excinfo is None:
-        if call.when == "call" and states == {"undecided"}:
-            report.user_properties.append((STATE, "undecided"))
+        if call.when == "call" and states == {"inconclusive"}:
+            report.user_properties.append((STATE, "inconclusive"))
         return report
-    from pytest_slmserve.analysis.verdict import Undecided
+    from pytest_slmserve.analysis.verdict import Inconclusive
 
     state = ""
-    if call.excinfo.errisinstance(Undecided):
-        state = "undecided"
+    if call.excinfo.errisinstance(Inconclusive):
+        state = "inconclusive"
         if not is_gate(item) and not judged_claim(item):  # those have a line of their own
-            item.config.stash[SESSION].undecided.append(f"{item.nodeid}: {call.excinfo.value}")
+            item.config.stash[SESSION].inconclusive.append(f"{item.nodeid}: {call.excinfo.value}")
     elif is_gate(item) and call.excinfo.errisinstance(Exception) and not call.excinfo.errisinstance(AssertionError):
         state = "broken off"
     if report.failed:
@@ -407,10 +407,13 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     told = getattr(report, "user_properties", ())  # a file that could not be imported has none
-    if report.when == "call" and report.passed and (STATE, "undecided") in told and not hasattr(report, "context"):
-        report.outcome, report.longrepr = "failed", "its failed subtests are undecided"  # as pytest fails such a test
-    if report.when == "call" and report.failed and (STATE, "undecided") in told:
-        return "undecided", "U", "UNDECIDED"
+    if report.when == "call" and report.passed and (STATE, "inconclusive") in told and not hasattr(report, "context"):
+        report.outcome, report.longrepr = (
+            "failed",
+            "its failed subtests are inconclusive",
+        )  # as pytest fails such a test
+    if report.when == "call" and report.failed and (STATE, "inconclusive") in told:
+        return "inconclusive", "U", "INCONCLUSIVE"
     if report.failed and (STATE, "broken off") in told:
         return "error", "E", "ERROR"
     return None
@@ -440,19 +443,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         errors = stats.get("error", ())
         if any((STATE, "broken off") in getattr(error, "user_properties", ()) for error in errors):
             session.exitstatus = EXIT_BROKEN_OFF
-        elif stats.get("undecided") and not errors:
-            session.exitstatus = EXIT_UNDECIDED
+        elif stats.get("inconclusive") and not errors:
+            session.exitstatus = EXIT_INCONCLUSIVE
     if slm is None:
         return
-    if session.exitstatus == EXIT_UNDECIDED and slm.options.allow_undecided:
+    if session.exitstatus == EXIT_INCONCLUSIVE and slm.options.allow_inconclusive:
         session.exitstatus = pytest.ExitCode.OK
-    if slm.moved and session.exitstatus in (pytest.ExitCode.OK, EXIT_UNDECIDED):
+    if slm.moved and session.exitstatus in (pytest.ExitCode.OK, EXIT_INCONCLUSIVE):
         # of a gate 1 would be a verdict
         session.exitstatus = EXIT_BROKEN_OFF if slm.options.gate else pytest.ExitCode.TESTS_FAILED
     asked = slm.options.gate and not slm.options.plan and not session.config.option.collectonly
     if asked and not slm.gates and session.exitstatus == pytest.ExitCode.OK:
         slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
-        session.exitstatus = EXIT_UNDECIDED
+        session.exitstatus = EXIT_INCONCLUSIVE
     for report in (*stats.get("failed", ()), *stats.get("error", ())):
         crash = getattr(report.longrepr, "reprcrash", None)
         lines = (crash.message if crash else str(report.longrepr)).splitlines()

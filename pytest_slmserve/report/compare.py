@@ -120,7 +120,7 @@ def _parts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Itera
             cases = [f"{case} ({n} cases)" if n > 1 else case for case, n in Counter(only).items()]
             yield hanging(f"measured by the {name} alone: {', '.join(cases)}", 2)
     yield from (hanging(f"note: {note}", 2) for note in (*found.notes, AT_ANOTHER_TIME))
-    yield from _undecided(found.changes)
+    yield from _inconclusive(found.changes)
     decided = [each for each in found.changes if each.verdict in (Judgement.BETTER, Judgement.WORSE)]
     yield from (hanging(f"note: {note}", 2) for note in [BY_CHANCE] if decided)
     for each in sorted(decided, key=lambda each: each.verdict is Judgement.WORSE):
@@ -164,22 +164,22 @@ def _value(change: MetricChange, value: float) -> str:
     return figure(METRICS[change.metric][1] * value, 4)
 
 
-def _undecided(changes: Sequence[MetricChange]) -> Iterator[str]:
+def _inconclusive(changes: Sequence[MetricChange]) -> Iterator[str]:
     """A line for each reason, with the cases that it concerns."""
-    undecided = (each for each in changes if each.verdict is Judgement.UNDECIDED)
-    for why, concerned in grouped(undecided, lambda each: each.why).items():
+    inconclusive = (each for each in changes if each.verdict is Judgement.INCONCLUSIVE)
+    for why, concerned in grouped(inconclusive, lambda each: each.why).items():
         loads = {
             subject: dict.fromkeys(each.load.removesuffix(" in flight") for each in same)
             for subject, same in grouped(concerned, lambda each: each.subject).items()
         }
         cases = "; ".join(f"{subject} at {', '.join(each)}" for subject, each in loads.items())
-        yield hanging(f"undecided: {why} ({counted(len(concerned), 'metric')}: {cases})", 2)
+        yield hanging(f"inconclusive: {why} ({counted(len(concerned), 'metric')}: {cases})", 2)
 
 
 def counts_text(found: RunComparison) -> str:
-    """ "of 40 metrics: 2 better, 1 worse, 30 same, 7 undecided; margin 3 %" """
+    """ "of 40 metrics: 2 better, 1 worse, 30 same, 7 inconclusive; margin 3 %" """
     if not found.changes:
-        return hanging("undecided: nothing was measured by both sides under one load with the same requests", 2)
+        return hanging("inconclusive: nothing was measured by both sides under one load with the same requests", 2)
     always = (Judgement.BETTER, Judgement.WORSE)
     each = [f"{count} {verdict.value}" for verdict, count in found.counts.items() if count or verdict in always]
     return f"of {counted(len(found.changes), 'metric')}: {', '.join(each)}; margin {percent(found.margin)}"
@@ -247,14 +247,14 @@ def history_report(found: Sequence[ReleaseHistory]) -> Iterator[str]:
 
 
 def case_text(title: str, alike: Sequence[ReleaseHistory]) -> str:
-    """The table of one case, and why steps are undecided."""
+    """The table of one case, and why steps are inconclusive."""
     rows = table(rows_of_history(alike), COLUMNS, always=len(COLUMNS))
     return "\n".join([hanging(f"History: {title}", 2), "", rows, *_reasons(alike)])
 
 
 def step_words(step: MetricChange) -> str:
     """What became of a metric since the release before, in words."""
-    if step.verdict is Judgement.UNDECIDED:
+    if step.verdict is Judgement.INCONCLUSIVE:
         return NO_DIFFERENCE if step.why in (NOISE, ONE_REPEAT, FEW_LAUNCHES) else NOT_COMPARABLE
     return WORDS.get(step.verdict) or str(step.verdict.value)
 
@@ -264,13 +264,13 @@ def value_text(history: ReleaseHistory, value: float) -> str:
 
 
 def _reasons(alike: Sequence[ReleaseHistory]) -> Iterator[str]:
-    """A line for each reason of an undecided step, with the releases that it concerns."""
-    undecided = [
+    """A line for each reason of an inconclusive step, with the releases that it concerns."""
+    inconclusive = [
         (release.step, release.release)
         for each in alike
         for release in each.releases
-        if release.step and release.step.verdict is Judgement.UNDECIDED
+        if release.step and release.step.verdict is Judgement.INCONCLUSIVE
     ]
-    for why, concerned in grouped(undecided, lambda pair: pair[0].why).items():
+    for why, concerned in grouped(inconclusive, lambda pair: pair[0].why).items():
         releases = ", ".join(dict.fromkeys(release for _, release in concerned))
         yield hanging(f"{step_words(concerned[0][0])}: {why} ({releases})", 2)

@@ -182,8 +182,8 @@ def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
     point = max(curve.valid, key=lambda p: fmean(p.repeats), default=None)
     plateau = ""
     if is_sweep(curve) and len(curve.valid) > 1:
-        undecided = obstacle(curve) or curve.pareto_plateau(tolerance).state is State.UNDECIDED
-        unsure = "?" if undecided else ""
+        inconclusive = obstacle(curve) or curve.pareto_plateau(tolerance).state is State.INCONCLUSIVE
+        unsure = "?" if inconclusive else ""
         plateau = f"past {curve.valid[-1].concurrency}{unsure}" if flat is None else f"from {flat}{unsure}"
         point = next((p for p in curve.valid if p.concurrency == flat), point)
     # "64", "none" of those measured, ">=512" where a larger one may do as well.
@@ -233,15 +233,15 @@ def _jobs(found: Findings, longest: int) -> Iterator[Section]:
 def _gates(found: Findings, longest: int) -> Iterator[Section]:
     """Each gate with its endpoints, the worst first, and why one does not pass. Of fewer pairs than can decide, only
     what is no matter of chance."""
-    colours: dict[State, Colour] = {State.HOLDS: "green", State.FAILS: "red", State.UNDECIDED: "yellow"}
-    worst = [State.FAILS, State.UNDECIDED, State.HOLDS]
+    colours: dict[State, Colour] = {State.PASSES: "green", State.FAILS: "red", State.INCONCLUSIVE: "yellow"}
+    worst = [State.FAILS, State.INCONCLUSIVE, State.PASSES]
     for gated in found.gates:
         few, more = has_few_pairs(gated), next_step(gated)
         compared = sorted(() if few else gated.gated, key=lambda each: worst.index(each.outcome))
         parts = table_parts([(each, True) for each in compared], COMPARED)
         entries: list[list[Line]] = []
         for each, lines in zip(compared, parts.rows):
-            why = [] if each.outcome is State.HOLDS else _block(f"  {each.why}", max(longest, 2))
+            why = [] if each.outcome is State.PASSES else _block(f"  {each.why}", max(longest, 2))
             entries.append([*((line, colours[each.outcome]) for line in lines), *why])
         for verdict in sorted(gated.exact, key=lambda each: worst.index(each.state)):
             text = f"{verdict.claim}: {WORDS[verdict.state]}, {verdict.why}"
@@ -262,37 +262,37 @@ def _gates(found: Findings, longest: int) -> Iterator[Section]:
 def _claims(found: Findings, longest: int) -> Iterator[Section]:
     """How many claims hold, which do not and were expected to, and what would decide the others."""
     kinds = by_outcome(found.judged, strict=found.strict)
-    if own := [_block(f"undecided: {text}", longest, "yellow") for text in found.undecided]:
-        yield Section([], own, "undecided test", weight=3)
+    if own := [_block(f"inconclusive: {text}", longest, "yellow") for text in found.inconclusive]:
+        yield Section([], own, "inconclusive test", weight=3)
     if not found.judged:
         return
-    wrong = kinds["FAIL"] or kinds["HOLD, UNEXPECTED"]
-    colour: Colour = "red" if wrong else "yellow" if kinds["undecided"] else "green"
+    wrong = kinds["FAIL"] or kinds["PASS, UNEXPECTED"]
+    colour: Colour = "red" if wrong else "yellow" if kinds["inconclusive"] else "green"
     head = _block(f"claims: {tally(kinds)}", longest, colour)
     yield Section(head, [_block(f"  {text}", longest, "red") for text in unexpected(kinds)], "claim", weight=4)
-    entries = [_block(f"  {text}", longest, "yellow") for text in undecided(kinds, found.curves)]
+    entries = [_block(f"  {text}", longest, "yellow") for text in inconclusive(kinds, found.curves)]
     yield Section([], entries, "reason", weight=2)
 
 
 def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
     """A sentence on each claim that is not as expected."""
-    for word, kind in (("FAILS", "FAIL"), ("HOLDS, UNEXPECTED", "HOLD, UNEXPECTED")):
+    for word, kind in (("FAILS", "FAIL"), ("PASSES, UNEXPECTED", "PASS, UNEXPECTED")):
         yield from (f"{word} {v.claim}, {v.subject}: {v.why}" for v in kinds[kind])
 
 
-def undecided(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:
+def inconclusive(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:
     """A sentence for each reason, or remedy, with the claims that it is of."""
-    for what, them in grouped(kinds["undecided"], lambda verdict: remedy(verdict, curves)).items():
+    for what, them in grouped(kinds["inconclusive"], lambda verdict: remedy(verdict, curves)).items():
         # Such as: throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 verdicts).
         by_claim = grouped(them, lambda verdict: verdict.claim).items()
         each = {
             name: f"{len(of)} verdicts" if len(of) > 2 else "; ".join(v.subject for v in of) for name, of in by_claim
         }
-        yield f"undecided: {what}: {', '.join(f'{name} ({of})' for name, of in each.items())}"
+        yield f"inconclusive: {what}: {', '.join(f'{name} ({of})' for name, of in each.items())}"
 
 
 def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
-    """What would decide an undecided verdict; where no measurement of the same kind would, the reason."""
+    """What would decide an inconclusive verdict; where no measurement of the same kind would, the reason."""
     repeats = max((len(point.repeats) for curve in curves for point in curve.points), default=1)
     mode = next((f"{curve.environment.mode} " for curve in curves if curve.environment), "")
     if verdict.remedy:
@@ -405,7 +405,7 @@ def findings_of(session: Any) -> Findings:
         slo=session.slo,
         strict=session.options.strict,
         failed=session.failed,
-        undecided=session.undecided,
+        inconclusive=session.inconclusive,
         notes=session.notes,
         reused=f"{sum(cells.values())} measurements were reused from {session.source}" if cells else "",
         archives=[str(archive.path)] if archive else [],

@@ -52,7 +52,9 @@ class Session:
     slo: Slo | None = None
     page: RunPage | None = None
     claims: Collection[str] | None = None  # that the tests of this run judge; None where no tests are known
-    undecided: list[str] = field(default_factory=list)  # tests that are, each with the reason, but for claims and gates
+    inconclusive: list[str] = field(
+        default_factory=list
+    )  # tests that are, each with the reason, but for claims and gates
     failed: list[str] = field(default_factory=list)  # tests that did, each with a line of why, once all have ended
     command: str = ""  # that makes the same run again
     _undo: ExitStack = field(default_factory=ExitStack)

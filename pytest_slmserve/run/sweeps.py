@@ -54,7 +54,7 @@ class Rounds:
             self.failed[load] = error
 
     def until_decided(self, judge: Callable[[], Sequence[Verdict]]) -> None:
-        """Measure again the loads that undecided verdicts depend on most, until none is left that more measurements
+        """Measure again the loads that inconclusive verdicts depend on most, until none is left that more measurements
         would decide, or the budget is spent. Verdicts are only asked for after the numbers of repeats that their
         intervals are made for."""
         while again := {load: self._next_look(load) for verdict in judge() for load in self._again(verdict)}:
@@ -62,11 +62,11 @@ class Rounds:
                 wanted = [load for load, look in again.items() if number <= look]
                 if not self._time_for(wanted, number):
                     return
-                self.round(number, wanted, "undecided so far")
+                self.round(number, wanted, "inconclusive so far")
 
     def _again(self, verdict: Verdict) -> list[int]:
-        undecided = verdict.state is State.UNDECIDED
-        return [load for load in verdict.again if undecided and load in self.cases and self._next_look(load)]
+        inconclusive = verdict.state is State.INCONCLUSIVE
+        return [load for load in verdict.again if inconclusive and load in self.cases and self._next_look(load)]
 
     def _next_look(self, load: int) -> int:
         """The number of repeats at the next look; 0 where none is left, or the load cannot be measured."""

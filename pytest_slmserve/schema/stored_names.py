@@ -20,6 +20,7 @@ NAMES = {  # of a field: its name on disk
 }
 PLATFORMS = {"simulated": "fake"}
 VALUES = {  # of a field: its values on disk, where they differ
+    "expected": {"passes": "holds"},  # of a row of the claims table
     "platform": PLATFORMS,
     "device": PLATFORMS,  # of a row of the claims table
     "load_format": {"auto": "real"},

@@ -37,7 +37,7 @@ from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Replica, Stream
 
-HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
+PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 
 
 def together(*rates, concurrency=8, group="one", sharing="mps", models=None, repeat=0, began_s=None, **how):
@@ -246,7 +246,7 @@ def test_the_gain_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("rates", "state"), [((620.0, 624.0), HOLDS), ((450.0, 452.0), FAILS), ((400.0, 620.0), UNDECIDED)]
+    ("rates", "state"), [((620.0, 624.0), PASSES), ((450.0, 452.0), FAILS), ((400.0, 620.0), INCONCLUSIVE)]
 )
 def test_do_replicas_pay(rates, state):
     runs = [m for i, rate in enumerate(rates) for m in together(rate, rate, repeat=i)]
@@ -303,13 +303,13 @@ def test_one_engine_of_another_host_says_nothing_of_them():
     def judged(single, judge=replicas_pay):
         return judge(with_shared([curve_of("opt-1.3b", single)], shared_points(runs))[0], "mps", 1.0)
 
-    assert judged([*mine, *theirs]).state is HOLDS
+    assert judged([*mine, *theirs]).state is PASSES
     assert judged([*mine, *theirs]).value == judged(mine).value == pytest.approx(1201 / 1000.5)
     for judge in (replicas_pay, partial(compared_with_one, TAIL)):
         assert judged(theirs, judge).why == "one engine alone was not measured at 16 in flight on their host"
 
 
-@pytest.mark.parametrize(("bound", "state"), [(1.1, HOLDS), (0.5, FAILS)])
+@pytest.mark.parametrize(("bound", "state"), [(1.1, PASSES), (0.5, FAILS)])
 def test_the_tail(bound, state):
     runs = [m for i in range(2) for m in together(520.0 + i, 520.0 + i, repeat=i)]
     verdict = compared_with_one(TAIL, curve((1000.0, 1004.0), runs), "mps", bound)
@@ -321,13 +321,13 @@ def test_what_is_missing_is_said():
     runs = together(600.0, 600.0)
     for judge in (replicas_pay, partial(compared_with_one, TAIL)):
         none = judge(curve((1000.0,), runs), "time-slicing", 1.0)
-        assert (none.state, none.why) == (UNDECIDED, "no replicas were measured by time slicing")
+        assert (none.state, none.why) == (INCONCLUSIVE, "no replicas were measured by time slicing")
         remote_executor = with_shared([curve_of("opt-1.3b", [measurement(8, 900.0)])], shared_points(runs))[0]
         assert judge(remote_executor, "mps", 1.0).why == "one engine alone was not measured at 16 in flight"
         broken = judge(curve((1000.0,), together(600.0, 600.0, failures=2)), "mps", 1.0)
-        assert broken.state is UNDECIDED and "2 replicas have no valid repeat (replica 1: 2 requests" in broken.why
+        assert broken.state is INCONCLUSIVE and "2 replicas have no valid repeat (replica 1: 2 requests" in broken.why
     once = replicas_pay(curve((1000.0,), runs), "mps", 1.0)
-    assert once.state is UNDECIDED and "--slm-repeats 2" in once.why
+    assert once.state is INCONCLUSIVE and "--slm-repeats 2" in once.why
     assert has_replicas(curve((1.0,), runs), "mps") and not has_replicas(curve((1.0,), runs), "mig")
 
 

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, every_within
 
-HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
+PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 SECOND_FARTHER = [(Interval(1.0, 0.9, 1.1), "a"), (Interval(1.3, 1.2, 1.4), "b")]
 
 
@@ -33,11 +33,11 @@ def around(values, half=1.0):
 @pytest.mark.parametrize(
     ("judge", "bound", "state", "decides"),
     [
-        (below, 1.5, HOLDS, "b"),
-        (below, 1.3, UNDECIDED, "b"),
+        (below, 1.5, PASSES, "b"),
+        (below, 1.3, INCONCLUSIVE, "b"),
         (below, 1.15, FAILS, "b"),
-        (above, 0.8, HOLDS, "a"),
-        (above, 1.0, UNDECIDED, "a"),
+        (above, 0.8, PASSES, "a"),
+        (above, 1.0, INCONCLUSIVE, "a"),
         (above, 1.15, FAILS, "a"),
     ],
 )
@@ -48,7 +48,13 @@ def test_the_one_that_is_nearest_to_its_bound_or_beyond_it_decides(judge, bound,
 
 @pytest.mark.parametrize(
     ("least", "most", "state", "decides"),
-    [(0.5, 1.5, HOLDS, "b"), (0.8, 2, HOLDS, "a"), (1, 2, UNDECIDED, "a"), (1.15, 2, FAILS, "a"), (0, 1.1, FAILS, "b")],
+    [
+        (0.5, 1.5, PASSES, "b"),
+        (0.8, 2, PASSES, "a"),
+        (1, 2, INCONCLUSIVE, "a"),
+        (1.15, 2, FAILS, "a"),
+        (0, 1.1, FAILS, "b"),
+    ],
 )
 def test_between_two_bounds(least, most, state, decides):
     found, _, what = every_within(least, most, lambda several: SECOND_FARTHER)
@@ -56,16 +62,16 @@ def test_between_two_bounds(least, most, state, decides):
 
 
 @pytest.mark.parametrize(("judge", "values"), [(below, [2.1, -3.0]), (above, [-2.1, 3.0])])
-def test_an_undecided_one_is_told_with_an_interval_that_has_the_bound_in_it(judge, values):
+def test_an_inconclusive_one_is_told_with_an_interval_that_has_the_bound_in_it(judge, values):
     """By its own interval it is beyond the bound, corrected it is not."""
     state, seen, place = every(judge, 0.0, around(values))
-    assert (state, place, seen.value) == (UNDECIDED, 0, values[0]) and seen.low < 0 < seen.high
+    assert (state, place, seen.value) == (INCONCLUSIVE, 0, values[0]) and seen.low < 0 < seen.high
 
 
 def test_without_noise_nothing_is_decided_and_the_farthest_is_named():
     rows = [(Interval(1.0), "a"), (Interval(2.0), "b")]
-    assert every(below, 5.0, lambda several: rows) == (UNDECIDED, Interval(2.0), "b")
-    assert every(above, 0.5, lambda several: rows) == (UNDECIDED, Interval(1.0), "a")
+    assert every(below, 5.0, lambda several: rows) == (INCONCLUSIVE, Interval(2.0), "b")
+    assert every(above, 0.5, lambda several: rows) == (INCONCLUSIVE, Interval(1.0), "a")
 
 
 def test_one_of_many_that_keep_a_promise_seldom_breaks_it_by_chance():
@@ -85,10 +91,11 @@ def test_below_a_bound_is_above_it_turned_round(values, bound):
 @pytest.mark.parametrize(("launches", "told"), [(("a", "a"), True), (("a", "b"), False)])
 def test_a_verdict_that_rests_on_one_launch_says_so(launches, told):
     [point] = points_of(measurement(8, 100.0, repeat=i, launch=launch) for i, launch in enumerate(launches))
-    verdict = Verdict.from_interval("claim", "subject", HOLDS, "it is so", Interval(1.0, 0.9, 1.1), 2.0, point)
+    verdict = Verdict.from_interval("claim", "subject", PASSES, "it is so", Interval(1.0, 0.9, 1.1), 2.0, point)
     assert verdict.why == ("it is so, of one launch" if told else "it is so")
     assert (
-        Verdict.from_interval("claim", "subject", UNDECIDED, "who knows", Interval(1.0), 2.0, point).why == "who knows"
+        Verdict.from_interval("claim", "subject", INCONCLUSIVE, "who knows", Interval(1.0), 2.0, point).why
+        == "who knows"
     )
 
 
@@ -103,5 +110,5 @@ def test_a_verdict_on_points_of_different_hosts_says_so(hosts, told):
         for load, of_load in zip((8, 16), hosts)
         for i, host in enumerate(of_load or (None, None))
     )
-    verdict = Verdict.from_interval("claim", "subject", HOLDS, "it is so", Interval(1.0, 0.9, 1.1), 2.0, *points)
+    verdict = Verdict.from_interval("claim", "subject", PASSES, "it is so", Interval(1.0, 0.9, 1.1), 2.0, *points)
     assert verdict.why.endswith(", on different hosts") is told

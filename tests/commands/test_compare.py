@@ -57,11 +57,11 @@ def test_a_regression_is_named_with_its_ratio_and_the_status_is_1(before, capsys
     row = next(line.split() for line in lines if "tokens/s" in line)
     assert row[:6] == ["8", "in", "flight", "tokens/s", "1,000", "909.5"] and row[-1] == "worse"
     assert "worse: opt-1.3b at 8 in flight: tokens/s 0.9091 of the baseline (95 %: 0.90" in out
-    assert "undecided: fewer than 4 launches on a side" in out and "miss the truth by chance" in out
-    assert lines[-1] == "of 9 metrics: 0 better, 4 worse, 5 undecided; margin 3 %"
+    assert "inconclusive: fewer than 4 launches on a side" in out and "miss the truth by chance" in out
+    assert lines[-1] == "of 9 metrics: 0 better, 4 worse, 5 inconclusive; margin 3 %"
 
 
-def test_no_regression_is_0_and_what_is_undecided_10(before, capsys):
+def test_no_regression_is_0_and_what_is_inconclusive_10(before, capsys):
     same = written(Path("same.jsonl"), of(1.0))
     assert told(capsys, before, same, RATE)[0] == 0
     assert told(capsys, before, same)[0] == 10, "of the latencies nothing is known"
@@ -71,11 +71,11 @@ def test_no_regression_is_0_and_what_is_undecided_10(before, capsys):
     assert told(capsys, before, written(Path("wide.jsonl"), of(1.1)), RATE, "--margin", "0.2")[0] == 0
 
 
-def test_nothing_in_common_is_undecided(before, capsys, monkeypatch):
+def test_nothing_in_common_is_inconclusive(before, capsys, monkeypatch):
     other = written(Path("other.jsonl"), repeats([900, 901], 64))
     monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = told(capsys, before, other)
-    assert status == 10 and "\nundecided: nothing was measured by both sides" in out
+    assert status == 10 and "\ninconclusive: nothing was measured by both sides" in out
     assert max(map(len, out.splitlines())) <= 80
     assert "measured by the baseline alone: opt-1.3b at 8 in flight" in out
     assert "measured by the candidate alone: opt-1.3b at 64 in flight" in out
@@ -104,7 +104,7 @@ def test_json_has_the_fields_by_their_names(before, capsys):
     found = json.loads(out)
     (each,) = found["comparisons"]
     assert status == 1 and found["margin"] == 0.03 == each["margin"]
-    assert each["counts"] == {"better": 0, "worse": 4, "same": 0, "no worse": 0, "undecided": 5}
+    assert each["counts"] == {"better": 0, "worse": 4, "same": 0, "no worse": 0, "inconclusive": 5}
     assert each["differences"] == [{"field": "vllm", "baseline": ["0.26.0"], "candidate": ["0.27.0"]}]
     rate = each["changes"][0]
     assert (rate["metric"], rate["verdict"], rate["launches"]) == ("output_tokens_per_s", "worse", [1, 1])
@@ -172,5 +172,5 @@ def test_committed_archives_of_two_hosts_say_so_and_claim_nothing(capsys):
         status, out, _ = told(capsys, *each)
         assert status == 10
         assert ["host", "5742266f", "01984512"] in [line.split() for line in out.splitlines()] or each is not paths
-        assert "undecided: other host or boot: hosts of one kind differ" in out
-        assert out.splitlines()[-1] == "of 45 metrics: 0 better, 0 worse, 45 undecided; margin 3 %"
+        assert "inconclusive: other host or boot: hosts of one kind differ" in out
+        assert out.splitlines()[-1] == "of 45 metrics: 0 better, 0 worse, 45 inconclusive; margin 3 %"

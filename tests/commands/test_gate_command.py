@@ -115,7 +115,7 @@ def test_the_verdict_is_that_of_the_gate(tmp_path, capsys, direction):
         (expected,) = gate([PairSeries("rate", direction, tuple(made))], GateCriteria())
         status, found = asked(capsys, write(tmp_path, *lines(made)), direction)
         assert (found["outcome"], found["decided_at"]) == (WORDS[expected.outcome], expected.decided_at)
-        assert status == {State.HOLDS: 0, State.FAILS: 1, State.UNDECIDED: 10}[expected.outcome]
+        assert status == {State.PASSES: 0, State.FAILS: 1, State.INCONCLUSIVE: 10}[expected.outcome]
 
 
 def test_the_margin_is_the_users(tmp_path, capsys):

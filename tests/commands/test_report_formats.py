@@ -54,7 +54,7 @@ def test_json_is_one_object_with_all_that_the_text_tells(records, capsys):
     assert by_kind == [("point", 16), ("point", 64), ("point", 256), ("replicas", 16), ("job", None)]
     assert [each["subject"] for each in found["sweeps"]] == ["opt-1.3b"] and found["sweeps"][0]["pareto"] == [16, 64]
     verdict = next(each for each in found["verdicts"] if each["claim"] == "throughput-plateau")
-    assert (verdict["state"], verdict["expected"], verdict["outcome"]) == ("undecided", "holds", "undecided")
+    assert (verdict["state"], verdict["expected"], verdict["outcome"]) == ("inconclusive", "passes", "inconclusive")
 
 
 def test_a_point_has_the_names_of_its_fields(records, capsys):

@@ -95,8 +95,8 @@ def decided(series: list[PairSeries], terms: GateCriteria) -> tuple[list[State],
     done = 0
     while (n := next_look(done, terms)) is not None:
         known, done = decisions(first(series, n), terms), n
-        outcomes = [known[each.name][0] if each.name in known else State.UNDECIDED for each in series]
-        if all_of(outcomes) is not State.UNDECIDED:
+        outcomes = [known[each.name][0] if each.name in known else State.INCONCLUSIVE for each in series]
+        if all_of(outcomes) is not State.INCONCLUSIVE:
             break
     return outcomes, done
 

@@ -71,13 +71,13 @@ def test_the_records_can_be_trusted():
 
 def test_an_unchanged_candidate_passes_in_every_endpoint():
     found = gated()
-    assert states(found) == dict.fromkeys(OF_DUMMY, State.HOLDS) and found.outcome is State.HOLDS
+    assert states(found) == dict.fromkeys(OF_DUMMY, State.PASSES) and found.outcome is State.PASSES
 
 
 @pytest.mark.parametrize("endpoint", OF_DUMMY)
 def test_ten_percent_worse_fails_there_and_nowhere_else(endpoint):
     found = gated(endpoint, 1.1)
-    assert states(found) == dict.fromkeys(OF_DUMMY, State.HOLDS) | {endpoint: State.FAILS}
+    assert states(found) == dict.fromkeys(OF_DUMMY, State.PASSES) | {endpoint: State.FAILS}
     assert found.outcome is State.FAILS
 
 
@@ -94,7 +94,7 @@ def test_the_ratio_is_the_planted_one(endpoint):
 @pytest.mark.parametrize("endpoint", OF_DUMMY)
 def test_ten_percent_better_passes_everywhere(endpoint):
     found = gated(endpoint, 1 / 1.1)
-    assert states(found) == dict.fromkeys(OF_DUMMY, State.HOLDS) and found.outcome is State.HOLDS
+    assert states(found) == dict.fromkeys(OF_DUMMY, State.PASSES) and found.outcome is State.PASSES
 
 
 def without_sensor(made: Measurement) -> Measurement:
@@ -117,24 +117,24 @@ def without_memory(made: Measurement) -> Measurement:
 
 def test_where_no_sensor_tells_memory_there_is_no_verdict_on_it():
     found = judge_gate([without_memory(m) for m in records({})], GateCriteria())
-    assert found.verdict(MEMORY) is None and found.outcome is State.HOLDS
+    assert found.verdict(MEMORY) is None and found.outcome is State.PASSES
 
 
 @pytest.mark.parametrize("unknown", [SMALL, LARGE])
-def test_memory_that_a_side_tells_at_one_load_alone_leaves_it_undecided(unknown):
+def test_memory_that_a_side_tells_at_one_load_alone_leaves_it_inconclusive(unknown):
     """It may have needed more at the other."""
     made = [
         without_memory(m) if (m.paired.side, m.load.concurrency) == ("candidate", unknown) else m for m in records({})
     ]
-    assert states(judge_gate(made, GateCriteria()))[MEMORY] is State.UNDECIDED
+    assert states(judge_gate(made, GateCriteria()))[MEMORY] is State.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
     ("before", "more", "wanted"),
     [
-        (8 * GIB, 250 * MIB, State.HOLDS),  # within the grain
+        (8 * GIB, 250 * MIB, State.PASSES),  # within the grain
         (8 * GIB, 260 * MIB, State.FAILS),
-        (100 * GIB, 1000 * MIB, State.HOLDS),  # within one in a hundred
+        (100 * GIB, 1000 * MIB, State.PASSES),  # within one in a hundred
         (100 * GIB, 1040 * MIB, State.FAILS),
     ],
 )
@@ -162,20 +162,20 @@ def test_a_candidate_may_need_one_in_a_hundred_more_or_256_mib(before, more, wan
 )
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
 @pytest.mark.parametrize("pair", [1, 4, PAIRS])
-def test_a_value_that_one_launch_did_not_report_leaves_it_undecided(lost, blind, side, pair):
+def test_a_value_that_one_launch_did_not_report_leaves_it_inconclusive(lost, blind, side, pair):
     made = [blind(m) if (m.paired.pair, m.paired.side) == (pair, side) else m for m in records({})]
     found = judge_gate(made, GateCriteria())
-    assert states(found) == dict.fromkeys(OF_DUMMY, State.HOLDS) | dict.fromkeys(lost, State.UNDECIDED)
-    assert found.outcome is State.UNDECIDED
+    assert states(found) == dict.fromkeys(OF_DUMMY, State.PASSES) | dict.fromkeys(lost, State.INCONCLUSIVE)
+    assert found.outcome is State.INCONCLUSIVE
 
 
-def test_a_value_that_only_one_side_ever_reports_leaves_it_undecided():
+def test_a_value_that_only_one_side_ever_reports_leaves_it_inconclusive():
     """A release that no longer says how long it took to start, say."""
     made = [without_start(m) if m.paired.side == "candidate" else m for m in records({})]
     found = judge_gate(made, GateCriteria())
-    assert states(found)["start"] is State.UNDECIDED and found.outcome is State.UNDECIDED
+    assert states(found)["start"] is State.INCONCLUSIVE and found.outcome is State.INCONCLUSIVE
 
 
 def test_too_few_pairs_pass_nothing():
     found = judge_gate([m for m in records({}) if m.paired.pair <= 3], GateCriteria())
-    assert {each.outcome for each in found.gated} == {State.UNDECIDED} and found.outcome is State.UNDECIDED
+    assert {each.outcome for each in found.gated} == {State.INCONCLUSIVE} and found.outcome is State.INCONCLUSIVE

@@ -19,7 +19,7 @@ from sessions import DIRECTIONS, Planted, first, heavy, looked_at, many, measure
 from pytest_slmserve.analysis.gate.decision import GateCriteria, Pair, PairSeries, gate, next_look
 from pytest_slmserve.analysis.verdict import State, all_of
 
-PASS, FAIL, INCONCLUSIVE = State.HOLDS, State.FAILS, State.UNDECIDED
+PASS, FAIL, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 TAIL = 0.001
 ALARMS, MISSES = 0.01, 0.01
 UNCHANGED, SLOWER = (0.0,) * 4, (0.05, 0.0, 0.0, 0.0)

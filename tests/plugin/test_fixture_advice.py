@@ -64,7 +64,7 @@ def test_another_model_is_asked_for_by_name(pytester):
     pytester.runpytest_inprocess(*ARGUMENTS).assert_outcomes(passed=2)
 
 
-def test_nothing_measured_is_undecided(pytester):
+def test_nothing_measured_is_inconclusive(pytester):
     pytester.makepyfile(
         """
         def test_nothing(slm_advice):

@@ -18,7 +18,7 @@ def repeats(archive):
     return Counter(m.load.concurrency for m in archive().measurements)
 
 
-def test_the_loads_of_an_undecided_claim_are_measured_again_until_it_is_decided(sweep, archive):
+def test_the_loads_of_an_inconclusive_claim_are_measured_again_until_it_is_decided(sweep, archive):
     result = sweep(*NOISY, "--slm-budget=600")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*holds*plateau from *"])
@@ -32,7 +32,7 @@ def test_rounds_go_over_all_loads(sweep, archive):
     assert [m.load.concurrency for m in archive().measurements] == [1, 16, 64, 128, 256] * 2
 
 
-def test_without_a_budget_it_is_undecided_and_what_would_decide_is_told(sweep, archive):
+def test_without_a_budget_it_is_inconclusive_and_what_would_decide_is_told(sweep, archive):
     result = sweep(*NOISY, "--slm-budget=0", "--slm-report=summary")
     assert result.ret == 10 and set(repeats(archive).values()) == {2}
     text = " ".join(result.stdout.str().split())
@@ -40,7 +40,7 @@ def test_without_a_budget_it_is_undecided_and_what_would_decide_is_told(sweep, a
     assert would in text or "too near to its bound" in text
 
 
-def test_a_resumed_sweep_goes_on_at_the_undecided_loads(sweep, archive):
+def test_a_resumed_sweep_goes_on_at_the_inconclusive_loads(sweep, archive):
     sweep(*NOISY, "--slm-budget=0")
     result = sweep(*NOISY, "--slm-budget=600", "--slm-resume")
     assert result.ret == 0

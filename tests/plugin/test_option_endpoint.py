@@ -77,7 +77,7 @@ def test_what_is_expected_of_a_claim_is_looked_up_by_its_interface(pytester, at,
     interfaces, row_for = set(), lookup.row_for
     monkeypatch.setattr(lookup, "row_for", lambda *by: interfaces.add(by[3]) or row_for(*by))
     put(pytester.path, "test_pareto_plateau")
-    at("-k", "throughput_reaches_a_plateau").assert_outcomes()  # undecided: nothing is measured
+    at("-k", "throughput_reaches_a_plateau").assert_outcomes()  # inconclusive: nothing is measured
     assert interfaces == {"endpoint"}
 
 

@@ -36,12 +36,12 @@ def test_an_argument_the_simulated_engine_does_not_know_fails_the_points(sweep):
     assert "Traceback" not in result.stdout.str()
 
 
-def test_a_planted_preemption_makes_points_invalid_and_the_claim_undecided(sweep):
+def test_a_planted_preemption_makes_points_invalid_and_the_claim_inconclusive(sweep):
     result = sweep("--slm-engine-arg=preempt_from=100")
     assert result.ret == 1
     result.assert_outcomes(passed=3, failed=2)
     result.stdout.fnmatch_lines(
-        ["*preemptions in the window: the KV cache is too small*", "*undecided*invalid at 128, 256*"]
+        ["*preemptions in the window: the KV cache is too small*", "*inconclusive*invalid at 128, 256*"]
     )
 
 

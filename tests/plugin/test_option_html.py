@@ -101,13 +101,13 @@ def test_a_failed_test_is_named_on_the_page_and_in_the_step_summary(pytester, mo
     assert f"```text\nfailed: {objective}\nfailed: {engine}\n" in summary
 
 
-def test_an_undecided_test_is_named_with_its_reason(pytester, monkeypatch):
+def test_an_inconclusive_test_is_named_with_its_reason(pytester, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "summary.md"))
     pytester.makepyfile("def test_mine(slm_sweep): assert slm_sweep(concurrency=[1, 16]).pareto_plateau(tolerance=0.1)")
     result = pytester.runpytest_inprocess("--slm-simulate", "--slm-models=opt-125m", "--slm-html=out.html")
     assert result.ret == 10
-    result.stdout.fnmatch_lines(["undecided: test_an_undecided_test_is_named_with_its_reason.py::test_mine: *"])
-    told = "::test_mine: <undecided: throughput-plateau"
+    result.stdout.fnmatch_lines(["inconclusive: test_an_inconclusive_test_is_named_with_its_reason.py::test_mine: *"])
+    told = "::test_mine: <inconclusive: throughput-plateau"
     summary = " ".join((pytester.path / "summary.md").read_text("utf-8").split())
     assert told in page(pytester).text and told in summary
 

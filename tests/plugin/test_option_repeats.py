@@ -8,10 +8,10 @@ def test_each_point_is_measured_so_often(sweep, archive):
     assert len(archive().measurements) == 15
 
 
-def test_one_repeat_has_no_interval_so_its_claims_are_undecided(sweep):
+def test_one_repeat_has_no_interval_so_its_claims_are_inconclusive(sweep):
     result = sweep("--slm-repeats=1")
     assert result.ret == 10
-    result.stdout.fnmatch_lines(["*noise unknown: one repeat*--slm-repeats 2*", "*1 undecided*"])
+    result.stdout.fnmatch_lines(["*noise unknown: one repeat*--slm-repeats 2*", "*1 inconclusive*"])
 
 
 def test_none_is_refused(sweep):

@@ -22,7 +22,7 @@ def rehearse(pytester, monkeypatch):
 
 @pytest.mark.parametrize(
     ("slowdown", "status", "word", "state"),
-    [([], 0, "PASS", "holds"), (["1.5%"], 10, "INCONCLUSIVE", "undecided"), (["5%"], 1, "FAIL", "fails")],
+    [([], 0, "PASS", "passes"), (["1.5%"], 10, "INCONCLUSIVE", "inconclusive"), (["5%"], 1, "FAIL", "fails")],
 )
 def test_each_end_of_a_gate_can_be_seen(rehearse, pytester, slowdown, status, word, state):
     """By the default margin, pairs and loads; of a model whatever, for launches are drawn alike."""

@@ -85,17 +85,17 @@ def test_a_load_that_cannot_be_measured_fails_and_ends_the_sweep(sweep, archive)
         [
             "*EngineFailed: the simulated engine died at 512 in flight*",
             "*not measured, though planned: 512 in flight*",
-            "*undecided*not measured at 512 in flight*",
+            "*inconclusive*not measured at 512 in flight*",
             "note: opt-125m: the adaptive sweep ended at 512 in flight: the simulated engine died*",
             "SKIPPED*the adaptive sweep ended early: 512 in flight was next*",
         ]
     )
 
 
-def test_an_invalid_load_fails_its_item_and_leaves_the_claim_undecided(sweep, archive):
+def test_an_invalid_load_fails_its_item_and_leaves_the_claim_inconclusive(sweep, archive):
     result = sweep(*ADAPTIVE, "--slm-engine-arg=fail_at=512")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*undecided*invalid at 512 in flight*"])
+    result.stdout.fnmatch_lines(["*inconclusive*invalid at 512 in flight*"])
     assert max(load for load in loads(archive()) if load < 512) == 256, "the largest that is valid"
 
 
@@ -114,13 +114,13 @@ def test_points_that_a_marker_names_are_measured_in_any_case(pytester, archive):
     assert sum(m.load.concurrency == 4 for m in archive().measurements) == 2
 
 
-def test_noise_that_takes_too_long_leaves_it_undecided_and_says_how_to_go_on(sweep):
+def test_noise_that_takes_too_long_leaves_it_inconclusive_and_says_how_to_go_on(sweep):
     result = sweep(
         *ADAPTIVE, "--slm-engine-arg=noise=0.05", "--slm-engine-arg=b_half=60", "--slm-report=summary", "--slm-budget=0"
     )
     assert result.ret == 10
     text = " ".join(result.stdout.str().split())
-    assert "undecided: --slm-sweep full with --slm-resume measures the rest: throughput-plateau" in text
+    assert "inconclusive: --slm-sweep full with --slm-resume measures the rest: throughput-plateau" in text
 
 
 def test_a_plan_says_that_it_is_the_most_that_may_be_measured(sweep):

@@ -9,7 +9,7 @@ import pytest
 from inside import SMALL, usage_error
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plugin.hooks import EXIT_UNDECIDED, SESSION
+from pytest_slmserve.plugin.hooks import EXIT_INCONCLUSIVE, SESSION
 from pytest_slmserve.plugin.parametrize import named_models
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.sensors import GPU_UTIL, POWER, SM_ACTIVE
@@ -294,7 +294,7 @@ def test_an_invalid_point_is_measured_once_more_and_fails(sweep, archive):
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=4, failed=1)
-    assert "1 undecided" in result.stdout.str()
+    assert "1 inconclusive" in result.stdout.str()
 
 
 SENSED = """
@@ -315,15 +315,15 @@ SENSED = """
 
 @pytest.mark.parametrize(
     ("argument", "ret"),
-    [("sensors=true", 0), ("sensors=false", EXIT_UNDECIDED), ("sm_occupancy=0.8", 0)],
+    [("sensors=true", 0), ("sensors=false", EXIT_INCONCLUSIVE), ("sm_occupancy=0.8", 0)],
 )
 def test_claims_on_sensors_are_judged_by_what_they_say(pytester, argument, ret):
     pytester.makepyfile(SENSED)
     result = pytester.runpytest_inprocess(*SMALL, f"--slm-engine-arg={argument}", "-p", "no:cacheprovider")
     assert result.ret == ret
-    if ret == EXIT_UNDECIDED:
+    if ret == EXIT_INCONCLUSIVE:
         result.stdout.fnmatch_lines(
-            ["*undecided*no sensor gave the profiling counters*", "*undecided*no sensor gave power or energy*"]
+            ["*inconclusive*no sensor gave the profiling counters*", "*inconclusive*no sensor gave power or energy*"]
         )
 
 

@@ -44,7 +44,7 @@ def test_every_point_was_measured_and_every_claim_judged(finished):
     for batch in BATCHES:
         assert re.search(rf"test_point\[opt-tiny-{batch}\] PASSED", finished.text), finished.text
     assert re.search(r"predicted_kv_blocks\[opt-tiny\] PASSED", finished.text)
-    assert len(re.findall(r"\[opt-tiny\] (X?PASS|X?FAIL|UNDECIDED)", finished.text)) == 5
+    assert len(re.findall(r"\[opt-tiny\] (X?PASS|X?FAIL|INCONCLUSIVE)", finished.text)) == 5
     assert "Traceback" not in finished.text
 
 
@@ -123,7 +123,7 @@ def test_what_was_advised_is_what_is_served(finished):
     batch, blocks = model["batch"], model["kv_blocks"]
     assert (batch in (8, 32) or noisy) and f"--max-num-seqs {batch} " in start["commands"][0]
     assert abs(blocks["reported"] - blocks["predicted"]) <= 2 and model["preemptions"] == 0
-    assert done.returncode == {"holds": 0, "fails": 1, "undecided": 10}[seen["verification"]["state"]]
+    assert done.returncode == {"passes": 0, "fails": 1, "inconclusive": 10}[seen["verification"]["state"]]
     kept = read(finished.folder / ".slm" / "verify.jsonl").measurements
     assert {(m.spec.max_num_seqs, m.load.concurrency, m.load.window_s) for m in kept} == {(batch, batch, 2.0)}
     if model["ratio"] and not noisy:  # else the machine was too noisy to say anything

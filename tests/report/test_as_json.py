@@ -28,16 +28,16 @@ class Row:
 
 
 def test_a_dataclass_is_an_object_of_its_fields():
-    row = Row("a", Interval(1.5, -math.inf, math.nan), (State.HOLDS, State.FAILS))
+    row = Row("a", Interval(1.5, -math.inf, math.nan), (State.PASSES, State.FAILS))
     estimate = {"value": 1.5, "low": None, "high": None}
-    assert plain(row) == {"name": "a", "seen": estimate, "states": ["holds", "fails"]}
+    assert plain(row) == {"name": "a", "seen": estimate, "states": ["passes", "fails"]}
     assert plain(Row("b", None)) == {"name": "b", "seen": None, "states": []}
 
 
 def test_a_verdict_is_whole():
-    verdict = Verdict.from_interval("c", "opt-125m", State.HOLDS, "so", Interval(2.0, 1.0, 3.0), 1.5)
+    verdict = Verdict.from_interval("c", "opt-125m", State.PASSES, "so", Interval(2.0, 1.0, 3.0), 1.5)
     assert plain(verdict) == {
-        "claim": "c", "subject": "opt-125m", "state": "holds", "why": "so",
+        "claim": "c", "subject": "opt-125m", "state": "passes", "why": "so",
         "value": 2.0, "low": 1.0, "high": 3.0, "bound": 1.5, "n": 0, "records": [],
         "again": [], "remedy": "",
     }  # fmt: skip

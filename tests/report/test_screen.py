@@ -75,8 +75,8 @@ def test_without_a_plateau_the_figures_are_those_of_the_most_throughput():
     unsure = noisy_curve({1: 1000.0, 2: 2000.0, 4: 4000.0}, noise=0.0, repeats=1)
     assert rows(lines_of(curves=[unsure]))["opt-1.3b"][:2] == ["past", "4?"], "nothing tells the noise"
     noisy = noisy_curve({1: 1000.0, 2: 2000.0, 4: 2100.0}, noise=0.1, repeats=2)
-    assert noisy.pareto_plateau().state is State.UNDECIDED
-    assert rows(lines_of(curves=[noisy]))["opt-1.3b"][1].endswith("?"), "the claim is undecided"
+    assert noisy.pareto_plateau().state is State.INCONCLUSIVE
+    assert rows(lines_of(curves=[noisy]))["opt-1.3b"][1].endswith("?"), "the claim is inconclusive"
     alone = Curve(subject="opt-1.3b", points=(point(8, [100.0]),))
     assert rows(lines_of(curves=[alone]))["opt-1.3b"][:2] == ["8", "100.0"], "one point has no plateau to be named"
 
@@ -116,40 +116,40 @@ def test_replicas_and_jobs():
 
 def test_claims_are_counted_and_those_that_fail_have_a_sentence():
     judged = [
-        (verdict(State.HOLDS), None),
+        (verdict(State.PASSES), None),
         (verdict(State.FAILS, "table-1-batch-fits"), EXPECTED_TO_FAIL),
         (verdict(State.FAILS, subject="opt-2.7b"), None),
-        (verdict(State.HOLDS, "table-1-batch-fits", "opt-2.7b"), EXPECTED_TO_FAIL),
+        (verdict(State.PASSES, "table-1-batch-fits", "opt-2.7b"), EXPECTED_TO_FAIL),
     ]
     lines = screen(Findings(judged=judged))
     assert lines == [
-        ("claims: 1 hold, 1 fail as expected, 1 FAIL, 1 HOLD, UNEXPECTED", "red"),
+        ("claims: 1 hold, 1 fail as expected, 1 FAIL, 1 PASS, UNEXPECTED", "red"),
         ("  FAILS throughput-plateau, opt-2.7b: because of this", "red"),
-        ("  HOLDS, UNEXPECTED table-1-batch-fits, opt-2.7b: because of this", "red"),
+        ("  PASSES, UNEXPECTED table-1-batch-fits, opt-2.7b: because of this", "red"),
     ]
     either = replace(EXPECTED_TO_FAIL, expected="either")
-    open_ones = [(verdict(state), either) for state in (State.FAILS, State.UNDECIDED)]
-    text = "claims: 1 hold, 1 fail as expected; either expected: 1 fail, 1 undecided"
+    open_ones = [(verdict(state), either) for state in (State.FAILS, State.INCONCLUSIVE)]
+    text = "claims: 1 hold, 1 fail as expected; either expected: 1 fail, 1 inconclusive"
     assert screen(Findings(judged=[*judged[:2], *open_ones])) == [(text, "green")]
     assert screen(Findings(judged=judged[:2])) == [("claims: 1 hold, 1 fail as expected", "green")]
     assert screen(Findings(judged=judged[:2], strict=True))[0][1] == "red"
 
 
-def test_undecided_claims_are_together_by_what_would_decide_them():
+def test_inconclusive_claims_are_together_by_what_would_decide_them():
     noisy = {"value": 0.1, "low": 0.05, "high": 0.15}
-    judged = [(verdict(State.UNDECIDED, subject=f"opt-{size}", **noisy), None) for size in ("125m", "1.3b", "2.7b")]
-    lost = Verdict.undecided("pareto-up-to-plateau", "opt-1.3b", "not measured at 8 in flight")
+    judged = [(verdict(State.INCONCLUSIVE, subject=f"opt-{size}", **noisy), None) for size in ("125m", "1.3b", "2.7b")]
+    lost = Verdict.inconclusive("pareto-up-to-plateau", "opt-1.3b", "not measured at 8 in flight")
     assert lines_of(curves=[sweep()], judged=[*judged, (lost, None)])[-6:-1] == [
-        "claims: 4 undecided",
-        "  undecided: --slm-gpu --slm-resume --slm-repeats 4 or a longer --slm-window may",
+        "claims: 4 inconclusive",
+        "  inconclusive: --slm-gpu --slm-resume --slm-repeats 4 or a longer --slm-window may",
         "    decide: throughput-plateau (3 verdicts)",
-        "  undecided: --slm-gpu --slm-resume measures what is missing or invalid:",
+        "  inconclusive: --slm-gpu --slm-resume measures what is missing or invalid:",
         "    pareto-up-to-plateau (opt-1.3b)",
     ]
-    assert remedy(Verdict.undecided("x", "y", "noise unknown: one repeat of each point"), []).endswith(
+    assert remedy(Verdict.inconclusive("x", "y", "noise unknown: one repeat of each point"), []).endswith(
         "tells the noise"
     )
-    assert remedy(Verdict.undecided("x", "y", "no sensor told it"), []) == "no sensor told it"
+    assert remedy(Verdict.inconclusive("x", "y", "no sensor told it"), []) == "no sensor told it"
 
 
 def test_what_was_disturbed_is_named_the_worst_first():
@@ -196,7 +196,7 @@ def test_it_is_one_screen_however_much_there_is(width):
     wrong = "a reason of many words " * 20
     models = [f"model-{number}" for number in range(9)]
     judged = [(replace(verdict(State.FAILS, subject=model), why=wrong), None) for model in models]
-    judged += [(Verdict.undecided(f"claim-{model}", model, f"{model} {wrong}"), None) for model in models]
+    judged += [(Verdict.inconclusive(f"claim-{model}", model, f"{model} {wrong}"), None) for model in models]
     curves = [replace(sweep(), subject=model) for model in models]
     curves = [replace(c, points=tuple(replace(p, degraded=(wrong,)) for p in c.points)) for c in curves]
     jobs = [job_point(output_tokens=number) for number in range(1, 21)]
@@ -205,7 +205,7 @@ def test_it_is_one_screen_however_much_there_is(width):
         lines = [text for text, _ in screen(found)]
     assert max(map(len, lines)) <= width and len(lines) == MOST_LINES
     text = "\n".join(lines)
-    assert "model-0  from" in text and "FAILS throughput-plateau, model-0" in text and "undecided: model-0" in text
+    assert "model-0  from" in text and "FAILS throughput-plateau, model-0" in text and "inconclusive: model-0" in text
     assert (
         "more models" in text
         and "20 jobs, which the tables have" in text
@@ -221,7 +221,7 @@ def test_several_gates_are_one_screen():
 def test_the_usual_run_is_within_24_lines_with_the_line_of_pytest_above():
     curves = [sweep(model) for model in ("opt-125m", "opt-1.3b", "opt-2.7b")]
     judged = [(verdict(State.FAILS, f"claim-{n}", "opt-1.3b"), None) for n in range(30)]
-    judged += [(Verdict.undecided("other", "opt-125m", "for want of data"), None)]
+    judged += [(Verdict.inconclusive("other", "opt-125m", "for want of data"), None)]
     lines = lines_of(curves=curves, judged=judged, jobs=[job_point()] * 9, notes=["a note"] * 9, archives=["a.jsonl"])
     assert len(lines) == MOST_LINES == 23
     assert sum("FAILS" in line for line in lines) >= 5, "what fails has more room than notes"

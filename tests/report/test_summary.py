@@ -38,7 +38,7 @@ def session(records, strict: bool = False):
         reused_cells={"opt-1.3b at 128": 3, "opt-1.3b at 256": 1},
         source="some.jsonl",
         slo=None,
-        undecided=[],
+        inconclusive=[],
         executor=SimpleNamespace(archive=SimpleNamespace(path=records)),
         options=SimpleNamespace(strict=strict, records=str(records)),
     )

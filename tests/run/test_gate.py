@@ -310,7 +310,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
     session = opened(gate_pairs="5")
     session.devices.pool = Pool(hold_engine=lambda spec, place: Waits(spec))
     gated = Gates(session).of(MODEL)
-    assert [p.number for p in gated.pairs] == [1, 2, 3, 4, 5] and gated.outcome is State.UNDECIDED
+    assert [p.number for p in gated.pairs] == [1, 2, 3, 4, 5] and gated.outcome is State.INCONCLUSIVE
     assert events[: at_once + 1] == ["imported"] * at_once + ["turn"]
     assert events.count("turn") == 10 and events.count("imported") == {4: 12, 2: 10}[at_once]
     turns = [event for event in events if event != "imported"]
@@ -332,7 +332,7 @@ def test_it_ends_at_planned_looks_only(opened):
 def test_it_ends_when_there_are_as_many_pairs_as_may_be(opened, most):
     session = opened(start=noisy(0.1), gate_pairs=str(most))
     gated = Gates(session).of(MODEL)
-    assert gated.outcome is State.UNDECIDED and len(gated.pairs) == most
+    assert gated.outcome is State.INCONCLUSIVE and len(gated.pairs) == most
     assert len(session.devices.pool.starts) == 2 * most
 
 
@@ -344,7 +344,7 @@ def test_noise_takes_more_pairs_than_a_clear_case(opened):
 def test_pairs_that_cannot_be_trusted_are_made_again(opened):
     session = opened(start=faulty(1, lost_from=8))
     gated = Gates(session).of(MODEL)
-    assert [p.number for p in gated.pairs] == [2, 3, 4, 5] and gated.outcome is State.HOLDS
+    assert [p.number for p in gated.pairs] == [2, 3, 4, 5] and gated.outcome is State.PASSES
     [why] = gated.dropped
     assert why.startswith("pair 1: a sensor was lost")
     assert any(note.endswith(", 4 pairs count") for note in session.notes)
@@ -354,7 +354,7 @@ def test_noisy_pairs_count_and_nothing_of_them_is_measured_again(opened):
     session = opened(candidate_engine_arg=["slow_clock_from=8"])
     gated = Gates(session).of(MODEL)
     assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.dropped == ()
-    assert len(session.devices.pool.starts) == 8 and gated.outcome is State.HOLDS
+    assert len(session.devices.pool.starts) == 8 and gated.outcome is State.PASSES
     each = [m for m in stored(session) if m.paired and m.paired.side == "candidate" and check(m).noise]
     assert len(each) == 4, "one at the load that is noisy, of each pair"
 
@@ -364,13 +364,13 @@ def test_after_too_many_of_them_it_gives_up(opened):
     gated = Gates(session).of(MODEL)
     assert len(gated.dropped) == MAX_DROPPED + 1 and gated.pairs == ()
     assert len(session.devices.pool.starts) == 2 * (MAX_DROPPED + 1)
-    assert gated.outcome is State.UNDECIDED
+    assert gated.outcome is State.INCONCLUSIVE
 
 
 def test_as_many_as_may_be_dropped_do_not_cost_the_pairs_that_were_asked_for(opened):
     session = opened(start=faulty(2 * MAX_DROPPED, preempt_from=8), gate_pairs="4")
     gated = Gates(session).of(MODEL)
-    assert (len(gated.dropped), len(gated.pairs), gated.outcome) == (MAX_DROPPED, 4, State.HOLDS)
+    assert (len(gated.dropped), len(gated.pairs), gated.outcome) == (MAX_DROPPED, 4, State.PASSES)
 
 
 class SecondTime(SimulatedEngine):
@@ -387,7 +387,7 @@ class SecondTime(SimulatedEngine):
 def test_a_load_has_a_second_chance_on_its_launch(opened):
     session = opened(start=SecondTime)
     gated = Gates(session).of(MODEL)
-    assert gated.outcome is State.HOLDS and gated.dropped == () and len(gated.pairs) == 4
+    assert gated.outcome is State.PASSES and gated.dropped == () and len(gated.pairs) == 4
     first = [m for m in stored(session) if m.launch == stored(session)[0].launch]
     assert [m.load.concurrency for m in first] == [4, 4, 16]
 
@@ -425,7 +425,7 @@ def test_a_gate_that_was_broken_off_goes_on_with_its_whole_pairs(opened, launche
     both = sides(session.planner.spec(MODEL), session.options)
     missing = range(pairs_there + 1, 5)
     assert session.devices.pool.starts == [both[side] for number in missing for side in order(number)]
-    assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.outcome is State.HOLDS
+    assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.outcome is State.PASSES
     assert {m.paired.gate for m in stored(session)} == {gated.gate} == {before[0].paired.gate}
     there = "1 pair of launches" if pairs_there == 1 else f"{pairs_there} pairs of launches"
     assert any(f"the gate of opt-125m goes on from {there} in " in note for note in session.notes)
@@ -564,7 +564,7 @@ def test_one_model_s_failure_is_not_another_s(opened):
     gates = Gates(session)
     with pytest.raises(EngineFailed):
         gates.of("opt-125m")  # at 512, the other at 256
-    assert gates.of("opt-350m").outcome is State.HOLDS
+    assert gates.of("opt-350m").outcome is State.PASSES
 
 
 @pytest.mark.parametrize("known", [0, 1, 3])

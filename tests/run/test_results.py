@@ -32,7 +32,7 @@ def judged_of(curve: Curve) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("only", [BATCHES, (8, 64, 512)])
 def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
-    """Also where `-k` has deselected a point: it was planned, so the claim is undecided in both."""
+    """Also where `-k` has deselected a point: it was planned, so the claim is inconclusive in both."""
     session = opened()
     sweep(session, only)
     for claim in CLAIMS:
@@ -43,7 +43,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
     live = tables(Findings(curves=session.verdicts.curves(), judged=judged))
     assert "\n".join(text for text, _ in live) == reported(session)
     missing = "not measured at 256 in flight" in reported(session)
-    assert missing == (only != BATCHES) == (session.verdicts.judged[0].verdict.state is State.UNDECIDED)
+    assert missing == (only != BATCHES) == (session.verdicts.judged[0].verdict.state is State.INCONCLUSIVE)
 
 
 def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened):

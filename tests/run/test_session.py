@@ -85,7 +85,7 @@ def test_what_was_measured_before_an_engine_died_is_on_disk(opened):
         sweep(session)
     assert [m.load.concurrency for m in stored(session)] == [8, 8]
     verdict = session.verdicts.judge("throughput-plateau", MODEL)
-    assert verdict.state is State.UNDECIDED and verdict.why == "not measured at 256, 512 in flight"
+    assert verdict.state is State.INCONCLUSIVE and verdict.why == "not measured at 256, 512 in flight"
     assert [p.concurrency for p in session.verdicts.curves()[0].points] == [8]
 
 

@@ -97,7 +97,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened):
     }
 
 
-def test_a_sweep_that_was_interrupted_is_undecided_and_goes_on_where_it_ended(opened, monkeypatch):
+def test_a_sweep_that_was_interrupted_is_inconclusive_and_goes_on_where_it_ended(opened, monkeypatch):
     made = []
 
     def twice(*arguments):

@@ -120,14 +120,14 @@ def test_predicted_and_measured_agree(swept, tmp_path, capsys):
 def test_as_json(swept, tmp_path, capsys):
     status, seen = verification(capsys, swept(), "--repeats", 3, "--records", "mine.jsonl", "--verify-margin", 0.1)
     [model] = seen["models"]
-    assert (status, seen["state"], seen["margin"], seen["together"]) == (0, "holds", 0.1, None)
+    assert (status, seen["state"], seen["margin"], seen["together"]) == (0, "passes", 0.1, None)
     assert len(model["records"]) == 3 == len(read(tmp_path / "mine.jsonl").measurements)
     ratio, predicted = model["ratio"], model["advised"]
     assert ratio["low"] < ratio["value"] < ratio["high"] and abs(ratio["value"] - 1) < 0.02
     assert ratio["value"] == pytest.approx(model["tokens_per_s"]["value"] / predicted["tokens_per_s"]["value"])
     assert model["kv_blocks"] == {"predicted": 3073, "reported": 3073} and model["preemptions"] == 0
     assert model["latency_s"]["value"] == pytest.approx(predicted["latency_s"]["value"], rel=0.02)
-    assert {verdict["state"] for verdict in model["verdicts"]} == {"holds"} and len(model["verdicts"]) == 4
+    assert {verdict["state"] for verdict in model["verdicts"]} == {"passes"} and len(model["verdicts"]) == 4
 
 
 def test_a_slower_engine_fails(swept, capsys, monkeypatch):
@@ -140,9 +140,9 @@ def test_a_slower_engine_fails(swept, capsys, monkeypatch):
     assert verification(capsys, path, "--verify-margin", "0.4")[0] == 0, "the margin is an argument"
 
 
-def test_noise_wider_than_the_margin_is_undecided(swept, capsys):
+def test_noise_wider_than_the_margin_is_inconclusive(swept, capsys):
     status, seen = verification(capsys, swept(engine_arg=["noise=0.1"]), "--verify-margin", "0.01")
-    assert (status, seen["state"]) == (10, "undecided")
+    assert (status, seen["state"]) == (10, "inconclusive")
 
 
 def test_one_repeat_of_each_has_no_noise_to_decide_by(swept, capsys):
@@ -204,7 +204,7 @@ def test_more_than_the_bound_fails(swept, capsys, monkeypatch):
     path = swept(models="opt-125m,opt-1.3b", engine_arg=["dram_active=0.95"])
     asked = ("--gpu-memory", "140GiB", "--sharing", "mps", "--verify-margin", "0.05")
     status, seen = verification(capsys, path, *asked)
-    assert status == 1 and [v["state"] for v in seen["together"]["verdicts"]] == ["holds", "fails"]
+    assert status == 1 and [v["state"] for v in seen["together"]["verdicts"]] == ["passes", "fails"]
 
 
 # What is started

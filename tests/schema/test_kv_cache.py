@@ -80,7 +80,7 @@ def test_budget():
 
 @pytest.mark.parametrize(
     ("seen", "state"),
-    [(1365, "holds"), (1363, "holds"), (1367, "holds"), (1362, "fails"), (1368, "fails"), (0, "fails")],
+    [(1365, "passes"), (1363, "passes"), (1367, "passes"), (1362, "fails"), (1368, "fails"), (0, "fails")],
 )
 def test_blocks_as_predicted(seen, state):
     verdict = kv_blocks.kv_blocks_as_predicted(EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB), Resolved(kv_blocks=seen))
@@ -92,9 +92,9 @@ def test_blocks_as_predicted(seen, state):
     ("model", "resolved", "why"),
     [("opt-1.3b", Resolved(), "did not report"), ("/somewhere/else", Resolved(kv_blocks=5), "unknown")],
 )
-def test_blocks_of_the_unknown_are_undecided(model, resolved, why):
+def test_blocks_of_the_unknown_are_inconclusive(model, resolved, why):
     verdict = kv_blocks.kv_blocks_as_predicted(EngineSpec(model), resolved)
-    assert verdict.state is State.UNDECIDED and why in verdict.why
+    assert verdict.state is State.INCONCLUSIVE and why in verdict.why
 
 
 def test_requests_that_have_no_room_get_the_reason():

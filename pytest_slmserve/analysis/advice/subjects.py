@@ -291,7 +291,7 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
     points = {p.concurrency: p for p in subject.usable}
     if found.batch not in points:
         why = found.reason or f"{found.batch} in flight was predicted, not measured"
-        return Verdict.undecided(CLAIM, curve.subject, why, bound)
+        return Verdict.inconclusive(CLAIM, curve.subject, why, bound)
     chosen = points.pop(found.batch)
     state, seen, most = every(
         above, bound, lambda several: [(ratio(chosen, p, subject.usable, several=several), p) for p in points.values()]

@@ -43,10 +43,10 @@ def kv_blocks_as_predicted(
     subject, predicted, seen = short_name(spec.model), predicted_blocks(spec, resolved), resolved.kv_blocks
     if predicted is None or seen is None:
         unknown = "the engine did not report its KV blocks" if seen is None else "its shape or data type is unknown"
-        return Verdict(KV_BLOCKS, subject, State.UNDECIDED, unknown, records=records)
+        return Verdict(KV_BLOCKS, subject, State.INCONCLUSIVE, unknown, records=records)
     size = block_size_of(spec, resolved)
     why = f"{seen:,} blocks of {size} tokens, {predicted:,} predicted from shapes (bound {tolerance} apart)"
-    state = State.HOLDS if abs(seen - predicted) <= tolerance else State.FAILS
+    state = State.PASSES if abs(seen - predicted) <= tolerance else State.FAILS
     return Verdict(
         KV_BLOCKS, subject, state, why, value=seen - predicted, bound=tolerance, n=max(1, len(records)), records=records
     )
@@ -117,7 +117,7 @@ class Verification:
 
     @property
     def state(self) -> State:
-        """Fails where one promise is broken; undecided where one is not decided, or none was looked at."""
+        """Fails where one promise is broken; inconclusive where one is not decided, or none was looked at."""
         return all_of(verdict.state for verdict in self.verdicts)
 
 
@@ -165,7 +165,7 @@ def _verdicts(seen: Verified, point: Point, margin: float) -> Iterator[Verdict]:
     obstacle = "; ".join(point.degraded if point.valid else point.problems or ("it has no valid repeat",))
     yield Verdict(UNPREEMPTED, name, *_preempted(seen.preemptions, "its KV cache was to hold all at full length"))
     if obstacle or seen.ratio is None:
-        yield Verdict.undecided(THROUGHPUT, name, obstacle or "no latency per output token is known")
+        yield Verdict.inconclusive(THROUGHPUT, name, obstacle or "no latency per output token is known")
         return
     ratio = seen.ratio
     why = f"{percent_interval(ratio)} of what was predicted (bound {percent(margin)} apart){_unsure(ratio)}"
@@ -184,7 +184,7 @@ def _unsure(seen: Interval) -> str:
 
 def _preempted(count: int | None, promise: str) -> tuple[State, str]:
     if not count:
-        return State.HOLDS, "no request was preempted"
+        return State.PASSES, "no request was preempted"
     return State.FAILS, f"{count} preemptions, though {promise}"
 
 
@@ -257,7 +257,7 @@ def _verdicts_together(seen: VerifiedTogether, point: ReplicaPoint, margin: floa
     yield Verdict(UNPREEMPTED, name, *_preempted(seen.preemptions, "their KV caches were to hold all at full length"))
     obstacle = "; ".join(point.degraded if point.valid else point.problems or ("they have no valid repeat",))
     if obstacle or seen.gain is None:
-        yield Verdict.undecided(BOUNDED, name, obstacle or "not all of them were measured alone")
+        yield Verdict.inconclusive(BOUNDED, name, obstacle or "not all of them were measured alone")
     elif seen.bound is not None:
         share = "what one has alone" if len(set(seen.models)) == 1 else "what serving one after the other would give"
         why = f"{times(seen.gain)} {share}, {HOW[seen.sharing]}; at most {seen.bound:.3g} times is possible"

@@ -19,7 +19,7 @@ from pytest_slmserve.schema.catalog import CATALOGUE, short_name
 from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
 from pytest_slmserve.schema.specs import GIB
 
-Expected = Literal["holds", "fails", "either"]
+Expected = Literal["passes", "fails", "either"]
 AnyRampUp = Literal["*", "staggered", "burst"]
 AnyInterface = Literal["*", "engine", "server", "endpoint"]
 Parameters = Mapping[str, Any]
@@ -46,7 +46,7 @@ class Claim:
     reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
     of: Literal["sweeps", "replicas", "gpus", "jobs"] = "sweeps"
     parameters: Parameters = field(default_factory=dict)
-    expected: Expected = "holds"
+    expected: Expected = "passes"
     evidence: str = ""
 
 
@@ -66,7 +66,7 @@ class ClaimRow:
     ramp_up: AnyRampUp = ANY
     vllm: tuple[str, str] = ANY_RELEASE
     parameters: Parameters = field(default_factory=dict)
-    expected: Expected = "holds"
+    expected: Expected = "passes"
     evidence: str = ""
 
 
@@ -118,7 +118,7 @@ def published_batch_fits(model: str) -> Verdict:
     subject = short_name(model)
     published = PUBLISHED.get(subject)
     if published is None:
-        return Verdict.undecided(CLAIM, subject, "the paper's Table 1 does not have this model")
+        return Verdict.inconclusive(CLAIM, subject, "the paper's Table 1 does not have this model")
     fit = largest_batch(subject)
     each = request_bytes(subject) / 1e6
     why = (
@@ -127,7 +127,7 @@ def published_batch_fits(model: str) -> Verdict:
     )
     if published > fit:
         why += f"; {paged_batch(subject, MEAN)} fit at their mean length of {MEAN}"
-    state = State.HOLDS if published <= fit else State.FAILS
+    state = State.PASSES if published <= fit else State.FAILS
     return Verdict(CLAIM, subject, state, why, value=fit, bound=published)
 
 
@@ -135,13 +135,13 @@ def published_request_size(model: str) -> Verdict:
     """Does a request of OPT-1.3B take the 50 MB that the paper's text gives? It is that of its 256 output tokens."""
     subject = short_name(model)
     if subject != REQUEST_MODEL:
-        return Verdict.undecided(REQUEST_CLAIM, subject, f"the paper gives the size for {REQUEST_MODEL} only")
+        return Verdict.inconclusive(REQUEST_CLAIM, subject, f"the paper gives the size for {REQUEST_MODEL} only")
     seen = request_bytes(REQUEST_MODEL)
     why = (
         f"a request of {KNOWN} tokens takes {seen / 1e6:.0f} MB, {seen / PUBLISHED_REQUEST_BYTES:.1f} times "
         f"the paper's 50 MB; {OUTPUT_TOKENS} tokens take {request_bytes(REQUEST_MODEL, OUTPUT_TOKENS) / 1e6:.1f} MB"
     )
-    state = State.HOLDS if abs(seen / PUBLISHED_REQUEST_BYTES - 1) < 0.05 else State.FAILS
+    state = State.PASSES if abs(seen / PUBLISHED_REQUEST_BYTES - 1) < 0.05 else State.FAILS
     return Verdict(REQUEST_CLAIM, subject, state, why, value=seen, bound=PUBLISHED_REQUEST_BYTES)
 
 
@@ -149,10 +149,10 @@ def published_batch_size(model: str) -> Verdict:
     """Do 512 requests of OPT-1.3B take at most the 25.6 GB that the paper's text gives?"""
     subject = short_name(model)
     if subject != REQUEST_MODEL:
-        return Verdict.undecided(BATCH_CLAIM, subject, f"the paper gives the size for {REQUEST_MODEL} only")
+        return Verdict.inconclusive(BATCH_CLAIM, subject, f"the paper gives the size for {REQUEST_MODEL} only")
     seen = BATCH * request_bytes(REQUEST_MODEL)
     why = f"{BATCH} requests of {KNOWN} tokens take {seen / 1e9:.1f} GB, the paper has 25.6"
-    state = State.HOLDS if seen <= PUBLISHED_BATCH_BYTES else State.FAILS
+    state = State.PASSES if seen <= PUBLISHED_BATCH_BYTES else State.FAILS
     return Verdict(BATCH_CLAIM, subject, state, why, value=seen, bound=PUBLISHED_BATCH_BYTES)
 
 
@@ -160,8 +160,8 @@ def cannot_hold_hundreds(model: str) -> Verdict:
     """Do fewer than the paper's 500 requests fit at full length? It says so of each model larger than OPT-125M."""
     subject = short_name(model)
     if subject not in PUBLISHED:
-        return Verdict.undecided(HUNDREDS_CLAIM, subject, "the paper's Table 1 does not have this model")
+        return Verdict.inconclusive(HUNDREDS_CLAIM, subject, "the paper's Table 1 does not have this model")
     fit = largest_batch(subject)
     why = f"{fit} requests of {KNOWN} tokens fit into 0.9 x 40 GiB less the weights, the paper sends {HUNDREDS}"
-    state = State.HOLDS if fit < HUNDREDS else State.FAILS
+    state = State.PASSES if fit < HUNDREDS else State.FAILS
     return Verdict(HUNDREDS_CLAIM, subject, state, why, value=fit, bound=HUNDREDS)

@@ -1,7 +1,7 @@
 """Verdicts on a sweep from sensor figures: the share of the GPU that a load uses, its bottleneck, the energy of a
 token.
 
-Each judgement takes its noise from the repeats of all points, as those of throughput do (`gains`). It is undecided
+Each judgement takes its noise from the repeats of all points, as those of throughput do (`gains`). It is inconclusive
 where the sensors lack a figure that it needs.
 """
 
@@ -73,10 +73,10 @@ def few_warps(curve: Curve, bound: float) -> Verdict:
     value: mean SM occupancy there. arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6.
     """
     if reason := obstacle(curve):
-        return Verdict.undecided(FEW_WARPS, curve.subject, reason, bound)
+        return Verdict.inconclusive(FEW_WARPS, curve.subject, reason, bound)
     largest = curve.valid[-1]
     if not each_of(largest, "sm_occupancy"):
-        return Verdict.undecided(FEW_WARPS, curve.subject, NO_PROFILE, bound)
+        return Verdict.inconclusive(FEW_WARPS, curve.subject, NO_PROFILE, bound)
     seen = possible(_around(largest, curve.valid, lambda p: each_of(p, "sm_occupancy")), most=1.0)
     active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
     why = f"at {largest.concurrency} in flight {percent_interval(seen)} of the warps that fit were resident{active}"
@@ -93,13 +93,13 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
     points = curve.valid
     utils = {p.concurrency: utilisations(p) for p in points}
     if reason := obstacle(curve) or _unseen(NO_UTIL, utils):
-        return Verdict.undecided(BLIND_UTIL, curve.subject, reason, bound)
+        return Verdict.inconclusive(BLIND_UTIL, curve.subject, reason, bound)
     first = next((p for p in points if fmean(utils[p.concurrency]) >= full), None)
     if first is None:
         fullest = max(points, key=lambda p: fmean(utils[p.concurrency]))
         most = possible(_around(fullest, points, utilisations), most=1.0)
         why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most"
-        surely = State.FAILS if below(most, full) is State.HOLDS else State.UNDECIDED
+        surely = State.FAILS if below(most, full) is State.PASSES else State.INCONCLUSIVE
         state, why = _unless_between(curve, surely), why + sparsely(curve)
         return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, None, bound, *points)
     seen, best = _grown(first, points)
@@ -107,7 +107,7 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
     earliest = next(p for p in points if ends(_around(p, points, utilisations))[1] >= full)
     if state is State.FAILS and above(_grown(earliest, points)[0], bound) is not state:
         doubt = f"; noise leaves open whether {percent(full)} are reached at {earliest.concurrency}"
-        state = State.UNDECIDED
+        state = State.INCONCLUSIVE
     why = (
         f"utilisation is {percent(fmean(utils[first.concurrency]))} at {first.concurrency} in flight already, where "
         f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g}){doubt}"
@@ -129,14 +129,14 @@ def never_above(claim: str, curve: Curve, bound: float) -> Verdict:
     words, share = NEVER_ABOVE[claim]
     points = curve.valid
     if reason := obstacle(curve) or _unseen(NO_PROFILE, {p.concurrency: share(p) for p in points}):
-        return Verdict.undecided(claim, curve.subject, reason, bound)
+        return Verdict.inconclusive(claim, curve.subject, reason, bound)
 
     def means(several: int) -> list[tuple[Interval, int]]:
         return [(possible(_around(p, points, share, several), most=1.0), p.concurrency) for p in points]
 
     state, seen, load = every(below, bound, means)
     why = f"{percent_interval(seen)} {words} at {load} in flight, the most of any load (bound {percent(bound)})"
-    state = State.UNDECIDED if curve.unneeded and state is State.HOLDS else state
+    state = State.INCONCLUSIVE if curve.unneeded and state is State.PASSES else state
     why += f"{sparsely(curve)}{unsure(seen)}"
     return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *curve.valid)
 
@@ -146,7 +146,7 @@ def util_falls(curve: Curve, bound: float) -> Verdict:
     8: utilisation "remains constant", and decreases with large batches, while throughput grows."""
     utils = {p.concurrency: utilisations(p) for p in curve.valid}
     if reason := obstacle(curve) or _unseen(NO_UTIL, utils):
-        return Verdict.undecided(UTIL_FALLS, curve.subject, reason, bound)
+        return Verdict.inconclusive(UTIL_FALLS, curve.subject, reason, bound)
     first, last = curve.valid[0], curve.valid[-1]
     seen = ratio(last, first, curve.valid, utilisations)
     why = (
@@ -159,7 +159,7 @@ def util_falls(curve: Curve, bound: float) -> Verdict:
 def _unless_between(curve: Curve, state: State) -> State:
     """A load that an adaptive sweep left out may have reached full utilisation first, and from there throughput grows
     by more: what holds at the loads measured holds, what fails there need not."""
-    return State.UNDECIDED if curve.unneeded and state is State.FAILS else state
+    return State.INCONCLUSIVE if curve.unneeded and state is State.FAILS else state
 
 
 def memory_bound(curve: Curve, margin: float) -> Verdict:
@@ -175,7 +175,7 @@ def memory_bound(curve: Curve, margin: float) -> Verdict:
     points = [p for p in curve.valid if each_of(p, "saturation_gap")]
     unseen = _unseen(NO_PROFILE, seen_at) or _unseen(NO_DECODING, decoding)
     if reason := obstacle(curve) or unseen or ("" if points else IDLE_TENSOR):
-        return Verdict.undecided(MEMORY_BOUND, curve.subject, reason, margin)
+        return Verdict.inconclusive(MEMORY_BOUND, curve.subject, reason, margin)
 
     def nearer(several: int) -> list[tuple[Interval, Point]]:
         return [(factor(_around(p, points, lambda q: each_of(q, "saturation_gap"), several)), p) for p in points]
@@ -198,7 +198,7 @@ def saturates_dram(curve: Curve, near: float) -> Verdict:
     """
     decoding = {p.concurrency: each_of(p, "decode_dram") for p in curve.valid}
     if reason := obstacle(curve) or _unseen(NO_DECODING, decoding):
-        return Verdict.undecided(SATURATED, curve.subject, reason, near)
+        return Verdict.inconclusive(SATURATED, curve.subject, reason, near)
     largest = curve.valid[-1]
     dram = _around(largest, curve.valid, lambda p: each_of(p, "decode_dram"))
     seen = possible(dram.mapped(lambda share: share / REACHABLE_DRAM))
@@ -215,11 +215,11 @@ def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
     value: the ratio. Published: 0.67 J at batch 1, 0.031 J at 256 (arXiv:2503.08311, raw results, OPT-1.3B).
     """
     if reason := obstacle(curve):
-        return Verdict.undecided(CHEAPER_TOKENS, curve.subject, reason, bound)
+        return Verdict.inconclusive(CHEAPER_TOKENS, curve.subject, reason, bound)
     first, last = curve.valid[0], curve.valid[-1]
     ends = {p.concurrency: energies_j(p) for p in (first, last)}
     if reason := _unseen(NO_ENERGY, ends) or _other_limits([first, last]):
-        return Verdict.undecided(CHEAPER_TOKENS, curve.subject, reason, bound)
+        return Verdict.inconclusive(CHEAPER_TOKENS, curve.subject, reason, bound)
     seen = ratio(last, first, [p for p in curve.valid if energies_j(p)], energies_j)
     why = f"{_joules(first)}, {_joules(last)}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
     return Verdict.from_interval(CHEAPER_TOKENS, curve.subject, below(seen, bound), why, seen, bound, first, last)
@@ -231,15 +231,15 @@ def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdic
     has watts instead."""
     smaller = NEXT_SMALLER.get(curve.subject)
     if smaller is None:
-        return Verdict.undecided(DEARER_MODELS, curve.subject, "no smaller model in table 1", bound)
+        return Verdict.inconclusive(DEARER_MODELS, curve.subject, "no smaller model in table 1", bound)
     alike = (at_table_1(c) for c in others if c.subject == smaller and _same_place(c, curve))
     own, its = at_table_1(curve), next((p for p in alike if p), None)
     if own is None or its is None:
         missing = curve.subject if own is None else smaller
         why = f"no energy of {missing} at {PUBLISHED[missing]} in flight"
-        return Verdict.undecided(DEARER_MODELS, curve.subject, why, bound)
+        return Verdict.inconclusive(DEARER_MODELS, curve.subject, why, bound)
     if reason := _other_limits([own, its]):
-        return Verdict.undecided(DEARER_MODELS, curve.subject, reason, bound)
+        return Verdict.inconclusive(DEARER_MODELS, curve.subject, reason, bound)
     seen = ratio(own, its, what=energies_j)
     why = f"{_joules(own)}, {smaller} {_joules(its)}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
     return Verdict.from_interval(DEARER_MODELS, curve.subject, above(seen, bound), why, seen, bound, own, its)
@@ -253,9 +253,9 @@ def draws_more(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
     small = [point for point in alike if point and powers_w(point)]
     if own is None or not powers_w(own) or not small:
         why = "no power of OPT-1.3B or OPT-2.7B at its batch of table 1" if own else f"no power of {curve.subject}"
-        return Verdict.undecided(LESS_POWER, curve.subject, why, bound)
+        return Verdict.inconclusive(LESS_POWER, curve.subject, why, bound)
     if reason := _other_limits([own, *small]):
-        return Verdict.undecided(LESS_POWER, curve.subject, reason, bound)
+        return Verdict.inconclusive(LESS_POWER, curve.subject, reason, bound)
     against = max(small, key=lambda point: fmean(powers_w(point)))
     seen = ratio(own, against, what=powers_w, several=len(small))
     watts = f"{fmean(powers_w(own)):.0f} W, the smaller {fmean(powers_w(against)):.0f} W"

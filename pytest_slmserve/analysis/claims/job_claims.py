@@ -1,6 +1,6 @@
 """Claims on jobs: on output lengths and arrivals, on models of one size, on KV blocks, on ways to batch.
 
-Each judgement takes its noise from the repeats of all jobs that it compares. It is undecided where one of them is
+Each judgement takes its noise from the repeats of all jobs that it compares. It is inconclusive where one of them is
 missing or not valid.
 """
 
@@ -63,7 +63,7 @@ def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
     """
     slowest = _slowest(grid_of(curve.jobs))
     if reason := _missing(slowest, 1, "no job at a rate was measured"):
-        return Verdict.undecided(FOLLOWS, curve.subject, reason, bound)
+        return Verdict.inconclusive(FOLLOWS, curve.subject, reason, bound)
     served = differences(slowest, figure("requests_per_s"))
 
     def kept_up(several: int) -> list[tuple[Interval, JobPoint]]:
@@ -81,9 +81,9 @@ def longest_over_shortest(claim: str, curve: Curve, bound: float) -> Verdict:
     what, per_token, words = LONGEST[claim]
     at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
     if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
-        return Verdict.undecided(claim, curve.subject, reason, bound)
+        return Verdict.inconclusive(claim, curve.subject, reason, bound)
     if not all(map(what, at_once)):
-        return Verdict.undecided(claim, curve.subject, "no engine reported its batch", bound)
+        return Verdict.inconclusive(claim, curve.subject, "no engine reported its batch", bound)
     short, long = at_once[0], at_once[-1]
     each = short.output_tokens / long.output_tokens if per_token else 1.0
     seen = ratio(long, short, at_once, what).mapped(lambda end: end * each)
@@ -98,7 +98,7 @@ def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
     grid = grid_of(curve.jobs)
     pairs = [(p, q) for p in grid for q in _slowest(grid) if p.load.at_once and p.workload.hash == q.workload.hash]
     if reason := _missing([p for pair in pairs for p in pair], 2, "no length was measured at a rate and all at once"):
-        return Verdict.undecided(WAITS, curve.subject, reason, bound)
+        return Verdict.inconclusive(WAITS, curve.subject, reason, bound)
     state, seen, least = every(above, bound, lambda several: [(ratio(p, q, grid, e2e_s, several), p) for p, q in pairs])
     why = (
         f"at {least.output_tokens:.0f} output tokens, a request that comes with all others lasts {times(seen)} as long"
@@ -116,7 +116,7 @@ def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Ve
     pairs = [(p, q) for p in sizes_of(curve.jobs) for q in reference if _same_size(p, q)]
     used = [p for pair in pairs for p in pair]
     if reason := _missing(used, 2, f"no job was measured of both {curve.subject} and {name}"):
-        return Verdict.undecided(ALIKE, curve.subject, reason, bound)
+        return Verdict.inconclusive(ALIKE, curve.subject, reason, bound)
     sides = [(p, q, what, words) for p, q in pairs for what, words in COMPARED.items()]
     state, far, (of, words) = every_within(
         1 / bound,
@@ -139,10 +139,10 @@ def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> 
     points = sorted(caches_of(curve.jobs), key=kv_blocks)
     fitting = [p for p in points if p.fits]
     if reason := _missing(points, 2, "jobs on engines with two sizes of a KV cache are needed"):
-        return Verdict.undecided(KV, curve.subject, reason, bound)
+        return Verdict.inconclusive(KV, curve.subject, reason, bound)
     if not fitting or len(fitting) == len(points):
         which = "no KV cache that was measured holds" if not fitting else "every KV cache that was measured holds"
-        return Verdict.undecided(KV, curve.subject, f"{which} all requests at once", bound)
+        return Verdict.inconclusive(KV, curve.subject, f"{which} all requests at once", bound)
     first, last = points[0], fitting[0]
     seen = ratio(last, first, points)
     preempted = [p for p in fitting if p.preemptions]
@@ -186,7 +186,7 @@ def _gains_little(claim: str, curve: Curve, bound: float, steps: Sequence[tuple[
     """Verdict on the throughput of each of these steps from one `max_num_seqs` to the next."""
     used = list(dict.fromkeys(p for step in steps for p in step))
     if reason := _missing(used, 2, "jobs under two limits that bound the batch are needed"):
-        return Verdict.undecided(claim, curve.subject, reason, bound)
+        return Verdict.inconclusive(claim, curve.subject, reason, bound)
     state, seen, (less, more) = every(
         below, bound, lambda several: [(ratio(q, p, used, several=several), (p, q)) for p, q in steps]
     )
@@ -205,12 +205,12 @@ def batch_limit_costs_latency(curve: Curve, bound: float, little: float) -> Verd
     steps = _larger_batches(curve)
     limits = list(dict.fromkeys(p for step in steps for p in step))
     if reason := _missing(limits, 2, "jobs under two limits that bound the batch are needed"):
-        return Verdict.undecided(LIMIT_LATENCY, curve.subject, reason, bound)
+        return Verdict.inconclusive(LIMIT_LATENCY, curve.subject, reason, bound)
     rates, largest = [p.output_tokens_per_s or 0.0 for p in limits], limits[-1]
     first = next(p for p, rate in zip(limits, rates) if max(rates) < little * rate)
     if first is largest:
         why = f"throughput still grows at max_num_seqs {_limit(first)}"
-        return Verdict.undecided(LIMIT_LATENCY, curve.subject, why, bound)
+        return Verdict.inconclusive(LIMIT_LATENCY, curve.subject, why, bound)
     seen = ratio(largest, first, limits, e2e_s)
     why = (
         f"all {first.requests} at once, a request lasts {times(seen)} as long under max_num_seqs {_limit(largest)} as "
@@ -248,7 +248,7 @@ def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:
     at_once = [p for p in ways_of(curve.jobs) if p.load.at_once]
     mine, theirs = [p for p in at_once if p.batching == CONTINUOUS], [p for p in at_once if p.batching != CONTINUOUS]
     if reason := _missing(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed"):
-        return Verdict.undecided(CONTINUOUS_MOST, curve.subject, reason, bound)
+        return Verdict.inconclusive(CONTINUOUS_MOST, curve.subject, reason, bound)
 
     def gains(several: int = 1) -> list[tuple[Interval, JobPoint]]:
         return [(ratio(mine[-1], p, at_once, several=several), p) for p in theirs]
@@ -267,7 +267,7 @@ def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
     ways = {p.batching: p for p in ways_of(curve.jobs) if not p.load.at_once}
     used = [ways[name] for name in ("dynamic", "static") if name in ways]
     if reason := _missing(used, 2, "jobs at a rate by dynamic and by static batching are needed"):
-        return Verdict.undecided(DYNAMIC_SOONER, curve.subject, reason, bound)
+        return Verdict.inconclusive(DYNAMIC_SOONER, curve.subject, reason, bound)
     dynamic, static = used
     seen = ratio(dynamic, static, what=e2e_s)
     why = f"at {static.load.rate:g}/s a request lasts {times(seen)} as long as under static batching (bound {bound:g})"

@@ -38,7 +38,7 @@ def _kv_blocks(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     """Verdict on the KV blocks of the launch that is farthest off, so that one bad launch among many shows."""
     records = tuple(i for p in curve.points for i in p.records)
     if curve.spec is None or not curve.resolved:
-        return Verdict.undecided(kv_blocks.KV_BLOCKS, curve.subject, "no engine was measured")
+        return Verdict.inconclusive(kv_blocks.KV_BLOCKS, curve.subject, "no engine was measured")
     spec = curve.spec
     each = [kv_blocks.kv_blocks_as_predicted(spec, r, parameters["blocks"], records) for r in curve.resolved]
     return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
@@ -693,7 +693,7 @@ def _specific(row: ClaimRow) -> tuple[int, ...]:
 
 
 def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> Verdict:
-    """Judge a claim by the row's parameters; undecided for want of data. others: curves measured beside it."""
+    """Judge a claim by the row's parameters; inconclusive for want of data. others: curves measured beside it."""
     return claim_of(claim).judge(curve, row.parameters, others)
 
 

@@ -136,7 +136,7 @@ def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurem
     both.
 
     Holds if the whole interval of the ratio lies within the margin, or on its better side; fails if the whole lies
-    beyond. Undecided otherwise, where the two cannot be compared (`comparability.why_not`), and where they have nothing
+    beyond. Inconclusive otherwise, where the two cannot be compared (`comparability.why_not`), and where they have nothing
     in common. value, low, high: candidate over baseline. bound: the ratio at the margin, which for a rate is 1/(1 +
     margin): what takes 3 % longer has 1/1.03 of the rate.
     """
@@ -144,7 +144,7 @@ def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurem
     if not pairs:
         there, here = (", ".join(listed(cells(side))) or "none" for side in (baseline, candidate))
         why = "no model was measured under one load with one workload on both sides: the baseline has"
-        return [Verdict.undecided(COMMON, "baseline", f"{why} {there}; this run {here}")]
+        return [Verdict.inconclusive(COMMON, "baseline", f"{why} {there}; this run {here}")]
     return [_verdict(pair, metric, margin) for pair in pairs for metric in METRICS]
 
 
@@ -266,7 +266,7 @@ def _verdict(pair: ComparedPair, metric: Metric, margin: float) -> Verdict:
     bound = 1 / (1 + margin) if metric.higher_is_better else 1 + margin
     if pair.obstacle or pair.unseen is None:
         why = f"cannot be compared: {pair.obstacle or NO_SENSOR}"
-        return Verdict.undecided(metric.claim, pair.subject, why, bound, pair.baseline, pair.candidate)
+        return Verdict.inconclusive(metric.claim, pair.subject, why, bound, pair.baseline, pair.candidate)
     seen = widened(ratio(pair.candidate, pair.baseline, what=metric.repeats), pair.unseen)
     state = (above if metric.higher_is_better else below)(seen, bound)
     ends = "" if seen.low is None or seen.high is None else f" (95 %: {_signed(seen.low)} to {_signed(seen.high)})"

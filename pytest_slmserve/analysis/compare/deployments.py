@@ -147,7 +147,7 @@ def loses_per_gpu(curve: Curve, bound: float) -> Verdict:
     decides, over that on the fewest."""
     pairs = _against_fewest(curve)
     if not pairs:
-        return Verdict.undecided(PER_GPU, curve.subject, ONE_NUMBER, bound)
+        return Verdict.inconclusive(PER_GPU, curve.subject, ONE_NUMBER, bound)
     state, seen, pair = every(below, bound, lambda n: [(per_gpu(speedup(*pair, n), *pair), pair) for pair in pairs])
     why = f"on {_gpus(pair[1])} it serves {times(seen)} as much per GPU as on {_gpus(pair[0])}"
     return _judged(curve, PER_GPU, state, why + _at(pair), bound, seen, pair)
@@ -157,7 +157,7 @@ def less_in_all(curve: Curve, bound: float) -> Verdict:
     """Does an engine on the most GPUs serve less in all than on the fewest? value: that throughput over this."""
     pairs = _against_fewest(curve)
     if not pairs:
-        return Verdict.undecided(SLOWER, curve.subject, ONE_NUMBER, bound)
+        return Verdict.inconclusive(SLOWER, curve.subject, ONE_NUMBER, bound)
     pair = max(pairs, key=lambda pair: pair[1].gpus)
     seen = speedup(*pair)
     why = f"on {_gpus(pair[1])} it serves {times(seen)} what it does on {_gpus(pair[0])}"
@@ -170,7 +170,7 @@ def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
     engines = one_engine_each(deployments(curve))
     if not (engines.get(fewer) and engines.get(more)):
         missing = f"no engine was measured on {fewer} and on {more} GPUs"
-        return Verdict.undecided(STILL_GAINS, curve.subject, missing, bound)
+        return Verdict.inconclusive(STILL_GAINS, curve.subject, missing, bound)
     first, second = (max(engines[gpus].values(), key=lambda one: one.tokens_per_s) for gpus in (fewer, more))
     seen = speedup(first, second, len(engines[fewer]) * len(engines[more]))
     why = (
@@ -196,7 +196,7 @@ def replicas_beat(curve: Curve, bound: float) -> Verdict:
     ]
     if not pairs:
         missing = "replicas with a GPU each and an engine over as many GPUs were not both measured under one load"
-        return Verdict.undecided(REPLICAS, curve.subject, missing, bound)
+        return Verdict.inconclusive(REPLICAS, curve.subject, missing, bound)
     pair = max(pairs, key=lambda pair: (pair[0].gpus, pair[0].concurrency))
     seen = speedup(*pair)
     why = f"{pair[1].engines} replicas serve {times(seen)} what one engine over {_gpus(pair[0])} does"
@@ -452,7 +452,7 @@ def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
     pairs, among = pairs_of(curve)
     if not pairs:
         why = "none of its loads was measured both alone and beside others"
-        return Verdict.undecided(CLAIM, curve.subject, why, margin)
+        return Verdict.inconclusive(CLAIM, curve.subject, why, margin)
 
     def changes(several: int = 1) -> list[tuple[Interval, int]]:
         return [(ratio(q, p, among, several=several).mapped(lambda end: end - 1), p.concurrency) for p, q in pairs]
@@ -502,7 +502,7 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     """
     claim, pairs = name_of(PAY, sharing), compared(curve, sharing)
     if not pairs:
-        return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
+        return Verdict.inconclusive(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
     shared = max((pair[0] for pair in pairs), key=_served)
     engines = list(filter(None, (on_hosts_of(point, shared) for point in curve.of_one_engine)))
     alone = max(engines, key=_served)
@@ -527,10 +527,10 @@ def compared_with_one(claim: str, curve: Curve, sharing: Sharing, bound: float) 
     interval corrected for the set having been chosen, for by Little's law most served is least waited for."""
     name, pairs, (what, figure, judge) = name_of(claim, sharing), compared(curve, sharing), COMPARED[claim]
     if not pairs:
-        return Verdict.undecided(name, curve.subject, _nothing_to_compare(curve, sharing), bound)
+        return Verdict.inconclusive(name, curve.subject, _nothing_to_compare(curve, sharing), bound)
     shared, alone = max(pairs, key=lambda pair: ratio(*pair).value)
     if (seen := figure_ratio(alone, shared, figure, len(pairs))) is None:
-        return Verdict.undecided(name, curve.subject, f"{what} is not known of both", bound)
+        return Verdict.inconclusive(name, curve.subject, f"{what} is not known of both", bound)
     why = (
         f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
         f"{shared.concurrency} in flight (bound {bound:g}){unsure(seen)}"

@@ -53,14 +53,14 @@ NOISE = "the noise is wider than the margin"
 
 
 class Judgement(enum.Enum):
-    """What became of a metric. SAME: within the margin for certain. NO_WORSE: the same or better. UNDECIDED: it may be
+    """What became of a metric. SAME: within the margin for certain. NO_WORSE: the same or better. INCONCLUSIVE: it may be
     worse by more than the margin, or better, and nobody knows."""
 
     BETTER = "better"
     WORSE = "worse"
     SAME = "same"
     NO_WORSE = "no worse"
-    UNDECIDED = "undecided"
+    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ METRICS = (
 @dataclass(frozen=True, slots=True)
 class MetricChange:
     """One metric of one case. subject: the engines; load: theirs. ratio: candidate over baseline, with its 95 %
-    interval where that is known. launches: of each side. why: the reason of an undecided one, else ""."""
+    interval where that is known. launches: of each side. why: the reason of an inconclusive one, else ""."""
 
     subject: str
     load: str
@@ -179,13 +179,13 @@ def metric_change(
     enough = min(map(len, sides)) >= LAUNCHES
     seen = factor(repeated(sides).between(0, 1))
     by = _unseen(pair, case, metric, enough)
-    verdict, why = Judgement.UNDECIDED, pair.obstacle
+    verdict, why = Judgement.INCONCLUSIVE, pair.obstacle
     if by is not None and not why:
         seen = widened(seen, by)
         verdict = _judged(seen, metric, margin)
         known = pair.same_boot or verdict in (Judgement.SAME, Judgement.NO_WORSE)
-        verdict = verdict if known else Judgement.UNDECIDED
-    if verdict is Judgement.UNDECIDED and not why:
+        verdict = verdict if known else Judgement.INCONCLUSIVE
+    if verdict is Judgement.INCONCLUSIVE and not why:
         why = _reason(pair, by, seen)
     ratio = seen if by is not None and not pair.obstacle else Interval(seen.value)
     (one, other), launches = map(mean_of_launches, sides), (len(sides[0]), len(sides[1]))
@@ -248,7 +248,7 @@ def _judged(ratio: Interval, metric: ComparedMetric, margin: float) -> Judgement
     not_less, not_more = low > 1 / bound, high < bound
     if not_less and not_more:
         return Judgement.SAME
-    return Judgement.NO_WORSE if (not_less if metric.higher_is_better else not_more) else Judgement.UNDECIDED
+    return Judgement.NO_WORSE if (not_less if metric.higher_is_better else not_more) else Judgement.INCONCLUSIVE
 
 
 FOLLOWED = tuple(metric for metric in METRICS if metric.name in ("output_tokens_per_s", "tpot_s"))

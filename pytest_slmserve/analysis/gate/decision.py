@@ -144,7 +144,7 @@ def next_look(done: int, terms: GateCriteria) -> int | None:
 
 
 def decisions(series: Sequence[PairSeries], terms: GateCriteria) -> dict[str, tuple[State, int]]:
-    """Decided endpoints by name: the outcome and the look at which it was reached; undecided endpoints are absent."""
+    """Decided endpoints by name: the outcome and the look at which it was reached; inconclusive endpoints are absent."""
     made = {name: _decision(each) for name, each in interim_analyses(series, terms).items()}
     return {name: decision for name, decision in made.items() if decision}
 
@@ -153,11 +153,11 @@ def _decision(interim: Sequence[InterimAnalysis]) -> tuple[State, int] | None:
     """The last outcome, and the look at which it was reached."""
     outcome = _outcome(interim)
     at = next((each.pairs for each in interim if each.outcome is outcome), 0)
-    return None if outcome is State.UNDECIDED else (outcome, at)
+    return None if outcome is State.INCONCLUSIVE else (outcome, at)
 
 
 def _outcome(interim: Sequence[InterimAnalysis]) -> State:
-    return interim[-1].outcome if interim else State.UNDECIDED
+    return interim[-1].outcome if interim else State.INCONCLUSIVE
 
 
 def interim_analyses(series: Sequence[PairSeries], terms: GateCriteria) -> dict[str, list[InterimAnalysis]]:
@@ -183,7 +183,7 @@ def interim_analyses(series: Sequence[PairSeries], terms: GateCriteria) -> dict[
             if t[each.name] > critical[each.name] and mean > margin / 2:
                 outcome = State.FAILS
             elif None not in costs[each.name] and _t(mean - margin, error) < -enough:
-                outcome = State.HOLDS
+                outcome = State.PASSES
             costly, cheap = max(critical[each.name] * error, margin / 2), margin - enough * error
             ratio, worse, better = (1 + growth(each.sign * cost) for cost in (mean, costly, cheap))
             before.append(InterimAnalysis(n, ratio, worse, better, outcome))
@@ -235,7 +235,7 @@ def margin_of(series: PairSeries, terms: GateCriteria) -> float:
 
 
 def _comparison(series: PairSeries, terms: GateCriteria, interim: Sequence[InterimAnalysis], family: int) -> Comparison:
-    outcome, at = _decision(interim) or (State.UNDECIDED, None)
+    outcome, at = _decision(interim) or (State.INCONCLUSIVE, None)
     margin, ratios = margin_of(series, terms), [r for r in map(_log_ratio, series.pairs) if r is not None]
     if not ratios:
         return Comparison(series.name, series.better, outcome, _missing(series) or "no pairs", margin, 0)
@@ -263,7 +263,7 @@ def _missing(series: PairSeries) -> str:
 
 
 def _why(outcome: State, n: int, margin: float, detectable: float | None) -> str:
-    if outcome is State.HOLDS:
+    if outcome is State.PASSES:
         return f"within the {100 * margin:.3g} % margin"
     if n < FIRST_LOOKS[0]:
         return f"{n} pairs, {FIRST_LOOKS[0]} are wanted at least"
@@ -312,10 +312,10 @@ def suspects(releases: Sequence[str], outcomes: Mapping[str, State]) -> Sequence
     """Releases of which one is the first slow one, ascending: a single one where it is known.
 
     releases: ascending, the good one first and the slow one last. outcomes: of the gates so far, against the good one;
-    UNDECIDED also for a release that could not be started.
+    INCONCLUSIVE also for a release that could not be started.
     """
     slow = next(i for i, each in enumerate(releases) if i == len(releases) - 1 or outcomes.get(each) is State.FAILS)
-    good = max(i for i, each in enumerate(releases[:slow]) if i == 0 or outcomes.get(each) is State.HOLDS)
+    good = max(i for i, each in enumerate(releases[:slow]) if i == 0 or outcomes.get(each) is State.PASSES)
     return releases[good + 1 : slow + 1]
 
 
@@ -330,7 +330,7 @@ def next_release(releases: Sequence[str], outcomes: Mapping[str, State]) -> str 
 GATES = 1000  # drawn for each rate: half a percent is then known to a quarter
 MIN_POWER = 0.8  # a gate that misses more than a fifth of what it is there to find does not pass anybody
 SEED = 7
-UNKNOWN = (State.UNDECIDED, 0)
+UNKNOWN = (State.INCONCLUSIVE, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,20 +407,20 @@ def _rates(
         for n in looks_until(terms.pairs):
             decided = decisions([replace(each, pairs=each.pairs[:n]) for each in made], terms)
             found = all_of([decided.get(each.name, UNKNOWN)[0] for each in made])
-            if found is not State.UNDECIDED:
+            if found is not State.INCONCLUSIVE:
                 break
         outcomes.append(found)
         pairs += n
-    return Rates(outcomes.count(State.FAILS) / gates, outcomes.count(State.HOLDS) / gates, pairs / gates)
+    return Rates(outcomes.count(State.FAILS) / gates, outcomes.count(State.PASSES) / gates, pairs / gates)
 
 
 def weakened(found: Comparison, calibration: Calibration) -> Comparison:
     """A pass that says nothing is none: inconclusive, where a worsening by the margin would mostly be missed. More
     pairs do not change that, so it keeps `decided_at`."""
-    if found.outcome is not State.HOLDS or found.name not in calibration.weak:
+    if found.outcome is not State.PASSES or found.name not in calibration.weak:
         return found
     power = calibration.worse[found.name].fail
     worse = f"{100 * found.margin:.3g} % worse would fail in {100 * power:.0f} % of gates only"
     why = f"this runner is too noisy to pass: {worse}"
-    steps = tuple(replace(each, outcome=State.UNDECIDED) for each in found.interim)
-    return replace(found, outcome=State.UNDECIDED, why=why, interim=steps)
+    steps = tuple(replace(each, outcome=State.INCONCLUSIVE) for each in found.interim)
+    return replace(found, outcome=State.INCONCLUSIVE, why=why, interim=steps)

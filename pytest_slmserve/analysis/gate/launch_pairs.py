@@ -172,7 +172,7 @@ class Gated:
     def settled(self) -> bool:
         """Have more pairs nothing to decide? What is missing in one stays missing, and what is no matter of
         chance stays unknown where it is."""
-        waiting = [each for each in self.gated if each.outcome is State.UNDECIDED and each.n == len(self.pairs)]
+        waiting = [each for each in self.gated if each.outcome is State.INCONCLUSIVE and each.n == len(self.pairs)]
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
 
     @property
@@ -184,13 +184,13 @@ class Gated:
         return None if which is None else self.pairs[0].baseline.measurements[which].load
 
     def verdict(self, endpoint: str) -> Verdict | None:
-        """Verdict on an endpoint, for a test. None where the pairs that count have no value of it; undecided where no
+        """Verdict on an endpoint, for a test. None where the pairs that count have no value of it; inconclusive where no
         pair counts. Raises KeyError for an unknown endpoint."""
         if endpoint == OUTPUTS or endpoint in (each.name for each in EXACT):
             return next((each for each in self.exact if each.claim == endpoint), None)
         of = {each.name: each for each in GATED}[endpoint]
         if not self.pairs:
-            return Verdict.undecided(f"no-worse-{endpoint}", self.model, nothing_counts(self.dropped))
+            return Verdict.inconclusive(f"no-worse-{endpoint}", self.model, nothing_counts(self.dropped))
         found = next((each for each in self.gated if each.name == _label(of, self.pairs)), None)
         return None if found is None else _verdict(self, endpoint, found)
 
@@ -345,16 +345,16 @@ def _exactly(
     endpoint: Exact, first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]
 ) -> Verdict | None:
     """Verdict on an exact quantity by the worst pair. None where no launch has a value and none need have one.
-    Undecided where no pair counts, or a value is missing."""
-    undecided = partial(Verdict.undecided, endpoint.name, short_name(first.spec.model))
+    Inconclusive where no pair counts, or a value is missing."""
+    inconclusive = partial(Verdict.inconclusive, endpoint.name, short_name(first.spec.model))
     seen = [(endpoint.read(pair.baseline), endpoint.read(pair.candidate)) for pair in pairs]
     known = [(before, after) for before, after in seen if before and after is not None]
     if not pairs:
-        return undecided(nothing_counts(dropped))
+        return inconclusive(nothing_counts(dropped))
     if len(known) < len(seen):
         nobody = all(value is None for pair in seen for value in pair)
         missing = f"not every launch told its {endpoint.label}: what is missing never passes"
-        return None if nobody and not endpoint.needed else undecided(missing)
+        return None if nobody and not endpoint.needed else inconclusive(missing)
     return _worst(endpoint, short_name(first.spec.model), known)
 
 
@@ -363,7 +363,7 @@ def _worst(endpoint: Exact, model: str, known: Sequence[tuple[float, float]]) ->
     sign = 1 if endpoint.least else -1
     before, after = min(known, key=lambda pair: sign * (pair[1] / endpoint.bound(pair[0])))
     bound = endpoint.bound(before)
-    state = State.HOLDS if sign * (after - bound) >= 0 else State.FAILS
+    state = State.PASSES if sign * (after - bound) >= 0 else State.FAILS
     why = endpoint.told(before, after, bound)
     return Verdict(endpoint.name, model, state, why, after / before, bound=bound / before, n=len(known))
 
@@ -380,7 +380,9 @@ def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Verdict
     model = short_name(first.spec.model)
     both = [scores for p in pairs if all(scores := (p.baseline.scores, p.candidate.scores))]
     if not both:
-        return Verdict.undecided(OUTPUTS, model, "no launch told how likely the baseline's tokens are", OUTPUTS_MARGIN)
+        return Verdict.inconclusive(
+            OUTPUTS, model, "no launch told how likely the baseline's tokens are", OUTPUTS_MARGIN
+        )
     before, after = ([fmean(each) for each in zip(*side)] for side in zip(*both))
     seen = possible(student_interval([abs(b - a) for b, a in zip(before, after)]))
     own = both[0][0]

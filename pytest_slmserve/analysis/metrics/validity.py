@@ -124,14 +124,14 @@ def _not_held(measurement: Measurement) -> Iterator[str]:
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:
     """Holds where at least `wanted` repeats of a case are valid. Its reason tells what is wrong with the others.
-    Undecided where all that is wrong comes from other processes that had the host's cores."""
+    Inconclusive where all that is wrong comes from other processes that had the host's cores."""
     wrong = [found for group in repeats if (found := check(*group)).problems]
     valid = len(repeats) - len(wrong)
     what = "runs" if any(len(group) > 1 for group in repeats) else "measurements"
     told = "; ".join(dict.fromkeys(text for found in wrong for text in found.problems))
     why = ": ".join(filter(None, [f"{valid} of {len(repeats)} {what} are valid, {wanted} are wanted", told]))
     starved = bool(wrong) and all(found.starved for found in wrong)
-    state = State.HOLDS if valid >= wanted else State.UNDECIDED if starved else State.FAILS
+    state = State.PASSES if valid >= wanted else State.INCONCLUSIVE if starved else State.FAILS
     records = tuple(m.id for group in repeats for m in group)
     return Verdict("valid-point", subject, state, why, value=valid, bound=wanted, n=len(repeats), records=records)
 

@@ -153,7 +153,7 @@ def next_repeat(grid: Grid, points: Iterable[Point]) -> Wanted | None:
     of the last doubling is clear, and where there is no time left."""
     known = _on(grid.loads, points)
     valid = valid_points(known)
-    if len(valid) < 2 or below(last := gains(valid, looks=grid.looks)[-1], grid.tolerance) is not State.UNDECIDED:
+    if len(valid) < 2 or below(last := gains(valid, looks=grid.looks)[-1], grid.tolerance) is not State.INCONCLUSIVE:
         return None
     rates, may = _rates(known), [p for p in valid if len(p.repeats) < grid.repeats and p.left_out <= SECOND_CHANCES]
     each_s = {load: grid.seconds(load, predicted(rates, load)) for load in _usable(grid.loads, known)}

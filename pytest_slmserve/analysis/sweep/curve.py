@@ -1,6 +1,6 @@
 """A sweep of one engine over the load, and the claims that can be judged from it alone.
 
-Every judgement is total: what is missing, invalid or drowned in noise makes it undecided, never green.
+Every judgement is total: what is missing, invalid or drowned in noise makes it inconclusive, never green.
 """
 
 from __future__ import annotations
@@ -167,18 +167,18 @@ class Curve:
         decides.
         """
         if reason := obstacle(self, _largest_two(self).__contains__):
-            return Verdict.undecided(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
+            return Verdict.inconclusive(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
         last = self.gains()[-1]
         state = below(last, tolerance)
         last_text = (
             f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, bound {percent(tolerance)}"
         )
         match state:
-            case State.HOLDS:
+            case State.PASSES:
                 why = _plateau_text(self, tolerance)
             case State.FAILS:
                 why = f"no plateau up to {last.end} in flight: {last_text}{_limits(self)}"
-            case State.UNDECIDED:
+            case State.INCONCLUSIVE:
                 why = f"{last_text}: too noisy to tell"
         return _verdict(PLATEAU, self, state, why, last, tolerance, (last.start, last.end))
 
@@ -187,7 +187,7 @@ class Curve:
         that gain per doubling."""
         gain = next((each for each in self.gains() if each.start == load), None)
         if gain is None:
-            return Verdict.undecided(MARGINAL, self.subject, f"not measured at {load} in flight and twice as many")
+            return Verdict.inconclusive(MARGINAL, self.subject, f"not measured at {load} in flight and twice as many")
         why = f"{load} to {gain.end} in flight gains {percent_interval(gain)}, bound {percent(tolerance)}"
         return _verdict(MARGINAL, self, below(gain, tolerance), why, gain, tolerance, (gain.start, gain.end))
 
@@ -199,7 +199,7 @@ class Curve:
         """
         knee, reason = _knee(self, tolerance, lambda load, knee: load >= knee)
         if knee is None:
-            return Verdict.undecided(LATENCY, self.subject, reason + sparsely(self), tolerance, *self.valid)
+            return Verdict.inconclusive(LATENCY, self.subject, reason + sparsely(self), tolerance, *self.valid)
 
         def rises(several: int) -> list[tuple[Interval, tuple[int, int]]]:
             found = gains.gains(self.points, e2e_s, self.looks, several)
@@ -220,14 +220,14 @@ class Curve:
         largest = max((p.concurrency for p in self.valid), default=None)
         knee, reason = _knee(self, tolerance, lambda load, knee: load <= knee, largest)
         if knee is None:
-            return Verdict.undecided(PARETO, self.subject, reason + sparsely(self), margin, *self.valid)
+            return Verdict.inconclusive(PARETO, self.subject, reason + sparsely(self), margin, *self.valid)
         upto = [p for p in self.valid if p.concurrency <= knee]
 
         def rivals(several: int) -> list[tuple[Interval, tuple[Point, Point]]]:
             return [(by, (p, q)) for p in upto for q, by in gains.advantages(self.points, p, self.looks, several)]
 
         state, by, (point, rival) = every(below, margin, rivals)
-        if state is State.HOLDS:
+        if state is State.PASSES:
             why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
             why += f"than {_listed(p.concurrency for p in upto)} in flight"
         else:
@@ -248,7 +248,7 @@ def curve_of(
 ) -> Curve:
     """The curve of measurements that differ in their concurrency only; those of other loads are left out.
 
-    planned: every concurrency that was to be measured, so that one that is not there makes a claim undecided.
+    planned: every concurrency that was to be measured, so that one that is not there makes a claim inconclusive.
     adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on. looks: see `Curve`.
     Raises BadUsage where engines, workloads or environments differ (`sweep_points.by_series` sorts them).
     """
@@ -355,7 +355,7 @@ def _verdict(
 ) -> Verdict:
     """A verdict on the curve. loads: on which it depends most."""
     verdict = Verdict.from_interval(claim, curve.subject, state, f"{why}{sparsely(curve)}", seen, bound, *curve.valid)
-    if state is not State.UNDECIDED:
+    if state is not State.INCONCLUSIVE:
         return verdict
     return replace(verdict, again=loads, remedy=_remedy(curve, seen, bound, loads))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_slmserve.analysis.stats.estimates import percentile
-from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command
+from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
 from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock, try_lock
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.report.text_table import hanging
@@ -480,7 +480,7 @@ def of_extras(there: Callable[[str], object] = find_spec) -> list[Finding]:
     return found
 
 
-STATUS = f"{HOLDS} nothing is a problem; {FAILS} something is; {USAGE} wrong usage."
+STATUS = f"{PASSES} nothing is a problem; {FAILS} something is; {USAGE} wrong usage."
 COLOURS: dict[State, int] = {"ok": 32, "warning": 33, "problem": 31}
 
 
@@ -496,7 +496,7 @@ def doctor(given: argparse.Namespace) -> int:
     findings = examine(given.python or [sys.executable])
     terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print("\n".join(lines(findings, colour=terminal)))
-    return FAILS if any(finding.state == "problem" for finding in findings) else HOLDS
+    return FAILS if any(finding.state == "problem" for finding in findings) else PASSES
 
 
 def lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:

@@ -12,7 +12,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.figures.drawing import COLOURS, GREY, Picture, dress, key_below, panels, where_of
 from pytest_slmserve.report.gate.text import WORDS, title
 
-COLOUR = {State.HOLDS: COLOURS[2], State.FAILS: COLOURS[1], State.UNDECIDED: COLOURS[5]}
+COLOUR = {State.PASSES: COLOURS[2], State.FAILS: COLOURS[1], State.INCONCLUSIVE: COLOURS[5]}
 BETTER = {"higher": "\u2191", "lower": "\u2193"}
 X = "candidate / baseline (\u2191 higher is better, \u2193 lower is better)"
 BELOW = 0.25  # of a row: how far the pairs lie under their ratio

@@ -150,7 +150,7 @@ CACHES = {
     "warm": "compile caches were warm: each side was launched before the first pair",
     "cold": "compile caches were cold: each launch had empty ones",
 }
-WORDS = {State.HOLDS: "pass", State.FAILS: "fail", State.UNDECIDED: "inconclusive"}  # as a gate says them
+WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # as a gate says them
 KEY = (
     "candidate / baseline: Hodges-Lehmann estimate over the pairs. spread: standard deviation of a pair. detectable: "
     "of what does not pass, the smallest worsening of it alone that so many pairs find with a power of 90 %. "
@@ -209,15 +209,15 @@ def is_simulated(gated: Gated) -> bool:
 
 
 def has_few_pairs(gated: Gated) -> bool:
-    """Whether an undecided gate has some pairs, and fewer than its first look takes."""
-    return gated.outcome is State.UNDECIDED and 0 < len(gated.pairs) < FIRST_LOOKS[0]
+    """Whether an inconclusive gate has some pairs, and fewer than its first look takes."""
+    return gated.outcome is State.INCONCLUSIVE and 0 < len(gated.pairs) < FIRST_LOOKS[0]
 
 
 def next_step(gated: Gated) -> str:
-    """What may decide an undecided gate; empty of another one, and where no pair counts."""
-    if gated.outcome is not State.UNDECIDED or not gated.pairs:
+    """What may decide an inconclusive gate; empty of another one, and where no pair counts."""
+    if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
         return ""
-    unknown = any(each.state is State.UNDECIDED for each in gated.exact)
+    unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
     if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
         return "repair what is missing (slmserve doctor), and gate again"
     waits = not all(each.decided_at for each in gated.gated)  # else the runner's noise hides what it would find
@@ -333,7 +333,7 @@ def _markdown(gated: Gated) -> Iterator[str]:
     for each in (*gated.gated, *gated.shown):
         yield f"| {' | '.join(column.cell((each, each in gated.gated)) for column in COLUMNS)} |"
     yield ""
-    yield from (f"- {e.name}: {WORDS[e.outcome]}, {e.why}" for e in gated.gated if e.outcome is not State.HOLDS)
+    yield from (f"- {e.name}: {WORDS[e.outcome]}, {e.why}" for e in gated.gated if e.outcome is not State.PASSES)
     yield from (f"- {line}" for line in _exact(gated))
     yield from ("", f"**Next:** {more}") if (more := next_step(gated)) else ()
     yield from ("", outputs) if (outputs := outputs_text(gated)) else ()
@@ -377,7 +377,7 @@ def interim_lines(found: Sequence[Comparison]) -> list[str]:
 
 def _detectable(seen: Comparison, gated: bool) -> float | None:
     """None of what passes: its noise was small enough."""
-    return None if gated and seen.outcome is State.HOLDS else seen.detectable
+    return None if gated and seen.outcome is State.PASSES else seen.detectable
 
 
 def _percents(share: float | None) -> str:

@@ -35,7 +35,7 @@ Values = list[dict[str, Any]]
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 GREY = "#8a8a8a"
-STATES = [state.value for state in (State.HOLDS, State.FAILS, State.UNDECIDED)]
+STATES = [state.value for state in (State.PASSES, State.FAILS, State.INCONCLUSIVE)]
 STATE_COLOURS = (COLOURS[2], COLOURS[1], GREY)
 LATENCIES = (("E2E mean", "e2e_s"), ("E2E p99", "e2e_p99_s"), ("TTFT mean", "ttft_s"), ("TPOT mean", "tpot_s"))
 IN_FLIGHT, TOKENS_PER_S = "requests in flight", "output tokens/s"
@@ -285,7 +285,7 @@ def gate_forest(compared: Sequence[Comparison], series: Mapping[str, PairSeries]
     for each in compared:
         if each.ratio is None:
             continue
-        state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.UNDECIDED, None)
+        state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.INCONCLUSIVE, None)
         values.append(_estimate(each.name, each.ratio, bound, state, f"{each.ratio.value:.4f}"))
         pairs += [{"subject": each.name, "pair": ratio} for ratio in ratios(series[each.name])]
     if not values:
@@ -385,11 +385,11 @@ def _course(
 
 def changes(found: Sequence[MetricChange], margin: float, description: str) -> Spec:
     """Candidate over baseline of one metric at each load, and the ratio from which on it is worse by the margin."""
-    states = {Judgement.WORSE: State.FAILS, Judgement.UNDECIDED: State.UNDECIDED}
+    states = {Judgement.WORSE: State.FAILS, Judgement.INCONCLUSIVE: State.INCONCLUSIVE}
     values = []
     for each in found:
         bound = 1 / (1 + margin) if each.metric in HIGHER_IS_BETTER else 1 + margin
-        state = states.get(each.verdict, State.HOLDS)
+        state = states.get(each.verdict, State.PASSES)
         values.append(_estimate(each.load, each.ratio, bound, state, shown(each.ratio.value, 4)))
     return _intervals(values, "candidate / baseline", description)
 

@@ -69,7 +69,9 @@ GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
     ("p99", "p50"): "Percentile: 99, or 50, of 100 requests were at most so slow.",
     ("SLO", "service-level objective"): "Bounds that a request has to keep to be good.",
     ("goodput",): "Requests per second that kept every bound of the service-level objective (SLO).",
-    ("plateau",): "Loads past which a doubling gains less throughput than the bound of the claim. With ?: undecided.",
+    (
+        "plateau",
+    ): "Loads past which a doubling gains less throughput than the bound of the claim. With ?: inconclusive.",
     ("Pareto-optimal", "Pareto"): "A load that no other one beats in both throughput and latency.",
     ("saturation law",): "Throughput T_inf B/(B + b_half) at a batch B: half of T_inf is reached at b_half.",
     ("Little's law",): "Requests in flight are requests per second times the time that each takes.",
@@ -85,9 +87,9 @@ GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
     ("replicas",): "Several engines that are measured at once, mostly on one GPU.",
     ("launch", "launches"): "One start of an engine.",
     ("claim", "claims"): "A published statement with a bound, which measurements are held against.",
-    ("verdict", "verdicts"): "The answer: a claim holds, fails, or is undecided.",
+    ("verdict", "verdicts"): "The answer: a claim holds, fails, or is inconclusive.",
     ("95 % interval", "95 %"): "Where the true value lies in 19 of 20 such measurements.",
-    ("undecided", "inconclusive"): "The measurements do not suffice to tell whether it holds or fails.",
+    ("inconclusive", "inconclusive"): "The measurements do not suffice to tell whether it holds or fails.",
     ("valid",): "yes; noisy: disturbed, but counted; partly: some repeats left out; degraded; NO: invalid.",
     ("gate",): "The test whether a candidate is slower than a baseline, by pairs of launches.",
     (
@@ -117,8 +119,12 @@ WIDE = 100_000  # columns of a layout in which no line is broken: the browser br
 STARTING_SLO = parse_slo("ttft:200ms,tpot:50ms")  # where none was given
 SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
 # Of the outcomes of claims; others are open.
-LOOKS = {"hold": "good", "fail as expected": "good", "FAIL": "bad", "HOLD, UNEXPECTED": "bad"}
-GATE_KINDS = {State.HOLDS: ("pass", "good"), State.FAILS: ("fail", "bad"), State.UNDECIDED: ("inconclusive", "open")}
+LOOKS = {"pass": "good", "fail as expected": "good", "FAIL": "bad", "PASS, UNEXPECTED": "bad"}
+GATE_KINDS = {
+    State.PASSES: ("pass", "good"),
+    State.FAILS: ("fail", "bad"),
+    State.INCONCLUSIVE: ("inconclusive", "open"),
+}
 STATUSES = {
     0: "all is as expected",
     1: "something fails",
@@ -126,7 +132,7 @@ STATUSES = {
     3: "something broke off",
     4: "wrong usage",
     5: "no test was collected",
-    10: "nothing fails, but something is undecided",
+    10: "nothing fails, but something is inconclusive",
 }
 GOODPUT = ("in flight", "goodput /s", "good %", "dropped")  # columns that the page's script can compute
 UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environment: hashes, and what follows
@@ -195,7 +201,7 @@ def page_content(
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*screen.unexpected(kinds), *_gate_failures(found.gates), *found.failed],
-            "undecided": [*screen.undecided(kinds, found.curves), *found.undecided],
+            "inconclusive": [*screen.inconclusive(kinds, found.curves), *found.inconclusive],
             "facts": _facts(measurements),
             "reproduce": found.command or reproduce(measurements),
             "overview": [as_table(place, rows, screen.ROWS) for place, rows in screen.model_rows(found)],
@@ -283,7 +289,7 @@ def _claims(found: run_tables.Findings) -> Iterator[dict[str, Any]]:
         rows = []
         for verdict, row in pairs:
             words = run_tables.outcome_words(verdict, row, strict=found.strict)
-            look = "open" if words == "undecided" else "bad" if words.isupper() else "good"
+            look = "open" if words == "inconclusive" else "bad" if words.isupper() else "good"
             said = {"subject": verdict.subject, "why": run_tables.reason(verdict, row, strict=found.strict)}
             rows.append({"state": verdict.state.value, "words": words.lower(), "look": look, **said})
         chart = Chart("Interval of each subject against its bound", spec) if spec else None
@@ -473,7 +479,7 @@ def _history(found: run_tables.Findings) -> Iterator[PageSection]:
     parts = []
     for title, alike in history_by_case(found.history).items():
         steps = {release.step.verdict for each in alike for release in each.releases if release.step}
-        look = "bad" if Judgement.WORSE in steps else "open" if Judgement.UNDECIDED in steps else "good"
+        look = "bad" if Judgement.WORSE in steps else "open" if Judgement.INCONCLUSIVE in steps else "good"
         drawn = []
         for each in alike:  # of what whiskers are an interval, and which of them are cut
             of = "launches" if min(release.launches for release in each.releases) >= LAUNCHES else "repeats"
@@ -539,7 +545,7 @@ def of_runs(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Part
         tables.append(as_table(subject, rows_of(changes), CHANGES))
     with laid_out(TEXT_WIDTH):
         text = comparison_text(baseline, candidate, found)
-    look = "bad" if found.counts[Judgement.WORSE] else "open" if found.counts[Judgement.UNDECIDED] else "good"
+    look = "bad" if found.counts[Judgement.WORSE] else "open" if found.counts[Judgement.INCONCLUSIVE] else "good"
     return Part(f"{candidate.name} against {baseline.name}: {counts_text(found)}", look, drawn, tables, text)
 
 

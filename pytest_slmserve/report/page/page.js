@@ -258,7 +258,7 @@
     const [, state] = location.hash.split("?");
     for (const [name, value] of new URLSearchParams(state ?? "")) {
       if (fields.includes(name)) field(name).value = value;
-      else if (name === "show" && ["holds", "fails", "undecided"].includes(value)) filter(value);
+      else if (name === "show" && ["passes", "fails", "inconclusive"].includes(value)) filter(value);
       else if (name === "theme" && ["dark", "light"].includes(value)) choose(value);
     }
   }

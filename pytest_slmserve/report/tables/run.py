@@ -52,15 +52,15 @@ from pytest_slmserve.schema.specs import EngineSpec
 
 Judged = tuple[Verdict, ClaimRow | None]
 Colour = Literal["green", "red", "yellow"]
-Outcome = Literal["as expected", "unexpected", "undecided"]
-COLOURS: dict[Outcome, Colour] = {"as expected": "green", "unexpected": "red", "undecided": "yellow"}
+Outcome = Literal["as expected", "unexpected", "inconclusive"]
+COLOURS: dict[Outcome, Colour] = {"as expected": "green", "unexpected": "red", "inconclusive": "yellow"}
 EITHER = "either expected: "
 PLURALS = {  # of the words for an outcome
-    "holds": "hold",
+    "passes": "pass",
     "fails, as expected": "fail as expected",
     "FAILS": "FAIL",
-    "HOLDS, UNEXPECTED": "HOLD, UNEXPECTED",
-    "undecided": "undecided",
+    "PASSES, UNEXPECTED": "PASS, UNEXPECTED",
+    "inconclusive": "inconclusive",
     "fails": "fail",
 }
 
@@ -94,7 +94,7 @@ def sweep_report(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """All that there is to report of a run, or of archives. history: of releases, where archives hold several. slo: of
-    a request, where goodput is asked for. strict: every claim is expected to hold. failed, undecided: tests
+    a request, where goodput is asked for. strict: every claim is expected to hold. failed, inconclusive: tests
     that are, with a line of why. reused: a sentence on measurements of an archive that stood in for new ones. archives:
     paths of the measurements. written: what else was written. command: that makes the same run again."""
 
@@ -107,7 +107,7 @@ class Findings:
     slo: Slo | None = None
     strict: bool = False
     failed: Sequence[str] = ()
-    undecided: Sequence[str] = ()
+    inconclusive: Sequence[str] = ()
     notes: Sequence[str] = ()
     reused: str = ""
     archives: Sequence[str] = ()
@@ -259,14 +259,14 @@ def remarks(curve: Curve) -> Iterator[str]:
 
 def expectation(row: ClaimRow | None, *, strict: bool) -> Expected:
     """What is expected: that a claim holds, unless its row knows better. strict: always that it holds."""
-    return row.expected if row is not None and not strict else "holds"
+    return row.expected if row is not None and not strict else "passes"
 
 
 def outcome(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> Outcome:
     """Against what was expected; of either nothing is."""
     expected = expectation(row, strict=strict)
-    if verdict.state is State.UNDECIDED and expected != "either":
-        return "undecided"
+    if verdict.state is State.INCONCLUSIVE and expected != "either":
+        return "inconclusive"
     return "as expected" if expected in (verdict.state.value, "either") else "unexpected"
 
 
@@ -292,14 +292,14 @@ def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator
 
 
 def outcome_words(verdict: Verdict, row: ClaimRow | None, *, strict: bool) -> str:
-    """ "holds", "fails, as expected", "fails" where it may, "FAILS", "HOLDS, UNEXPECTED" or "undecided" """
+    """ "passes", "fails, as expected", "fails" where it may, "FAILS", "PASSES, UNEXPECTED" or "inconclusive" """
     fails = verdict.state is State.FAILS
     match outcome(verdict, row, strict=strict):
         case "as expected":
             return "fails, as expected" if fails and row and row.expected == "fails" else verdict.state.value
         case "unexpected":
-            return "FAILS" if fails else "HOLDS, UNEXPECTED"
-    return "undecided"
+            return "FAILS" if fails else "PASSES, UNEXPECTED"
+    return "inconclusive"
 
 
 def reason(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:

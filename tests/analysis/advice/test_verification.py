@@ -62,20 +62,20 @@ def state(seen: Verified, claim: str) -> State:
 def test_within_is_decided_where_no_end_of_the_interval_says_otherwise(value, half, margin):
     seen = within(Interval(value, value - half, value + half), 1 - margin, 1 + margin)
     apart = abs(value - 1)
-    assert (seen is State.HOLDS) == (1 - margin <= value - half and value + half <= 1 + margin)
+    assert (seen is State.PASSES) == (1 - margin <= value - half and value + half <= 1 + margin)
     assert seen is not State.FAILS or apart > margin
-    assert seen is not State.UNDECIDED or half > 0
-    assert within(Interval(value), 1 - margin, 1 + margin) is State.UNDECIDED, "without known noise"
+    assert seen is not State.INCONCLUSIVE or half > 0
+    assert within(Interval(value), 1 - margin, 1 + margin) is State.INCONCLUSIVE, "without known noise"
 
 
 @pytest.mark.parametrize(
     ("factor", "wanted", "in_time"),
     [
-        (1.0, State.HOLDS, State.HOLDS),
-        (0.9, State.HOLDS, State.HOLDS),
-        (0.7, State.FAILS, State.HOLDS),
+        (1.0, State.PASSES, State.PASSES),
+        (0.9, State.PASSES, State.PASSES),
+        (0.7, State.FAILS, State.PASSES),
         (0.5, State.FAILS, State.FAILS),
-        (1.3, State.FAILS, State.HOLDS),
+        (1.3, State.FAILS, State.PASSES),
     ],
 )
 def test_throughput_and_latency(factor, wanted, in_time):
@@ -83,7 +83,7 @@ def test_throughput_and_latency(factor, wanted, in_time):
     assert seen.ratio.value == pytest.approx(factor) and seen.ratio.low < factor < seen.ratio.high
     assert seen.latency_s.value == pytest.approx(64 / law(64) / factor, rel=1e-4)
     assert (state(seen, THROUGHPUT), state(seen, LATENCY)) == (wanted, in_time)
-    assert Verification(0.15, 2, (seen,)).state is (State.FAILS if State.FAILS in (wanted, in_time) else State.HOLDS)
+    assert Verification(0.15, 2, (seen,)).state is (State.FAILS if State.FAILS in (wanted, in_time) else State.PASSES)
 
 
 def test_a_prediction_by_the_law_has_no_noise_of_its_own():
@@ -97,14 +97,14 @@ def test_a_prediction_by_the_law_has_no_noise_of_its_own():
 
 def test_noise_that_is_not_known_decides_nothing():
     seen = verified(advice(spread=(1.0,)), SPEC, again(spread=(1.0,)), 0.15)
-    assert state(seen, THROUGHPUT) is state(seen, LATENCY) is State.UNDECIDED
-    assert Verification(0.15, 1, (seen,)).state is State.UNDECIDED
+    assert state(seen, THROUGHPUT) is state(seen, LATENCY) is State.INCONCLUSIVE
+    assert Verification(0.15, 1, (seen,)).state is State.INCONCLUSIVE
 
 
-def test_preemptions_fail_and_leave_the_rest_undecided():
+def test_preemptions_fail_and_leave_the_rest_inconclusive():
     seen = verified(advice(), SPEC, again(preempted=3), 0.15)
     assert seen.preemptions == 6 and state(seen, UNPREEMPTED) is State.FAILS
-    assert state(seen, THROUGHPUT) is State.UNDECIDED and seen.ratio is None
+    assert state(seen, THROUGHPUT) is State.INCONCLUSIVE and seen.ratio is None
     assert "6 preemptions" in " ".join(text(Verification(0.15, 2, (seen,))).split())
 
 
@@ -123,8 +123,8 @@ def test_an_engine_that_does_not_start_fails():
     assert "no memory is left" in text(seen) and verification_facts(seen)["models"][0]["preemptions"] is None
 
 
-def test_nothing_verified_is_undecided():
-    assert Verification(0.15, 2, ()).state is State.UNDECIDED
+def test_nothing_verified_is_inconclusive():
+    assert Verification(0.15, 2, ()).state is State.INCONCLUSIVE
 
 
 # Several
@@ -168,12 +168,12 @@ def alone() -> Verified:
     return replace(seen, advice=replace(seen.advice, gains=gains(host=0.9, dram=0.5)))
 
 
-@pytest.mark.parametrize(("share", "wanted"), [(0.8, State.HOLDS), (1.1, State.HOLDS), (1.3, State.FAILS)])
+@pytest.mark.parametrize(("share", "wanted"), [(0.8, State.PASSES), (1.1, State.PASSES), (1.3, State.FAILS)])
 def test_the_sum_against_the_bound_and_against_one_alone(share, wanted):
     one, rate = alone(), law(64)
     seen = verified_together(together((share * rate, share * rate)), [one, one], "mps", 0.15)
     assert seen.gain.value == pytest.approx(2 * share) and seen.bound == pytest.approx(2)
-    assert {v.claim: v.state for v in seen.verdicts} == {UNPREEMPTED: State.HOLDS, BOUNDED: wanted}
+    assert {v.claim: v.state for v in seen.verdicts} == {UNPREEMPTED: State.PASSES, BOUNDED: wanted}
     assert seen.latency_s == pytest.approx(32 / (share * rate), rel=1e-4) and engines(seen.models) == "2 x opt-1.3b"
     said = " ".join(text(Verification(0.15, 2, (one,), seen)).split())
     assert f"{2 * share:.3g} times (95 %: " in said and "the bound is 2.00" in said
@@ -189,7 +189,7 @@ def test_where_nothing_bounds_the_sum_it_is_told_and_not_judged():
 def test_engines_together_that_cannot_be_judged():
     one = alone()
     seen = verified_together(together((4000, 4000), failures=1), [one, one], "mps", 0.15)
-    assert [v.state for v in seen.verdicts] == [State.HOLDS, State.UNDECIDED] and seen.gain is None
+    assert [v.state for v in seen.verdicts] == [State.PASSES, State.INCONCLUSIVE] and seen.gain is None
     lost = replace(one, point=None)
     seen = verified_together(together((4000, 4000)), [one, lost], "mps", 0.15)
     assert seen.gain is None and "not all of them were measured alone" in seen.verdicts[1].why

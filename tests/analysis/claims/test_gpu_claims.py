@@ -33,7 +33,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.loads import ClosedLoop
 
-HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
+PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 ORDINARY = {
     "gpu_util": [1.0, 1.0],
     "sm_active": [0.7, 0.7],
@@ -108,7 +108,7 @@ def test_no_share_is_said_to_be_below_nothing_or_above_all():
 
 @pytest.mark.parametrize(
     ("at_largest", "state"),
-    [([0.15, 0.151], HOLDS), ([0.6, 0.601], FAILS), ([0.45, 0.55], UNDECIDED), ([0.2, 0.9], UNDECIDED)],
+    [([0.15, 0.151], PASSES), ([0.6, 0.601], FAILS), ([0.45, 0.55], INCONCLUSIVE), ([0.2, 0.9], INCONCLUSIVE)],
 )
 def test_warps_at_the_largest_load(at_largest, state):
     verdict = few_warps(sweep("sm_occupancy", 0.9, 0.9, at_largest), 0.5)
@@ -135,7 +135,7 @@ def test_launches_that_measured_equally_often_are_what_is_repeated():
     verdict = few_warps(curve_of(*quiet, of_two_launches(16, 0.10, 0.10, 0.14, 0.14)), 0.15)
     half = 3.1824 * (0.04**2 / 3) ** 0.5 / 4**0.5
     assert (verdict.low, verdict.high) == pytest.approx((0.12 - half, 0.12 + half), abs=1e-6)
-    assert verdict.state is UNDECIDED, "four repeats for themselves would tell 0.12 within 0.015"
+    assert verdict.state is INCONCLUSIVE, "four repeats for themselves would tell 0.12 within 0.015"
 
 
 # GPU utilisation
@@ -150,9 +150,9 @@ def served(*rates, util):
 @pytest.mark.parametrize(
     ("rates", "util", "state"),
     [
-        ((100.0, 300.0, 900.0), (0.95, 1.0, 1.0), HOLDS),
+        ((100.0, 300.0, 900.0), (0.95, 1.0, 1.0), PASSES),
         ((100.0, 300.0, 330.0), (0.5, 0.92, 1.0), FAILS),
-        ((100.0, 300.0, 450.0), (0.5, 0.92, 1.0), UNDECIDED),
+        ((100.0, 300.0, 450.0), (0.5, 0.92, 1.0), INCONCLUSIVE),
         ((100.0, 300.0, 900.0), (0.5, 0.6, 0.7), FAILS),
     ],
 )
@@ -173,16 +173,16 @@ def test_a_load_below_the_full_one_is_no_growth_after_it():
     assert util_saturates_first(falling, 1.5, 0.9).state is FAILS, "the best load came before"
 
 
-def test_a_utilisation_that_may_be_full_is_undecided():
+def test_a_utilisation_that_may_be_full_is_inconclusive():
     unsure = sweep("gpu_util", 0.5, 0.6, [0.80, 0.99])
-    assert util_saturates_first(unsure, 1.5, 0.9).state is UNDECIDED
+    assert util_saturates_first(unsure, 1.5, 0.9).state is INCONCLUSIVE
 
 
 def test_noise_leaves_open_whether_utilisation_is_full_at_a_smaller_load():
     """From 1 in flight throughput grows 9 times, from 4 on no more: who says "fails" has to know that it is not 1."""
     unsure = served(100.0, 900.0, 910.0, util=([0.80, 0.99], 0.95, 1.0))
     verdict = util_saturates_first(unsure, 1.5, 0.9)
-    assert verdict.state is UNDECIDED and "noise leaves open whether 90 % are reached at 1" in verdict.why
+    assert verdict.state is INCONCLUSIVE and "noise leaves open whether 90 % are reached at 1" in verdict.why
     assert util_saturates_first(served(100.0, 900.0, 910.0, util=(0.80, 0.95, 1.0)), 1.5, 0.9).state is FAILS
 
 
@@ -203,10 +203,10 @@ def test_a_utilisation_of_0_while_tokens_come_was_not_measured(judge):
 @pytest.mark.parametrize(
     ("gaps", "state"),
     [
-        (([1.7, 1.7], [1.2, 1.21], [0.9, 0.91]), HOLDS),
+        (([1.7, 1.7], [1.2, 1.21], [0.9, 0.91]), PASSES),
         (([1.7, 1.7], [-0.5, -0.51], [0.9, 0.91]), FAILS),
-        (([1.7, 1.7], [0.01, -0.01], [0.9, 0.91]), UNDECIDED),
-        (([1.7, 0.5], [0.3, 0.3], [0.9, 0.9]), UNDECIDED),
+        (([1.7, 1.7], [0.01, -0.01], [0.9, 0.91]), INCONCLUSIVE),
+        (([1.7, 0.5], [0.3, 0.3], [0.9, 0.9]), INCONCLUSIVE),
     ],
 )
 def test_the_load_at_which_memory_is_least_near_decides(gaps, state):
@@ -229,9 +229,9 @@ def test_the_factor_of_the_memory_by_hand():
 def test_tensor_cores_that_did_not_run_at_a_load_are_no_doubt():
     still = drop(sweep("saturation_gap", 1.7, 1.7, 1.7), ["saturation_gap"], at=1)
     still = replace(still, points=(replace(still.points[0], decode_tensor=0.0), *still.points[1:]))
-    assert memory_bound(still, 1.0).state is HOLDS
+    assert memory_bound(still, 1.0).state is PASSES
     never = drop(still, ["saturation_gap"])
-    assert (memory_bound(never, 1.0).state, memory_bound(never, 1.0).why) == (UNDECIDED, IDLE_TENSOR)
+    assert (memory_bound(never, 1.0).state, memory_bound(never, 1.0).why) == (INCONCLUSIVE, IDLE_TENSOR)
 
 
 # Energy of a token in one sweep
@@ -240,10 +240,10 @@ def test_tensor_cores_that_did_not_run_at_a_load_are_no_doubt():
 @pytest.mark.parametrize(
     ("joules", "state"),
     [
-        (([1.0, 1.01], [0.5, 0.5], [0.1, 0.1]), HOLDS),
+        (([1.0, 1.01], [0.5, 0.5], [0.1, 0.1]), PASSES),
         (([1.0, 1.01], [0.1, 0.1], [0.8, 0.8]), FAILS),
-        (([1.0, 1.01], [0.5, 0.5], [0.5, 0.51]), UNDECIDED),
-        (([0.5, 2.0], [0.5, 0.5], [0.1, 0.5]), UNDECIDED),
+        (([1.0, 1.01], [0.5, 0.5], [0.5, 0.51]), INCONCLUSIVE),
+        (([0.5, 2.0], [0.5, 0.5], [0.1, 0.5]), INCONCLUSIVE),
     ],
 )
 def test_energy_of_a_token_at_the_largest_load(joules, state):
@@ -264,7 +264,7 @@ def test_interval_of_an_energy_ratio_by_hand():
 def test_another_power_limit_is_another_card():
     moved = curve_of(sensed(1, power_limit_w=500.0), sensed(4), sensed(16, energy_per_token_j=0.01))
     verdict = cheaper_tokens(moved, 0.5)
-    assert (verdict.state, verdict.why) == (UNDECIDED, "measured under power limits of 500 W and 700 W")
+    assert (verdict.state, verdict.why) == (INCONCLUSIVE, "measured under power limits of 500 W and 700 W")
 
 
 # What is missing
@@ -283,7 +283,7 @@ def test_another_power_limit_is_another_card():
 def test_without_the_sensor_nothing_is_known(judge, names, why):
     curve = drop(sweep("sm_occupancy", 0.1, 0.1, 0.1), [n for n in names if n in ORDINARY])
     verdict = judge(curve, *BOUNDS[judge])
-    assert (verdict.state, verdict.why, verdict.value) == (UNDECIDED, why, None)
+    assert (verdict.state, verdict.why, verdict.value) == (INCONCLUSIVE, why, None)
 
 
 @pytest.mark.parametrize(
@@ -298,13 +298,13 @@ def test_without_the_sensor_nothing_is_known(judge, names, why):
 )
 def test_a_load_that_was_not_seen_is_not_guessed(judge, names, at, why):
     verdict = judge(drop(sweep("sm_occupancy", 0.1, 0.1, 0.1), names, at), *BOUNDS[judge])
-    assert (verdict.state, verdict.why) == (UNDECIDED, why)
+    assert (verdict.state, verdict.why) == (INCONCLUSIVE, why)
 
 
 @of_one_curve
 def test_obstacles_of_the_sweep_come_first(judge):
     whole = sweep("sm_occupancy", 0.1, 0.1, 0.1)
-    assert judge(whole, *BOUNDS[judge]).state in (HOLDS, FAILS)
+    assert judge(whole, *BOUNDS[judge]).state in (PASSES, FAILS)
     single = replace(whole, points=tuple(sensed(4**i, [100.0]) for i in range(3)))
     for curve, why in (
         (replace(whole, missing=(64,)), "not measured at 64 in flight"),
@@ -314,13 +314,13 @@ def test_obstacles_of_the_sweep_come_first(judge):
         (Curve(subject="opt-1.3b"), "0 valid points"),
     ):
         verdict = judge(curve, *BOUNDS[judge])
-        assert verdict.state is UNDECIDED and why in verdict.why
+        assert verdict.state is INCONCLUSIVE and why in verdict.why
 
 
 def test_a_figure_known_of_one_repeat_only_has_no_interval():
     once = curve_of(*(sensed(4**i, sm_occupancy=[0.1, None]) for i in range(3)))
     verdict = few_warps(once, 0.5)
-    assert (verdict.state, verdict.value, verdict.low) == (UNDECIDED, 0.1, None)
+    assert (verdict.state, verdict.value, verdict.low) == (INCONCLUSIVE, 0.1, None)
     assert verdict.why.endswith("known for one repeat only: --slm-repeats 2")
 
 
@@ -338,7 +338,12 @@ SMALL, LARGE = table_1("opt-125m", [0.0099, 0.0101]), table_1("opt-1.3b", [0.049
 
 @pytest.mark.parametrize(
     ("large", "state"),
-    [([0.049, 0.051], HOLDS), ([0.0049, 0.0051], FAILS), ([0.0099, 0.0102], UNDECIDED), ([0.005, 0.05], UNDECIDED)],
+    [
+        ([0.049, 0.051], PASSES),
+        ([0.0049, 0.0051], FAILS),
+        ([0.0099, 0.0102], INCONCLUSIVE),
+        ([0.005, 0.05], INCONCLUSIVE),
+    ],
 )
 def test_a_larger_model_against_the_next_smaller(large, state):
     verdict = dearer_models(table_1("opt-1.3b", large), [SMALL], 1.0)
@@ -347,10 +352,10 @@ def test_a_larger_model_against_the_next_smaller(large, state):
     assert set(verdict.records) == {"256-0", "256-1", "512-0", "512-1"}
 
 
-def test_one_repeat_of_each_model_is_undecided():
+def test_one_repeat_of_each_model_is_inconclusive():
     single = [curve_of(sensed(n, [1e4], energy_per_token_j=[j]), subject=m) for m, n, j in (("opt-125m", 512, 0.01),)]
     verdict = dearer_models(curve_of(sensed(256, [1e4], energy_per_token_j=[0.05])), single, 1.0)
-    assert (verdict.state, verdict.value) == (UNDECIDED, pytest.approx(5)) and "--slm-repeats 2" in verdict.why
+    assert (verdict.state, verdict.value) == (INCONCLUSIVE, pytest.approx(5)) and "--slm-repeats 2" in verdict.why
 
 
 @pytest.mark.parametrize(
@@ -371,26 +376,26 @@ def test_only_like_is_compared_with_like(other, missing):
         m = other.measurements[0]
         other = replace(other, measurements=(replace(m, workload=replace(m.workload, hash="another")),))
     verdict = dearer_models(LARGE, [other], 1.0)
-    assert verdict.state is UNDECIDED and verdict.why.startswith(f"no energy of {missing} at ")
-    assert dearer_models(LARGE, [other, SMALL], 1.0).state is HOLDS, "the right one is found beside it"
+    assert verdict.state is INCONCLUSIVE and verdict.why.startswith(f"no energy of {missing} at ")
+    assert dearer_models(LARGE, [other, SMALL], 1.0).state is PASSES, "the right one is found beside it"
 
 
 def test_engines_may_differ_in_what_the_weights_leave_and_in_nothing_else():
     [m] = SMALL.measurements
     less = replace(SMALL, measurements=(replace(m, spec=replace(m.spec, kv_cache_bytes=1 << 30)),))
     eager = replace(SMALL, measurements=(replace(m, spec=replace(m.spec, enforce_eager=True)),))
-    assert dearer_models(LARGE, [less], 1.0).state is HOLDS
-    assert dearer_models(LARGE, [eager], 1.0).state is UNDECIDED
+    assert dearer_models(LARGE, [less], 1.0).state is PASSES
+    assert dearer_models(LARGE, [eager], 1.0).state is INCONCLUSIVE
 
 
 def test_models_under_other_power_limits_are_not_compared():
     verdict = dearer_models(LARGE, [table_1("opt-125m", [0.0099, 0.0101], limit=500.0)], 1.0)
-    assert (verdict.state, verdict.why) == (UNDECIDED, "measured under power limits of 500 W and 700 W")
+    assert (verdict.state, verdict.why) == (INCONCLUSIVE, "measured under power limits of 500 W and 700 W")
 
 
 def test_its_own_energy_may_be_missing_too():
     verdict = dearer_models(drop(LARGE, ["energy_per_token_j"]), [SMALL], 1.0)
-    assert (verdict.state, verdict.why) == (UNDECIDED, "no energy of opt-1.3b at 256 in flight")
+    assert (verdict.state, verdict.why) == (INCONCLUSIVE, "no energy of opt-1.3b at 256 in flight")
 
 
 @pytest.mark.parametrize("model", ["opt-125m", "opt-350m", "qwen2.5-3b", ""])
@@ -438,7 +443,7 @@ def test_judging_is_total_and_sure_only_with_an_interval(curve, others):
     verdicts = [judge(curve, *bounds) for judge, bounds in BOUNDS.items()]
     for verdict in (*verdicts, dearer_models(curve, others, 1.0)):
         assert verdict.subject == curve.subject and verdict.why
-        if verdict.state is not UNDECIDED and verdict.value is not None:
+        if verdict.state is not INCONCLUSIVE and verdict.value is not None:
             rounding = 1e-9 * abs(verdict.value) if isfinite(verdict.value) else 0.0
             assert verdict.low - rounding <= verdict.value <= verdict.high + rounding
 
@@ -471,16 +476,16 @@ def test_more_noise_never_decides(seed, scale, more):
     for judge in (few_warps, memory_bound, cheaper_tokens):
         one, other = judge(quiet, *BOUNDS[judge]), judge(loud, *BOUNDS[judge])
         assert one.value == pytest.approx(other.value)
-        assert other.state in (one.state, UNDECIDED)
-        assert one.state is not UNDECIDED or other.state is UNDECIDED
+        assert other.state in (one.state, INCONCLUSIVE)
+        assert one.state is not INCONCLUSIVE or other.state is INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
     ("rates", "util", "state"),
     [
-        ((100.0, 300.0, 900.0), (0.5, 0.95, 1.0), HOLDS),  # and from an earlier load on it grows by no less
-        ((100.0, 600.0, 700.0), (0.5, 0.95, 1.0), UNDECIDED),  # it may have been full at a load that was left out
-        ((100.0, 300.0, 900.0), (0.5, 0.6, 0.7), UNDECIDED),
+        ((100.0, 300.0, 900.0), (0.5, 0.95, 1.0), PASSES),  # and from an earlier load on it grows by no less
+        ((100.0, 600.0, 700.0), (0.5, 0.95, 1.0), INCONCLUSIVE),  # it may have been full at a load that was left out
+        ((100.0, 300.0, 900.0), (0.5, 0.6, 0.7), INCONCLUSIVE),
     ],
 )
 def test_what_fails_at_the_loads_of_an_adaptive_sweep_need_not_fail_between_them(rates, util, state):
@@ -488,7 +493,7 @@ def test_what_fails_at_the_loads_of_an_adaptive_sweep_need_not_fail_between_them
     part = replace(whole, adaptive=True, unneeded=(2, 8))
     verdict = util_saturates_first(part, 1.5, 0.9)
     assert verdict.state is state and "adaptive sweep: judged at 1, 4, 16 in flight" in verdict.why
-    assert util_saturates_first(whole, 1.5, 0.9).state is (HOLDS if state is HOLDS else FAILS)
+    assert util_saturates_first(whole, 1.5, 0.9).state is (PASSES if state is PASSES else FAILS)
 
 
 def test_every_load_means_every_load_measured():

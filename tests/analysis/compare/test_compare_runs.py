@@ -49,7 +49,7 @@ def verdicts(found, *names):
     [
         (1.0, Judgement.SAME),
         (1.02, Judgement.SAME),
-        (1.03, Judgement.UNDECIDED),
+        (1.03, Judgement.INCONCLUSIVE),
         (1.05, Judgement.WORSE),
         (0.97, Judgement.NO_WORSE),
         (0.9, Judgement.BETTER),
@@ -63,7 +63,7 @@ def test_where_a_sensor_bounds_how_launches_differ_repeats_decide(factor, verdic
     assert (rate.subject, rate.load, rate.launches) == ("opt-1.3b", "8 in flight", (1, 1))
     assert rate.ratio.value == pytest.approx(1 / factor) == pytest.approx(rate.candidate / rate.baseline)
     assert rate.ratio.low < rate.ratio.value < rate.ratio.high
-    assert rate.why == ("" if verdict is not Judgement.UNDECIDED else NOISE)
+    assert rate.why == ("" if verdict is not Judgement.INCONCLUSIVE else NOISE)
     assert by_name(found)["e2e_s"].ratio.value == pytest.approx(factor)
 
 
@@ -72,7 +72,7 @@ def test_of_latencies_and_energy_nothing_is_claimed_by_one_launch():
     others = [each for each in found.changes if each.metric not in BOUNDED]
     assert len(others) >= 5
     for each in others:
-        assert (each.verdict, each.why, each.ratio.low) == (Judgement.UNDECIDED, FEW_LAUNCHES, None)
+        assert (each.verdict, each.why, each.ratio.low) == (Judgement.INCONCLUSIVE, FEW_LAUNCHES, None)
 
 
 @pytest.mark.parametrize("sensed", [True, False])
@@ -88,9 +88,9 @@ def test_four_launches_on_each_side_decide_every_metric(sensed, factor, verdict)
 def test_without_a_sensor_one_launch_decides_nothing_however_large_the_difference():
     facts = {"sensed": False, "environment": replace(KNOWN, platform="cpu", gpu_name=None)}
     found = compare_runs(repeats([1000, 1001], **facts), repeats([100, 101], launch="b", **facts), MARGIN)
-    assert {(each.verdict, each.why) for each in found.changes} == {(Judgement.UNDECIDED, FEW_LAUNCHES)}
+    assert {(each.verdict, each.why) for each in found.changes} == {(Judgement.INCONCLUSIVE, FEW_LAUNCHES)}
     fewer = compare_runs(launched(1000, "a", **facts), launched(100, "b", LAUNCHES - 1, **facts), MARGIN)
-    assert verdicts(fewer) == {Judgement.UNDECIDED}
+    assert verdicts(fewer) == {Judgement.INCONCLUSIVE}
 
 
 @pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
@@ -100,8 +100,8 @@ def test_on_another_host_nothing_is_better_or_worse(factor, launches, host):
     there = launched(1000, "a", launches)
     here = launched(1000 / factor, "b", launches, environment=replace(KNOWN, host=host))
     found = compare_runs(there, here, MARGIN)
-    assert verdicts(found) <= {Judgement.UNDECIDED, Judgement.NO_WORSE}
-    assert {each.why for each in found.changes if each.verdict is Judgement.UNDECIDED} <= {HOSTS}
+    assert verdicts(found) <= {Judgement.INCONCLUSIVE, Judgement.NO_WORSE}
+    assert {each.why for each in found.changes if each.verdict is Judgement.INCONCLUSIVE} <= {HOSTS}
     assert "host" in {each.field for each in found.differences}
     assert any("another host" in note or "of this host" in note for note in found.notes)
 
@@ -114,20 +114,20 @@ def test_a_large_margin_can_hold_on_another_host():
 def test_one_repeat_on_each_side_has_a_ratio_and_no_interval():
     found = compare_runs(BASELINE[:1], candidate(2.0)[:1], MARGIN)
     rate = by_name(found)["output_tokens_per_s"]
-    assert (rate.verdict, rate.why, rate.ratio.low) == (Judgement.UNDECIDED, ONE_REPEAT, None)
+    assert (rate.verdict, rate.why, rate.ratio.low) == (Judgement.INCONCLUSIVE, ONE_REPEAT, None)
     assert rate.ratio.value == pytest.approx(0.5)
 
 
 def test_a_gpu_that_waits_for_its_host_widens():
     waits = {**BUSY, sensors.ENGINE_ACTIVE: 0.64}
     there, here = (repeats([r, 1.001 * r], columns=waits, launch=str(r)) for r in (1000, 900))
-    assert verdicts(compare_runs(there, here, MARGIN), *BOUNDED) == {Judgement.UNDECIDED}
+    assert verdicts(compare_runs(there, here, MARGIN), *BOUNDED) == {Judgement.INCONCLUSIVE}
 
 
 def test_another_machine_is_an_obstacle_and_other_arguments_are_what_is_compared():
     other = compare_runs(BASELINE, candidate(1.5, environment=replace(NEW, cores=8)), MARGIN)
     assert {each.why for each in other.changes} == {"cores 16 there, 8 here"} and verdicts(other) == {
-        Judgement.UNDECIDED
+        Judgement.INCONCLUSIVE
     }
     fewer = replace(LIMITS, max_num_batched_tokens=2048)
     asked = [

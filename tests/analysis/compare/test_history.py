@@ -56,10 +56,10 @@ def test_a_release_that_is_slower_by_a_tenth_is_marked_and_noise_is_not(seed):
     assert tpot.releases[2].step.ratio.value == pytest.approx(1.1, rel=0.005)
 
 
-def test_noise_beyond_the_margin_is_undecided():
+def test_noise_beyond_the_margin_is_inconclusive():
     rows = zip(RELEASES, ([900, 1100], [990, 1010], [800, 1150]))
     found = release_histories([m for version, rates in rows for m in release(version, rates)])
-    assert {verdict for each in found for verdict in verdicts(each)} == {None, Judgement.UNDECIDED}
+    assert {verdict for each in found for verdict in verdicts(each)} == {None, Judgement.INCONCLUSIVE}
 
 
 def test_a_faster_release_is_better():
@@ -92,7 +92,7 @@ def test_releases_are_in_the_order_of_versions():
 def test_another_host_or_driver_is_no_step(facts, why):
     found = release_histories([*release("0.24.0", [1000, 1001]), *release("0.25.0", [500, 501], **facts)])
     steps = [each.releases[1].step for each in found]
-    assert [(step.verdict, step.why) for step in steps] == [(Judgement.UNDECIDED, why)] * 2
+    assert [(step.verdict, step.why) for step in steps] == [(Judgement.INCONCLUSIVE, why)] * 2
 
 
 def test_another_kind_of_device_has_no_common_history():

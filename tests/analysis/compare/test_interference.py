@@ -25,7 +25,7 @@ def curve(slower: float = 1.0, again=(4, 16)):
 
 def test_what_is_the_same_holds():
     verdict = neighbours_do_not_disturb(curve(), MARGIN)
-    assert verdict.state is State.HOLDS and verdict.n == 6
+    assert verdict.state is State.PASSES and verdict.n == 6
     assert "at 4; " in verdict.why and "at 16 in flight" in verdict.why
 
 
@@ -45,7 +45,7 @@ def test_one_disturbed_cell_is_enough():
 
 def test_without_both_there_is_nothing_to_tell():
     verdict = neighbours_do_not_disturb(curve(again=()), MARGIN)
-    assert verdict.state is State.UNDECIDED and "none of its loads" in verdict.why
+    assert verdict.state is State.INCONCLUSIVE and "none of its loads" in verdict.why
     assert [alone.concurrency for _, alone in pairs_of(curve(again=(16,)))[0]] == [16]
 
 
@@ -57,12 +57,12 @@ def test_a_run_alone_has_no_neighbours():
 @pytest.mark.parametrize(
     ("low", "high", "state"),
     [
-        (-0.02, 0.02, State.HOLDS),
-        (-0.04, 0.02, State.UNDECIDED),
-        (None, None, State.UNDECIDED),
+        (-0.02, 0.02, State.PASSES),
+        (-0.04, 0.02, State.INCONCLUSIVE),
+        (None, None, State.INCONCLUSIVE),
         (0.031, 0.05, State.FAILS),
         (-0.05, -0.031, State.FAILS),
-        (-0.05, 0.05, State.UNDECIDED),
+        (-0.05, 0.05, State.INCONCLUSIVE),
     ],
 )
 def test_the_whole_interval_decides(low, high, state):

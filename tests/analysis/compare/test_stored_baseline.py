@@ -1,4 +1,4 @@
-"""Against a stored baseline: what fails, what holds, and all that is undecided."""
+"""Against a stored baseline: what fails, what holds, and all that is inconclusive."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def both(state: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("factor", "state"),
-    [(1.0, "holds"), (1.02, "holds"), (0.9, "holds"), (1.03, "undecided"), (1.04, "fails"), (1.1, "fails")],
+    [(1.0, "passes"), (1.02, "passes"), (0.9, "passes"), (1.03, "inconclusive"), (1.04, "fails"), (1.1, "fails")],
 )
 def test_on_one_host_the_launches_noise_decides(factor, state):
     verdicts = against_stored(BASELINE, candidate(factor), MARGIN)
@@ -61,16 +61,16 @@ def test_on_one_host_the_launches_noise_decides(factor, state):
 @pytest.mark.parametrize(
     ("factor", "state"),
     [
-        (1.0, "undecided"),
-        (1.04, "undecided"),
-        (0.995, "undecided"),
-        (1.06, "undecided"),
+        (1.0, "inconclusive"),
+        (1.04, "inconclusive"),
+        (0.995, "inconclusive"),
+        (1.06, "inconclusive"),
         (1.1, "fails"),
-        (0.98, "holds"),
+        (0.98, "passes"),
     ],
 )
 @pytest.mark.parametrize("host", ["two", None])
-def test_on_another_host_a_difference_within_four_per_cent_is_undecided(factor, state, host):
+def test_on_another_host_a_difference_within_four_per_cent_is_inconclusive(factor, state, host):
     verdicts = against_stored(BASELINE, candidate(factor, environment=replace(NEW, host=host)), MARGIN)
     assert states(verdicts) == both(state)
     assert all("widened by a factor of 1.04 each way for another host or boot" in verdict.why for verdict in verdicts)
@@ -78,44 +78,46 @@ def test_on_another_host_a_difference_within_four_per_cent_is_undecided(factor, 
 
 def test_one_repeat_of_another_host_makes_all_of_another_host():
     mixed = [*BASELINE, engine_alone(1000.5, environment=replace(KNOWN, host="two"), repeat=3)]
-    assert states(against_stored(mixed, candidate(1.0), MARGIN)) == both("undecided")
+    assert states(against_stored(mixed, candidate(1.0), MARGIN)) == both("inconclusive")
 
 
 def test_a_large_margin_can_hold_on_another_host():
     other = candidate(1.0, environment=replace(NEW, host="two"))
-    assert states(against_stored(BASELINE, other, 0.10)) == both("holds")
+    assert states(against_stored(BASELINE, other, 0.10)) == both("passes")
 
 
 def test_where_the_gpu_waits_for_its_host_hosts_and_launches_may_differ_by_more():
     waits = {**BUSY, sensors.ENGINE_ACTIVE: 0.64}
     there, here = (repeats([1000, 1001], columns=waits, environment=e) for e in (KNOWN, replace(NEW, host="two")))
     (rate, _) = against_stored(there, here, 0.10)
-    assert rate.state is State.UNDECIDED and rate.low < 0.64 and "for 36 % of the time" in rate.why
+    assert rate.state is State.INCONCLUSIVE and rate.low < 0.64 and "for 36 % of the time" in rate.why
     (rate, _) = against_stored(there, candidate(1.1, columns=waits), MARGIN)
-    assert rate.state is State.UNDECIDED and "a factor of 1.25 each way for another launch" in rate.why
+    assert rate.state is State.INCONCLUSIVE and "a factor of 1.25 each way for another launch" in rate.why
     assert states(against_stored(there, candidate(1.3, columns=waits), MARGIN)) == both("fails")
 
 
 def test_utilisation_tells_of_waiting_where_there_are_no_profiling_counters():
     coarse = {n: column for n, column in BUSY.items() if n not in sensors.PROFILED} | {sensors.GPU_UTIL: 0.5}
     (rate, _) = against_stored(repeats([1000, 1001], columns=coarse), candidate(1.1, columns=coarse), MARGIN)
-    assert rate.state is State.UNDECIDED and "for 50 % of the time" in rate.why
+    assert rate.state is State.INCONCLUSIVE and "for 50 % of the time" in rate.why
 
 
 def test_without_a_sensor_of_waiting_another_host_is_not_comparable():
     on_cpu = replace(KNOWN, platform="cpu", **dict.fromkeys(("gpu_name", "gpu_memory_bytes", "driver", "cuda")))
     facts = {"sensed": False, "environment": on_cpu}
     assert states(against_stored(repeats([1000, 1001], **facts), candidate(1.1, **facts), MARGIN)) == both("fails")
-    assert states(against_stored(repeats([1000, 1001], **facts), candidate(1.0, **facts), MARGIN)) == both("undecided")
+    assert states(against_stored(repeats([1000, 1001], **facts), candidate(1.0, **facts), MARGIN)) == both(
+        "inconclusive"
+    )
     facts["environment"] = replace(on_cpu, host="two")
     (rate, _) = against_stored(repeats([1000, 1001], sensed=False, environment=on_cpu), candidate(2.0, **facts), MARGIN)
-    assert rate.state is State.UNDECIDED and "no sensor told how long the device waited" in rate.why
+    assert rate.state is State.INCONCLUSIVE and "no sensor told how long the device waited" in rate.why
 
 
 def test_noise_of_the_repeats_widens_the_interval():
     noisy = repeats([900, 1100, 1000])
-    assert states(against_stored(noisy, candidate(1.0), MARGIN)) == both("undecided")
-    assert states(against_stored(noisy, candidate(1.1), MARGIN)) == both("undecided")
+    assert states(against_stored(noisy, candidate(1.0), MARGIN)) == both("inconclusive")
+    assert states(against_stored(noisy, candidate(1.1), MARGIN)) == both("inconclusive")
 
 
 def test_noise_is_of_one_load_on_both_sides():
@@ -123,7 +125,7 @@ def test_noise_is_of_one_load_on_both_sides():
     there = [*BASELINE, *repeats([500, 700], 4), *repeats([300], 2)]
     here = [*candidate(1.0)[:1], *repeats([500, 700], 4, environment=NEW), *repeats([300], 2, environment=NEW)]
     found = {v.subject: v for v in against_stored(there, here, MARGIN) if v.claim == THROUGHPUT}
-    assert [v.state.value for v in found.values()] == ["holds", "undecided", "undecided"]
+    assert [v.state.value for v in found.values()] == ["passes", "inconclusive", "inconclusive"]
     alone = found["opt-1.3b at 2 in flight"]
     assert alone.low is None and "output tokens/s 0 % against the baseline" in alone.why
     assert "noise unknown: one repeat on each side" in alone.why
@@ -155,13 +157,13 @@ def test_a_verdict_says_by_how_much_and_of_what():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_compared_is_undecided_and_says_why(there, here, words):
+def test_what_cannot_be_compared_is_inconclusive_and_says_why(there, here, words):
     verdicts = against_stored(there, here, MARGIN)
-    assert states(verdicts) == both("undecided") and all(words in verdict.why for verdict in verdicts)
+    assert states(verdicts) == both("inconclusive") and all(words in verdict.why for verdict in verdicts)
     assert all(verdict.value is None for verdict in verdicts)
 
 
-@pytest.mark.parametrize(("factor", "state"), [(1.0, "holds"), (1.1, "fails")])
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "passes"), (1.1, "fails")])
 def test_a_run_on_a_disturbed_host_is_compared_as_others_are(factor, state):
     disturbed = candidate(factor, columns={**BUSY, sensors.STOLEN_CORES: 0.5})
     assert all("the hypervisor took 0.50 cores" in check(m).noise[0] for m in disturbed)
@@ -170,7 +172,7 @@ def test_a_run_on_a_disturbed_host_is_compared_as_others_are(factor, state):
 
 def test_of_a_baseline_with_several_engines_the_one_that_is_asked_for_again_counts():
     eager = [replace(m, spec=replace(m.spec, enforce_eager=True)) for m in repeats([500, 501], launch="eager")]
-    assert states(against_stored([*eager, *BASELINE], candidate(1.0), MARGIN)) == both("holds")
+    assert states(against_stored([*eager, *BASELINE], candidate(1.0), MARGIN)) == both("passes")
 
 
 def test_an_engine_argument_that_is_no_limit_is_what_is_tested():
@@ -191,9 +193,9 @@ def test_an_engine_argument_that_is_no_limit_is_what_is_tested():
         (BASELINE, [replace(m, replica=Replica("g", 0, 2, "s", "mps")) for m in BASELINE]),
     ],
 )
-def test_nothing_in_common_is_undecided(there, here):
+def test_nothing_in_common_is_inconclusive(there, here):
     (verdict,) = against_stored(there, here, MARGIN)
-    assert verdict.state is State.UNDECIDED and verdict.claim == baseline.COMMON
+    assert verdict.state is State.INCONCLUSIVE and verdict.claim == baseline.COMMON
     assert (
         f"the baseline has {'opt-1.3b at 8 in flight (ramp-up staggered, window 5 s' if there else 'none'}"
         in verdict.why
@@ -211,7 +213,7 @@ def shared(rates, factor=1.0, sharing="mps", models=("opt-1.3b", "opt-1.3b"), **
     ]
 
 
-@pytest.mark.parametrize(("factor", "state"), [(1.0, "holds"), (1.1, "fails"), (1.03, "undecided")])
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "passes"), (1.1, "fails"), (1.03, "inconclusive")])
 @pytest.mark.parametrize(
     ("models", "name"), [(("opt-1.3b",) * 2, "2 x opt-1.3b"), (("opt-125m", "opt-1.3b"), "opt-125m + opt-1.3b")]
 )
@@ -261,7 +263,7 @@ def test_two_workloads_under_one_load_are_told_apart():
         return [replace(m, workload=replace(m.workload, hash="fedcba987654")) for m in measurements]
 
     found = against_stored([*BASELINE, *other(BASELINE)], [*candidate(1.0), *other(candidate(1.1))], MARGIN)
-    assert [(v.subject[-7:-1], v.state.value) for v in found[::2]] == [("012345", "holds"), ("fedcba", "fails")]
+    assert [(v.subject[-7:-1], v.state.value) for v in found[::2]] == [("012345", "passes"), ("fedcba", "fails")]
 
 
 def test_the_warning_names_the_other_mode():
@@ -280,7 +282,7 @@ def test_a_candidate_that_is_slower_is_never_judged_better(there, here, margin):
         states(against_stored(repeats(there), repeats([r / f for r in here], environment=NEW), margin))
         for f in (0.8, 1.0, 1.25)
     ]
-    order = {"holds": 0, "undecided": 1, "fails": 2}
+    order = {"passes": 0, "inconclusive": 1, "fails": 2}
     for claim in (THROUGHPUT, LATENCY):
         badness = [order[each[claim]] for each in found]
         assert badness == sorted(badness)
@@ -302,7 +304,7 @@ def test_much_slower_fails_wherever(rates, slower, host):
     here = repeats([rate / slower for rate in rates], environment=replace(NEW, host=host))
     verdicts = against_stored(repeats([1000, 1001, 1002, 999]), here, MARGIN)
     assert all(v.state is State.FAILS or v.low <= v.bound <= v.high for v in verdicts)
-    assert all(v.state is not State.HOLDS for v in verdicts)
+    assert all(v.state is not State.PASSES for v in verdicts)
 
 
 @FEW
@@ -326,7 +328,7 @@ def test_missing_data_never_passes(data):
             none = (None,) * len(here[0].run.samples)
             here = [replace(m, run=replace(m.run, samples=replace(m.run.samples, first_token_s=none))) for m in here]
     both_ways = [*against_stored(BASELINE, here, MARGIN), *against_stored(here, BASELINE, MARGIN)]
-    assert len(both_ways) == 4 and all(verdict.state is State.UNDECIDED for verdict in both_ways)
+    assert len(both_ways) == 4 and all(verdict.state is State.INCONCLUSIVE for verdict in both_ways)
 
 
 def test_the_constants_hold_of_what_was_measured_on_three_hosts():
@@ -356,5 +358,5 @@ def test_of_what_was_measured_on_one_host_nothing_fails_against_itself():
     for there, here in ((measured[::2], measured[1::2]), (measured[1::2], measured[::2])):
         verdicts = against_stored(there, here, MARGIN)
         assert len(verdicts) > 50 and not [v for v in verdicts if v.state is State.FAILS]
-        held = {v.subject for v in verdicts if v.state is State.HOLDS}
+        held = {v.subject for v in verdicts if v.state is State.PASSES}
         assert {"opt-1.3b at 512 in flight", "opt-2.7b at 256 in flight"} <= held, "where the GPU is busy"

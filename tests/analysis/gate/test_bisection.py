@@ -16,7 +16,7 @@ def bisected(releases: list[str], planted: str, unknown: set[str]) -> dict[str, 
     while (release := next_release(releases, outcomes)) is not None:
         assert release not in outcomes
         slow = releases.index(release) >= releases.index(planted)
-        outcomes[release] = State.UNDECIDED if release in unknown else State.FAILS if slow else State.HOLDS
+        outcomes[release] = State.INCONCLUSIVE if release in unknown else State.FAILS if slow else State.PASSES
     return outcomes
 
 

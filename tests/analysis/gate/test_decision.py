@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.stats.estimates import boundaries, looks_until, st
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.schema.errors import BadUsage
 
-PASS, FAIL, INCONCLUSIVE = State.HOLDS, State.FAILS, State.UNDECIDED
+PASS, FAIL, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 TERMS = GateCriteria()
 HALF = math.log1p(TERMS.margin) / 2
 CRITICAL = {family: boundaries((4, 6, 8, 12), 12, TERMS.alpha / family) for family in (1, 2, 3, 4)}
@@ -452,7 +452,7 @@ def test_what_passed_early_and_turns_bad_while_others_are_open_fails():
     turned = PairSeries("turned", "lower", (*[(1.0, 1.0 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 1.2)] * 8))
     noisy = PairSeries("noisy", "lower", tuple((1.0, 1.0 + 0.06 * (-1) ** i) for i in range(12)))
     early = {c.name: c.outcome for c in gate([replace(s, pairs=s.pairs[:4]) for s in (turned, noisy)], GateCriteria())}
-    assert early["turned"] is State.HOLDS and early["noisy"] is State.UNDECIDED
+    assert early["turned"] is State.PASSES and early["noisy"] is State.INCONCLUSIVE
     late = {c.name: c for c in gate([turned, noisy], GateCriteria())}
     assert late["turned"].outcome is State.FAILS and late["turned"].decided_at == 12
 

@@ -28,7 +28,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
 )
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import by_series
-from pytest_slmserve.analysis.verdict import State, Undecided
+from pytest_slmserve.analysis.verdict import Inconclusive, State
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import Side
 
@@ -117,14 +117,14 @@ def test_noise_drops_no_pair():
     assert len(gated.pairs) == 5 and gated.dropped == ()
 
 
-def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes():
+def test_without_a_pair_that_counts_everything_is_inconclusive_and_nothing_passes():
     gated = judge_gate(pairs(4, failures=1), GateCriteria())
-    assert gated.pairs == () and len(gated.dropped) == 4 and gated.outcome is State.UNDECIDED
+    assert gated.pairs == () and len(gated.dropped) == 4 and gated.outcome is State.INCONCLUSIVE
     for endpoint in OF_DUMMY:
         verdict = gated.verdict(endpoint)
-        assert verdict.state is State.UNDECIDED
+        assert verdict.state is State.INCONCLUSIVE
         assert "no pair of launches counts; pair 1: 1 requests failed" in verdict.why
-        with pytest.raises(Undecided):
+        with pytest.raises(Inconclusive):
             assert verdict
 
 
@@ -133,15 +133,15 @@ def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes()
 
 def test_two_equal_sides_pass_in_every_endpoint_after_four_pairs():
     gated = judge_gate(pairs(4), GateCriteria())
-    assert gated.outcome is State.HOLDS and gated.settled
-    assert {name: state(gated, name) for name in OF_DUMMY} == dict.fromkeys(OF_DUMMY, State.HOLDS)
+    assert gated.outcome is State.PASSES and gated.settled
+    assert {name: state(gated, name) for name in OF_DUMMY} == dict.fromkeys(OF_DUMMY, State.PASSES)
     assert (gated.caches, gated.failing_load) == ("warm", None)
     assert (gated.model, gated.gate) == ("opt-1.3b", "gate")
 
 
 def test_three_pairs_are_too_few():
     gated = judge_gate(pairs(3), GateCriteria())
-    assert gated.outcome is State.UNDECIDED and state(gated, "throughput") is State.UNDECIDED
+    assert gated.outcome is State.INCONCLUSIVE and state(gated, "throughput") is State.INCONCLUSIVE
 
 
 def test_a_slower_candidate_fails_where_it_is_slower_and_not_where_it_is_not():
@@ -149,14 +149,14 @@ def test_a_slower_candidate_fails_where_it_is_slower_and_not_where_it_is_not():
     assert gated.outcome is State.FAILS
     found = {name: state(gated, name) for name in OF_DUMMY}
     slower = dict.fromkeys(("throughput", "latency", "energy"), State.FAILS)
-    assert found == {**slower, "start": State.HOLDS, BLOCKS: State.HOLDS, MEMORY: State.HOLDS}
+    assert found == {**slower, "start": State.PASSES, BLOCKS: State.PASSES, MEMORY: State.PASSES}
     verdict = gated.verdict("throughput")
     assert verdict.value == pytest.approx(SLOWER) and verdict.n == 4 and verdict.claim == "no-worse-throughput"
     assert set(verdict.records) == {m.id for m in pairs(4, speed=SLOWER)}
 
 
 def test_a_faster_candidate_passes():
-    assert judge_gate(pairs(4, speed=1 / SLOWER), GateCriteria()).outcome is State.HOLDS
+    assert judge_gate(pairs(4, speed=1 / SLOWER), GateCriteria()).outcome is State.PASSES
 
 
 def test_each_endpoint_reads_its_own_load():
@@ -170,7 +170,7 @@ def test_each_endpoint_reads_its_own_load():
         for m in made
     ]
     gated = judge_gate(at_large, GateCriteria())
-    assert (state(gated, "throughput"), state(gated, "latency")) == (State.FAILS, State.HOLDS)
+    assert (state(gated, "throughput"), state(gated, "latency")) == (State.FAILS, State.PASSES)
     beside = {each.name: each.ratio.value for each in gated.shown}
     assert beside["output tokens/s, small load"] == pytest.approx(1.0)
     assert beside["mean TPOT, large load"] == pytest.approx(1 / SLOWER)
@@ -184,12 +184,12 @@ def test_one_load_is_the_small_and_the_large_one():
     assert not any("load" in label for label in labels) and len(labels) == len(set(labels)), "nothing is told twice"
 
 
-@pytest.mark.parametrize(("ready_s", "wanted"), [(21.0, State.HOLDS), (30.0, State.FAILS), (10.0, State.HOLDS)])
+@pytest.mark.parametrize(("ready_s", "wanted"), [(21.0, State.PASSES), (30.0, State.FAILS), (10.0, State.PASSES)])
 def test_a_start_has_a_margin_of_its_own(ready_s, wanted):
     gated = judge_gate(pairs(4, ready_s=ready_s), GateCriteria(margin=0.01))
     assert state(gated, "start") is wanted and gated.verdict("start").bound == 0.15
     assert gated.verdict("latency").bound == 0.01
-    assert gated.outcome is (State.FAILS if wanted is State.FAILS else State.HOLDS)
+    assert gated.outcome is (State.FAILS if wanted is State.FAILS else State.PASSES)
 
 
 def without_sensors(count):
@@ -199,12 +199,12 @@ def without_sensors(count):
 def test_without_sensors_there_is_no_energy_to_judge_and_the_others_pass():
     gated = judge_gate(without_sensors(4), GateCriteria())
     assert gated.verdict("energy") is None
-    assert len(gated.gated) == 3 and gated.outcome is State.HOLDS
+    assert len(gated.gated) == 3 and gated.outcome is State.PASSES
 
 
 def test_an_energy_that_one_side_does_not_tell_never_passes():
     gated = judge_gate(pairs(4, sensed=False), GateCriteria())
-    assert state(gated, "energy") is State.UNDECIDED and gated.outcome is State.UNDECIDED
+    assert state(gated, "energy") is State.INCONCLUSIVE and gated.outcome is State.INCONCLUSIVE
     assert "pair 1 has no value of the candidate" in gated.verdict("energy").why
 
 
@@ -232,12 +232,12 @@ def scored(drift=0.0, between=0.0, count=4, real=True):
 @pytest.mark.parametrize(
     ("drift", "between", "wanted"),
     [
-        (0.0, 0.0, State.HOLDS),
-        (0.045, 0.0, State.HOLDS),
-        (-0.045, 0.0, State.HOLDS),
+        (0.0, 0.0, State.PASSES),
+        (0.045, 0.0, State.PASSES),
+        (-0.045, 0.0, State.PASSES),
         (0.055, 0.0, State.FAILS),
         (-0.055, 0.0, State.FAILS),  # likelier than to the baseline is wrong too
-        (0.055, 0.02, State.HOLDS),  # launches of the baseline differ by that
+        (0.055, 0.02, State.PASSES),  # launches of the baseline differ by that
         (1.5, 0.0, State.FAILS),
     ],
 )
@@ -260,7 +260,7 @@ def test_answers_of_dummy_weights_are_not_judged_and_without_scores_nothing_pass
     assert judge_gate(scored(1.5, real=False), GateCriteria()).verdict(OUTPUTS) is None
     unscored = [replace(m, paired=replace(m.paired, scores=())) for m in scored()]
     gated = judge_gate(unscored, GateCriteria())
-    assert state(gated, OUTPUTS) is gated.outcome is State.UNDECIDED
+    assert state(gated, OUTPUTS) is gated.outcome is State.INCONCLUSIVE
 
 
 # KV blocks
@@ -268,7 +268,7 @@ def test_answers_of_dummy_weights_are_not_judged_and_without_scores_nothing_pass
 
 @pytest.mark.parametrize(
     ("blocks", "wanted"),
-    [(1365, State.HOLDS), (2000, State.HOLDS), (1352, State.HOLDS), (1351, State.FAILS), (None, State.UNDECIDED)],
+    [(1365, State.PASSES), (2000, State.PASSES), (1352, State.PASSES), (1351, State.FAILS), (None, State.INCONCLUSIVE)],
 )
 def test_fewer_kv_blocks_fail_and_one_in_a_hundred_is_allowed(blocks, wanted):
     gated = judge_gate(pairs(4, kv_blocks=blocks), GateCriteria())
@@ -276,9 +276,9 @@ def test_fewer_kv_blocks_fail_and_one_in_a_hundred_is_allowed(blocks, wanted):
     assert (
         gated.outcome
         is {
-            State.HOLDS: State.HOLDS,
+            State.PASSES: State.PASSES,
             State.FAILS: State.FAILS,
-            State.UNDECIDED: State.UNDECIDED,
+            State.INCONCLUSIVE: State.INCONCLUSIVE,
         }[wanted]
     )
 
@@ -299,7 +299,7 @@ def test_what_is_decided_or_missing_waits_for_no_further_pair(facts):
 def test_a_difference_that_noise_may_explain_asks_for_more():
     made = [m for n in range(1, 5) for m in pair_of_launches(n, speed=1.1 if n % 2 else 0.9)]
     gated = judge_gate(made, GateCriteria())
-    assert gated.outcome is State.UNDECIDED and not gated.settled
+    assert gated.outcome is State.INCONCLUSIVE and not gated.settled
 
 
 # A gate is no sweep

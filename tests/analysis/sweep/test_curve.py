@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import curves, law, measurement, noisy_curve, point, without
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, is_sweep, obstacle
-from pytest_slmserve.analysis.verdict import State, Undecided
+from pytest_slmserve.analysis.verdict import Inconclusive, State
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 
@@ -40,7 +40,7 @@ def test_a_planted_plateau_holds_and_says_where():
 
 def test_a_throughput_that_falls_at_the_end_is_a_plateau_too():
     verdict = noisy_curve({64: 200.0, 128: 280.0, 256: 290.0, 512: 249.0}, noise=0.002).pareto_plateau()
-    assert verdict.state is State.HOLDS and verdict.value == pytest.approx(-0.14, abs=0.01)
+    assert verdict.state is State.PASSES and verdict.value == pytest.approx(-0.14, abs=0.01)
     only_falling = noisy_curve({64: 100.0, 128: 280.0, 256: 200.0}, noise=0.002).pareto_plateau()
     assert "(bound 10 %); from 256 to 512 throughput falls by 14" in verdict.why
     assert "plateau from 128 in flight" in only_falling.why and "lose at least 28" in only_falling.why
@@ -57,11 +57,11 @@ def test_no_plateau_fails_and_says_what_ended_the_sweep():
     assert "128 was cut: over the KV cache" in replace(curve, cut=((128, "over the KV cache"),)).pareto_plateau().why
 
 
-def test_noise_across_the_bound_is_undecided():
+def test_noise_across_the_bound_is_inconclusive():
     verdict = noisy_curve(rates_with_last_gain(0.10), noise=0.02, seed=1).pareto_plateau()
-    assert verdict.state is State.UNDECIDED and "too noisy to tell" in verdict.why
+    assert verdict.state is State.INCONCLUSIVE and "too noisy to tell" in verdict.why
     assert verdict.low < 0.10 < verdict.high
-    with pytest.raises(Undecided, match="too noisy"):
+    with pytest.raises(Inconclusive, match="too noisy"):
         bool(verdict)
 
 
@@ -69,13 +69,13 @@ def test_noise_across_the_bound_is_undecided():
 def test_at_the_bound_a_wrong_word_is_rare(repeats):
     """With a true gain at the bound, each of both sides may be said in 2.5 % of the cases."""
     seen = states(Curve.pareto_plateau, rates_with_last_gain(0.10), runs=1000, repeats=repeats, noise=0.01)
-    assert seen[State.HOLDS] < 42 and seen[State.FAILS] < 42
+    assert seen[State.PASSES] < 42 and seen[State.FAILS] < 42
 
 
 def test_one_per_cent_of_noise_does_not_hide_a_clear_answer():
-    assert states(Curve.pareto_plateau, FLAT, runs=200, noise=0.005)[State.HOLDS] > 190
+    assert states(Curve.pareto_plateau, FLAT, runs=200, noise=0.005)[State.PASSES] > 190
     assert states(Curve.pareto_plateau, STEEP, runs=200)[State.FAILS] == 200
-    assert states(Curve.pareto_plateau, rates_with_last_gain(0.15), noise=0.01)[State.HOLDS] == 0
+    assert states(Curve.pareto_plateau, rates_with_last_gain(0.15), noise=0.01)[State.PASSES] == 0
     assert states(Curve.pareto_plateau, rates_with_last_gain(0.05), noise=0.01)[State.FAILS] == 0
 
 
@@ -92,10 +92,10 @@ def test_latency_that_stays_fails():
     assert verdict.state is State.FAILS and verdict.value == pytest.approx(0, abs=0.01)
 
 
-def test_latency_in_noise_is_undecided():
+def test_latency_in_noise_is_inconclusive():
     curve = noisy_curve(FLAT)
     rough = tuple(replace(p, e2e_repeats=(1.0 * p.concurrency, 5.0 * p.concurrency, 9.0)) for p in curve.points)
-    assert replace(curve, points=rough).latency_keeps_rising().state is State.UNDECIDED
+    assert replace(curve, points=rough).latency_keeps_rising().state is State.INCONCLUSIVE
 
 
 def test_points_up_to_the_plateau_are_worth_having():
@@ -119,24 +119,24 @@ def test_equal_latencies_do_not_beat_each_other():
         replace(p, e2e_repeats=tuple(1.17 * r / p.repeats[0] for r in p.repeats)) if p.concurrency < 16 else p
         for p in curve.points
     )
-    assert replace(curve, points=level).pareto_up_to_plateau().state is State.HOLDS
+    assert replace(curve, points=level).pareto_up_to_plateau().state is State.PASSES
 
 
-def test_an_advantage_in_noise_is_undecided():
+def test_an_advantage_in_noise_is_inconclusive():
     curve = noisy_curve(FLAT)
     rough = tuple(replace(p, e2e_repeats=(1.0, 5.0, 9.0)) for p in curve.points)
-    assert replace(curve, points=rough).pareto_up_to_plateau().state is State.UNDECIDED
+    assert replace(curve, points=rough).pareto_up_to_plateau().state is State.INCONCLUSIVE
 
 
 def test_past_no_plateau_there_is_nothing_to_judge():
     verdict = noisy_curve(STEEP).latency_keeps_rising()
-    assert verdict.state is State.UNDECIDED and "no plateau within the points measured" in verdict.why
+    assert verdict.state is State.INCONCLUSIVE and "no plateau within the points measured" in verdict.why
 
 
 def test_before_a_plateau_that_is_not_reached_every_load_has_to_be_pareto_optimal():
     curve = noisy_curve(STEEP)
     verdict, loads = curve.pareto_up_to_plateau(), [p.concurrency for p in curve.points]
-    assert verdict.state is State.HOLDS and verdict.why.endswith(f" than {', '.join(map(str, loads))} in flight")
+    assert verdict.state is State.PASSES and verdict.why.endswith(f" than {', '.join(map(str, loads))} in flight")
     *others, last, largest = curve.points
     slow = replace(last, repeats=others[-2].repeats, e2e_repeats=largest.e2e_repeats)
     beaten = replace(curve, points=(*others, slow, largest))
@@ -155,22 +155,22 @@ def test_before_a_plateau_that_is_not_reached_every_load_has_to_be_pareto_optima
         (Curve(subject="x", points=(point(1, [1.0], []),)), "it has no valid repeat"),
     ],
 )
-def test_what_is_not_there_is_undecided_with_a_reason(judge, curve, why):
+def test_what_is_not_there_is_inconclusive_with_a_reason(judge, curve, why):
     verdict = judge(curve)
-    assert verdict.state is State.UNDECIDED and why in verdict.why and verdict.value is None
+    assert verdict.state is State.INCONCLUSIVE and why in verdict.why and verdict.value is None
 
 
 @given(curves(), st.floats(-0.5, 2.0), st.integers(1, 2))
 def test_an_invalid_point_of_the_last_doubling_makes_no_claim_green(curve, tolerance, back):
     spoilt = without(curve, curve.points[-min(back, len(curve.points))].concurrency)
-    assert {judge(spoilt, tolerance).state for judge in JUDGES} == {State.UNDECIDED}
+    assert {judge(spoilt, tolerance).state for judge in JUDGES} == {State.INCONCLUSIVE}
 
 
 def test_a_claim_depends_on_the_loads_that_it_reads_and_on_no_other():
     """The plateau begins at 256: what is before it is nothing to the doublings past it."""
     plateau, latency, pareto = (judge(without(noisy_curve(FLAT, noise=0.002), 16)) for judge in JUDGES)
-    assert plateau.state is latency.state is State.HOLDS
-    assert pareto.state is State.UNDECIDED and pareto.why.startswith("invalid at 16 in flight")
+    assert plateau.state is latency.state is State.PASSES
+    assert pareto.state is State.INCONCLUSIVE and pareto.why.startswith("invalid at 16 in flight")
 
 
 @given(curves(repeats=1) | curves(repeats=2), st.floats(-0.5, 2.0))
@@ -178,7 +178,7 @@ def test_every_judgement_is_total(curve, tolerance):
     for judge in JUDGES:
         verdict = judge(curve, tolerance)
         assert verdict.why and verdict.subject == "opt-1.3b"
-        assert verdict.state is State.UNDECIDED or verdict.low <= verdict.value <= verdict.high
+        assert verdict.state is State.INCONCLUSIVE or verdict.low <= verdict.value <= verdict.high
 
 
 @given(curves(fewest=3), st.floats(0.01, 1.0), st.randoms(use_true_random=False))
@@ -214,7 +214,7 @@ def test_curve_of_nothing():
 def test_preempted_measurements_do_not_make_a_plateau():
     made = [measurement(c, law(c), repeat=i, preempted=c == 32) for c in (8, 16, 32) for i in range(2)]
     verdict = curve_of("opt-1.3b", made).pareto_plateau(tolerance=5.0)
-    assert verdict.state is State.UNDECIDED and "invalid at 32 in flight (1 preemptions in the window" in verdict.why
+    assert verdict.state is State.INCONCLUSIVE and "invalid at 32 in flight (1 preemptions in the window" in verdict.why
     again = [measurement(32, law(32), repeat=i) for i in (2, 3)]
     assert curve_of("opt-1.3b", [*made, *again]).pareto_plateau(tolerance=5.0), "measured again, it is valid"
 
@@ -264,7 +264,7 @@ def test_an_adaptive_sweep_is_one_however_few_its_points():
     assert is_sweep(swept(1)) and not is_sweep(curve_of("x", [measurement(1)], planned=[1]))
 
 
-def test_an_adaptive_sweep_that_is_undecided_says_how_to_go_on():
+def test_an_adaptive_sweep_that_is_inconclusive_says_how_to_go_on():
     curve = swept(1, 128, 256, 512)
     noisy = replace(
         curve,

@@ -87,7 +87,7 @@ def test_a_simulated_gate_says_so_wherever_it_is_shown(platform):
 
 def test_boundaries_of_each_interim_analysis_are_a_table():
     steps = (
-        InterimAnalysis(4, 0.9787, 0.9394, 1.0049, State.UNDECIDED),
+        InterimAnalysis(4, 0.9787, 0.9394, 1.0049, State.INCONCLUSIVE),
         InterimAnalysis(6, 0.9658, 0.9688, 0.9906, State.FAILS),
     )
     found = Comparison("tokens/s", "higher", State.FAILS, "", 0.03, 6, interim=steps)

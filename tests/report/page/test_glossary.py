@@ -16,7 +16,7 @@ NUMBERS = {forms[0]: number for number, forms in enumerate(GLOSSARY, 1)}
         ("requests in flight", {"requests in flight": "requests in flight"}),
         ("most in flight", {"in flight": "requests in flight"}),
         ("Interim analyses: mean E2E", {"Interim analyses": "interim analysis", "E2E": "E2E"}),
-        ("opt-1.3b: INCONCLUSIVE after 4 pairs of launches", {"INCONCLUSIVE": "undecided", "launches": "launch"}),
+        ("opt-1.3b: INCONCLUSIVE after 4 pairs of launches", {"INCONCLUSIVE": "inconclusive", "launches": "launch"}),
         ("batching", {}),
         ("throughput-plateau", {}),
         ("", {}),

@@ -147,7 +147,7 @@ def test_goodput_in_the_table_is_that_of_the_points(report):
 def test_verdicts_disturbances_and_findings_are_sentences_of_the_terminal(report):
     page, printed = report(committed(ARCHIVES[0]))
     words, seen = " ".join(printed.split()), " ".join(page.text.split())
-    found = re.findall(r"(?m)^  (?:holds|fails, as expected|undecided) +(\S+) +(.*)$", printed)
+    found = re.findall(r"(?m)^  (?:holds|fails, as expected|inconclusive) +(\S+) +(.*)$", printed)
     assert len(found) >= 10
     assert [why for _, why in found if " ".join(why.split()) not in seen] == []
     assert "plateau" in words and "saturation law" in page.text
@@ -326,7 +326,7 @@ def test_replicas_are_held_against_one_engine(report):
         assert [row for row in page.tables[caption][1:] if " ".join(row) not in lines] == []
     (spec,) = (spec for spec in page.charts.values() if spec["description"] == "gain over one engine")
     states = {row["subject"]: row["state"] for row in values_of(spec)}
-    assert states["2 x opt-1.3b, mps, 192 in flight"] == "holds"
+    assert states["2 x opt-1.3b, mps, 192 in flight"] == "passes"
     assert len(states) == 1, "the other sets were measured on another host than the one engine"
 
 
@@ -405,11 +405,11 @@ def described(page: Page, begins: str) -> list[Any]:
 
 
 def test_an_interval_far_beyond_the_bound_leaves_the_chart_and_the_estimates_stay_apart():
-    near = Verdict("claim", "near", State.HOLDS, "", 0.05, 0.04, 0.06, 0.1)
-    far = Verdict("claim", "far", State.UNDECIDED, "", 0.2, -50.0, 90.0, 0.1)
+    near = Verdict("claim", "near", State.PASSES, "", 0.05, 0.04, 0.06, 0.1)
+    far = Verdict("claim", "far", State.INCONCLUSIVE, "", 0.2, -50.0, 90.0, 0.1)
     low, high = charts.forest([near, far])["layer"][1]["encoding"]["x"]["scale"]["domain"]
     assert -2 < low < 0.04 and 0.2 < high < 2
-    assert charts.forest([Verdict("claim", "none", State.UNDECIDED, "")]) is None
+    assert charts.forest([Verdict("claim", "none", State.INCONCLUSIVE, "")]) is None
 
 
 def test_requests_are_whole_microseconds_that_give_the_latencies_again():

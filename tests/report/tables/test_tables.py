@@ -182,19 +182,19 @@ def test_every_curve_can_be_shown(curve):
 @pytest.mark.parametrize(
     ("state", "row", "strict", "seen"),
     [
-        (State.HOLDS, None, False, "as expected"),
+        (State.PASSES, None, False, "as expected"),
         (State.FAILS, None, False, "unexpected"),
-        (State.UNDECIDED, None, False, "undecided"),
-        (State.HOLDS, EXPECTED_TO_HOLD, False, "as expected"),
+        (State.INCONCLUSIVE, None, False, "inconclusive"),
+        (State.PASSES, EXPECTED_TO_HOLD, False, "as expected"),
         (State.FAILS, EXPECTED_TO_FAIL, False, "as expected"),
-        (State.HOLDS, EXPECTED_TO_FAIL, False, "unexpected"),
-        (State.UNDECIDED, EXPECTED_TO_FAIL, False, "undecided"),
-        (State.HOLDS, NOT_EXPECTED, False, "as expected"),
+        (State.PASSES, EXPECTED_TO_FAIL, False, "unexpected"),
+        (State.INCONCLUSIVE, EXPECTED_TO_FAIL, False, "inconclusive"),
+        (State.PASSES, NOT_EXPECTED, False, "as expected"),
         (State.FAILS, NOT_EXPECTED, False, "as expected"),
-        (State.UNDECIDED, NOT_EXPECTED, False, "as expected"),
+        (State.INCONCLUSIVE, NOT_EXPECTED, False, "as expected"),
         (State.FAILS, NOT_EXPECTED, True, "unexpected"),
         (State.FAILS, EXPECTED_TO_FAIL, True, "unexpected"),
-        (State.HOLDS, EXPECTED_TO_FAIL, True, "as expected"),
+        (State.PASSES, EXPECTED_TO_FAIL, True, "as expected"),
     ],
 )
 def test_outcome_is_against_what_was_expected(state, row, strict, seen):
@@ -208,18 +208,18 @@ def verdict_text(judged):
 def test_verdicts_are_grouped_by_claim_and_counted():
     judged = [
         (verdict(State.FAILS, "table-1-batch-fits"), EXPECTED_TO_FAIL),
-        (verdict(State.HOLDS), EXPECTED_TO_HOLD),
-        (verdict(State.HOLDS, "a-claim-of-mine", "opt-2.7b"), None),
-        (verdict(State.UNDECIDED, subject="opt-2.7b"), EXPECTED_TO_HOLD),
+        (verdict(State.PASSES), EXPECTED_TO_HOLD),
+        (verdict(State.PASSES, "a-claim-of-mine", "opt-2.7b"), None),
+        (verdict(State.INCONCLUSIVE, subject="opt-2.7b"), EXPECTED_TO_HOLD),
     ]
     lines = [" ".join(line.split()) for line in verdict_text(judged).splitlines()]
     assert lines[0].startswith("throughput-plateau: Throughput reaches a plateau")
-    assert lines[1:3] == ["holds opt-1.3b because", "undecided opt-2.7b because"]
+    assert lines[1:3] == ["holds opt-1.3b because", "inconclusive opt-2.7b because"]
     assert lines[3].startswith("table-1-batch-fits: ") and lines[4] == "fails, as expected opt-1.3b because"
     assert lines[5:] == [
         "a-claim-of-mine",
         "holds opt-2.7b because",
-        "4 verdicts: 2 hold, 1 fail as expected, 1 undecided",
+        "4 verdicts: 2 hold, 1 fail as expected, 1 inconclusive",
     ]
 
 
@@ -229,15 +229,15 @@ def test_what_may_go_either_way_fails_without_a_shout():
 
 
 def test_a_surprise_shouts_with_what_was_expected_and_why():
-    held = words(verdict_text([(verdict(State.HOLDS, "table-1-batch-fits"), EXPECTED_TO_FAIL)]))
-    assert "HOLDS, UNEXPECTED opt-1.3b because; the claims table expects that it fails: 238 fit" in held
+    held = words(verdict_text([(verdict(State.PASSES, "table-1-batch-fits"), EXPECTED_TO_FAIL)]))
+    assert "PASSES, UNEXPECTED opt-1.3b because; the claims table expects that it fails: 238 fit" in held
     failed = words(verdict_text([(verdict(State.FAILS), EXPECTED_TO_HOLD)]))
     assert "FAILS opt-1.3b because; the claims table expects that it holds: raw results" in failed
     assert words(verdict_text([(verdict(State.FAILS), None)])).endswith("because 1 verdict: 1 FAIL")
 
 
 def test_verdicts_have_colours():
-    judged = [(verdict(state), None) for state in (State.HOLDS, State.FAILS, State.UNDECIDED)]
+    judged = [(verdict(state), None) for state in (State.PASSES, State.FAILS, State.INCONCLUSIVE)]
     assert [colour for _, colour in verdict_lines(judged)] == [None, "green", "red", "yellow", None]
 
 
@@ -248,6 +248,6 @@ def test_no_verdict_at_all():
 
 def test_the_plateau_in_the_findings_is_by_the_tolerance_of_its_claim():
     curve = sweep()
-    judged = [(verdict(State.HOLDS), ClaimRow("throughput-plateau", parameters={"tolerance": 0.75}))]
+    judged = [(verdict(State.PASSES), ClaimRow("throughput-plateau", parameters={"tolerance": 0.75}))]
     text = "\n".join(text for text, _ in run_lines(Findings(curves=[curve], judged=judged)))
     assert "a doubling gains less than 75 %" in text and "batch: mean sequences of an engine step" in text
