@@ -87,7 +87,7 @@ def test_the_archive_gives_the_text_of_the_run(tmp_path, capsys):
     status, out, err = run(capsys, "report", archive(tmp_path / "a.jsonl", made))
     assert (status, err) == (0, "") and out == f"{live_text(made)}\n"
     assert "plateau from 256 in flight" in out and "cut: 1024 in flight: the KV cache holds 884" in out
-    assert "16 verdicts: 11 hold, 4 fail as expected; either expected: 1 fail" in out and "1 host" in out
+    assert "16 verdicts: 11 pass, 4 fail as expected; either expected: 1 fail" in out and "1 host" in out
 
 
 def test_of_results_that_are_not_ours_it_says_what_judge_says(tmp_path, capsys):
@@ -121,7 +121,7 @@ def test_an_expected_failure_that_holds_is_1(tmp_path, capsys, monkeypatch):
     stored = archive(tmp_path / "a.jsonl", measured(), rows=table.ROWS)
     monkeypatch.setattr(table, "ROWS", (*table.ROWS, FAILING))
     status, out, _ = run(capsys, "report", stored)
-    assert status == 1 and "PASSES, UNEXPECTED" in out and "its run expected that it holds" in " ".join(out.split())
+    assert status == 1 and "PASSES, UNEXPECTED" in out and "its run expected that it passes" in " ".join(out.split())
 
 
 def test_a_stored_expectation_is_printed_and_todays_table_rules(tmp_path, capsys):
@@ -141,7 +141,7 @@ def test_one_repeat_is_inconclusive(tmp_path, capsys):
 
 def test_strict_expects_the_papers_as_written(tmp_path, capsys):
     status, out, _ = run(capsys, "report", "--strict", archive(tmp_path / "a.jsonl", measured()))
-    assert status == 1 and "16 verdicts: 11 hold, 5 FAIL" in out
+    assert status == 1 and "16 verdicts: 11 pass, 5 FAIL" in out
 
 
 def test_nothing_measured_is_not_a_pass(tmp_path, capsys):

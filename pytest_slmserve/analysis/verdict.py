@@ -24,7 +24,7 @@ class State(enum.Enum):
 
 
 class Inconclusive(Exception):
-    """The truth of an inconclusive verdict was asked. Not an AssertionError: an expected failure must not swallow it."""
+    """The truth of an inconclusive verdict was used. No AssertionError: an expected failure must not swallow it."""
 
 
 class Recorded(Protocol):

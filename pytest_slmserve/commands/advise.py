@@ -34,10 +34,10 @@ from pytest_slmserve.schema.kv_cache import parse_memory
 from pytest_slmserve.schema.records import Progress
 
 STATUS = (
-    f"{cli.PASSES} something is advised; {cli.INCONCLUSIVE} nothing can be; {cli.USAGE} wrong usage or a file that cannot "
-    "be read. With --knob, --throughput and --latency the files are external results, as `judge` reads them. "
-    f"With --verify: {cli.PASSES} all is as predicted; {cli.FAILS} something is not; {cli.INCONCLUSIVE} inconclusive or "
-    "nothing to verify."
+    f"{cli.PASSES} something is advised; {cli.INCONCLUSIVE} nothing can be; {cli.USAGE} wrong usage or a file that "
+    "cannot be read. With --knob, --throughput and --latency the files are external results, as `judge` reads them. "
+    f"With --verify: {cli.PASSES} all is as predicted; {cli.FAILS} something is not; {cli.INCONCLUSIVE} inconclusive "
+    "or nothing to verify."
 )
 
 

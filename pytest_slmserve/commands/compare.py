@@ -21,8 +21,8 @@ from pytest_slmserve.schema.catalog import is_file
 from pytest_slmserve.schema.errors import BadUsage, of_a_command
 
 STATUS = (
-    f"{PASSES} no metric is worse; {FAILS} one is; {INCONCLUSIVE} none is for certain but one is inconclusive, or nothing "
-    f"could be compared; {USAGE} wrong usage or an archive that cannot be read."
+    f"{PASSES} no metric is worse; {FAILS} one is; {INCONCLUSIVE} none is for certain but one is inconclusive, or "
+    f"nothing could be compared; {USAGE} wrong usage or an archive that cannot be read."
 )
 
 

@@ -18,8 +18,8 @@ from pytest_slmserve.schema.errors import TooFewPoints
 
 STATUS = (
     f"{cli.PASSES} predicted, and within 10 % where the archives have that GPU; {cli.FAILS} farther off somewhere; "
-    f"{cli.INCONCLUSIVE} too noisy to tell or nothing can be predicted; {cli.USAGE} wrong usage or an archive that cannot "
-    "be read."
+    f"{cli.INCONCLUSIVE} too noisy to tell or nothing can be predicted; {cli.USAGE} wrong usage or an archive that "
+    "cannot be read."
 )
 
 

@@ -48,8 +48,8 @@ from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
-    f"{cli.PASSES} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.INCONCLUSIVE} none "
-    f"is wrong but one is inconclusive or nothing was measured; {cli.USAGE} wrong usage or an archive that cannot be read."
+    f"{cli.PASSES} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.INCONCLUSIVE} "
+    f"none is wrong but one is inconclusive or nothing was measured; {cli.USAGE} wrong usage or an unreadable archive."
 )
 NOT_JUDGED = "claims that no test of these runs judges are left out; --strict judges all"
 FIGURES_STATUS = (

@@ -60,8 +60,7 @@ def advice_of(session: Session, model: str, slo_itl: str | None, efficiency: flo
 
 
 def _inconclusive(session: Session, name: str, why: str) -> Inconclusive:
-    """An Inconclusive error, whose reason is also noted for the end of the run: pytest shows no reason for an inconclusive
-    test."""
+    """An Inconclusive error; its reason is noted for the end of the run: pytest shows no reason for such a test."""
     said = f"no advice on {name}: {why}"
     session.note(said)
     return Inconclusive(said)

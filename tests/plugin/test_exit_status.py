@@ -1,5 +1,6 @@
-"""0 all as expected, 1 something fails, 10 nothing fails but something is inconclusive, 4 wrong usage. 3, a gate that was
-broken off, is among the tests of the gate."""
+"""0 all as expected, 1 something fails, 10 nothing fails but something is inconclusive, 4 wrong usage.
+
+3, a gate that was broken off, is among the tests of the gate."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_jobs_are_items_and_claims_read_them(jobs, archive):
     result.stdout.fnmatch_lines(
         ["*test_job?opt-125m-64-5-per-s? PASSED*", "Jobs on simulated: SIMULATED, NOT MEASURED"]
     )
-    result.stdout.fnmatch_lines(["*holds*opt-125m*all at once, requests of 64 output tokens are served*"])
+    result.stdout.fnmatch_lines(["*passes*opt-125m*all at once, requests of 64 output tokens are served*"])
     kept = archive().measurements
     assert [m.load.title.partition(",")[2] for m in kept[:3]] == [" all at once", " all at once", " 5/s, seed 0"]
     assert len(kept) == 8
@@ -137,7 +137,7 @@ def test_each_size_of_a_kv_cache_is_an_engine(pytester, archive):
     pytester.makepyfile(KV)
     result = pytester.runpytest_inprocess(*ONE, "--slm-engine-arg=b_half=10")
     result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines(["*holds*opt-125m*257 blocks, which hold all 64 requests, serve*what 17 do*"])
+    result.stdout.fnmatch_lines(["*passes*opt-125m*257 blocks, which hold all 64 requests, serve*what 17 do*"])
     assert {m.resolved.kv_blocks for m in archive().measurements} > {17, 257}
 
 

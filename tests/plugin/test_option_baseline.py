@@ -24,7 +24,7 @@ def before(held, pytester):
 def test_an_equal_run_is_no_worse(held, before):
     result = held(f"--slm-baseline={before}", "--slm-gate-margin=0.1")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["latency-not-above-baseline*", "*holds*opt-125m at 256 in flight*"])
+    result.stdout.fnmatch_lines(["latency-not-above-baseline*", "*passes*opt-125m at 256 in flight*"])
     result.stdout.no_fnmatch_line("*unexpected*")
     result.stdout.fnmatch_lines(["note: a stored baseline was measured at another time*"])
 
@@ -63,7 +63,7 @@ def test_replicas_are_held_against_replicas(pytester):
     run("--slm-records=before.jsonl")
     equal = run("--slm-baseline=before.jsonl", "--slm-gate-margin=0.1")
     assert equal.ret == 0
-    equal.stdout.fnmatch_lines(["*holds*2 x opt-125m by time-slicing at * in flight*"])
+    equal.stdout.fnmatch_lines(["*passes*2 x opt-125m by time-slicing at * in flight*"])
     slower = run("--slm-baseline=before.jsonl", "--slm-engine-arg", "t_inf=30000")
     assert slower.ret == 1
     slower.stdout.fnmatch_lines(["*FAILS*2 x opt-125m by time-slicing at * in flight*output tokens/s -*%*"])

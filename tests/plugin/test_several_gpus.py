@@ -50,8 +50,8 @@ def test_slow_all_reduces_are_found_and_replicas_recommended(parallel, archive, 
             "*256 * 2  2 replicas, a GPU each * 630 * 22.2 * yes",
             "*TP 2, 256 in flight: GPU 0 350 W*; GPU 1 280 W*",
             "*2 GPUs, 256 in flight: most requests/s: 2 replicas, a GPU each*lowest E2E: 2 replicas*",
-            "*holds*opt-125m*on 4 GPUs it serves 0.57* times*what it does on 1 GPU*",
-            "*holds*opt-13b*on 4 GPUs it serves 1.05 times*what it does on 2 GPUs*",
+            "*passes*opt-125m*on 4 GPUs it serves 0.57* times*what it does on 1 GPU*",
+            "*passes*opt-13b*on 4 GPUs it serves 1.05 times*what it does on 2 GPUs*",
         ]
     )
     made = archive().measurements
@@ -62,7 +62,7 @@ def test_slow_all_reduces_are_found_and_replicas_recommended(parallel, archive, 
     told = [*map(words, result.stdout.lines)]
     for claim in CLAIMS:
         at = next(i for i, line in enumerate(told) if line.startswith(f"tensor-parallel-{claim}: ") or claim in line)
-        assert told[at + 1].startswith("holds opt-")
+        assert told[at + 1].startswith("passes opt-")
         assert told[at : at + 2] == again[(i := again.index(told[at])) : i + 2]
     assert not any(line.startswith("throughput-plateau") for line in again), "they are no sweeps"
 

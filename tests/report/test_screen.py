@@ -123,15 +123,15 @@ def test_claims_are_counted_and_those_that_fail_have_a_sentence():
     ]
     lines = screen(Findings(judged=judged))
     assert lines == [
-        ("claims: 1 hold, 1 fail as expected, 1 FAIL, 1 PASS, UNEXPECTED", "red"),
+        ("claims: 1 pass, 1 fail as expected, 1 FAIL, 1 PASS, UNEXPECTED", "red"),
         ("  FAILS throughput-plateau, opt-2.7b: because of this", "red"),
         ("  PASSES, UNEXPECTED table-1-batch-fits, opt-2.7b: because of this", "red"),
     ]
     either = replace(EXPECTED_TO_FAIL, expected="either")
     open_ones = [(verdict(state), either) for state in (State.FAILS, State.INCONCLUSIVE)]
-    text = "claims: 1 hold, 1 fail as expected; either expected: 1 fail, 1 inconclusive"
+    text = "claims: 1 pass, 1 fail as expected; either expected: 1 fail, 1 inconclusive"
     assert screen(Findings(judged=[*judged[:2], *open_ones])) == [(text, "green")]
-    assert screen(Findings(judged=judged[:2])) == [("claims: 1 hold, 1 fail as expected", "green")]
+    assert screen(Findings(judged=judged[:2])) == [("claims: 1 pass, 1 fail as expected", "green")]
     assert screen(Findings(judged=judged[:2], strict=True))[0][1] == "red"
 
 
@@ -141,8 +141,8 @@ def test_inconclusive_claims_are_together_by_what_would_decide_them():
     lost = Verdict.inconclusive("pareto-up-to-plateau", "opt-1.3b", "not measured at 8 in flight")
     assert lines_of(curves=[sweep()], judged=[*judged, (lost, None)])[-6:-1] == [
         "claims: 4 inconclusive",
-        "  inconclusive: --slm-gpu --slm-resume --slm-repeats 4 or a longer --slm-window may",
-        "    decide: throughput-plateau (3 verdicts)",
+        "  inconclusive: --slm-gpu --slm-resume --slm-repeats 4 or a longer --slm-window",
+        "    may decide: throughput-plateau (3 verdicts)",
         "  inconclusive: --slm-gpu --slm-resume measures what is missing or invalid:",
         "    pareto-up-to-plateau (opt-1.3b)",
     ]

@@ -110,7 +110,7 @@ def test_predicted_and_measured_agree(swept, tmp_path, capsys):
     text = out.partition("verified: ")[2]
     [row] = [line.split() for line in text.splitlines() if line.startswith("opt-1.3b")]
     assert row[1] == "64" and row[11:13] == ["3,073", "3,073"] and row[-1] == "0"
-    assert abs(float(row[4]) - 100) < 2 and "4 verdicts: 4 hold" in text
+    assert abs(float(row[4]) - 100) < 2 and "4 verdicts: 4 pass" in text
     assert all(len(line) <= 150 and line == line.rstrip() for line in out.splitlines())
     kept = read(tmp_path / ".slm" / "verify.jsonl").measurements
     assert [m.load for m in kept] == [ClosedLoop(64, window_s=2.0)] * 2 and not any(map(problems, kept))

@@ -136,9 +136,9 @@ def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurem
     both.
 
     Holds if the whole interval of the ratio lies within the margin, or on its better side; fails if the whole lies
-    beyond. Inconclusive otherwise, where the two cannot be compared (`comparability.why_not`), and where they have nothing
-    in common. value, low, high: candidate over baseline. bound: the ratio at the margin, which for a rate is 1/(1 +
-    margin): what takes 3 % longer has 1/1.03 of the rate.
+    beyond. Inconclusive otherwise, where the two cannot be compared (`comparability.why_not`), and where they have
+    nothing in common. value, low, high: candidate over baseline. bound: the ratio at the margin, which for a rate is
+    1/(1 + margin): what takes 3 % longer has 1/1.03 of the rate.
     """
     pairs = _pairs(baseline, candidate)
     if not pairs:

@@ -53,8 +53,8 @@ NOISE = "the noise is wider than the margin"
 
 
 class Judgement(enum.Enum):
-    """What became of a metric. SAME: within the margin for certain. NO_WORSE: the same or better. INCONCLUSIVE: it may be
-    worse by more than the margin, or better, and nobody knows."""
+    """What became of a metric. SAME: within the margin for certain. NO_WORSE: the same or better. INCONCLUSIVE: it may
+    be worse by more than the margin, or better, and nobody knows."""
 
     BETTER = "better"
     WORSE = "worse"

@@ -144,7 +144,7 @@ def next_look(done: int, terms: GateCriteria) -> int | None:
 
 
 def decisions(series: Sequence[PairSeries], terms: GateCriteria) -> dict[str, tuple[State, int]]:
-    """Decided endpoints by name: the outcome and the look at which it was reached; inconclusive endpoints are absent."""
+    """Decided endpoints by name: the outcome and the look that decided it; inconclusive endpoints are absent."""
     made = {name: _decision(each) for name, each in interim_analyses(series, terms).items()}
     return {name: decision for name, decision in made.items() if decision}
 

@@ -184,8 +184,8 @@ class Gated:
         return None if which is None else self.pairs[0].baseline.measurements[which].load
 
     def verdict(self, endpoint: str) -> Verdict | None:
-        """Verdict on an endpoint, for a test. None where the pairs that count have no value of it; inconclusive where no
-        pair counts. Raises KeyError for an unknown endpoint."""
+        """Verdict on an endpoint, for a test. None where the pairs that count have no value of it; inconclusive where
+        no pair counts. Raises KeyError for an unknown endpoint."""
         if endpoint == OUTPUTS or endpoint in (each.name for each in EXACT):
             return next((each for each in self.exact if each.claim == endpoint), None)
         of = {each.name: each for each in GATED}[endpoint]

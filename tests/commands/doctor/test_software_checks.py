@@ -16,11 +16,11 @@ from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, SM_ACTIVE, TEMPERATURE
 
-PASSES = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
+HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "cpu", "passes", "state", "word"),
+    ("has_gpu", "cpu", "holds", "state", "word"),
     [
         (True, False, {}, "ok", "0.26.0 (CUDA), torch 2.11.0, Python 3.12.1 in /v/python"),
         (True, True, {"vllm": "0.32.0"}, "warning", "--slm-gpu needs /v/python -m pip install vllm"),
@@ -35,7 +35,7 @@ PASSES = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
 )
 def test_an_interpreter_fits_the_host_or_not(has_gpu, cpu, holds, state, word):
     finding = software_checks.of_python(
-        "/v/python", has_gpu=has_gpu, probe=lambda python, env: PASSES | holds, on_cpu=lambda python, vllm: cpu
+        "/v/python", has_gpu=has_gpu, probe=lambda python, env: HOLDS | holds, on_cpu=lambda python, vllm: cpu
     )
     assert finding.state == state
     assert word in lines([finding])[0]

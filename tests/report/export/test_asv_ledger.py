@@ -29,7 +29,7 @@ def tags(ledger: Path) -> dict[str, str]:
 
 def test_a_commit_and_a_tag_for_each_release(tmp_path) -> None:
     ledger = tmp_path / "ledger"
-    assert asv_ledger.make(ledger, ROWS) == 3 and asv_ledger.rows_of(ledger) == ROWS
+    assert asv_ledger.make(ledger, ROWS) == 3 and asv_ledger.rows_of_asv_ledger(ledger) == ROWS
     assert asv_ledger.git(ledger, "show", "v0.20.1:requirements.txt") == "vllm==0.20.1\n"
     assert asv_ledger.git(ledger, "rev-list", "--reverse", "main").split() == list(tags(ledger).values())
 

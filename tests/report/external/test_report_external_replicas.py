@@ -12,7 +12,7 @@ from published import REPLICAS, served
 from pytest_slmserve.analysis.compare.deployments import EngineSet, compare
 from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.report.external.sweep import as_json_replicas as as_json
-from pytest_slmserve.report.external.sweep import findings
+from pytest_slmserve.report.external.sweep import replica_findings as findings
 from pytest_slmserve.report.external.sweep import text_replicas as text
 
 NAMES = Columns(

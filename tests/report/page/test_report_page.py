@@ -147,7 +147,7 @@ def test_goodput_in_the_table_is_that_of_the_points(report):
 def test_verdicts_disturbances_and_findings_are_sentences_of_the_terminal(report):
     page, printed = report(committed(ARCHIVES[0]))
     words, seen = " ".join(printed.split()), " ".join(page.text.split())
-    found = re.findall(r"(?m)^  (?:holds|fails, as expected|inconclusive) +(\S+) +(.*)$", printed)
+    found = re.findall(r"(?m)^  (?:passes|fails, as expected|inconclusive) +(\S+) +(.*)$", printed)
     assert len(found) >= 10
     assert [why for _, why in found if " ".join(why.split()) not in seen] == []
     assert "plateau" in words and "saturation law" in page.text

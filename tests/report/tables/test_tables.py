@@ -214,12 +214,12 @@ def test_verdicts_are_grouped_by_claim_and_counted():
     ]
     lines = [" ".join(line.split()) for line in verdict_text(judged).splitlines()]
     assert lines[0].startswith("throughput-plateau: Throughput reaches a plateau")
-    assert lines[1:3] == ["holds opt-1.3b because", "inconclusive opt-2.7b because"]
+    assert lines[1:3] == ["passes opt-1.3b because", "inconclusive opt-2.7b because"]
     assert lines[3].startswith("table-1-batch-fits: ") and lines[4] == "fails, as expected opt-1.3b because"
     assert lines[5:] == [
         "a-claim-of-mine",
-        "holds opt-2.7b because",
-        "4 verdicts: 2 hold, 1 fail as expected, 1 inconclusive",
+        "passes opt-2.7b because",
+        "4 verdicts: 2 pass, 1 fail as expected, 1 inconclusive",
     ]
 
 
@@ -232,7 +232,7 @@ def test_a_surprise_shouts_with_what_was_expected_and_why():
     held = words(verdict_text([(verdict(State.PASSES, "table-1-batch-fits"), EXPECTED_TO_FAIL)]))
     assert "PASSES, UNEXPECTED opt-1.3b because; the claims table expects that it fails: 238 fit" in held
     failed = words(verdict_text([(verdict(State.FAILS), EXPECTED_TO_HOLD)]))
-    assert "FAILS opt-1.3b because; the claims table expects that it holds: raw results" in failed
+    assert "FAILS opt-1.3b because; the claims table expects that it passes: raw results" in failed
     assert words(verdict_text([(verdict(State.FAILS), None)])).endswith("because 1 verdict: 1 FAIL")
 
 

@@ -105,7 +105,7 @@ def test_an_engine_that_others_would_wait_for_is_divided(spread, pytester):
     assert set(Counter(m.key for m in found).values()) == {2} and len(found) == 10
     assert len({m.launch for m in found}) == 2
     assert len({(m.launch, m.load.concurrency) for m in found}) == 5, "all repeats of a point are of one launch"
-    result.stdout.fnmatch_lines(["*measured: 5 points, 2 repeats each, 2 launches*", "*holds*opt-125m*plateau from*"])
+    result.stdout.fnmatch_lines(["*measured: 5 points, 2 repeats each, 2 launches*", "*passes*opt-125m*plateau from*"])
 
 
 KILLED = """

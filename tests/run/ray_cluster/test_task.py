@@ -91,7 +91,7 @@ def test_what_keeps_a_node_from_beginning_is_told_of_every_question(asked, monke
     def busy(*_):
         raise DeviceBusy("this device is being measured by another run", "wait")
 
-    monkeypatch.setattr(Devices, "pass", busy)
+    monkeypatch.setattr(Devices, "hold", busy)
     assert [type(m.error) for m in told(*asked(4, 8))] == [DeviceBusy, DeviceBusy]
 
 
