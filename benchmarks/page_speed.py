@@ -26,7 +26,7 @@ from playwright.sync_api import sync_playwright
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.archive.store import Archive, read
-from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
 
@@ -74,7 +74,7 @@ class Times:
 
 def make(path: Path) -> None:
     """A sweep of three repeats of each load, in windows of equally many steps."""
-    workload = build_workload(WorkloadSpec(), shape_of("opt-125m"))
+    workload = build_workload(WorkloadSpec(), model_of("opt-125m"))
     with Archive.open(path) as archive:
         archive.begin({"rows": [lookup.row_to_record(row) for row in table.ROWS]}, {})
         for concurrency in report_speed.BATCHES:

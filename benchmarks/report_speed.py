@@ -24,8 +24,8 @@ from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.records import Measurement, Run
@@ -69,7 +69,7 @@ def roughened(measurement: Measurement, repeat: int) -> Measurement:
 
 
 def make(path: Path) -> None:
-    workload = build_workload(WorkloadSpec(), shape_of("opt-125m"))
+    workload = build_workload(WorkloadSpec(), model_of("opt-125m"))
     with Archive.open(path) as archive:
         archive.begin({"rows": [lookup.row_to_record(row) for row in table.ROWS]}, {})
         for concurrency in BATCHES:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from inside import usage_error
 
-from pytest_slmserve.engines.launch.model_probe import model_for
+from pytest_slmserve.engines.launch.model_files import model_for
 from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.specs import EngineSpec
 
 
@@ -19,7 +18,7 @@ def test_it_is_recorded(sweep, archive):
 def test_dummy_weights_need_a_config_and_no_network(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     spec = EngineSpec("opt-125m")
-    folder = model_for(spec, shape_of("opt-125m"))
+    folder = model_for(spec)
     assert json.loads(Path(folder, "config.json").read_text())["hidden_size"] == 768
     assert engine_arguments(spec, folder)["load_format"] == "dummy"
     assert engine_environment(spec, {})["HF_HUB_OFFLINE"] == "1"
@@ -27,7 +26,7 @@ def test_dummy_weights_need_a_config_and_no_network(tmp_path, monkeypatch):
 
 def test_real_weights_come_by_the_hubs_name():
     spec = EngineSpec("opt-125m", load_format="auto")
-    assert model_for(spec, shape_of("opt-125m")) == "facebook/opt-125m"
+    assert model_for(spec) == "facebook/opt-125m"
     assert engine_arguments(spec, "facebook/opt-125m")["load_format"] == "auto"
     assert "HF_HUB_OFFLINE" not in engine_environment(spec, {})
 
