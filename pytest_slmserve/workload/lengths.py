@@ -6,7 +6,7 @@ conversations of ShareGPT_V3_unfiltered_cleaned_split.json, as packaged in share
 inside conversation 17,672, at byte 125,509,632); 17,400 have two turns. Tokenizer: GPT-2's byte-level BPE, whose
 segmentation OPT shares; no special tokens are counted (OPT's own tokenizer adds one to every text).
 
-Made by `python benchmarks/make_lengths.py FILE OUT --slm-accept-truncated`.
+Made by `python studies/make_lengths.py FILE OUT --slm-accept-truncated`.
 """
 
 from __future__ import annotations

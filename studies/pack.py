@@ -1,6 +1,6 @@
 """Pack an archive as those in benchmarks/baselines are: in the newest format, as one piece, by the strongest xz.
 
-    python benchmarks/pack.py RECORDS OUT.jsonl.xz [--window] [--round US]
+    python studies/pack.py RECORDS OUT.jsonl.xz [--window] [--round US]
 
 A run packs each measurement apart, so that a kill costs none, and an older release wrote an older format. With --window
 the steps, requests and readings of closed loops go that do not reach into their window: about a quarter of the bytes.
@@ -15,7 +15,6 @@ by over US microseconds and a quarter (the largest share of the KV blocks: by ov
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import lzma
@@ -30,6 +29,8 @@ from dataclasses import fields, replace
 from itertools import starmap
 from pathlib import Path
 from typing import TypeVar
+
+from common import parser_of
 
 from pytest_slmserve.__main__ import main as command
 from pytest_slmserve.analysis.metrics.summary import summarize
@@ -191,14 +192,14 @@ def but_for_format(contents: Contents) -> Contents:
     return replace(contents, sessions=tuple(replace(session, format=FORMAT) for session in contents.sessions))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = parser_of(__doc__)
     parser.add_argument("records", type=Path)
     parser.add_argument("out", type=Path)
     window = "leave out what does not reach into the windows"
     parser.add_argument("--window", action="store_true", help=window)
     parser.add_argument("--round", type=int, metavar="US", help="round stamps to so many microseconds")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
 
     def change(measurement: Measurement) -> Measurement:
         kept = in_window(measurement) if given.window else measurement

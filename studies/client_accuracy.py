@@ -1,6 +1,7 @@
 """How true is the load generator? Clients of HTTP streams against a server that knows what it really did.
 
-    python benchmarks/ruler.py --vllm-python PYTHON --aiperf AIPERF --sglang WHEEL --out ruler.json
+    python studies/client_accuracy.py --vllm-python PYTHON --aiperf AIPERF --sglang WHEEL --out accuracy.json
+    python studies/client_accuracy.py --again studies/results/client-accuracy-2-cores.json.xz
 
 The server (truth_server.py) has one core, the client another, or several. Every request's first token and its gaps are
 compared with the server's own stamps of the same request; both read one monotonic clock. Streams start within one
@@ -13,7 +14,6 @@ spend between the first request's arrival and the last token's writing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,7 +24,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +33,7 @@ from urllib.request import urlopen
 from zipfile import ZipFile
 
 import psutil
+from common import keep, parser_of, results_in, results_options
 
 from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.launch.child_process import Child
@@ -575,7 +576,7 @@ def tell_ratios(found: Sequence[tuple[str, Trial, Error]], best: Mapping[str, tu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 100, 500, 1000])
     parser.add_argument("--tokens", type=int, default=50, help="of each request")
     parser.add_argument("--ttft", type=float, default=50.0, help="milliseconds")
@@ -585,12 +586,14 @@ def main() -> None:
     parser.add_argument("--vllm-python", help="an interpreter that has vLLM")
     parser.add_argument("--aiperf", help="the aiperf script")
     parser.add_argument("--sglang", type=Path, help="sglang's wheel, whose Rust client is taken")
-    parser.add_argument("--out", type=Path, help="file for all that was found, as JSON")
+    results_options(parser)
     args = parser.parse_args()
+    if args.again:
+        return tell(results_in(args.again))
     core, *cores = args.cores
     if not cores:
         parser.error("--cores has two or more: the server's, and then the client's")
-    with tempfile.TemporaryDirectory(prefix="ruler-") as name:
+    with tempfile.TemporaryDirectory(prefix="accuracy-") as name:
         folder = Path(name)
         clients: list[Client] = [Ours(cores)]
         clients += [Vllm(args.vllm_python, cores, folder)] if args.vllm_python else []
@@ -602,20 +605,29 @@ def main() -> None:
             for starts in ("spread", "together"):
                 for streams in args.streams:
                     bench.try_all(Trial(streams, args.tokens, args.ttft / 1e3, args.itl / 1e3, starts))
-            rows = list(bench.found)
             for client in clients if rungs else ():
                 best[client.name] = bench.climb(client, args.ttft / 1e3, rungs)
         finally:  # a run that is broken off keeps what it found
-            if args.out:
-                facts = [{"client": n, **asdict(t), **asdict(e)} for n, t, e in bench.found]
-                told = {"cores": args.cores, "found": facts, "best": best, "failed": bench.failed}
-                args.out.write_text(json.dumps(told) + "\n", "utf-8")
-    print(f"\nserver on core {core}, client on {', '.join(map(str, cores))}; milliseconds\n{table(rows)}\n")
-    tell_ratios(rows, best)
-    for client, given in ((Vllm.name, args.vllm_python), (Sglang.name, args.sglang), (Aiperf.name, args.aiperf)):
+            facts = [{"client": name, **asdict(trial), **asdict(error)} for name, trial, error in bench.found]
+            told = {"cores": args.cores, "found": facts, "best": best, "failed": bench.failed}
+            keep(args.out, told)
+    tell(told)
+    for name, given in ((Vllm.name, args.vllm_python), (Sglang.name, args.sglang), (Aiperf.name, args.aiperf)):
         if not given:
-            print(f"{client} was not given")
-    for client, why in bench.failed.items():
+            print(f"{name} was not given")
+
+
+def tell(told: Mapping[str, Any]) -> None:
+    """Print the trials of one run but for those with faster and faster tokens, and how far each client came there."""
+    found: list[tuple[str, Trial, Error]] = []
+    for row in (row for row in told["found"] if row["tokens"] == told["found"][0]["tokens"]):
+        trial, error = ({f.name: row[f.name] for f in fields(kind)} for kind in (Trial, Error))
+        found.append((row["client"], Trial(**trial), Error(**error)))
+    if "cores" in told:
+        print("\ncore of the server, then those of the client:", *told["cores"])
+    print(f"milliseconds\n{table(found)}\n")
+    tell_ratios(found, told["best"])
+    for client, why in told["failed"].items():
         print(f"{client} failed: {why}")
 
 

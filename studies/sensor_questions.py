@@ -1,7 +1,8 @@
 """What do this host's GPU sensors really do? Asks, prints and writes down what no document says, in about 75 s.
 
-    python benchmarks/sensor_questions.py --out sensors.json
-    python benchmarks/sensor_questions.py --only "ends of"
+    python studies/sensor_questions.py --out sensors.json
+    python studies/sensor_questions.py --only "ends of"
+    python studies/sensor_questions.py --again studies/results/sensor-questions-h200.json.xz
 
 Windows of GPM's ratios, what they are where a unit can do no more, update periods of power and energy, the energy
 counter against integrated power, processes, events, throttle counters, what a reading costs, noise of the host. It
@@ -11,7 +12,6 @@ that needs a load is left out, and said so.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -29,6 +29,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
+
+from common import parser_of, results_in, results_options
 
 from pytest_slmserve.schema.errors import SlmError
 from pytest_slmserve.telemetry.gpm import GPM
@@ -655,10 +657,15 @@ def ask_under_load(host: Host, questions: dict[str, Callable[[Host], Any]]) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="file for the answers, as JSON")
+    parser = parser_of(__doc__)
+    results_options(parser)
     parser.add_argument("--only", default="", metavar="TEXT", help="ask only questions with TEXT in their name")
     args = parser.parse_args()
+    if args.again:
+        for name, answer in results_in(args.again).items():
+            if args.only in name:
+                print(f"\n{name}\n{shown(answer)}")
+        return
     if not named(BEFORE_LOAD | UNDER_LOAD, args.only):
         parser.error(f"no question has {args.only!r} in its name; there are: {'; '.join(BEFORE_LOAD | UNDER_LOAD)}")
     try:
