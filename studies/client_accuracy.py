@@ -15,6 +15,7 @@ spend between the first request's arrival and the last token's writing.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,13 +23,14 @@ import tempfile
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 from urllib.request import urlopen
 from zipfile import ZipFile
 
@@ -61,8 +63,8 @@ class Trial:
 
     @property
     def request_rate(self) -> float:
-        """Of starts that are spread, per second."""
-        return self.streams / self.itl_s
+        """Starts per second; infinite if they are all at once."""
+        return self.streams / self.itl_s if self.starts == "spread" else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,109 +102,68 @@ class Error:
         return 1.0 if self.lost else max(self.itl_mean / self.true_itl, self.itl_p99 / self.true_itl_p99)
 
 
-class Client(Protocol):
-    name: str
-
-    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen: ...
-
-
 class Truth:
-    """The server in a process of its own, and what it tells afterwards."""
+    """The server in a process of its own until the block ends, and what it tells."""
 
     def __init__(self, trial: Trial, core: int) -> None:
         command = [sys.executable, str(HERE / "truth_server.py"), "--core", str(core)]
         command += ["--ttft", f"{trial.ttft_s}", "--itl", f"{trial.itl_s}"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.tokens, self.process = trial.tokens, subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout
         self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
 
-    def rows(self, tokens: int) -> dict[int, dict[str, Any]]:
-        """Requests by number; those of another length are the clients' own trials."""
-        with urlopen(f"{self.url}/truth") as answer:
-            told = json.load(answer)["rows"]
-        return {row["number"]: row for row in told if len(row["writes"]) == tokens}
+    def __enter__(self) -> Truth:
+        return self
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.communicate()
 
+    def rows(self) -> dict[int, dict[str, Any]]:
+        """Requests by number; those of another length are the clients' own trials."""
+        with urlopen(f"{self.url}/truth") as answer:
+            told = json.load(answer)["rows"]
+        return {row["number"]: row for row in told if len(row["writes"]) == self.tokens}
 
-@contextmanager
-def serving(trial: Trial, core: int) -> Iterator[Truth]:
-    truth = Truth(trial, core)
+
+# The clients: each serves one trial, and says what it saw. program: what it needs of somebody else's
+
+
+def ours(trial: Trial, truth: Truth, cores: Sequence[int], folder: Path, program: str | None) -> Seen:
+    def bodies(count: int, tokens: int) -> dict[str, Any]:
+        facts = {"max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True}}
+        texts = [json.dumps({"prompt": f"{i}", **facts}) for i in range(count)]
+        return {"op": "load", "bodies": texts, "output_tokens": [tokens] * count}
+
+    load = message_of(ClosedLoop(trial.streams, requests=trial.streams))
+    if trial.starts == "spread":
+        schedule = [i * trial.itl_s / trial.streams for i in range(trial.streams)]
+        load = {"kind": "open_loop", "schedule": schedule, "window": [0.0, 1e6]}
+    warm_up = message_of(ClosedLoop(WARM_UP, requests=WARM_UP))
+    child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ), cores=cores)
     try:
-        yield truth
+        for message, event in (
+            ({"url": f"{truth.url}/v1/completions", "headers": {}, "timeout_s": 120.0, "processes": 1}, "ready"),
+            (bodies(WARM_UP, 2), "loaded"),
+            ({"op": "run", "load": warm_up}, "done"),
+            (bodies(trial.streams, trial.tokens), "loaded"),
+            ({"op": "run", "load": load}, "done"),
+        ):
+            child.send(**message)
+            while (done := child.receive(180, "measuring"))["event"] == "progress":
+                pass
+            if done["event"] != event or done.get("failures"):
+                sys.exit(f"our own client said {done}")
+        child.send(op="close")
+        child.end()
     finally:
-        truth.close()
-
-
-# Ours
-
-
-@dataclass
-class Ours:
-    cores: Sequence[int]
-    name: str = "pytest-slmserve"
-
-    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
-        child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ), cores=self.cores)
-        try:
-            child.send(url=f"{url}/v1/completions", headers={}, timeout_s=120.0, processes=1)
-            expect(child, "ready")
-            child.send(op="load", bodies=bodies(WARM_UP, 2), output_tokens=[2] * WARM_UP)
-            expect(child, "loaded")
-            child.send(op="run", load=at_once(WARM_UP))
-            expect(child, "done")
-            child.send(
-                op="load", bodies=bodies(trial.streams, trial.tokens), output_tokens=[trial.tokens] * trial.streams
-            )
-            expect(child, "loaded")
-            child.send(op="run", load=our_load(trial))
-            done = expect(child, "done")
-            child.send(op="close")
-            child.end()
-        finally:
-            child.kill()
-        if done["failures"]:
-            sys.exit(f"our own client failed: {done['first_failure']}")
-        return our_view(done, truth.rows(trial.tokens))
-
-
-def expect(child: Child, event: str) -> dict[str, Any]:
-    while (message := child.receive(180, "measuring"))["event"] == "progress":
-        pass
-    if message["event"] != event:
-        sys.exit(f"our own client said {message}")
-    return message
-
-
-def bodies(count: int, tokens: int) -> list[str]:
-    usage = {"include_usage": True}
-    return [
-        json.dumps({"prompt": f"{i}", "max_tokens": tokens, "stream": True, "stream_options": usage})
-        for i in range(count)
-    ]
-
-
-def at_once(requests: int) -> dict[str, Any]:
-    return message_of(ClosedLoop(requests, requests=requests))
-
-
-def our_load(trial: Trial) -> dict[str, Any]:
-    if trial.starts == "together":
-        return at_once(trial.streams)
-    schedule = [i * trial.itl_s / trial.streams for i in range(trial.streams)]
-    return {"kind": "open_loop", "schedule": schedule, "window": [0.0, 1e6]}
-
-
-def our_view(done: dict[str, Any], rows: Mapping[int, dict[str, Any]]) -> Seen:
-    numbers = {row["name"]: number for number, row in rows.items()}
+        child.kill()
+    numbers = {row["name"]: number for number, row in truth.rows().items()}
     ttft, itl, told = {}, {}, Samples(*done["samples"])
-    stamps = zip(told.sent_s, told.first_token_s, told.last_token_s, told.output_tokens)
-    for request, (sent, first, last, tokens) in zip(told.request, stamps):
+    stamps = zip(told.request, told.sent_s, told.first_token_s, told.last_token_s, told.output_tokens)
+    for request, sent, first, last, tokens in stamps:
         number = numbers[f"{request}"]
-        ttft[number] = first - sent
-        itl[number] = (last - first) / (tokens - 1)
+        ttft[number], itl[number] = first - sent, (last - first) / (tokens - 1)
     return Seen(ttft, itl, fmean(percentile_of(done["gaps"], share) for share in AROUND_P99), done["client_cpu_s"])
 
 
@@ -217,9 +178,6 @@ def percentile_of(gaps: dict[str, Any], share: float) -> float:
     raise ValueError("no gaps")
 
 
-# Others
-
-
 class CpuTime(threading.Thread):
     """CPU time of a process and its children, noted all the time; `stop` before it is asked."""
 
@@ -228,40 +186,44 @@ class CpuTime(threading.Thread):
         self.process = psutil.Process(pid)
         self.times: list[float] = []
         self.cpu: list[float] = []
-        self._known: dict[int, float] = {}
         self._stop_it = threading.Event()
 
     def run(self) -> None:
+        known: dict[int, float] = {}
         while not self._stop_it.wait(0.05):
-            for process in self._family():
-                try:
-                    spent = process.cpu_times()
-                except psutil.Error:
-                    continue
-                self._known[process.pid] = spent.user + spent.system
+            with suppress(psutil.Error):
+                for process in (self.process, *self.process.children(recursive=True)):
+                    with suppress(psutil.Error):
+                        spent = process.cpu_times()
+                        known[process.pid] = spent.user + spent.system
             self.times.append(time.monotonic())
-            self.cpu.append(sum(self._known.values()))
-
-    def _family(self) -> list[psutil.Process]:
-        try:
-            return [self.process, *self.process.children(recursive=True)]
-        except psutil.Error:
-            return []
+            self.cpu.append(sum(known.values()))
 
     def stop(self) -> None:
         self._stop_it.set()
         self.join()
 
-    def between(self, begin: float, end: float) -> float:
+    def of(self, truth: Truth) -> float:
+        """From the first request's arrival to the last token's writing."""
+        rows = truth.rows().values()
+        begin, end = min(row["arrived"] for row in rows), max(row["writes"][-1] for row in rows)
         first = max(0, bisect_left(self.times, begin) - 1)
         last = min(len(self.times) - 1, bisect_left(self.times, end))
         return self.cpu[last] - self.cpu[first]
 
 
-def run_pinned(command: Sequence[str], cores: Sequence[int], env: Mapping[str, str], log: Path) -> CpuTime:
-    """Exits where it fails."""
+def run_pinned(
+    command: Sequence[str],
+    options: Mapping[str, object],
+    cores: Sequence[int],
+    folder: Path,
+    variables: Mapping[str, str] = OFFLINE,
+) -> CpuTime:
+    """The client of somebody else on cores of its own. Raises PeerFailed where it fails."""
+    log = folder / "client.log"
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env={**os.environ, **env}, stdout=out, stderr=out)
+        process = subprocess.Popen([*command, *words], env={**os.environ, **variables}, stdout=out, stderr=out)
     os.sched_setaffinity(process.pid, cores)
     spent = CpuTime(process.pid)
     spent.start()
@@ -274,49 +236,8 @@ def run_pinned(command: Sequence[str], cores: Sequence[int], env: Mapping[str, s
     return spent
 
 
-def words(options: Mapping[str, object]) -> list[str]:
-    """Options as a command line has them."""
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
-
-
 class PeerFailed(Exception):
     """Another's client did not work here."""
-
-
-@dataclass
-class Vllm:
-    """`vllm bench serve`; python: of an environment that has vLLM."""
-
-    python: str
-    cores: Sequence[int]
-    folder: Path
-    name: str = "vllm bench serve"
-
-    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
-        options = {
-            "backend": "openai",
-            "base-url": url,
-            "endpoint": "/v1/completions",
-            "model": "truth",
-            "tokenizer": str(tokenizer(self.folder)),
-            "dataset-name": "random",
-            "random-input-len": 8,
-            "random-output-len": trial.tokens,
-            "num-prompts": trial.streams,
-            "request-rate": trial.request_rate if trial.starts == "spread" else "inf",
-            "burstiness": "inf",
-            "result-dir": str(self.folder),
-            "result-filename": "vllm.json",
-        }
-        flags = ["--save-result", "--save-detailed", "--ignore-eos", "--disable-tqdm"]
-        command = [self.python, "-c", RUN_VLLM, *flags]
-        command += words(options)
-        spent = run_pinned(command, self.cores, OFFLINE, self.folder / "vllm.log")
-        told = json.loads((self.folder / "vllm.json").read_text())
-        numbers = [int(text.split()[0]) if text else -1 for text in told["generated_texts"]]
-        itl = {n: fmean(gaps) for n, gaps in zip(numbers, told["itls"]) if gaps}
-        gaps = [gap for of_one in told["itls"] for gap in of_one]
-        return Seen(dict(zip(numbers, told["ttfts"])), itl, p99(gaps), cpu_of(spent, truth, trial))
 
 
 # As `vllm bench serve` does it, whose own entry point asks for a distribution that builds for the CPU name otherwise.
@@ -327,48 +248,6 @@ parser = argparse.ArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
-
-
-@dataclass
-class Sglang:
-    """sglang's client in Rust, of its wheel; it tells TTFT and gaps in the order of requests, but not which is which,
-    so that they are compared in order of size."""
-
-    wheel: Path
-    cores: Sequence[int]
-    folder: Path
-    name: str = "sglang (Rust)"
-
-    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
-        out = self.folder / "sglang.jsonl"
-        out.unlink(missing_ok=True)
-        options = {
-            "backend": "vllm",
-            "base-url": url,
-            "model": "truth",
-            "dataset-name": "random-ids",
-            "vocab-size": 60,
-            "random-range-ratio": 1.0,
-            "random-input-len": 8,
-            "random-output-len": trial.tokens,
-            "num-prompts": trial.streams,
-            "request-rate": trial.request_rate if trial.starts == "spread" else "inf",
-            "warmup-requests": 0,
-            "output-file": str(out),
-        }
-        flags = ["--tokenize-prompt", "--disable-retokenize", "--output-details"]
-        arguments = [*flags, *words(options)]
-        command = [sys.executable, "-c", RUN_RUST, str(rust_module(self.wheel, self.folder)), *arguments]
-        spent = run_pinned(command, self.cores, OFFLINE, self.folder / "sglang.log")
-        told = json.loads(out.read_text().splitlines()[-1])
-        rows = truth.rows(trial.tokens)
-        ttft = in_order_of_size(told["ttfts"], {n: first_s(row) for n, row in rows.items()})
-        means = [fmean(gaps) for gaps in told["itls"] if gaps]
-        itl = in_order_of_size(means, {n: mean_gap(row) for n, row in rows.items()})
-        gaps = [gap for of_one in told["itls"] for gap in of_one]
-        return Seen(ttft, itl, p99(gaps), cpu_of(spent, truth, trial))
-
-
 RUN_RUST = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("_bench", sys.argv[1])
@@ -378,62 +257,101 @@ module.run_argv(["bench", *sys.argv[2:]])
 """
 
 
-def rust_module(wheel: Path, folder: Path) -> Path:
-    with ZipFile(wheel) as archive:
+def vllm(trial: Trial, truth: Truth, cores: Sequence[int], folder: Path, program: str) -> Seen:
+    """`vllm bench serve`; program: an interpreter that has vLLM."""
+    options = {
+        "backend": "openai",
+        "base-url": truth.url,
+        "endpoint": "/v1/completions",
+        "model": "truth",
+        "tokenizer": tokenizer(folder),
+        "dataset-name": "random",
+        "random-input-len": 8,
+        "random-output-len": trial.tokens,
+        "num-prompts": trial.streams,
+        "request-rate": trial.request_rate,
+        "burstiness": "inf",
+        "result-dir": folder,
+        "result-filename": "vllm.json",
+    }
+    flags = ["--save-result", "--save-detailed", "--ignore-eos", "--disable-tqdm"]
+    spent = run_pinned([program, "-c", RUN_VLLM, *flags], options, cores, folder)
+    told = json.loads((folder / "vllm.json").read_text())
+    numbers = [int(text.split()[0]) if text else -1 for text in told["generated_texts"]]
+    itl = {n: fmean(gaps) for n, gaps in zip(numbers, told["itls"]) if gaps}
+    return Seen(dict(zip(numbers, told["ttfts"])), itl, p99(list(chain(*told["itls"]))), spent.of(truth))
+
+
+def sglang(trial: Trial, truth: Truth, cores: Sequence[int], folder: Path, program: str) -> Seen:
+    """sglang's client in Rust; program: its wheel. It tells TTFT and gaps in the order of requests, but not which is
+    which, so that they are compared in order of size."""
+    out = folder / "sglang.jsonl"
+    out.unlink(missing_ok=True)
+    options = {
+        "backend": "vllm",
+        "base-url": truth.url,
+        "model": "truth",
+        "dataset-name": "random-ids",
+        "vocab-size": 60,
+        "random-range-ratio": 1.0,
+        "random-input-len": 8,
+        "random-output-len": trial.tokens,
+        "num-prompts": trial.streams,
+        "request-rate": trial.request_rate,
+        "warmup-requests": 0,
+        "output-file": out,
+    }
+    with ZipFile(program) as archive:
         (name,) = (n for n in archive.namelist() if "/_bench." in n and n.endswith(".so"))
-        return Path(archive.extract(name, folder))
+        module = archive.extract(name, folder)
+    flags = ["--tokenize-prompt", "--disable-retokenize", "--output-details"]
+    spent = run_pinned([sys.executable, "-c", RUN_RUST, module, *flags], options, cores, folder)
+    told, rows = json.loads(out.read_text().splitlines()[-1]), truth.rows()
+    ttft = in_order_of_size(told["ttfts"], {n: first_s(row) for n, row in rows.items()})
+    means = [fmean(gaps) for gaps in told["itls"] if gaps]
+    itl = in_order_of_size(means, {n: mean_gap(row) for n, row in rows.items()})
+    return Seen(ttft, itl, p99(list(chain(*told["itls"]))), spent.of(truth))
 
 
-@dataclass
-class Aiperf:
-    """NVIDIA's client; command: its script, in an environment of its own."""
-
-    command: str
-    cores: Sequence[int]
-    folder: Path
-    name: str = "aiperf"
-
-    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
-        out = Path(tempfile.mkdtemp(dir=self.folder))
-        options = {
-            "model": "truth",
-            "url": url,
-            "endpoint-type": "completions",
-            "tokenizer": str(tokenizer(self.folder)),
-            "synthetic-input-tokens-mean": 8,
-            "output-tokens-mean": trial.tokens,
-            "request-count": trial.streams,
-            "concurrency": trial.streams,
-            "artifact-dir": str(out),
-            "export-level": "records",
-            "ui": "none",
-        }
-        if trial.starts == "spread":
-            options |= {"request-rate": trial.request_rate, "request-rate-mode": "constant"}
-        command = [self.command, "profile", "--streaming"]
-        command += words(options)
-        spent = run_pinned(command, self.cores, {}, self.folder / "aiperf.log")  # offline it takes no folder
-        (records,) = out.rglob("profile_export.jsonl")
-        return aiperf_view([json.loads(line) for line in records.open()], spent, truth, trial)
-
-
-def aiperf_view(records: Sequence[dict[str, Any]], spent: CpuTime, truth: Truth, trial: Trial) -> Seen:
-    numbers = {row["name"]: number for number, row in truth.rows(trial.tokens).items()}
+def aiperf(trial: Trial, truth: Truth, cores: Sequence[int], folder: Path, program: str) -> Seen:
+    """NVIDIA's client; program: its script, in an environment of its own."""
+    out = Path(tempfile.mkdtemp(dir=folder))
+    options: dict[str, object] = {
+        "model": "truth",
+        "url": truth.url,
+        "endpoint-type": "completions",
+        "tokenizer": tokenizer(folder),
+        "synthetic-input-tokens-mean": 8,
+        "output-tokens-mean": trial.tokens,
+        "request-count": trial.streams,
+        "concurrency": trial.streams,
+        "artifact-dir": out,
+        "export-level": "records",
+        "ui": "none",
+    }
+    if trial.starts == "spread":
+        options |= {"request-rate": trial.request_rate, "request-rate-mode": "constant"}
+    spent = run_pinned([program, "profile", "--streaming"], options, cores, folder, {})  # offline it takes no folder
+    (records,) = out.rglob("profile_export.jsonl")
+    numbers = {row["name"]: number for number, row in truth.rows().items()}
     ttft, itl, gaps = {}, {}, []
-    for record in records:
-        number = numbers.get(record["metadata"].get("x_request_id"))
-        metrics = record["metrics"]
+    for record in map(json.loads, records.open()):
+        number, metrics = numbers.get(record["metadata"].get("x_request_id")), record["metrics"]
         if number is None or "time_to_first_token" not in metrics:
             continue
         ttft[number] = metrics["time_to_first_token"]["value"] / 1e3
         itl[number] = metrics["inter_token_latency"]["value"] / 1e3
         gaps += [gap / 1e3 for gap in metrics.get("inter_chunk_latency", {}).get("value", ())]
-    return Seen(ttft, itl, p99(gaps) if gaps else float("nan"), cpu_of(spent, truth, trial))
+    return Seen(ttft, itl, p99(gaps) if gaps else float("nan"), spent.of(truth))
 
 
-def cpu_of(spent: CpuTime, truth: Truth, trial: Trial) -> float:
-    rows = truth.rows(trial.tokens).values()
-    return spent.between(min(row["arrived"] for row in rows), max(row["writes"][-1] for row in rows))
+OURS = "pytest-slmserve"
+CLIENTS: dict[str, Callable[..., Seen]] = {
+    OURS: ours,
+    "vllm bench serve": vllm,
+    "sglang (Rust)": sglang,
+    "aiperf": aiperf,
+}
 
 
 def tokenizer(folder: Path) -> Path:
@@ -507,36 +425,34 @@ def compare(seen: Seen, rows: Mapping[int, dict[str, Any]], trial: Trial) -> Err
 
 @dataclass
 class Bench:
-    clients: Sequence[Client]
+    """Trials of some clients, by name, against a server on one core."""
+
+    clients: Mapping[str, Callable[[Trial, Truth], Seen]]
     core: int
     found: list[tuple[str, Trial, Error]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def try_all(self, trial: Trial) -> None:
-        for client in self.clients:
-            self.attempt(client, trial)
-
-    def attempt(self, client: Client, trial: Trial) -> Error | None:
-        with serving(trial, self.core) as truth:
+    def attempt(self, name: str, trial: Trial) -> Error | None:
+        with Truth(trial, self.core) as truth:
             try:
-                seen = client.serve(trial, truth.url, truth)
-                error = compare(seen, truth.rows(trial.tokens), trial)
+                seen = self.clients[name](trial, truth)
+                error = compare(seen, truth.rows(), trial)
             except (PeerFailed, OSError, KeyError, ValueError, subprocess.TimeoutExpired) as problem:
-                if isinstance(client, Ours):
+                if name == OURS:
                     raise
-                self.failed[client.name] = f"{type(problem).__name__}: {problem}"
+                self.failed[name] = f"{type(problem).__name__}: {problem}"
                 return None
-        self.found.append((client.name, trial, error))
-        print(f"{client.name}, {trial.streams} {trial.starts}, ITL {1e3 * trial.itl_s:g} ms: TTFT error p99 "
+        self.found.append((name, trial, error))
+        print(f"{name}, {trial.streams} {trial.starts}, ITL {1e3 * trial.itl_s:g} ms: TTFT error p99 "
               f"{1e3 * error.ttft_p99:.3f} ms, {error.rate:.0f} tokens/s", flush=True)  # fmt: skip
         return error
 
-    def climb(self, client: Client, ttft_s: float, rungs: Sequence[float]) -> tuple[float, str]:
+    def climb(self, name: str, ttft_s: float, rungs: Sequence[float]) -> tuple[float, str]:
         """The greatest rate of tokens before the error passes 10 %, and what came after it."""
         best = 0.0
         for itl_s in rungs:
             tokens = max(20, round(LADDER_S / itl_s))
-            error = self.attempt(client, Trial(LADDER_STREAMS, tokens, ttft_s, itl_s, "spread"))
+            error = self.attempt(name, Trial(LADDER_STREAMS, tokens, ttft_s, itl_s, "spread"))
             if error is None:
                 return best, "failed"
             if error.worst > WRONG:
@@ -564,14 +480,14 @@ def table(found: Sequence[tuple[str, Trial, Error]]) -> str:
 
 
 def tell_ratios(found: Sequence[tuple[str, Trial, Error]], best: Mapping[str, tuple[float, str]]) -> None:
-    ours = {trial: e for name, trial, e in found if name == Ours.name}
+    ours = {trial: e for name, trial, e in found if name == OURS}
     for name, trial, e in found:
-        if name != Ours.name and trial in ours:
+        if name != OURS and trial in ours:
             mine = ours[trial]
             print(f"{name}, {trial.streams} {trial.starts}: {e.ttft_p99 / mine.ttft_p99:.0f} times our TTFT error p99, "
                   f"{e.cpu_s_per_mtoken / mine.cpu_s_per_mtoken:.1f} times our CPU time")  # fmt: skip
     for name, (rate, why) in best.items():
-        ratio = f", of which ours is {best[Ours.name][0] / rate:.1f} times" if rate and name != Ours.name else ""
+        ratio = f", of which ours is {best[OURS][0] / rate:.1f} times" if rate and name != OURS else ""
         print(f"{name}: {rate:.0f} tokens/s within {WRONG:.0%} ({why}){ratio}")
 
 
@@ -593,28 +509,30 @@ def main() -> None:
     core, *cores = args.cores
     if not cores:
         parser.error("--cores has two or more: the server's, and then the client's")
+    programs = dict(zip(CLIENTS, (None, args.vllm_python, args.sglang, args.aiperf)))
     with tempfile.TemporaryDirectory(prefix="accuracy-") as name:
-        folder = Path(name)
-        clients: list[Client] = [Ours(cores)]
-        clients += [Vllm(args.vllm_python, cores, folder)] if args.vllm_python else []
-        clients += [Sglang(args.sglang, cores, folder)] if args.sglang else []
-        clients += [Aiperf(args.aiperf, cores, folder)] if args.aiperf else []
-        bench = Bench(clients, core)
-        rungs, best = [itl / 1e3 for itl in args.ladder], {}
+        facts: dict[str, Any] = {"cores": cores, "folder": Path(name)}
+        clients = {
+            client: partial(CLIENTS[client], program=program, **facts)
+            for client, program in programs.items()
+            if program or client == OURS
+        }
+        bench, best, rungs = Bench(clients, core), {}, [itl / 1e3 for itl in args.ladder]
         try:
             for starts in ("spread", "together"):
                 for streams in args.streams:
-                    bench.try_all(Trial(streams, args.tokens, args.ttft / 1e3, args.itl / 1e3, starts))
+                    trial = Trial(streams, args.tokens, args.ttft / 1e3, args.itl / 1e3, starts)
+                    for client in clients:
+                        bench.attempt(client, trial)
             for client in clients if rungs else ():
-                best[client.name] = bench.climb(client, args.ttft / 1e3, rungs)
+                best[client] = bench.climb(client, args.ttft / 1e3, rungs)
         finally:  # a run that is broken off keeps what it found
-            facts = [{"client": name, **asdict(trial), **asdict(error)} for name, trial, error in bench.found]
-            told = {"cores": args.cores, "found": facts, "best": best, "failed": bench.failed}
+            found = [{"client": client, **asdict(trial), **asdict(error)} for client, trial, error in bench.found]
+            told = {"cores": args.cores, "found": found, "best": best, "failed": bench.failed}
             keep(args.out, told)
     tell(told)
-    for name, given in ((Vllm.name, args.vllm_python), (Sglang.name, args.sglang), (Aiperf.name, args.aiperf)):
-        if not given:
-            print(f"{name} was not given")
+    for client in (client for client in programs if client not in clients):
+        print(f"{client} was not given")
 
 
 def tell(told: Mapping[str, Any]) -> None:

@@ -1,7 +1,4 @@
-"""What several studies share: paths of the checkout, results files, CPU times, and the options of a study of an engine.
-
-Not a study itself.
-"""
+"""Parts of several studies: paths of the checkout, results files, CPU times, and options of a study of an engine."""
 
 from __future__ import annotations
 

@@ -82,6 +82,13 @@ def test_each_tells_how_it_is_used(run, name):
     assert f"python studies/{name}.py" in run(name, "--help")
 
 
+def test_benchmarks_are_tests_and_their_archives():
+    folder = BASELINES.parent
+    others = {path.name for path in folder.iterdir()} - {path.name for path in folder.glob("test_*.py")}
+    assert others - {"__pycache__"} == {"__init__.py", "asv", "baselines"}
+    assert {"".join(path.suffixes[-2:]) for path in BASELINES.iterdir()} == {".jsonl.xz"}
+
+
 def test_archives_that_are_replayed_are_kept():
     """Those that kept.txt lists are there, and it lists those that studies, tests and pages name, with their ending or
     without it."""
@@ -199,6 +206,31 @@ def test_the_planted_cost_of_a_reading_is_found(study, effect_s):
 
 
 @of("sensor_questions")
+def test_the_rate_of_a_load_is_that_while_it_was_looked_at(study):
+    lines = [f"{phase} {20 * (i + 1)} {2.5 * phase + i / 10}" for phase in (0, 1) for i in range(20)]
+    assert study.reached(lines, 0, 0.45, 1.55, {"W": 1}) == {"bytes/s": pytest.approx(200 * 2**31), "W": 1}
+    assert study.reached(lines, 1, 2.95, 4.05, {}) == {"FLOP/s": pytest.approx(200 * 2 * 4096**3)}
+    with pytest.raises(OSError, match="nothing of phase 2, float16 product of 8192"):
+        study.reached(lines, 2, 5, 6, {})
+
+
+@of("sensor_questions")
+def test_a_load_is_ended_and_questions_without_one_say_so(study, monkeypatch):
+    monkeypatch.setattr(study, "BEFORE_LOAD", {})
+    monkeypatch.setattr(study, "UNDER_LOAD", {"processes": study.processes})
+    monkeypatch.setattr(study, "LOAD", "import time\nprint('ready 2.0', flush=True)\ntime.sleep(60)")
+    with installed(FakeNvml()) as gpu:
+        host = study.this_host(gpu.uuid)
+        host.sleep = lambda _: None
+        assert study.ask_all(host)["processes"]["the load"] != "none" and host.answers["load ended too early"] is False
+        assert host.load is None and list(study.ask_all(study.this_host(gpu.uuid), "nothing")) == [
+            "CPU time of the host, shares"
+        ]
+        monkeypatch.setattr(study, "LOAD", "raise SystemExit('no torch here')")
+        assert "no torch here" in study.ask_all(study.this_host(gpu.uuid))["processes"]["not asked"]
+
+
+@of("sensor_questions")
 def test_questions_to_a_gpu_whose_answers_are_planted(study, capsys):
     """Windows below 100 ms are partly garbage, and power is updated every 100 ms."""
     gpu = FakeNvml(State(**{name: getattr(BUSY, name) for name in ("busy", "sm", "dram", "power_w")}))
@@ -215,7 +247,7 @@ def test_questions_to_a_gpu_whose_answers_are_planted(study, capsys):
         for name in ("events", "power and energy, idle"):
             host.ask(name, study.BEFORE_LOAD[name])
         host.ask("windows", study.window_lengths)
-        cost = study.reading_costs(host)
+        cost, calls = study.reading_costs(host), study.call_costs(host)
     answers = host.answers
     assert "Function Not Found" in answers["events"]["not asked"]
     assert answers["power and energy, idle"]["ms between changes of energy"]["median"] == pytest.approx(100, abs=3)
@@ -223,6 +255,8 @@ def test_questions_to_a_gpu_whose_answers_are_planted(study, capsys):
     garbage = [answer["metric 2"]["above 105"] for answer in answers["windows"].values()]
     assert garbage == [80, 60, 50, 0, 0, 0, 0]
     assert (cost["source"], cost["wall ms"]["n"]) == ("nvml-gpm", study.READINGS)
+    assert list(calls["CPU ms of fields"]) == [str(field.id) for field in study.FIELDS]
+    assert calls["nvmlDeviceGetFieldValues"]["median"] > 0
     assert (gpu.live_samples, gpu.live_event_sets, gpu.faults) == (0, 0, [])
 
 
