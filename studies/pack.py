@@ -23,10 +23,10 @@ import re
 import sys
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
-from itertools import starmap
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,13 +35,13 @@ from common import parser_of
 from pytest_slmserve.__main__ import main as command
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.archive.codec import measurement_line
-from pytest_slmserve.archive.store import FORMAT, Contents, ScannedLines, decode, facts_of, read, stored_in
+from pytest_slmserve.archive.store import FORMAT, ScannedLines, decode, facts_of, read, stored_in
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import POWER, POWER_INSTANT
 
 Table = TypeVar("Table", Samples, Steps)
-Columns = Mapping[int, Sequence[float | None]]
+Column = tuple[float | None, ...]
 BESIDE = 2  # rows before and after a window that stay
 KV_SHARES, TENTHS = 5_000, 10  # what --round keeps of one, and of one watt
 # pb=0: what stands in a text does not depend on whether its place is even.
@@ -49,67 +49,59 @@ FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}
 
 
 def packed(path: Path, change: Callable[[Measurement], Measurement]) -> bytes:
-    found = ScannedLines()
-    lines = [line for line in stored_in(path, path.read_bytes())[0] if line]
-    return lzma.compress(b"".join(renewed(found, line, change) + b"\n" for line in lines), filters=FILTERS)
-
-
-def renewed(found: ScannedLines, line: bytes, change: Callable[[Measurement], Measurement]) -> bytes:
-    """The line in the newest format. found: what the lines before it hold."""
-    decode(found, line)
-    match (facts := facts_of(line))["kind"]:
-        case "session":
+    """The archive in the newest format, each of its measurements changed."""
+    found, lines = ScannedLines(), []
+    for line in filter(None, stored_in(path, path.read_bytes())[0]):
+        decode(found, line)
+        facts = facts_of(line)
+        if facts["kind"] == "session":
             facts["format"] = FORMAT
-        case "measurement":
+        elif facts["kind"] == "measurement":
             facts["run"] = measurement_line(change(found.measurements[-1]))["run"]
-        case _:
-            return line
-    return json.dumps(facts, separators=(",", ":")).encode()
+        known = facts["kind"] in ("session", "measurement")
+        lines.append((json.dumps(facts, separators=(",", ":")).encode() if known else line) + b"\n")
+    return lzma.compress(b"".join(lines), filters=FILTERS)
 
 
 def in_window(measurement: Measurement) -> Measurement:
-    """What reaches into its window, and what comes next on either side, by which rules see that it does."""
-    cut = cut_to_window(measurement)
-    return cut if summarize(cut) == summarize(measurement) else measurement  # a pause before it may reach far into it
-
-
-def cut_to_window(measurement: Measurement) -> Measurement:
+    """The parts that reach into its window, and their neighbours on either side, by which rules see that they do. A
+    measurement that would have another summary stays whole: a pause before its window may reach far into it."""
     run, load = measurement.run, measurement.load
     if not isinstance(load, ClosedLoop) or load.requests is not None:
         return measurement
     opens, closes = run.window_s
-    steps, samples, seen = run.steps, run.samples, run.telemetry
-    ended = [math.inf if at is None else at for at in samples.last_token_s]
-    rows = [i for i, sent in enumerate(samples.sent_s) if sent <= closes and ended[i] >= opens]
-    kept = replace(run, steps=rows_of(steps, around(run.window_s, steps.time_s)), samples=rows_of(samples, rows))
-    if seen is not None:
-        kept = replace(kept, telemetry=readings_of(seen, around(run.window_s, seen.time_s)))
-    return replace(measurement, run=kept)
+
+    def around(times: Sequence[float]) -> range:
+        """Rows of these times, ascending, that lie in the window, and those beside it."""
+        first, last = bisect_left(times, opens) - BESIDE, bisect_right(times, closes) + BESIDE
+        return range(max(0, first), min(last, len(times)))
+
+    def rows_of(table: Table, rows: Sequence[int]) -> Table:
+        columns = {field.name: getattr(table, field.name) for field in fields(table)}
+        return replace(table, **{name: tuple(column[i] for i in rows) for name, column in columns.items() if column})
+
+    ended = [math.inf if at is None else at for at in run.samples.last_token_s]
+    requests = [i for i, sent in enumerate(run.samples.sent_s) if sent <= closes and ended[i] >= opens]
+    cut = replace(run, steps=rows_of(run.steps, around(run.steps.time_s)), samples=rows_of(run.samples, requests))
+    if (seen := run.telemetry) is not None:
+        rows = around(seen.time_s)
+        kept = of_each_gpu(seen, lambda column: tuple(column[i] for i in rows))
+        time_s, span_s = (tuple(column[i] for i in rows) for column in (seen.time_s, seen.span_s))
+        cut = replace(cut, telemetry=replace(kept, time_s=time_s, span_s=span_s))
+    shorter = replace(measurement, run=cut)
+    return shorter if summarize(shorter) == summarize(measurement) else measurement
 
 
-def around(window_s: tuple[float, float], times: Sequence[float]) -> range:
-    """Rows of these times, ascending, that lie in the window, and those beside it."""
-    opens, closes = window_s
-    first, last = bisect_left(times, opens) - BESIDE, bisect_right(times, closes) + BESIDE
-    return range(max(0, first), min(last, len(times)))
+def of_each_gpu(
+    seen: Telemetry, change: Callable[[Column], Column], numbers: Container[int] | None = None
+) -> Telemetry:
+    """The telemetry with its columns changed, those of all GPUs together and those of each. numbers: only of these
+    sensors."""
 
+    def changed(columns: Mapping[int, Column]) -> dict[int, Column]:
+        return {n: change(column) if numbers is None or n in numbers else column for n, column in columns.items()}
 
-def rows_of(table: Table, rows: Sequence[int]) -> Table:
-    columns = {field.name: getattr(table, field.name) for field in fields(table)}
-    return replace(table, **{name: tuple(column[i] for i in rows) for name, column in columns.items() if column})
-
-
-def readings_of(seen: Telemetry, rows: Sequence[int]) -> Telemetry:
-    def cut(columns: Columns) -> dict[int, tuple[float | None, ...]]:
-        return {number: tuple(column[i] for i in rows) for number, column in columns.items()}
-
-    time_s, span_s = (tuple(column[i] for i in rows) for column in (seen.time_s, seen.span_s))
-    return replace(of_each_gpu(seen, cut), time_s=time_s, span_s=span_s)
-
-
-def of_each_gpu(seen: Telemetry, change: Callable[[Columns], Columns]) -> Telemetry:
-    """The telemetry with its columns changed, those of all GPUs together and those of each."""
-    return replace(seen, columns=change(seen.columns), gpus=tuple(map(change, seen.gpus)))
+    return replace(seen, columns=changed(seen.columns), gpus=tuple(map(changed, seen.gpus)))
 
 
 def rounded(measurement: Measurement, us: int) -> Measurement:
@@ -134,62 +126,44 @@ def rounded(measurement: Measurement, us: int) -> Measurement:
         stamps = [field.name for field in fields(table) if field.name.endswith("_s")]
         return replace(table, **{name: tuple(map(coarse, getattr(table, name))) for name in stamps})
 
-    window_s = opens * us / 1e6, closes * us / 1e6
+    def parts_of(values: Column, parts: int) -> Column:
+        return tuple(None if value is None else round(value * parts) / parts for value in values)
+
     steps = replace(table_of(run.steps), kv_usage=parts_of(run.steps.kv_usage, KV_SHARES))
-    kept = replace(run, samples=table_of(run.samples), steps=steps, window_s=window_s)
+    kept = replace(run, samples=table_of(run.samples), steps=steps, window_s=(opens * us / 1e6, closes * us / 1e6))
     if (seen := run.telemetry) is not None:
-        kept = replace(kept, telemetry=of_each_gpu(seen, power_of))
+        power = of_each_gpu(seen, partial(parts_of, parts=TENTHS), (POWER, POWER_INSTANT))
+        kept = replace(kept, telemetry=power)
     return replace(measurement, run=kept)
 
 
-def power_of(columns: Columns) -> Columns:
-    return {n: parts_of(column, TENTHS) if n in (POWER, POWER_INSTANT) else column for n, column in columns.items()}
-
-
-def parts_of(values: Sequence[float | None], parts: int) -> tuple[float | None, ...]:
-    """The values as whole numbers of so many parts of one."""
-    return tuple(None if value is None else round(value * parts) / parts for value in values)
-
-
-def says_about_the_same(path: Path, as_path: Path, us: int) -> bool:
-    measurements = [read(each).measurements for each in (path, as_path)]
-    pairs = [(summarize(one), summarize(other)) for one, other in zip(*measurements, strict=True)]
-    near = {"kv_usage": 0.51 / KV_SHARES}  # half of one; stamps at an end of the window move more
-    figures = (
-        (getattr(one, f.name), getattr(other, f.name), near.get(f.name, 1.25e-6 * us))
-        for one, other in pairs
-        for f in fields(one)
-    )
-    return all(starmap(about, figures)) and words_of(told(path)) == words_of(told(as_path))
-
-
-def about(one: object, other: object, near: float) -> bool:
-    """At most a thousandth, or `near`, apart; equal where it is no number."""
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-3, abs_tol=near)
-    return one == other
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a text without its numbers and its rules, which are as wide as the numbers below them."""
-    return re.sub(r"-{2,}|[-+]?\d[\d.,]*", "0", text).split()
-
-
-def says_the_same(path: Path, as_path: Path) -> bool:
-    summaries = [[(m.id, summarize(m)) for m in read(each).measurements] for each in (path, as_path)]
-    return summaries[0] == summaries[1] and told(path) == told(as_path)
-
-
-def told(path: Path) -> str:
-    """What `report` says of it, but for its name."""
-    out = io.StringIO()
-    with redirect_stdout(out):
-        command(["report", str(path)])
-    return out.getvalue().replace(str(path), "")
-
-
-def but_for_format(contents: Contents) -> Contents:
-    return replace(contents, sessions=tuple(replace(session, format=FORMAT) for session in contents.sessions))
+def alike(path: Path, as_path: Path, window: bool, us: int | None) -> bool:
+    """Is one archive read as the other is, or nearly so, after stamps were rounded?"""
+    one, other = read(path), read(as_path)
+    if not (window or us):
+        sides = ([replace(session, format=FORMAT) for session in each.sessions] for each in (one, other))
+        return replace(one, sessions=tuple(next(sides))) == replace(other, sessions=tuple(next(sides)))
+    texts = []
+    for each in (path, as_path):
+        with redirect_stdout(io.StringIO()) as out:
+            command(["report", str(each)])
+        texts.append(out.getvalue().replace(str(each), ""))
+    pairs = [
+        (m.id, summarize(m), n.id, summarize(n)) for m, n in zip(one.measurements, other.measurements, strict=True)
+    ]
+    if not us:
+        return texts[0] == texts[1] and all((a, b) == (c, d) for a, b, c, d in pairs)
+    for _, seen, _, was in pairs:
+        for name in (field.name for field in fields(seen)):
+            value, before = getattr(seen, name), getattr(was, name)
+            # half a share of the KV blocks; stamps at an end of the window move more
+            near = 0.51 / KV_SHARES if name == "kv_usage" else 1.25e-6 * us
+            numbers = isinstance(value, float) and isinstance(before, float)
+            if not (math.isclose(value, before, rel_tol=1e-3, abs_tol=near) if numbers else value == before):
+                return False
+    # Words without numbers, and without rules, which are as wide as the numbers below them.
+    words = [re.sub(r"-{2,}|[-+]?\d[\d.,]*", "0", text).split() for text in texts]
+    return words[0] == words[1]
 
 
 def main() -> int:
@@ -209,13 +183,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=given.out.parent) as folder:
         made = Path(folder, "packed.jsonl.xz")
         made.write_bytes(packed(given.records, change))
-        if given.round:
-            alike = says_about_the_same(made, given.records, given.round)
-        elif given.window:
-            alike = says_the_same(made, given.records)
-        else:
-            alike = but_for_format(read(made)) == but_for_format(before)
-        if not alike:
+        if not alike(made, given.records, given.window, given.round):
             print(f"{given.records} would be read as something else: nothing was written", file=sys.stderr)
             return 1
         made.replace(given.out)
