@@ -31,7 +31,7 @@ from typing import Any
 
 from common import cpu_s, parser_of
 
-from pytest_slmserve.analysis.claims import lookup, table
+from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.executor import measure
@@ -95,7 +95,7 @@ def make(path: Path, repeats: int) -> None:
     workload = build_workload(WorkloadSpec(), shape_of("opt-125m"))
     extra = (("t_inf", T_INF), ("b_half", B_HALF))
     with Archive.open(path) as archive:
-        archive.begin({"rows": [lookup.row_to_record(row) for row in table.ROWS]}, {})
+        archive.begin({"rows": [table.row_to_record(row) for row in table.ROWS]}, {})
         for concurrency in BATCHES:
             window_s = (STEPS - 2 * workload.mean_output_tokens) * (B_HALF + concurrency) / T_INF
             engine = SimulatedEngine(EngineSpec("opt-125m", platform="simulated", extra=extra))
