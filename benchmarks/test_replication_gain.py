@@ -1,14 +1,23 @@
 """Do replicas of a small model on one GPU pay? (arXiv:2404.03353, figures 5 to 7; arXiv:2503.08311)
 
 One engine, then several that share the GPU and its memory, as many requests being in flight in all: gain, latency, and
-what the GPU does meanwhile. Against today's default, chunked prefill, which the papers' baseline did not have.
-`--slm-replicas` and `--slm-sharing` choose the numbers and the ways of sharing. On the CPU backend the replicas run as
-well, but what two engines gain on two cores is no claim of anybody's.
+what the GPU does meanwhile. Against today's default, chunked prefill, which the papers' baseline did not have. Each
+property is asked for each way of sharing. `--slm-replicas` and `--slm-sharing` choose what is measured. On the CPU
+backend the replicas run as well, but what two engines gain on two cores is no claim of anybody's.
 """
 
 import pytest
 
 pytestmark = pytest.mark.slm_suite("papers")
+
+WAYS = ("time-slicing", "mps")
+PAIR = ["opt-125m", "opt-1.3b"]
+
+
+def each_way(claim):
+    """The claim for each way of sharing."""
+    marks = {way: pytest.mark.slm(claim=f"{claim}-{way}", needs="gpu") for way in WAYS}
+    return pytest.mark.parametrize("sharing", [pytest.param(way, marks=mark) for way, mark in marks.items()])
 
 
 def test_point_of_replicas(slm_replica_point):
@@ -16,79 +25,42 @@ def test_point_of_replicas(slm_replica_point):
     assert slm_replica_point.measure()
 
 
-@pytest.mark.slm(claim="replicas-pay-time-slicing", needs="gpu")
-def test_replicas_pay_by_time_slicing(slm_claim):
+@each_way("replicas-pay")
+def test_replicas_pay(slm_claim, sharing):
     """They serve more than one engine does."""
     assert slm_claim()
 
 
-@pytest.mark.slm(claim="replicas-pay-mps", needs="gpu")
-def test_replicas_pay_under_mps(slm_claim):
-    """They serve more than one engine does."""
-    assert slm_claim()
-
-
-@pytest.mark.slm(claim="replicas-keep-the-tail-time-slicing", needs="gpu")
-def test_replicas_keep_the_tail_by_time_slicing(slm_claim):
+@each_way("replicas-keep-the-tail")
+def test_replicas_keep_the_tail(slm_claim, sharing):
     """The 99th percentile of E2E is no longer than that of one engine."""
     assert slm_claim()
 
 
-@pytest.mark.slm(claim="replicas-keep-the-tail-mps", needs="gpu")
-def test_replicas_keep_the_tail_under_mps(slm_claim):
-    """The 99th percentile of E2E is no longer than that of one engine."""
-    assert slm_claim()
-
-
-@pytest.mark.slm(claim="replicas-answer-sooner-time-slicing", needs="gpu")
-def test_replicas_answer_sooner_by_time_slicing(slm_claim):
+@each_way("replicas-answer-sooner")
+def test_replicas_answer_sooner(slm_claim, sharing):
     """Their mean E2E is shorter than that of one engine."""
     assert slm_claim()
 
 
-@pytest.mark.slm(claim="replicas-answer-sooner-mps", needs="gpu")
-def test_replicas_answer_sooner_under_mps(slm_claim):
-    """Their mean E2E is shorter than that of one engine."""
-    assert slm_claim()
-
-
-@pytest.mark.slm(claim="replicas-use-the-gpu-more-time-slicing", needs="gpu")
-def test_replicas_use_the_gpu_more_by_time_slicing(slm_claim):
+@each_way("replicas-use-the-gpu-more")
+def test_replicas_use_the_gpu_more(slm_claim, sharing):
     """GPU utilisation is a tenth more than with one engine, or more."""
     assert slm_claim()
 
 
-@pytest.mark.slm(claim="replicas-use-the-gpu-more-mps", needs="gpu")
-def test_replicas_use_the_gpu_more_under_mps(slm_claim):
-    """GPU utilisation is a tenth more than with one engine, or more."""
-    assert slm_claim()
-
-
-@pytest.mark.slm(claim="replicas-draw-more-power-time-slicing", models=["opt-125m", "opt-1.3b"], needs="gpu")
-def test_replicas_draw_more_power_by_time_slicing(slm_claim):
+@pytest.mark.slm(models=["opt-125m", "opt-1.3b"])
+@each_way("replicas-draw-more-power")
+def test_replicas_draw_more_power(slm_claim, sharing):
     """Power is more than with one engine."""
     assert slm_claim()
 
 
-@pytest.mark.slm(claim="replicas-draw-more-power-mps", models=["opt-125m", "opt-1.3b"], needs="gpu")
-def test_replicas_draw_more_power_under_mps(slm_claim):
-    """Power is more than with one engine."""
-    assert slm_claim()
-
-
-@pytest.mark.slm(claim="replicas-keep-the-power-time-slicing", models=["opt-2.7b"], needs="gpu")
-def test_replicas_keep_the_power_by_time_slicing(slm_claim):
+@pytest.mark.slm(models=["opt-2.7b"])
+@each_way("replicas-keep-the-power")
+def test_replicas_keep_the_power(slm_claim, sharing):
     """Power is that of one engine, within 5 %."""
     assert slm_claim()
-
-
-@pytest.mark.slm(claim="replicas-keep-the-power-mps", models=["opt-2.7b"], needs="gpu")
-def test_replicas_keep_the_power_under_mps(slm_claim):
-    """Power is that of one engine, within 5 %."""
-    assert slm_claim()
-
-
-PAIR = ["opt-125m", "opt-1.3b"]
 
 
 @pytest.mark.slm(points=[(model, 96) for model in PAIR], needs="gpu")
@@ -98,7 +70,7 @@ def test_point_of_a_model_alone(slm_point):
 
 
 @pytest.mark.slm(needs="gpu")
-@pytest.mark.parametrize("sharing", ["time-slicing", "mps"])
+@pytest.mark.parametrize("sharing", WAYS)
 def test_two_models_on_one_gpu(slm_replicas, slm_session, sharing):
     """The papers' case of several models; the report says what they serve, in units of taking turns."""
     if not all(map(slm_session.planner.swept, PAIR)):

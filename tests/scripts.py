@@ -13,11 +13,13 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[1]
 BASELINES = CHECKOUT / "benchmarks" / "baselines"
+RESULTS = CHECKOUT / "studies" / "results"
 
 
-def benchmark_script(name: str) -> Path:
-    """Skips the module that asks, where there is no such file: scripts stay in the checkout, tests may not."""
-    path = CHECKOUT / "benchmarks" / f"{name}.py"
+def checkout_script(name: str) -> Path:
+    """The path of a script, by its name in the checkout. Skips the module that asks for one that is not there: the
+    wheel's tests run away from the checkout."""
+    path = CHECKOUT / name
     if not path.exists():
         pytest.skip("no checkout", allow_module_level=True)
     return path
@@ -25,10 +27,13 @@ def benchmark_script(name: str) -> Path:
 
 @contextmanager
 def loaded(path: Path) -> Iterator[ModuleType]:
-    """Imported under its own name, so that its dataclasses are found, until the block ends."""
+    """Imported under its own name, so that its dataclasses are found, and beside those that it imports, until the block
+    ends."""
+    sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
     del sys.modules[path.stem]
+    sys.path.remove(str(path.parent))

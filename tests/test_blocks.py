@@ -201,7 +201,7 @@ class Desk:
             case ["python" | "python3", "-m", "venv", _] | ["pre-commit", "install"]:
                 pass
             case ["python", script, *arguments]:
-                source = (CHECKOUT / script).read_text()
+                source = (CHECKOUT / script).read_text() + (CHECKOUT / "studies" / "common.py").read_text()
                 assert [word for word in arguments if word.startswith("--") and f'"{word}"' not in source] == []
             case ["cd", path]:
                 assert path == "pytest-slmserve" or (CHECKOUT / path).is_dir()
@@ -314,7 +314,7 @@ def test_what_is_shown_but_not_printed_is_found() -> None:
         ("sh", "pytest --slm-gpu benchmarks/test_nothing.py", "test_nothing.py"),
         ("sh", "tox -e nothing", "nothing: "),
         ("sh", "pip install 'pytest-slmserve[nothing]'", "'nothing'"),
-        ("sh", "python benchmarks/pack.py --nothing", "'--nothing'"),
+        ("sh", "python studies/pack.py --nothing", "'--nothing'"),
         ("sh", "rm -r folder", "no rule knows"),
         ("sh", "pytest --slm-gpu &&", "'bash', '-n'"),
         ("console", "$ slmserve measure --endpoint http://x --model y\nnothing was run\n", "cannot be run here"),

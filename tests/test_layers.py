@@ -355,8 +355,9 @@ def test_the_quick_start_is_a_user_s_own_file():
     assert [a for a, b in own_imports({**package(), "quickstart": ""}) if inside(b, "quickstart")] == []
 
 
-def test_what_the_benchmarks_import_of_the_package_is_there() -> None:
-    for path in (Path(__file__).parents[1] / "benchmarks").rglob("*.py"):
+def test_what_benchmarks_and_studies_import_of_the_package_is_there() -> None:
+    checkout = Path(__file__).parents[1]
+    for path in [*(checkout / "benchmarks").rglob("*.py"), *(checkout / "studies").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(ROOT):
                 exec(ast.unparse(node), {})

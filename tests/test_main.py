@@ -22,7 +22,8 @@ from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.tables.run import Findings, run_lines
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.schema.records import Run
 
 BATCHES = (16, 32, 64, 128, 256, 512)

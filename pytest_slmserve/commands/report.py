@@ -29,6 +29,7 @@ from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, 
 from pytest_slmserve.report.figures.drawing import save
 from pytest_slmserve.report.figures.gates import gate_pictures
 from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate.text import calibration_text, gate_facts
 from pytest_slmserve.report.loads import (
     ValidityCriteria,
@@ -41,7 +42,7 @@ from pytest_slmserve.report.loads import (
 from pytest_slmserve.report.page.content import TEXT_WIDTH
 from pytest_slmserve.report.page.writer import rendered, write_page
 from pytest_slmserve.report.screen import screen, tables
-from pytest_slmserve.report.tables.run import Findings, outcome, verdict_facts
+from pytest_slmserve.report.tables.run import outcome, verdict_facts
 from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.errors import BadUsage, Detail
 from pytest_slmserve.schema.printable import printable

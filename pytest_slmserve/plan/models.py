@@ -159,7 +159,7 @@ def sizes_file(config: Mapping[str, Any]) -> Path:
 
 
 def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes that a probe found for this configuration (`engines.launch.model_probe`), empty where none has."""
+    """The sizes that a probe found for this configuration , empty where none has."""
     try:
         return _sizes(path := sizes_file(config), path.stat().st_mtime_ns)
     except OSError:

@@ -422,16 +422,23 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells."""
     session = item.config.stash.get(SESSION, None)
-    if session is not None and session.page and is_measured(item):
+    if session is not None and session.page and session.page.due and is_measured(item):
         items = item.session.items
         ended = f"{items.index(item) + 1} of {len(items)} tests have ended. The run goes on: reload this page for more."
-        session.page.write(session, progress=ended)
+        _write_page(session, progress=ended)
     if session is None or session.devices.pool.current is None:
         return
     from pytest_slmserve.plugin.items import engine_of
 
     if nextitem is None or engine_of(session, nextitem) != session.devices.pool.current:
         session.devices.stop()
+
+
+def _write_page(session: Session, status: int | None = None, progress: str = "") -> None:
+    """Write the HTML report of a run. A failure is a note, because the results file has everything."""
+    assert session.page
+    if note := session.page.write(session.findings(), status, progress):
+        session.notes.append(note)
 
 
 @pytest.hookimpl(trylast=True)
@@ -462,7 +469,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         slm.failed.append(f"{report.nodeid}: {lines[0] if lines else 'failed'}")
     try:
         if slm.page and (slm.results or slm.gates or slm.failed):
-            slm.page.write(slm, status=int(session.exitstatus))
+            _write_page(slm, status=int(session.exitstatus))
     finally:
         slm.close()
 
@@ -476,11 +483,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         or not (session.results or session.verdicts.judged or session.gates or session.failed or session.notes)
     ):
         return
-    from pytest_slmserve.report.screen import write_summary
+    from pytest_slmserve.report.screen import summary_lines, write_for_others
 
     terminalreporter.ensure_newline()
     terminalreporter.section("slmserve")
-    write_summary(terminalreporter, session, detail_of(config))
+    page = f"page: {session.page.path}" if session.page and session.page.path.exists() else ""
+    others = write_for_others(session.findings(), session.options.records)
+    found = session.findings(written="; ".join(filter(None, (others, page))))
+    for text, colour in summary_lines(found, detail_of(config)):
+        terminalreporter.write_line(text, **({colour: True} if colour else {}))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -83,10 +83,13 @@ def is_gate(item: pytest.Item) -> bool:
     return "slm_gates" in getattr(item, "fixturenames", ())
 
 
-def words_of(item: Any) -> Mapping[str, Any]:
-    """Words of the item's slm marker; none without one."""
+def words_of(item: Any) -> dict[str, Any]:
+    """Words of the item's slm marker and of those that its parameters have; none without one."""
     marker = item.get_closest_marker("slm")
-    return marker.kwargs if marker else {}
+    words: dict[str, Any] = {}
+    for mark in (marker, *getattr(item, "own_markers", ())):
+        words |= mark.kwargs if mark and mark.name == "slm" else {}
+    return words
 
 
 def chosen_parameters(item: Any) -> Mapping[str, Any]:

@@ -10,7 +10,6 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from textwrap import shorten
-from typing import Any
 
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.points import Point, engines, ratio
@@ -21,6 +20,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.compare import history_report
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate.text import COLUMNS as COMPARED
 from pytest_slmserve.report.gate.text import (
     WORDS,
@@ -36,7 +36,7 @@ from pytest_slmserve.report.tables.findings import AnyPoint, first_of_each_kind,
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import highest_good_load, jobs_title
 from pytest_slmserve.report.tables.replicas import alone_at, deployed
-from pytest_slmserve.report.tables.run import Colour, Findings, by_outcome, run_lines, tally
+from pytest_slmserve.report.tables.run import Colour, by_outcome, run_lines, tally
 from pytest_slmserve.report.text_table import (
     Column,
     change,
@@ -348,7 +348,7 @@ def _reason(point: AnyPoint) -> str:
 def _notes(found: Findings, longest: int) -> Iterator[Section]:
     entries = [_block(f"note: {note}", longest, "yellow") for note in found.notes]
     if found.reused:
-        entries.append(_block(found.reused, longest))
+        entries.append(_block(found.reused_text, longest))
     if entries:
         yield Section([], entries, "note")
 
@@ -372,45 +372,18 @@ PARTS: tuple[Maker, ...] = (_sweeps, _replicas, _jobs, _gates, _claims, _disturb
 ON_A_PAGE = 100  # columns, and lines, of a summary on the page of a workflow
 
 
-def write_summary(terminal: Any, session: Any, detail: Detail = "summary") -> None:
-    """Writes the last screen of a session through pytest's terminal reporter, below its tables where `detail` wants
-    them; and for others."""
-    found = findings_of(session)
-    page = f"page: {session.page.path}" if session.page and session.page.path.exists() else ""
-    others = write_for_others(found, Path(session.options.records))
-    found = replace(found, written="; ".join(filter(None, (others, page))))
+def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]:
+    """Yield the lines at the end of a run: the screen, below all tables where `detail` asks for them."""
     with laid_out(every_column=detail == "all"):
-        lines: list[Line] = []
-        if detail != "summary":  # also what the screen below has no room for
-            lines = [*tables(found), *((folded(f"note: {note}"), "yellow") for note in found.notes)]
-            each = ", ".join(f"{name} ({n})" for name, n in session.reused_cells.items())
-            lines += [(folded(f"{found.reused}: {each}"), None)] if found.reused else []
-            lines.append(("", None))
-            found = replace(found, notes=(), reused="")
-        for text, colour in [*lines, *screen(found)]:
-            terminal.write_line(text, **({colour: True} if colour else {}))
-
-
-def findings_of(session: Any) -> Findings:
-    cells = session.reused_cells
-    archive = session.executor.archive
-    if archive and not session.keeps_records:  # it goes with the run, and the page holds it
-        archive = session.page
-    return Findings(
-        curves=session.verdicts.curves(),
-        judged=[(each.verdict, each.row) for each in session.verdicts.judged],
-        shared=session.results.shared_points(),
-        jobs=session.results.job_points(),
-        gates=session.gates,
-        slo=session.slo,
-        strict=session.options.strict,
-        failed=session.failed,
-        inconclusive=session.inconclusive,
-        notes=session.notes,
-        reused=f"{sum(cells.values())} measurements were reused from {session.source}" if cells else "",
-        archives=[str(archive.path)] if archive else [],
-        command=session.command,
-    )
+        if detail != "summary":  # also the notes that the screen below has no room for
+            yield from tables(found)
+            yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
+            if found.reused:
+                each = ", ".join(f"{name} ({n})" for name, n in found.reused.items())
+                yield folded(f"{found.reused_text}: {each}"), None
+            yield "", None
+            found = replace(found, notes=(), reused={})
+        yield from screen(found)
 
 
 def tables(found: Findings) -> Iterator[Line]:
@@ -420,10 +393,10 @@ def tables(found: Findings) -> Iterator[Line]:
     yield from ((f"{folded(gate_text(gated))}\n", None) for gated in found.gates)
 
 
-def write_for_others(found: Findings, records: Path) -> str:
+def write_for_others(found: Findings, records: str | Path) -> str:
     """Writes gates as JSON and Markdown beside the records, and what was found on the page of a GitHub workflow.
     Returns the paths beside the records, or the reason for failure: the records hold the measurements anyway."""
-    beside, page = records.parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
+    beside, page = Path(records).parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
     try:
         if page:
             with Path(page).open("a", encoding="utf-8") as file:

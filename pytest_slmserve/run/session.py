@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
@@ -27,6 +27,7 @@ from pytest_slmserve.plan.cases import point_title
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.report.export.vllm_bench import export_to
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import RunPage
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor, Results
@@ -203,6 +204,39 @@ class Session:
                 title = f"{several}{point_title(group[0].spec, group[0].load)}"
                 cells[title] = cells.get(title, 0) + sum(m.id in self.reused for m in group)
         return {title: count for title, count in cells.items() if count}
+
+    def findings(self, written: str = "") -> Findings:
+        """Return what this run has found so far, for its reports.
+
+        Args:
+            written: A sentence on files that were written, for the summary.
+        """
+        archive = self.executor.archive
+        shown = archive.path if archive else None
+        if archive and not self.keeps_records:  # the file goes with the run, and the HTML report holds it
+            shown = self.page.path if self.page else None
+        of_gates = [
+            m for gated in self.gates for side in SIDES for p in gated.pairs for m in p.launch(side).measurements
+        ]
+        return Findings(
+            curves=self.verdicts.curves(),
+            judged=[(each.verdict, each.row) for each in self.verdicts.judged],
+            shared=self.results.shared_points(),
+            jobs=self.results.job_points(),
+            gates=list(self.gates),
+            measurements=of_gates or list(self.results.measurements()),
+            slo=self.slo,
+            strict=self.options.strict,
+            failed=list(self.failed),
+            inconclusive=list(self.inconclusive),
+            notes=list(self.notes),
+            reused=self.reused_cells,
+            reused_from=str(self.source),
+            archives=[str(shown)] if shown else [],
+            records=archive.path if archive else None,
+            written=written,
+            command=self.command,
+        )
 
 
 def _host(options: Options, platform: Platform, root: Path) -> Host:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from scripts import benchmark_script, loaded
+from scripts import checkout_script, loaded
 from strategies import H200, RESOLVED, law, measurement
 
 from pytest_slmserve.__main__ import main
@@ -21,7 +21,7 @@ from pytest_slmserve.report.export import asv as asv_ledger
 from pytest_slmserve.schema.records import Measurement
 
 pytest.importorskip("asv_runner", reason="needs asv")
-CHANGES = benchmark_script("asv/changes")
+CHANGES = checkout_script("benchmarks/asv/changes.py")
 ROWS = [("0.24.0", "2026-06-30"), ("0.25.1", "2026-07-14"), ("0.26.0", "2026-07-25")]
 LOADS = (8, 64)
 

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from scripts import CHECKOUT, benchmark_script, loaded
+from scripts import CHECKOUT
 from shipped import BENCHMARKS
 
 from pytest_slmserve.__main__ import main
@@ -67,29 +67,6 @@ def test_its_help_is_its_own(words, capfd):
     out = capfd.readouterr().out
     assert out.startswith("usage: slmserve plan [WORD ...]\n") and "--slm-plan-gpus=4" in out
     assert len(out.splitlines()) < 20
-
-
-def test_ten_thousand_cells_are_planned_in_a_second():
-    """Twice that, at the best of a few times: the machine may be busy, and the script is the ruler."""
-    with loaded(benchmark_script("plan_cost")) as script:
-        assert min(script.planned(script.CELLS)[1] for _ in range(3)) < 2 * script.LIMIT_S
-
-
-def test_an_engine_that_starts_once_is_through_sooner_than_one_that_starts_for_each_cell():
-    with loaded(benchmark_script("cluster_on_paper")) as script:
-        script.MODELS = ["opt-125m", "opt-13b"]
-        head, *rows = script.rows(script.cells(), (4, 16))
-    facts = [dict(zip(head, row)) for row in rows]
-    assert [row[0] for row in rows] == ["4", "16"]
-    for row in rows:
-        reached, least, apart = (seconds(row[column]) for column in (2, 3, 6))
-        assert least <= reached < apart and reached <= 1.5 * least
-    assert int(facts[0]["engine starts"]) < int(facts[0]["a start per case"])
-
-
-def seconds(clock: str) -> int:
-    minutes, rest = clock.split(":")
-    return 60 * int(minutes) + int(rest)
 
 
 @pytest.mark.skipif(not (CHECKOUT / "README.md").is_file(), reason="the documentation is in the checkout")

@@ -40,6 +40,20 @@ def test_an_engine_starts_once_though_its_tests_are_apart(pytester):
     assert starts.specs == [("opt-350m", 1024), ("opt-125m", 8)]
 
 
+def test_the_marker_of_a_parameter_adds_its_words_to_those_of_the_test(pytester):
+    pytester.makepyfile("""
+        import pytest
+
+        two = [pytest.param(n, marks=pytest.mark.slm(max_num_seqs=n)) for n in (8, 16)]
+
+        @pytest.mark.slm(model="opt-350m", max_num_seqs=4)
+        @pytest.mark.parametrize("limit", two)
+        def test_it(slm_engine, limit):
+            assert (slm_engine.spec.model, slm_engine.spec.max_num_seqs) == ("opt-350m", limit)
+    """)
+    pytester.runpytest_inprocess("--slm-simulate").assert_outcomes(passed=2)
+
+
 def test_a_marker_with_unknown_words_is_refused_with_the_known_ones(pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.slm(modle='opt-125m')\ndef test_it(slm_engine): pass")
     text = usage_error(pytester.runpytest_inprocess("--slm-simulate"))

@@ -12,7 +12,7 @@ def test_the_shipped_benchmark_measures_and_judges(gain, archive, capsys):
     # a simulated device gains by MPS, as planted, and loses by time slicing: both read their own weights
     result.assert_outcomes(passed=1 + 4 + 1 + 3, failed=3, skipped=4, xfailed=2)
     result.stdout.fnmatch_lines_random(
-        [f"*replicas_{what}_by_time_slicing*FAILED*" for what in ("pay", "answer_sooner", "keep_the_tail")]
+        [f"*replicas_{what}[[]opt-125m-time-slicing] FAILED*" for what in ("pay", "answer_sooner", "keep_the_tail")]
     )
     measured = archive().measurements
     assert len(measured) == 4 * (2 + 2 * (2 + 3)), (
@@ -55,7 +55,7 @@ def test_a_plan_tells_starts_and_prices(gain):
     assert "start 2 x opt-125m, by time-slicing" in text
     assert (
         "test_point_of_replicas[opt-125m-384-x2-time-slicing]" in text
-        and "under_mps[opt-125m] (measures nothing)" in text
+        and "test_replicas_pay[opt-125m-mps] (measures nothing)" in text
     )
 
 

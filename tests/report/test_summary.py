@@ -1,46 +1,29 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from strategies import law, measurement
 
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.sweep.curve import curve_of
-from pytest_slmserve.report.screen import write_summary
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.screen import summary_lines, write_for_others
 
 
-class Terminal:
-    """Takes what pytest's terminal reporter is given."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, dict[str, bool]]] = []
-
-    def write_line(self, text: str, **markup: bool) -> None:
-        self.lines.append((text, markup))
-
-
-def session(records, strict: bool = False):
+def findings(records, strict: bool = False) -> Findings:
     made = [measurement(c, law(c), repeat=i) for c in (128, 256, 512) for i in range(2)]
     curve = curve_of("opt-1.3b", made)
     rows = [lookup.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
-    judged = [SimpleNamespace(verdict=lookup.judge_row(row.claim, curve, row), row=row) for row in rows]
-    return SimpleNamespace(
-        page=None,
-        command="",
-        keeps_records=True,
-        verdicts=SimpleNamespace(curves=lambda: [curve], judged=judged),
-        results=SimpleNamespace(job_points=lambda: (), shared_points=lambda: ()),
-        gates=[],
-        failed=[],
+    return Findings(
+        curves=[curve],
+        judged=[(lookup.judge_row(row.claim, curve, row), row) for row in rows],
         notes=["the line was torn"],
-        reused_cells={"opt-1.3b at 128": 3, "opt-1.3b at 256": 1},
-        source="some.jsonl",
-        slo=None,
-        inconclusive=[],
-        executor=SimpleNamespace(archive=SimpleNamespace(path=records)),
-        options=SimpleNamespace(strict=strict, records=str(records)),
+        reused={"opt-1.3b at 128": 3, "opt-1.3b at 256": 1},
+        reused_from="some.jsonl",
+        archives=[str(records)],
+        strict=strict,
     )
 
 
@@ -55,9 +38,9 @@ def records(tmp_path, monkeypatch):
 
 
 def written(records, detail="summary", **of):
-    terminal = Terminal()
-    write_summary(terminal, session(records, **of), detail)
-    return terminal.lines
+    found = findings(records, **of)
+    found = replace(found, written=write_for_others(found, records))
+    return [(text, {colour: True} if colour else {}) for text, colour in summary_lines(found, detail)]
 
 
 def test_the_last_screen_in_colours(records):

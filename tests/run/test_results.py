@@ -14,8 +14,8 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import tables
-from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import ClosedLoop
 

@@ -14,7 +14,8 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.planner import check_there
-from pytest_slmserve.report.tables.run import Findings, run_lines
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.run import devices as places
 from pytest_slmserve.run import executor
 from pytest_slmserve.run import session as module

@@ -10,8 +10,8 @@ from simulated_sessions import records_of
 
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import tables
-from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.run import executor
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.run.session import Session

@@ -38,6 +38,7 @@ from pytest_slmserve.report.compare import (
 )
 from pytest_slmserve.report.compare import COLUMNS as HISTORY
 from pytest_slmserve.report.external import sweep as replicas
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.tables import replicas as replica_tables
@@ -184,7 +185,7 @@ def as_table(caption: str, rows: Sequence[Row], columns: Sequence[Column[Row]]) 
 
 
 def page_content(
-    found: run_tables.Findings,
+    found: Findings,
     measurements: Sequence[Measurement],
     status: int | None,
     sections: Sequence[PageSection] = (),
@@ -219,7 +220,7 @@ def page_content(
             ],
             "models": [_model(label, curve, found) for label, curve in shown],
             "sections": [*gates, *sections, *_replicas(found), *_history(found)],
-            "notes": [*found.notes, *filter(None, [found.reused])],
+            "notes": [*found.notes, *filter(None, [found.reused_text])],
             "words": GLOSSARY,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
             "costs": cost_part(shown),
@@ -281,7 +282,7 @@ def _environments(measurements: Sequence[Measurement]) -> HtmlTable | None:
     return HtmlTable("Environment", heads, rows, [False] * len(heads)) if rows else None
 
 
-def _claims(found: run_tables.Findings) -> Iterator[dict[str, Any]]:
+def _claims(found: Findings) -> Iterator[dict[str, Any]]:
     """Each claim with its statement, its chart and a row for each verdict."""
     for name, pairs in grouped(run_tables.in_order_of_claims(found.judged), lambda pair: pair[0].claim).items():
         claim = next((claim for claim in CLAIMS if claim.name == name), None)
@@ -297,7 +298,7 @@ def _claims(found: run_tables.Findings) -> Iterator[dict[str, Any]]:
         yield {"name": name, **about, "chart": chart, "verdicts": rows}
 
 
-def _model(label: str, curve: Curve, found: run_tables.Findings) -> dict[str, Any]:
+def _model(label: str, curve: Curve, found: Findings) -> dict[str, Any]:
     """A sweep: lines on what was measured, findings by name, charts, quantiles, the course of one window, tables and
     remarks."""
     tolerance = found.tolerance(curve, label)
@@ -452,7 +453,7 @@ def _gate_failures(found: Iterable[Gated]) -> Iterator[str]:
             yield from (f"{v.subject}: {v.claim}: {v.why}" for v in gated.exact if v.state is State.FAILS)
 
 
-def _replicas(found: run_tables.Findings) -> Iterator[PageSection]:
+def _replicas(found: Findings) -> Iterator[PageSection]:
     """A part for each kind of host that several engines shared."""
     parts = []
     for title, _, entries in replica_tables.replicas_by_host(found.curves, found.shared):
@@ -474,7 +475,7 @@ def _replicas(found: run_tables.Findings) -> Iterator[PageSection]:
         yield PageSection("Replicas", parts)
 
 
-def _history(found: run_tables.Findings) -> Iterator[PageSection]:
+def _history(found: Findings) -> Iterator[PageSection]:
     """A part for each case of which several releases were measured."""
     parts = []
     for title, alike in history_by_case(found.history).items():

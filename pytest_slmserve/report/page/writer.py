@@ -18,15 +18,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.pages import BEGINS, Embedded, embedded
 from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report.as_json import plain
-from pytest_slmserve.report.gate.text import measurements as of_gate
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, Part, page_content, parts
-from pytest_slmserve.report.screen import findings_of, tables
-from pytest_slmserve.report.tables.run import Findings
+from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.files import regular
@@ -192,23 +190,30 @@ class RunPage:
         template()
         check_replaceable(self.path)
 
-    def write(self, session: Any, status: int | None = None, progress: str = "") -> None:
-        """Writes what a session has found. status: of the run, once it has one; until then it may be too early for
-        another page. What keeps it from being written is a note of the session: the records have it all."""
+    @property
+    def due(self) -> bool:
+        """Whether enough time has passed since the last page for another one while the run goes on."""
+        return time.monotonic() >= self.next_at
+
+    def write(self, found: Findings, status: int | None = None, progress: str = "") -> str:
+        """Write the findings of a run. The run goes on after a failure, because the results file has everything.
+
+        Args:
+            status: Exit status of the run, None while it goes on.
+            progress: A sentence on how far the run is.
+
+        Returns:
+            A note on why no page was written; empty if one was.
+        """
         begun = time.monotonic()
-        if status is None and begun < self.next_at:
-            return
-        found = findings_of(session)
         with laid_out(TEXT_WIDTH, every_column=True):
             text = "\n".join(text for text, _ in tables(found))
-        records = embedded(session.executor.archive.path) if session.executor.archive else []
-        gates = [m for gated in session.gates for side in SIDES for m in of_gate(gated, side)]
-        measured = gates or list(session.results.measurements())
+        records = embedded(found.records) if found.records else []
         try:
-            page = rendered(found, measured, records, status=status, progress=progress, text=text)
+            page = rendered(found, found.measurements, records, status=status, progress=progress, text=text)
             write_page(self.path, page)
         except SlmError as error:
-            session.notes.append(f"no page was written: {error}")
             self.next_at = float("inf")
-            return
+            return f"no page was written: {error}"
         self.next_at = time.monotonic() + PAUSE * (time.monotonic() - begun)
+        return ""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any, Literal
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow, Expected
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.compare.deployments import AtBothInterfaces, at_both_interfaces
-from pytest_slmserve.analysis.compare.runs import ReleaseHistory
 from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces
-from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.latency import Slo
-from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, front_ends, labels
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve, front_ends, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.as_json import facts
+from pytest_slmserve.report.findings import Findings, Judged
 from pytest_slmserve.report.loads import chunks, further, without
 from pytest_slmserve.report.tables import sensors
 from pytest_slmserve.report.tables.findings import (
@@ -50,7 +48,6 @@ from pytest_slmserve.schema.loads import WorkloadReference
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 
-Judged = tuple[Verdict, ClaimRow | None]
 Colour = Literal["green", "red", "yellow"]
 Outcome = Literal["as expected", "unexpected", "inconclusive"]
 COLOURS: dict[Outcome, Colour] = {"as expected": "green", "unexpected": "red", "inconclusive": "yellow"}
@@ -89,35 +86,6 @@ def sweep_report(
     lines += [line for table in further if table for line in ("", table)]
     seen = list(findings(curve, tolerance))
     return "\n".join([*lines, *(["", named(seen)] if seen else [])])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """All that there is to report of a run, or of archives. history: of releases, where archives hold several. slo: of
-    a request, where goodput is asked for. strict: every claim is expected to hold. failed, inconclusive: tests
-    that are, with a line of why. reused: a sentence on measurements of an archive that stood in for new ones. archives:
-    paths of the measurements. written: what else was written. command: that makes the same run again."""
-
-    curves: Sequence[Curve] = ()
-    judged: Sequence[Judged] = ()
-    shared: Sequence[ReplicaPoint] = ()
-    jobs: Sequence[JobPoint] = ()
-    gates: Sequence[Gated] = ()
-    history: Sequence[ReleaseHistory] = ()
-    slo: Slo | None = None
-    strict: bool = False
-    failed: Sequence[str] = ()
-    inconclusive: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    reused: str = ""
-    archives: Sequence[str] = ()
-    written: str = ""
-    command: str = ""
-
-    def tolerance(self, curve: Curve, label: str) -> float:
-        """The gain per doubling below which throughput counts as flat, by the claim that was judged."""
-        found = {v.subject: row.parameters["tolerance"] for v, row in self.judged if row and v.claim == PLATEAU}
-        return float(found.get(label) or found.get(curve.subject, TOLERANCE))
 
 
 def run_lines(found: Findings) -> Iterator[tuple[str, Colour | None]]:

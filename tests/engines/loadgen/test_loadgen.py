@@ -18,14 +18,14 @@ from urllib.request import urlopen
 import pytest
 from interfaces import LateWindow
 from processes import gone, until
-from scripts import benchmark_script
+from scripts import checkout_script
 from wire import EVENT_STREAM, stream, token
 
 from pytest_slmserve.engines.base import ignore_progress
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.errors import EngineFailed
 
-SERVER = benchmark_script("truth_server")
+SERVER = checkout_script("studies/truth_server.py")
 TTFT_S, ITL_S, TOKENS = 0.02, 0.005, 8
 KEY = "sk-a-key-that-nobody-may-see"
 REQUEST, SENT, FIRST, LAST, PROMPT, OUTPUT, FINISHED = 0, 1, 3, 4, 5, 6, 7

@@ -8,10 +8,10 @@ from launches import pair_of_launches, pairs
 from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, InterimAnalysis
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate.text import as_markdown, gate_text, interim_lines, next_step, title
 from pytest_slmserve.report.page.content import page_content
 from pytest_slmserve.report.screen import screen
-from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.schema.environment import SIMULATED
 
 OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"

@@ -28,10 +28,10 @@ from pytest_slmserve.analysis.compare.runs import release_histories
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts, content
 from pytest_slmserve.report.page.content import GLOSSARY
 from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered, write_page
-from pytest_slmserve.report.tables.run import Findings
 from pytest_slmserve.report.text_table import figure
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
@@ -225,7 +225,7 @@ def named(name: str) -> Page:
     ]
     verdict = Verdict(name, name, State.FAILS, name, 1.0, 0.5, 2.0, 1.5)
     made = replace(made, subject=name, measurements=tuple(found))
-    return shown_of(made, judged=[(verdict, None)], notes=[name], reused=name)
+    return shown_of(made, judged=[(verdict, None)], notes=[name], reused={"a case": 1}, reused_from=name)
 
 
 def test_json_in_a_script_ends_no_tag():

@@ -14,7 +14,8 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import text_table
-from pytest_slmserve.report.tables.run import Findings, run_lines, sweep_report
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.tables.run import run_lines, sweep_report
 from pytest_slmserve.report.tables.sensors import COLUMNS, SensedPoint, energy_report, legend, sensor_table, step_table
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement

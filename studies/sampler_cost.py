@@ -1,7 +1,8 @@
 """Does reading the sensors slow down what is measured? Two estimates of the throughput that it costs, and its CPU time.
 
-    python benchmarks/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60
-    python benchmarks/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60 --canary
+    python studies/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60
+    python studies/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60 --canary
+    python studies/sampler_cost.py --again studies/results/sampler-cost-h200.json.xz
 
 One long steady run on one engine; the sensors are read in one stretch of time and left alone in the next, in the order
 A B B A, so that what drifts cancels. The first estimate is the ratio of throughputs of neighbouring stretches, by the
@@ -19,7 +20,6 @@ OPT-125M at 512 is the hardest case: there the host is the limit.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -27,9 +27,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import StatisticsError, fmean, variance
 from typing import Any
+
+from common import engine_parser, keep, results_in
 
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, student_interval, t_975
 from pytest_slmserve.engines.base import Engine
@@ -214,21 +215,15 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
     return Interval(value, value - half, value + half)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cpu")
-    parser.add_argument("--model", default="opt-tiny")
-    parser.add_argument("--concurrency", type=int, default=64)
+def main() -> None:
+    parser = engine_parser(__doc__)
     parser.add_argument("--stretch", type=float, default=1.0, help="seconds with, and then without, the sensors")
     parser.add_argument("--interval", type=float, default=INTERVAL_S, help="seconds between readings")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--canary", action="store_true", help="what the canary costs, the other sensors being read")
-    parser.add_argument("--out", type=Path, help="file for all that the estimates are made of, as JSON")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = arguments()
+    args = parser.parse_args()
+    if args.again:
+        return tell(results_in(args.again))
     options, host = read_options({}, {}, {}), probe(args.platform)
     engine = start(engine_spec(options, args.platform, args.model, host.environment))
     try:
@@ -274,18 +269,23 @@ def study(engine: Engine, host: Host, args: argparse.Namespace) -> None:
     pairs, trace = list(pairs_of(run, args.stretch)), trace_of(run, rounds, args.stretch)
     where = host.environment
     print(f"{args.model} at {args.concurrency} on {where.gpu_name or where.cpu}, vLLM {where.vllm}")
-    if args.out:
-        facts = {"interval_s": args.interval, "stretch_s": args.stretch, "pairs": pairs, "costs": costs(gated)}
-        args.out.write_text(json.dumps(facts | asdict(trace), separators=(",", ":")) + "\n", "utf-8")
-    tell_pairs(pairs)
     rest_s = max((source.rest_s for source in canaries if args.canary), default=0.0)
-    every_s = args.interval * max(1, math.ceil(rest_s / args.interval))
-    tell_readings(trace, every_s)
-    tell_costs(gated, every_s)
+    facts = {
+        "interval_s": args.interval * max(1, math.ceil(rest_s / args.interval)),
+        "stretch_s": args.stretch,
+        "pairs": pairs,
+        "costs": {g.name: {"readings": g.readings, "cpu_s": g.cpu_s, "wall_s": g.wall_s} for g in gated},
+        **asdict(trace),
+    }
+    keep(args.out, facts)
+    tell(facts)
 
 
-def costs(gated: Sequence[Gated]) -> dict[str, Any]:
-    return {g.name: {"readings": g.readings, "cpu_s": g.cpu_s, "wall_s": g.wall_s} for g in gated}
+def tell(facts: Mapping[str, Any]) -> None:
+    """Print the estimates of one run. interval_s: seconds between readings, or between pieces of the canary."""
+    tell_pairs(facts["pairs"])
+    tell_readings(Trace(facts["steps"], facts["readings"], facts["shams"]), facts["interval_s"])
+    tell_costs(facts["costs"], facts["interval_s"])
 
 
 def tell_pairs(pairs: Sequence[tuple[float, float]]) -> None:
@@ -318,11 +318,11 @@ def judged(low: float, high: float) -> str:
     return f"MORE than {LOSS:.1%} may be lost"
 
 
-def tell_costs(gated: Sequence[Gated], interval_s: float) -> None:
-    for g in gated:
-        cpu_ms, wall_ms = 1e3 * g.cpu_s / g.readings, 1e3 * g.wall_s / g.readings
-        print(f"{g.name}: {g.readings} readings of {cpu_ms:.2f} ms CPU time, {wall_ms:.2f} ms in all, each")
-    core = sum(g.cpu_s / g.readings for g in gated) / interval_s
+def tell_costs(costs: Mapping[str, Mapping[str, float]], interval_s: float) -> None:
+    for name, cost in costs.items():
+        cpu_ms, wall_ms = (1e3 * cost[key] / cost["readings"] for key in ("cpu_s", "wall_s"))
+        print(f"{name}: {cost['readings']} readings of {cpu_ms:.2f} ms CPU time, {wall_ms:.2f} ms in all, each")
+    core = sum(cost["cpu_s"] / cost["readings"] for cost in costs.values()) / interval_s
     print(f"share of a core at {interval_s:g} s: {core:.2%}, {'at most' if core <= CORE else 'ABOVE'} {CORE:.0%}")
 
 

@@ -1,6 +1,6 @@
 """How long it takes to merge 10,000 records that eight processes wrote into one archive.
 
-    python benchmarks/merge_cost.py [RECORDS] [--folder FOLDER]
+    python studies/merge_cost.py [RECORDS] [--folder FOLDER]
 
 The records are those of a stored run on an H200 with sensors, over and over, each with its own launch and time: some
 40 kB each. They are merged into a new archive, and once more where it has all of them. `disk` is what it takes to write
@@ -9,7 +9,6 @@ as many bytes and no more. Exit status 1 where merging takes over 5 s.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -18,12 +17,14 @@ from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 
+from common import BASELINES, parser_of
+
 from pytest_slmserve.archive.store import BULK, Archive, Merged, merge, stored_in
 
 RECORDS = 10_000
 PARTS = 8
 LIMIT_S = 5.0
-STORED = Path(__file__).parent / "baselines" / "h200-vllm-0.26.0-sensors.jsonl.xz"
+STORED = BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz"
 
 
 def lines_of(stored: Path) -> tuple[bytes, bytes, list[bytes]]:
@@ -76,7 +77,7 @@ def disk_s(folder: Path, size: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("records", nargs="?", type=int, default=RECORDS)
     parser.add_argument("--folder", type=Path, help="on the disk to be asked (default: that of temporary files)")
     given = parser.parse_args()

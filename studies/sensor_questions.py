@@ -1,7 +1,8 @@
 """What do this host's GPU sensors really do? Asks, prints and writes down what no document says, in about 75 s.
 
-    python benchmarks/sensor_questions.py --out sensors.json
-    python benchmarks/sensor_questions.py --only "ends of"
+    python studies/sensor_questions.py --out sensors.json
+    python studies/sensor_questions.py --only "ends of"
+    python studies/sensor_questions.py --again studies/results/sensor-questions-h200.json.xz
 
 Windows of GPM's ratios, what they are where a unit can do no more, update periods of power and energy, the energy
 counter against integrated power, processes, events, throttle counters, what a reading costs, noise of the host. It
@@ -11,7 +12,6 @@ that needs a load is left out, and said so.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -21,14 +21,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
+
+from common import parser_of, results_in, results_options
 
 from pytest_slmserve.schema.errors import SlmError
 from pytest_slmserve.telemetry.host_probe import cpu_model, first_gpu
@@ -221,14 +224,14 @@ def windows(host: Host, length_s: float, count: int) -> tuple[list[float], list[
 
 def window_lengths(host: Host) -> dict[str, Any]:
     """GPM's ratios in percent, by length of the window: where do repeats, zeros and values that are none begin?"""
-    return {f"{1000 * length:g} ms": window_length(host, length, count) for length, count in WINDOWS_S.items()}
-
-
-def window_length(host: Host, length_s: float, count: int) -> dict[str, Any]:
-    spans, rows, errors = windows(host, length_s, count)
-    found: dict[str, Any] = {"true span": spread(spans), "calls that failed": {e: errors.count(e) for e in set(errors)}}
-    for place, metric in enumerate(GPM):
-        found[f"metric {metric}"] = oddities([row[place] for row in rows])
+    found: dict[str, Any] = {}
+    for length_s, count in WINDOWS_S.items():
+        spans, rows, errors = windows(host, length_s, count)
+        found[f"{1000 * length_s:g} ms"] = {
+            "true span": spread(spans),
+            "calls that failed": {e: errors.count(e) for e in set(errors)},
+            **{f"metric {metric}": oddities([row[place] for row in rows]) for place, metric in enumerate(GPM)},
+        }
     return found
 
 
@@ -290,7 +293,8 @@ def ends_of_counters(host: Host) -> dict[str, Any]:
     with loaded(host, ENDS, PHASE_S) as said:
         assert host.load is not None and host.load.stdout is not None
         lines: list[str] = []
-        reader = threading.Thread(target=take, args=(host.load.stdout, lines), daemon=True)
+        # Each line at once, or the pipe fills up and the child stands still.
+        reader = threading.Thread(target=lines.extend, args=(host.load.stdout,), daemon=True)
         reader.start()
         looks = []
         for phase in range(len(PHASES)):
@@ -300,30 +304,20 @@ def ends_of_counters(host: Host) -> dict[str, Any]:
     return {name: reached(lines, phase, *look) for phase, (name, look) in enumerate(zip(PHASES, looks))}
 
 
-def take(pipe: Iterable[str], lines: list[str]) -> None:
-    """Each line at once, or the pipe fills up and the child stands still."""
-    for line in pipe:
-        lines.append(line)
-
-
 def looked_at(host: Host) -> tuple[float, float, dict[str, Any]]:
     """From when to when it was looked, and means of what was seen."""
     began, rows, watts, clocks = host.now(), [], [], []
     for _ in range(LOOKS):
         rows += windows(host, LOOK_S, 1)[1]
-        watts.append(instant_w(host))
+        (answer,) = host.nv.nvmlDeviceGetFieldValues(host.device, [INSTANT])
+        if answer.nvmlReturn:
+            raise host.nv.NVMLError(answer.nvmlReturn)
+        watts.append(float(getattr(answer.value, VALUE_TYPES[answer.valueType])) / 1000)
         clocks.append(host.nv.nvmlDeviceGetClockInfo(host.device, SM_CLOCK))
     ended = host.now()
     seen = {RATIOS[metric]: oddities([row[place] for row in rows]) for place, metric in enumerate(GPM)}
     means = {name: found.get("mean", "not told") for name, found in seen.items()}
     return began, ended, means | {"W": fmean(watts), "MHz": f"{min(clocks)} to {max(clocks)}"}
-
-
-def instant_w(host: Host) -> float:
-    answer = host.nv.nvmlDeviceGetFieldValues(host.device, [INSTANT])[0]
-    if answer.nvmlReturn:
-        raise host.nv.NVMLError(answer.nvmlReturn)
-    return float(getattr(answer.value, VALUE_TYPES[answer.valueType])) / 1000
 
 
 def reached(lines: Sequence[str], phase: int, begin: float, end: float, seen: dict[str, Any]) -> dict[str, Any]:
@@ -498,25 +492,21 @@ def reading_costs(host: Host) -> dict[str, Any]:
 
 def call_costs(host: Host) -> dict[str, Any]:
     """Milliseconds of each call that a reading is made of, and the CPU time of each field alone: some are dear."""
+
+    def called(function: str, *arguments: object) -> object:
+        return getattr(host.nv, function)(host.device, *arguments)
+
     calls: dict[str, Callable[[], object]] = {
-        " ".join(map(str, (ask.function, *ask.arguments))): partial(called, host, ask.function, *ask.arguments)
+        " ".join(map(str, (ask.function, *ask.arguments))): partial(called, ask.function, *ask.arguments)
         for ask in ASKS
     }
-    calls |= {name: partial(called, host, name) for name in LISTS}
+    calls |= {name: partial(called, name) for name in LISTS}
     ids = [field.id for field in FIELDS]
-    calls["nvmlDeviceGetFieldValues"] = partial(fields, host, ids)
+    calls["nvmlDeviceGetFieldValues"] = partial(called, "nvmlDeviceGetFieldValues", ids)
     calls["nvmlGpmSampleGet"] = lambda: host.nv.nvmlGpmSampleFree(sampled(host)[1])
-    alone = {str(number): cost(host, partial(fields, host, [number])) for number in ids}
+    alone = {str(number): cost(host, partial(called, "nvmlDeviceGetFieldValues", [number])) for number in ids}
     found = {name: cost(host, call) for name, call in calls.items()}
     return found | {"CPU ms of fields": {number: seen.get("CPU", "not asked") for number, seen in alone.items()}}
-
-
-def called(host: Host, function: str, *arguments: int) -> object:
-    return getattr(host.nv, function)(host.device, *arguments)
-
-
-def fields(host: Host, ids: Sequence[int]) -> object:
-    return host.nv.nvmlDeviceGetFieldValues(host.device, list(ids))
 
 
 def cost(host: Host, call: Callable[[], object], times: int = 15) -> dict[str, Any]:
@@ -537,29 +527,19 @@ def host_facts(host: Host) -> dict[str, Any]:
     gpu = first_gpu()
     siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
     load = Path("/proc/loadavg")
+    naps_ms = []
+    for _ in range(50):
+        began = time.perf_counter()
+        time.sleep(0.001)
+        naps_ms.append(1000 * (time.perf_counter() - began))
     return {
-        "GPU": gpu.name, "driver": gpu.driver, "CUDA": gpu.cuda, "nvidia-ml-py": package_version(),
+        "GPU": gpu.name, "driver": gpu.driver, "CUDA": gpu.cuda, "nvidia-ml-py": version("nvidia-ml-py"),
         "kernel": platform.version(), "release": platform.release(), "CPU": cpu_model(), "CPUs": os.cpu_count(),
         "CPUs for us": len(os.sched_getaffinity(0)),
         "threads of the first core": siblings.read_text("utf-8").strip() if siblings.exists() else "not told",
         "load average": load.read_text("utf-8").strip() if load.exists() else "not told",
-        "timer: ms slept when 1 was asked for": spread(naps_ms()),
+        "timer: ms slept when 1 was asked for": spread(naps_ms),
     }  # fmt: skip
-
-
-def package_version() -> str:
-    from importlib.metadata import version
-
-    return version("nvidia-ml-py")
-
-
-def naps_ms() -> list[float]:
-    found = []
-    for _ in range(50):
-        began = time.perf_counter()
-        time.sleep(0.001)
-        found.append(1000 * (time.perf_counter() - began))
-    return found
 
 
 def cpu_ticks() -> list[int] | None:
@@ -627,38 +607,36 @@ def ask_all(host: Host, only: str = "") -> dict[str, Any]:
     """All answers by question, of those with `only` in their name; one that could not be asked holds "not asked" and
     why. A load is there only where it is needed."""
     ticks = cpu_ticks()
-    for name, question in named(BEFORE_LOAD, only).items():
-        host.ask(name, question)
-    if under_load := named(UNDER_LOAD, only):
-        ask_under_load(host, under_load)
+    for name in (name for name in BEFORE_LOAD if only in name):
+        host.ask(name, BEFORE_LOAD[name])
+    under_load = [name for name in UNDER_LOAD if only in name]
+    try:
+        with loaded(host, LOAD, LOAD_LIVES_S) if under_load else nullcontext() as said:
+            if said:
+                host.answers["load"] = f"bfloat16 products of 4096 and copies of 256 MiB, torch {said[0]}"
+                host.sleep(2.0)
+            for name in under_load:
+                host.ask(name, UNDER_LOAD[name])
+            if host.load:
+                host.answers["load ended too early"] = host.load.poll() is not None
+    except OSError as error:
+        print(f"\nNOT ASKED, for there is no load: {', '.join(under_load)}\n  {error}")
+        host.answers |= {name: {"not asked": str(error)} for name in under_load if name not in host.answers}
     host.ask("CPU time of the host, shares", lambda _: cpu_shares(ticks, cpu_ticks()))
     return host.answers
 
 
-def named(questions: dict[str, Callable[[Host], Any]], only: str) -> dict[str, Callable[[Host], Any]]:
-    return {name: question for name, question in questions.items() if only in name}
-
-
-def ask_under_load(host: Host, questions: dict[str, Callable[[Host], Any]]) -> None:
-    try:
-        with loaded(host, LOAD, LOAD_LIVES_S) as said:
-            host.answers["load"] = f"bfloat16 products of 4096 and copies of 256 MiB, torch {said[0]}"
-            host.sleep(2.0)
-            for name, question in questions.items():
-                host.ask(name, question)
-            ended = host.load is not None and host.load.poll() is not None
-            host.answers["load ended too early"] = ended
-    except OSError as error:
-        print(f"\nNOT ASKED, for there is no load: {', '.join(questions)}\n  {error}")
-        host.answers |= {name: {"not asked": str(error)} for name in questions if name not in host.answers}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="file for the answers, as JSON")
+    parser = parser_of(__doc__)
+    results_options(parser)
     parser.add_argument("--only", default="", metavar="TEXT", help="ask only questions with TEXT in their name")
     args = parser.parse_args()
-    if not named(BEFORE_LOAD | UNDER_LOAD, args.only):
+    if args.again:
+        for name, answer in results_in(args.again).items():
+            if args.only in name:
+                print(f"\n{name}\n{shown(answer)}")
+        return
+    if not any(args.only in name for name in BEFORE_LOAD | UNDER_LOAD):
         parser.error(f"no question has {args.only!r} in its name; there are: {'; '.join(BEFORE_LOAD | UNDER_LOAD)}")
     try:
         host = this_host(first_gpu().uuid)

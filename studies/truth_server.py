@@ -1,6 +1,6 @@
 """A server of streaming completions that does nothing but keep time, and says afterwards what it really did.
 
-    python benchmarks/truth_server.py --port 8000 --ttft 0.05 --itl 0.1
+    python studies/truth_server.py --port 8000 --ttft 0.05 --itl 0.1
 
 Every token of a request is due at a time that is fixed when the request arrives: its arrival, `--ttft`, and so many
 `--itl`. GET /truth tells of each request when it arrived (by the kernel, where it says so), when it was read, and when

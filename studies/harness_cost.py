@@ -1,7 +1,8 @@
 """Does measuring slow down what is measured? Prints the ratio of throughputs, measured run over another loop.
 
-    python benchmarks/harness_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 30
-    python benchmarks/harness_cost.py --platform cuda --model opt-1.3b --concurrency 128 --requests 128 --latency
+    python studies/harness_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 30
+    python studies/harness_cost.py --platform cuda --model opt-1.3b --concurrency 128 --requests 128 --latency
+    python studies/harness_cost.py --again studies/results/latency-h200-vllm-0.26.0.json
 
 Both serve the same requests with the same admission and output kind on the same engine, in alternating order, and
 both clocks are the engine process's own. OPT-125M at 512 is the hardest case: there the front end is the limit.
@@ -13,13 +14,13 @@ tokens as vLLM lets its synchronous engine, 16,384 on a GPU of 70 GiB or more wh
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from common import engine_parser, keep, results_in
 
 from pytest_slmserve.analysis.stats.estimates import student_interval
 from pytest_slmserve.engines.offline import OfflineEngine
@@ -99,16 +100,17 @@ def tell(rounds: Sequence[Mapping[str, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cpu")
-    parser.add_argument("--model", default="opt-tiny")
-    parser.add_argument("--concurrency", type=int, default=64)
+    parser = engine_parser(__doc__)
     parser.add_argument("--requests", type=int, help="of each run; default: twice the concurrency")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=3, help="pairs that are not counted")
     parser.add_argument("--latency", action="store_true", help="against vllm bench latency, not the bare loop")
-    parser.add_argument("--out", type=Path, help="file for the pairs, as JSON")
     args = parser.parse_args()
+    if args.again:
+        for load, rounds in results_in(args.again)["pairs"].items():
+            print(f"at {load}")
+            tell(rounds)
+        return
     options = read_options({}, {}, {})
     environment = probe(args.platform).environment
     workload = build_workload(workload_spec(options, args.platform), model_of(args.model))
@@ -132,8 +134,7 @@ def main() -> None:
             print(f"{'warm-up' if number < 0 else number + 1:>8} {rates} (requests/s)", flush=True)
             if number >= 0:
                 rounds.append(found)
-                if args.out:
-                    args.out.write_text(json.dumps({"spec": spec.key, "load": load.requests, "pairs": rounds}))
+                keep(args.out, {"spec": spec.key, "load": load.requests, "pairs": {args.concurrency: rounds}})
     finally:
         engine.close()
         if other:

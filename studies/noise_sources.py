@@ -1,7 +1,8 @@
 """How much of the noise of a measurement is of its own making? Throughput and its scatter, each cause left out in turn.
 
-    python benchmarks/noise_sources.py --platform cuda --model opt-125m --concurrency 512 --rounds 8
-    python benchmarks/noise_sources.py --platform cuda --model opt-1.3b --concurrency 128 --rounds 8
+    python studies/noise_sources.py --platform cuda --model opt-125m --concurrency 512 --rounds 8
+    python studies/noise_sources.py --platform cuda --model opt-1.3b --concurrency 128 --rounds 8
+    python studies/noise_sources.py --again studies/results/noise-sources-h200.json.xz
 
 One long steady run on one engine. Every two seconds another variant begins: processes are pinned to cores of their own
 or may run on all, the garbage collector of both is on or off, and the sensors are read or not. Each round has all
@@ -10,8 +11,6 @@ variants, and begins with the next one. A ratio is of a stretch and the plain on
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import signal
@@ -24,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 
 import psutil
+from common import engine_parser, keep, results_in
 from sampler_cost import measured, rate, sources_of
 
 from pytest_slmserve.analysis.stats.estimates import ends, sample_sd, student_interval
@@ -220,14 +220,15 @@ def facts(stretches: Sequence[Stretch], run: Run) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cpu")
-    parser.add_argument("--model", default="opt-tiny")
-    parser.add_argument("--concurrency", type=int, default=64)
+    parser = engine_parser(__doc__)
     parser.add_argument("--stretch", type=float, default=2.0, help="seconds of one variant")
     parser.add_argument("--rounds", type=int, default=4, help="stretches of each variant")
-    parser.add_argument("--out", type=Path, help="file for all that the table is made of, as JSON")
     args = parser.parse_args()
+    if args.again:
+        for name, run in results_in(args.again).items():
+            if name != "host":
+                tell(name, [Stretch(number, variant, tuple(rates)) for number, variant, rates in run["stretches"]])
+        return
     if not hasattr(os, "sched_getaffinity"):
         sys.exit("this system cannot pin processes")
     host = probe(args.platform)
@@ -238,11 +239,16 @@ def main() -> None:
         stretches, run = study(engine, environment, load, args.stretch, host.device)
     finally:
         engine.close()
-    print(f"{args.model} at {args.concurrency} on {environment.gpu_name or environment.cpu}, vLLM {environment.vllm}")
+    name = f"{args.model} at {args.concurrency}"
+    host_words = f"{environment.gpu_name or environment.cpu}, vLLM {environment.vllm}"
+    tell(f"{name} on {host_words}", stretches)
+    keep(args.out, {"host": host_words, name: facts(stretches, run)})
+
+
+def tell(title: str, stretches: Sequence[Stretch]) -> None:
+    print(title)
     for row in table(stretches):
         print(*row, sep=" | ")
-    if args.out:
-        args.out.write_text(json.dumps(facts(stretches, run), separators=(",", ":")) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""The results of a run, or of archives: everything that a report shows, as one value that `run` or a command makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_slmserve.analysis.claims.claim import ClaimRow
+from pytest_slmserve.analysis.compare.runs import ReleaseHistory
+from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.analysis.metrics.latency import Slo
+from pytest_slmserve.analysis.points import JobPoint, ReplicaPoint
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve
+from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.schema.records import Measurement
+
+Judged = tuple[Verdict, ClaimRow | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Everything that a report shows. Fields that a source of results does not have are empty."""
+
+    curves: Sequence[Curve] = ()
+    judged: Sequence[Judged] = ()  # verdicts with what was expected of them
+    shared: Sequence[ReplicaPoint] = ()
+    jobs: Sequence[JobPoint] = ()
+    gates: Sequence[Gated] = ()
+    history: Sequence[ReleaseHistory] = ()  # over releases, where archives hold several
+    measurements: Sequence[Measurement] = ()  # that all of this rests on, for an HTML report
+    slo: Slo | None = None  # latency limits of a request, where goodput is wanted
+    strict: bool = False  # every claim is expected to pass
+    failed: Sequence[str] = ()  # tests that failed, each with one line of why
+    inconclusive: Sequence[str] = ()  # tests that are inconclusive, but for claims and gates
+    notes: Sequence[str] = ()
+    reused: Mapping[str, int] = field(default_factory=dict)  # earlier measurements used again, by configuration
+    reused_from: str = ""
+    archives: Sequence[str] = ()  # paths of results files, as a reader would name them
+    records: Path | None = None  # results file of a run, which may be a temporary one
+    written: str = ""  # sentence on other files that were written
+    command: str = ""  # that makes the same run again
+
+    def tolerance(self, curve: Curve, label: str) -> float:
+        """Return the gain per doubling below which throughput counts as flat: that of the claim that was judged."""
+        found = {v.subject: row.parameters["tolerance"] for v, row in self.judged if row and v.claim == PLATEAU}
+        return float(found.get(label) or found.get(curve.subject, TOLERANCE))
+
+    @property
+    def reused_text(self) -> str:
+        """A sentence on measurements of an earlier run that were used again; empty if there are none."""
+        if not self.reused:
+            return ""
+        return f"{sum(self.reused.values())} measurements were reused from {self.reused_from}"
