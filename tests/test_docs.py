@@ -64,7 +64,6 @@ FOLDERS = (
     r"\.github",
 )
 OF_A_RUNNER = ".github/calibration.json"  # who sets one up commits it
-NO_MESSAGES = ("old_names.py",)  # names of before
 WORDS_OF_PROMPTS = "time year people "  # how the words begin that prompts are made of
 SETUP = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
 
@@ -210,7 +209,6 @@ HELP = [*help_texts(command_line()), *((opt.flag, opt.help) for opt in OPTS)]
 MESSAGES = [
     (path.name, text)
     for path in sorted({*PACKAGE.rglob("*.py"), *BENCHMARKS.glob("test_*.py")})
-    if path.name not in NO_MESSAGES
     for text in messages(ast.parse(path.read_text("utf-8")))
     if not text.startswith(WORDS_OF_PROMPTS)
 ]

@@ -45,7 +45,6 @@ from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.loads import Load, WorkloadReference, load_facts
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.stored_names import from_stored
 
 if TYPE_CHECKING:
     from pytest_slmserve.options.table import Options
@@ -83,17 +82,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             opt.flag, action=action, default=None, help=f"{opt.help}{default}".replace("%", "%%"), dest=opt.key, **words
         )
         parser.addini(opt.key, f"{opt.flag} in an ini file", default="")
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest tells of an option that it does not know
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    ini = early_config.inipath.read_text("utf-8").splitlines() if early_config.inipath else []
-    words = [*args, *ini, *os.environ]
-    if any(word.startswith(("--slm-", "slm_", "SLM_")) for word in words):
-        from pytest_slmserve.options.old_names import renamed_option
-
-        if renamed := renamed_option(words):
-            raise pytest.UsageError(f"slmserve: {renamed[0]} is now {renamed[1]}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -589,11 +577,11 @@ def clauses(m: Measurement, case: Case) -> list[str]:
     if short_name(m.spec.model) != short_name(spec.model):
         found.append(f"model {short_name(m.spec.model)} there, {short_name(spec.model)} here")
     else:
-        found += differences(from_stored(m.spec.facts), from_stored(spec.facts))
+        found += differences(m.spec.facts, spec.facts)
     for workload, load in zip(case.workloads, case.loads):
         if m.workload.hash != workload.hash:
             found.append(_requests(m.workload, workload.reference()))
-        found += differences(from_stored(load_facts(m.load)), from_stored(load_facts(load)))
+        found += differences(load_facts(m.load), load_facts(load))
     return found
 
 
