@@ -80,14 +80,11 @@ def parser(command: str = "") -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status; every problem is one sentence on stderr."""
     from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE
-    from pytest_slmserve.options.old_names import renamed_word
-    from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
+    from pytest_slmserve.schema.errors import EngineFailed, SlmError
 
     words = sys.argv[1:] if arguments is None else list(arguments)
     top = parser(*words[:1])
     try:
-        if renamed := renamed_word(words[0] if words else "", words[1:]):
-            raise BadUsage(f"{renamed[0]} is now {renamed[1]}", f"{renamed[1]} ...")
         given = top.parse_args(words)
         if given.version:
             from importlib.metadata import version

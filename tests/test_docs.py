@@ -64,7 +64,6 @@ FOLDERS = (
     r"\.github",
 )
 OF_A_RUNNER = ".github/calibration.json"  # who sets one up commits it
-NO_MESSAGES = ("old_names.py",)  # names of before
 WORDS_OF_PROMPTS = "time year people "  # how the words begin that prompts are made of
 SETUP = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
 
@@ -78,7 +77,8 @@ TOP = """# Options
 
 Each option may be given on the command line, in the environment, or in the ini file (`pytest.ini`, or
 `[tool.pytest.ini_options]` in `pyproject.toml`), in this order of precedence; the header of a run says which it took
-from where. In the environment and the ini file a flag is 1 or 0, and several values are separated by spaces. In TOML
+from where. Options that few people need have no place of their own on the command line: `-o slm_seed=7` sets one there.
+In the environment and the ini file a flag is 1 or 0, and several values are separated by spaces. In TOML
 (`[tool.pytest]` of pytest 9 too) a flag may be `true` or `false`, and several values a list.
 
 A mode (`--slm-gpu`, `--slm-cpu`, `--slm-simulate` or `--slm-endpoint`) is what makes anything run: without one, what
@@ -104,7 +104,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def option_rows() -> Iterator[tuple[str, ...]]:
     for opt in OPTS:
         flag = f"{opt.flag} {opt.metavar}" if opt.metavar else opt.flag
-        yield f"`{flag}`", f"`SLM_{opt.name.upper()}`", f"`slm_{opt.name}`", default_of(opt), opt.help
+        yield (
+            "ini file only" if opt.ini_only else f"`{flag}`",
+            f"`SLM_{opt.name.upper()}`",
+            f"`slm_{opt.name}`",
+            default_of(opt),
+            opt.help,
+        )
 
 
 def mode_rows() -> Iterator[tuple[str, ...]]:
@@ -210,7 +216,6 @@ HELP = [*help_texts(command_line()), *((opt.flag, opt.help) for opt in OPTS)]
 MESSAGES = [
     (path.name, text)
     for path in sorted({*PACKAGE.rglob("*.py"), *BENCHMARKS.glob("test_*.py")})
-    if path.name not in NO_MESSAGES
     for text in messages(ast.parse(path.read_text("utf-8")))
     if not text.startswith(WORDS_OF_PROMPTS)
 ]

@@ -16,7 +16,7 @@ MODES = ("--slm-gpu", "--slm-cpu", "--slm-simulate")
 SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
 QUIET = ("-q", "--no-header", "-p", "no:cacheprovider")
 STATUS = (
-    "Such as: slmserve plan --slm-gpu --slm-models=opt-1.3b --slm-plan-gpus=4. `pytest --help` has all options, in the "
+    "Such as: slmserve plan --slm-gpu --slm-models=opt-1.3b. `pytest --help` has all options, in the "
     f"groups that begin with slmserve. Exit status: {PASSES} planned; {USAGE} wrong usage."
 )
 

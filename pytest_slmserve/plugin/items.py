@@ -348,16 +348,12 @@ def skip_reason(session: Session, item: Any) -> str | None:
 def check_words(words: Mapping[str, Any], parametrised: bool) -> None:
     """Raises BadUsage for words of a marker that say nothing. What is parametrised has the models and the engine of the
     options, so words that choose one say nothing there."""
-    from pytest_slmserve.options import old_names
     from pytest_slmserve.options.table import takes_gpus
     from pytest_slmserve.plan.case_lists import checked_lengths
     from pytest_slmserve.schema.specs import EngineSpec
 
     engine = {field.name for field in fields(EngineSpec)} - {"model", "platform"}
     known = ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
-    if renamed := sorted(words.keys() & old_names.MARKER):
-        new = old_names.MARKER[renamed[0]]
-        raise BadUsage(f"@pytest.mark.slm: {renamed[0]}= is now {new}=", f"{new}=...")
     if unknown := set(words) - set(known):
         raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}", ", ".join(known))
     if parametrised and (chosen := sorted(words.keys() - NOT_OF_THE_ENGINE)):

@@ -33,7 +33,7 @@ def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, mo
 
 def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = ("--slm-simulate", "--slm-models=opt-13b", "--slm-plan-gpus=4", str(BENCHMARKS / "test_tensor_parallel.py"))
+    words = ("--slm-simulate", "--slm-models=opt-13b", "--slm-ray=local:4", str(BENCHMARKS / "test_tensor_parallel.py"))
     assert main(["plan", *words]) == 0
     told = capfd.readouterr().out
     for engine in ("opt-13b", "opt-13b on 2 GPUs", "opt-13b on 4 GPUs", "2 x opt-13b, a GPU each"):
@@ -47,7 +47,7 @@ def test_the_usual_numbers_of_gpus_are_those_that_the_plan_has(tmp_path, monkeyp
     words = (
         "--slm-simulate",
         "--slm-models=opt-1.3b",
-        "--slm-plan-gpus=2",
+        "--slm-ray=local:2",
         str(BENCHMARKS / "test_tensor_parallel.py"),
     )
     assert main(["plan", *words]) == 0
@@ -65,7 +65,7 @@ def test_wrong_usage_is_one_sentence(tmp_path, monkeypatch, capfd):
 def test_its_help_is_its_own(words, capfd):
     assert main(["plan", *words]) == 0
     out = capfd.readouterr().out
-    assert out.startswith("usage: slmserve plan [WORD ...]\n") and "--slm-plan-gpus=4" in out
+    assert out.startswith("usage: slmserve plan [WORD ...]\n") and "--slm-models=opt-1.3b" in out
     assert len(out.splitlines()) < 20
 
 

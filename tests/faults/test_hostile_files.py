@@ -192,7 +192,7 @@ def gate(case: Case, kind: str, name: str) -> None:
         os.mkfifo(path)
     else:
         path.write_bytes(PLACES[kind][name])
-    more = ["--slm-waivers=w.json"] if kind == "waivers" else []
+    more = ["--override-ini=slm_waivers=w.json"] if kind == "waivers" else []
     case.judge(
         kind,
         case.fork(pytest_run([*GATE, *more, "test_gate_shipped.py"]), memory=MEMORY),
