@@ -13,14 +13,21 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[1]
 BASELINES = CHECKOUT / "benchmarks" / "baselines"
+# The tests may be copied elsewhere, to run against a wheel. In a checkout a file that is not there is a failure.
+IS_CHECKOUT = (CHECKOUT / "pytest_slmserve").is_dir()
+in_checkout = pytest.mark.skipif(not IS_CHECKOUT, reason="no checkout")
+
+
+def needs_checkout() -> None:
+    """Skip the test or the module that calls this, if the tests stand in no checkout."""
+    if not IS_CHECKOUT:
+        pytest.skip("no checkout", allow_module_level=True)
 
 
 def benchmark_script(name: str) -> Path:
-    """Skips the module that asks, where there is no such file: scripts stay in the checkout, tests may not."""
-    path = CHECKOUT / "benchmarks" / f"{name}.py"
-    if not path.exists():
-        pytest.skip("no checkout", allow_module_level=True)
-    return path
+    """Return the path of a script in benchmarks/; skips the module that asks, if the tests stand in no checkout."""
+    needs_checkout()
+    return CHECKOUT / "benchmarks" / f"{name}.py"
 
 
 @contextmanager

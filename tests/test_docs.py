@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from scripts import benchmark_script, loaded
+from scripts import benchmark_script, loaded, needs_checkout
 from shipped import BENCHMARKS, PACKAGE
 
 from pytest_slmserve.__main__ import parser as command_line
@@ -57,8 +57,7 @@ OF_A_RUNNER = ".github/calibration.json"  # who sets one up commits it
 NO_MESSAGES = ("old_names.py", "prefix_cache.py")  # names of before; words for prompts
 SETUP = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
 
-if not README.is_file():
-    pytest.skip("the documentation is in the checkout", allow_module_level=True)
+needs_checkout()
 
 
 # The tables of docs/options.md, from the code

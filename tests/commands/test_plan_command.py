@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from scripts import CHECKOUT, benchmark_script, loaded
+from scripts import CHECKOUT, benchmark_script, in_checkout, loaded
 from shipped import BENCHMARKS
 
 from pytest_slmserve.__main__ import main
@@ -92,7 +92,7 @@ def seconds(clock: str) -> int:
     return 60 * int(minutes) + int(rest)
 
 
-@pytest.mark.skipif(not (CHECKOUT / "README.md").is_file(), reason="the documentation is in the checkout")
+@in_checkout
 def test_the_minutes_of_the_core_suite_are_those_of_its_plan(tmp_path, monkeypatch, capfd):
     """In its help, and so in docs/options.md, and in the README."""
     monkeypatch.chdir(tmp_path)

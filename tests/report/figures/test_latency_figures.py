@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import BASELINES
+from scripts import BASELINES, needs_checkout
 from strategies import measurement, noisy_curve
 
 from pytest_slmserve.__main__ import main
@@ -23,8 +23,7 @@ from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 
 pytest.importorskip("matplotlib")
-if not BASELINES.is_dir():
-    pytest.skip("the baselines are in the checkout", allow_module_level=True)
+needs_checkout()
 
 SWEEPS, SERVER = BASELINES / "h200-vllm-0.26.0-spread.jsonl.xz", BASELINES / "cpu-vllm-0.32.0-server.jsonl.xz"
 SLO = "ttft:50ms,tpot:20ms"
