@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from scripts import checkout_script, loaded
+from scripts import checkout_script, loaded, needs_checkout
 from shipped import BENCHMARKS, PACKAGE
 
 from pytest_slmserve.__main__ import parser as command_line
@@ -67,8 +67,7 @@ OF_A_RUNNER = ".github/calibration.json"  # who sets one up commits it
 WORDS_OF_PROMPTS = "time year people "  # how the words begin that prompts are made of
 SETUP = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
 
-if not README.is_file():
-    pytest.skip("the documentation is in the checkout", allow_module_level=True)
+needs_checkout()
 
 
 # The tables of docs/options.md, from the code

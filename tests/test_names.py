@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 STAND_IN = TESTS / "engines" / "stand_in"  # packages, on the path of another process
 # Error rates of the gate, real engines, and run/ray: pytest puts tests/run on the path, where a folder `ray` would be
 # taken for Ray if that is not installed.
-NOT_IN_THE_PACKAGE = {"faults", "gate", "real", "run/ray_cluster"}
+NOT_IN_THE_PACKAGE = {"golden", "faults", "gate", "real", "run/ray_cluster"}
 IMPORT = "import sys, pytest_slmserve; print(*[m for m in sys.modules if m.startswith('pytest_slmserve.')])"
 
 

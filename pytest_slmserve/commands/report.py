@@ -26,9 +26,6 @@ from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_question, are_external, judge
 from pytest_slmserve.report import compare as run_list
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
-from pytest_slmserve.report.figures.drawing import save
-from pytest_slmserve.report.figures.gates import gate_pictures
-from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate.text import calibration_text, gate_facts
 from pytest_slmserve.report.loads import (
@@ -40,6 +37,7 @@ from pytest_slmserve.report.loads import (
     rows_of_load,
 )
 from pytest_slmserve.report.page.content import TEXT_WIDTH
+from pytest_slmserve.report.page.pictures import gate_pictures, pictures, save_picture
 from pytest_slmserve.report.page.writer import rendered, write_page
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.tables.run import outcome, verdict_facts
@@ -64,13 +62,16 @@ def add(commands: cli.Commands) -> None:
     report_.add_argument("--list", action="store_true", help="name the runs: id, date, models, release, measurements")
     how = "summary (one screen), tables, or all (columns that do not fit follow below; default: tables)"
     report_.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
-    report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
+    report_.add_argument(
+        "--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs vl-convert-python)"
+    )
     cli.add_html(report_)
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as published")
     cli.add_goodput(report_)
     cli.add_formats(report_, "each point, job and load")
     add_question(report_.add_argument_group("external results, as `judge` reads them"))
-    words = "draw what archives hold: throughput, latency, rates, GPU use, energy, replicas, gates (needs matplotlib)"
+    words = "draw what archives hold: throughput, latency, rates, GPU use, energy, replicas, gates "
+    words += "(needs vl-convert-python)"
     figures_ = cli.add_command(commands, "figures", words, FIGURES_STATUS, figures)
     cli.add_archives(figures_, "RECORDS")
     where = "where to write the pictures; made if it is not there (default: figures)"
@@ -107,7 +108,10 @@ def report(given: argparse.Namespace) -> int:
         print("\n".join(pieces(found, loads, terms, given.show)))
     beside = sys.stderr if given.json or given.csv else sys.stdout
     if given.figure is not None:
-        draw_sweeps(found.curves, given.figure)
+        sweeps = next((each for each in pictures(found.curves) if each.name == "sweeps"), None)
+        if sweeps is None:
+            raise BadUsage("there are replicas only, and no sweep", "slmserve figures draws them")
+        save_picture(sweeps, given.figure)
         print(f"drawn: {given.figure}", file=beside)
     kinds = {"as expected": cli.PASSES, "unexpected": cli.FAILS, "inconclusive": cli.INCONCLUSIVE}
     statuses = {kinds[outcome(*pair, strict=given.strict)] for pair in found.judged}
@@ -192,13 +196,13 @@ def figures(given: argparse.Namespace) -> int:
         why = f"cannot make the folder {given.out}: {error.strerror}"
         raise BadUsage(why, "--out with another folder") from None
     for picture in drawn:
-        if picture.figure is None:
+        if not picture.panels:
             print(f"not drawn: {picture.name}: {picture.why_not}")
         else:
             path = given.out / f"{picture.name}.{given.format}"
-            save(picture.figure, path)
+            save_picture(picture, path)
             print(f"drawn: {path}")
-    return cli.PASSES if any(picture.figure for picture in drawn) else cli.USAGE
+    return cli.PASSES if any(picture.panels for picture in drawn) else cli.USAGE
 
 
 def read_each(given: argparse.Namespace) -> list[tuple[Path, Contents]]:

@@ -16,7 +16,7 @@ from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.schema.records import Replica
 
 NAME = "h200-vllm-0.26.0"
-HEAVY = ("matplotlib", "pytest", "_pytest", "numpy", "vllm", "torch", "transformers", "pynvml")
+HEAVY = ("vl_convert", "pytest", "_pytest", "numpy", "vllm", "torch", "transformers", "pynvml")
 
 
 def archive(path: Path, measurements=None) -> Path:

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from scripts import CHECKOUT
+from scripts import CHECKOUT, in_checkout
 from shipped import BENCHMARKS
 
 from pytest_slmserve.__main__ import main
@@ -69,7 +69,7 @@ def test_its_help_is_its_own(words, capfd):
     assert len(out.splitlines()) < 20
 
 
-@pytest.mark.skipif(not (CHECKOUT / "README.md").is_file(), reason="the documentation is in the checkout")
+@in_checkout
 def test_the_minutes_of_the_core_suite_are_those_of_its_plan(tmp_path, monkeypatch, capfd):
     """In its help, and so in docs/options.md, and in the README."""
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from scripts import BASELINES, CHECKOUT
+from scripts import BASELINES, CHECKOUT, needs_checkout
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
@@ -16,8 +16,7 @@ from pytest_slmserve.report.loads import STRICT, is_counted_loop, is_windowed
 from pytest_slmserve.report.screen import MOST_LINES
 from pytest_slmserve.report.text_table import laid_out
 
-if not BASELINES.is_dir():
-    pytest.skip("the baselines are in the checkout", allow_module_level=True)
+needs_checkout()
 
 ARCHIVES = sorted(BASELINES.glob("*.jsonl.xz"))
 GATE = BASELINES / "h200-vllm-0.20.2-0.26.0-gate.jsonl.xz"

@@ -472,7 +472,7 @@ def of_lock(path: Path) -> Finding:
 
 def of_extras(there: Callable[[str], object] = find_spec) -> list[Finding]:
     """Packages that give more output; none is needed to measure."""
-    extras = {"pytest-benchmark": ("pytest_benchmark", "benchmark"), "matplotlib": ("matplotlib", "figures")}
+    extras = {"pytest-benchmark": ("pytest_benchmark", "benchmark"), "vl-convert-python": ("vl_convert", "report")}
     found = []
     for name, (module, extra) in extras.items():
         advice = "" if there(module) else f"pip install 'pytest-slmserve[{extra}]', if wanted"

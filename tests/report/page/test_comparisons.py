@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from html_pages import Page, values_of
 from published import REPLICA_CSV
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 
@@ -35,7 +35,7 @@ def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-@pytest.mark.skipif(not ONE.exists(), reason="the baselines are in the checkout")
+@in_checkout
 def test_compare_has_every_metric_and_both_archives(page, tmp_path):
     seen, status, printed = page("compare", ONE, OTHER)
     assert f"Exit status {status}" in seen.text
@@ -47,7 +47,7 @@ def test_compare_has_every_metric_and_both_archives(page, tmp_path):
     assert len(read(tmp_path / "out.html").measurements) == len(read(ONE).measurements) + len(read(OTHER).measurements)
 
 
-@pytest.mark.skipif(not ONE.exists(), reason="the baselines are in the checkout")
+@in_checkout
 def test_advise_has_the_advice_and_the_sweep_that_it_rests_on(page):
     seen, _, printed = page("advise", ONE)
     assert "vllm serve facebook/opt-1.3b" in seen.text and "vllm serve facebook/opt-1.3b" in printed
@@ -97,7 +97,7 @@ def test_external_replicas_have_their_gain_and_the_terminal_s_table(page, tmp_pa
     assert "best" in seen.text and status == 0
 
 
-@pytest.mark.skipif(not ONE.exists(), reason="the baselines are in the checkout")
+@in_checkout
 def test_a_page_shows_no_advice_that_is_still_to_be_verified(tmp_path, capsys):
     assert main(["advise", str(ONE), "--verify", "--html", str(tmp_path / "out.html")]) == 4
     assert "--verify" in capsys.readouterr().err
