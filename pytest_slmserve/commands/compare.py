@@ -17,8 +17,8 @@ from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.compare import RunSide
 from pytest_slmserve.report.page.content import of_runs
 from pytest_slmserve.report.page.writer import write_section
-from pytest_slmserve.schema.catalog import is_file
 from pytest_slmserve.schema.errors import BadUsage, of_a_command
+from pytest_slmserve.schema.files import is_file
 
 STATUS = (
     f"{PASSES} no metric is worse; {FAILS} one is; {INCONCLUSIVE} none is for certain but one is inconclusive, or "
