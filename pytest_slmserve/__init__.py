@@ -15,6 +15,7 @@ _PUBLIC = {
     "Engine": "pytest_slmserve.engines.base",
     "EngineSpec": "pytest_slmserve.schema.specs",
     "SimulatedEngine": "pytest_slmserve.engines.simulated",
+    "Model": "pytest_slmserve.schema.models",
     "Measurement": "pytest_slmserve.schema.records",
     "OpenLoop": "pytest_slmserve.schema.loads",
     "SlmError": "pytest_slmserve.schema.errors",
@@ -23,7 +24,7 @@ _PUBLIC = {
     "Verdict": "pytest_slmserve.analysis.verdict",
     "Workload": "pytest_slmserve.schema.loads",
     "WorkloadSpec": "pytest_slmserve.schema.specs",
-    "shape_of": "pytest_slmserve.schema.catalog",
+    "model_of": "pytest_slmserve.plan.models",
 }
 __all__ = sorted(_PUBLIC)
 

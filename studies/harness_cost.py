@@ -26,9 +26,9 @@ from pytest_slmserve.analysis.stats.estimates import student_interval
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import workload_spec
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.specs import GIB, EngineSpec
@@ -86,7 +86,7 @@ def half_of_device(spec: EngineSpec, requests: int, workload: Workload) -> Engin
     """The engine with memory for so many requests and no more, so that another fits beside it."""
     if spec.platform != "cuda":
         return spec
-    per_token = shape_of(spec.model).kv_bytes_per_token()
+    per_token = model_of(spec.model).kv_bytes_per_token()
     tokens = max(len(request.prompt) + request.output_tokens for request in workload.requests)
     return replace(spec, kv_cache_bytes=round(1.02 * requests * tokens * per_token) + GIB, gpu_memory_utilization=0.1)
 
@@ -113,7 +113,7 @@ def main() -> None:
         return
     options = read_options({}, {}, {})
     environment = probe(args.platform).environment
-    workload = build_workload(workload_spec(options, args.platform), shape_of(args.model))
+    workload = build_workload(workload_spec(options, args.platform), model_of(args.model))
     load = ClosedLoop(args.concurrency, requests=args.requests or 2 * args.concurrency)
     assert load.requests
     spec = engine_spec(options, args.platform, args.model, environment)

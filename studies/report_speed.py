@@ -34,8 +34,8 @@ from common import cpu_s, parser_of
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Run
@@ -92,7 +92,7 @@ class Times:
 
 def make(path: Path, repeats: int) -> None:
     """An archive of a sweep: so many repeats of each load, in windows of equally many steps."""
-    workload = build_workload(WorkloadSpec(), shape_of("opt-125m"))
+    workload = build_workload(WorkloadSpec(), model_of("opt-125m"))
     extra = (("t_inf", T_INF), ("b_half", B_HALF))
     with Archive.open(path) as archive:
         archive.begin({"rows": [table.row_to_record(row) for row in table.ROWS]}, {})

@@ -37,9 +37,9 @@ from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import workload_spec
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Run
@@ -243,7 +243,7 @@ def sources_of(device: str, interval_s: float) -> Sequence[SensorSource]:
 def measured(engine: Engine, load: Load, environment: Environment, sampler: Sampler) -> Run:
     """One run of the default workload on an engine; the sampler is closed."""
     workload = build_workload(
-        workload_spec(read_options({}, {}, {}), engine.spec.platform), shape_of(engine.spec.model)
+        workload_spec(read_options({}, {}, {}), engine.spec.platform), model_of(engine.spec.model)
     )
     try:
         return measure(engine, workload, load, environment, sampler=sampler).run

@@ -13,7 +13,7 @@ from real_engine import SPEC
 
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.server import ServerEngine
-from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.loads import Workload
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
@@ -59,4 +59,4 @@ def problems_of(measurements: Iterable[Measurement]) -> list[str]:
 
 def small_workload(requests: int = 32, output_tokens: int = 8) -> Workload:
     spec = WorkloadSpec(prompt_tokens=16, output_tokens=output_tokens, requests=requests)
-    return build_workload(spec, shape_of(SPEC.model))
+    return build_workload(spec, model_of(SPEC.model))

@@ -22,9 +22,10 @@ from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.archive.codec import built, typed
 from pytest_slmserve.archive.store import Archive, RunChoice, chosen, make_folder, read
-from pytest_slmserve.schema.catalog import content, is_file, short_name
+from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, Caches
+from pytest_slmserve.schema.files import content, is_file
 from pytest_slmserve.schema.loads import is_steady, load_facts
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import short_hash

@@ -47,10 +47,15 @@ VALUES = bytes(BASE_64.index(byte) if byte in BASE_64 else NO_DIGIT for byte in 
 
 
 def engine_line(measurement: Measurement) -> dict[str, Any]:
+    spec = asdict(measurement.spec)
+    model = spec.pop("model_facts")
+    if model:
+        del model["config"]  # the sizes that follow from it are all that is read
     return {
         "kind": "engine",
         "id": measurement.launch,
-        "spec": to_stored(asdict(measurement.spec)),
+        "spec": to_stored(spec),
+        "model": model,
         "resolved": asdict(measurement.resolved),
         "environment": to_stored(asdict(measurement.environment)),
     }
@@ -169,8 +174,9 @@ def _differences(values: Iterable[int | None]) -> list[int | None]:
 
 
 def engine_of(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
+    model = facts.get("model")
     return (
-        built(EngineSpec, facts["spec"]),
+        built(EngineSpec, {**facts["spec"], "model_facts": model}),
         built(Resolved, facts["resolved"]),
         built(Environment, facts["environment"]),
     )

@@ -37,9 +37,9 @@ from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.archive.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
 from pytest_slmserve.archive.pages import archives_in
 from pytest_slmserve.engines.launch.device_lock import try_lock
-from pytest_slmserve.schema.catalog import content, regular
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.files import content, regular
 from pytest_slmserve.schema.printable import printable_value
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import EngineSpec, short_hash

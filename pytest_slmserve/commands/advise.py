@@ -17,6 +17,7 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import text
 from pytest_slmserve.report.advice import text as verification
 from pytest_slmserve.report.advice.text import advice_facts
@@ -31,6 +32,7 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import parse_memory
 from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.schema.specs import EngineSpec
 
 STATUS = (
     f"{cli.PASSES} something is advised; {cli.INCONCLUSIVE} nothing can be; {cli.USAGE} wrong usage or a file that "
@@ -87,7 +89,9 @@ def run_advise(given: argparse.Namespace) -> int:
         if terms:
             raise BadUsage("external results do not tell enough to be verified", "records of --slm-records")
         curve, notes, blocks = read_external(given)
-        asked = subjects.of_external(curve, model, longest, given.b_half, notes, blocks)
+        known = model_of(model) if model else None
+        spec = EngineSpec(model, dtype=known.dtype, model_facts=known) if model and known else None
+        asked = subjects.of_external(curve, spec, longest, given.b_half, notes, blocks)
     else:
         contents = read_all(given)
         curves = curves_of(contents)

@@ -17,9 +17,9 @@ from pytest_slmserve.report.export import asv as asv_ledger
 from pytest_slmserve.report.export import asv as export
 from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Seen, Value, kind, release_of
 from pytest_slmserve.report.text_table import counted
-from pytest_slmserve.schema.catalog import content
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import content
 from pytest_slmserve.schema.records import Measurement
 
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."

@@ -24,8 +24,9 @@ from pytest_slmserve.report.compare import RunSide, days_of, measured_facts
 from pytest_slmserve.report.page.content import of_runs
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, named, table
-from pytest_slmserve.schema.catalog import is_file, short_name
+from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB

@@ -33,6 +33,7 @@ from pytest_slmserve.commands.cli import (
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model
 from pytest_slmserve.engines.load_client import TIMEOUT_S
 from pytest_slmserve.engines.loadgen.load_run import FAILED_SHARE as MOST_FAILED
+from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
 from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
@@ -43,7 +44,6 @@ from pytest_slmserve.report.page.writer import check_replaceable, template, writ
 from pytest_slmserve.report.text_table import folded
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, of_a_command
-from pytest_slmserve.schema.kv_cache import known_shape
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload
 from pytest_slmserve.schema.records import Measurement, Progress
 from pytest_slmserve.schema.secret_words import holds_secret, names_secret
@@ -356,8 +356,8 @@ def workload_spec(given: argparse.Namespace, number: int) -> WorkloadSpec:
 
 
 def vocabulary_of(model: str) -> int:
-    shape = known_shape(model)
-    return shape.vocabulary if shape else VOCABULARY
+    known = known_model(model)
+    return known.vocabulary if known else VOCABULARY
 
 
 SHOWN = 100  # characters of what cannot be read
@@ -467,7 +467,7 @@ def measured(
     may = given.allow_prefix_cache
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=completed(given.endpoint))
-    spec = replace(remotely, extra=further, allow_prefix_cache=may)
+    spec = replace(remotely, extra=further, allow_prefix_cache=may, model_facts=known_model(given.model))
     found: list[Measurement] = []
     line = LiveLine(sys.stderr)
     with ExitStack() as undo:

@@ -41,8 +41,8 @@ from pytest_slmserve.report.page.writer import rendered, write_page
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.tables.run import outcome, verdict_facts
 from pytest_slmserve.report.text_table import folded, laid_out
-from pytest_slmserve.schema.catalog import is_file
 from pytest_slmserve.schema.errors import BadUsage, Detail, of_a_command
+from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 

@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any, Protocol, runtime_checkable
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import known_shape
 from pytest_slmserve.schema.loads import Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
@@ -23,8 +22,8 @@ PROFILE_FOLDER = "SLM_PROFILE"  # variable of an engine that shall be profiled: 
 def check_fits(spec: EngineSpec, workload: Workload) -> None:
     """Raises BadUsage where a request is longer than the engine takes."""
     if workload.longest > spec.max_model_len:
-        shape = known_shape(spec.model)
-        longer = "" if shape and workload.longest > shape.positions else f"max_model_len={workload.longest}, or "
+        known = spec.model_facts
+        longer = "" if known and workload.longest > known.positions else f"max_model_len={workload.longest}, or "
         raise BadUsage(
             f"requests of {workload.longest} tokens do not fit max_model_len {spec.max_model_len}",
             f"{longer}shorter requests",

@@ -23,7 +23,7 @@ from pytest_slmserve.engines.base import (
     scored,
 )
 from pytest_slmserve.engines.launch.child_process import Child, converse, resolved_from, run_from
-from pytest_slmserve.engines.launch.model_probe import model_for
+from pytest_slmserve.engines.launch.model_files import model_for
 from pytest_slmserve.engines.launch.vllm_arguments import (
     NOWHERE_ELSE,
     START_S,
@@ -34,7 +34,6 @@ from pytest_slmserve.engines.launch.vllm_arguments import (
     engine_environment,
     placement_env,
 )
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import Load, Workload
 from pytest_slmserve.schema.records import Run
@@ -61,7 +60,7 @@ class OfflineEngine(StaggeredEngine):
         self.ready = False
         self.launch = uuid.uuid4().hex[:12]
         self._loaded: str | None = None
-        model = model_for(spec, shape_of(spec.model))
+        model = model_for(spec)
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self._turn = StartTurn(folder, spec.tensor_parallel_size, held)
         environment = engine_environment(spec, os.environ) | placement_env(spec, extra_env, cores, self._turn)

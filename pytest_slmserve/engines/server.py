@@ -31,7 +31,7 @@ from pytest_slmserve.engines.base import (
     scored,
 )
 from pytest_slmserve.engines.launch.child_process import Child, resolved_from, still_waiting
-from pytest_slmserve.engines.launch.model_probe import model_for
+from pytest_slmserve.engines.launch.model_files import model_for
 from pytest_slmserve.engines.launch.vllm_arguments import (
     NOWHERE_ELSE,
     START_S,
@@ -43,7 +43,6 @@ from pytest_slmserve.engines.launch.vllm_arguments import (
     placement_env,
 )
 from pytest_slmserve.engines.load_client import LoadClient, completion, run_of
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import Load, Request, Workload
 from pytest_slmserve.schema.records import Run
@@ -220,7 +219,7 @@ def start_server(
     spec: EngineSpec, port: int, key: str, folder: Path, extra_env: Mapping[str, str], cores: Collection[int]
 ) -> Child:
     """The server's process, starting. Its key is in its environment, never among its arguments, which all can read."""
-    model = model_for(spec, shape_of(spec.model))
+    model = model_for(spec)
     write_plugin(folder)
     environment = engine_environment(spec, os.environ) | dict(extra_env)
     environment |= {"SLM_TRACE": str(trace_file(folder)), "SLM_KEY": key, "VLLM_SERVER_DEV_MODE": "1"}

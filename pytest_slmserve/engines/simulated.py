@@ -29,7 +29,6 @@ from pytest_slmserve.engines.base import (
     message_of,
 )
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, closed_loop
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.kv_cache import (
     in_flight,
@@ -234,7 +233,7 @@ class SimulatedEngine:
         self.gpus = gpus or spec.tensor_parallel_size
         self.ready = True
         self.launch = uuid.uuid4().hex[:12]
-        self.shape = shape_of(spec.model)
+        self.model = spec.known_model
         self.random = random.Random(f"{spec.seed}")
         noise = self.faults.host_noise
         self.host: Callable[[float], float] = HostNoise(noise, f"host {spec.seed}") if noise else lambda at_s: 1.0
@@ -244,7 +243,7 @@ class SimulatedEngine:
             kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * per_token),
             block_size=BLOCK_SIZE,
             kv_windows=kv_windows(spec) or (None,),
-            weight_bytes=weight_bytes(spec, self.shape, 2),
+            weight_bytes=weight_bytes(spec, 2),
             attention_backend="simulated",
             max_num_seqs=self.limits.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
@@ -261,12 +260,12 @@ class SimulatedEngine:
     @property
     def waits_s(self) -> float:
         """Seconds that a step adds to the work of its GPUs: all-reduces after attention and feed-forward of a layer."""
-        return 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.shape.layers * self.faults.all_reduce_s
+        return 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.model.layers * self.faults.all_reduce_s
 
     def law(self, workload: Workload) -> tuple[float, float]:
         """t_inf in output tokens/s and b_half in sequences, of one GPU."""
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-        per_sequence = self.shape.kv_read_bytes(context, kv_value_bytes(self.spec) or 2) or context * LAYOUT_UNKNOWN
+        per_sequence = self.model.kv_read_bytes(context, kv_value_bytes(self.spec) or 2) or context * LAYOUT_UNKNOWN
         weights = self.resolved.weight_bytes or per_sequence
         speed = min(BYTES_PER_S, weights / LEAST_READ_S)
         return self.faults.t_inf or speed / per_sequence, self.faults.b_half or weights / per_sequence
@@ -375,7 +374,7 @@ class SimulatedEngine:
     def _step(self, state: _Simulation, t_inf: float, b_half: float, fits: int) -> int:
         """One token for each running sequence (as many as fit); returns how many ended."""
         batch = state.admit(fits, self.limits.max_num_batched_tokens)
-        of_the_host = LAYER_LAUNCH_S * self.shape.layers if self.limits.enforce_eager else 0.0
+        of_the_host = LAYER_LAUNCH_S * self.model.layers if self.limits.enforce_eager else 0.0
         pace = self.host(self.ran_s + state.now)
         state.now += max((b_half + batch) / t_inf + self.waits_s, of_the_host) / pace
         ended = state.ends.pop(len(state.steps), 0)
@@ -388,7 +387,7 @@ class SimulatedEngine:
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         """Drawn from the seed and the request; from `other_token_at` on, others."""
         drawn = [random.Random(f"{self.spec.seed} {number}") for number in range(min(requests, len(workload.requests)))]
-        tokens = [[each.randrange(self.shape.vocabulary) for _ in range(length)] for each in drawn]
+        tokens = [[each.randrange(self.model.vocabulary) for _ in range(length)] for each in drawn]
         return tuple(tuple(t + (at >= self.faults.other_token_at) for at, t in enumerate(row)) for row in tokens)
 
     def scores(self, workload: Workload, outputs: Outputs) -> Scores:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pytest_slmserve.analysis.points import engines
 from pytest_slmserve.plan.engine_specs import DEFAULTS
-from pytest_slmserve.schema.catalog import shape_of, short_name
+from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import given_limit, kv_capacity
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
@@ -99,8 +99,8 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
     running = min(batch, given_limit(spec, "max_num_seqs"))
     if spec.platform == "cpu":
         return (2.5e-3 + 1.5e-4 * running) * batch / running
-    shape = shape_of(spec.model)
-    read = (shape.weight_bytes() or 0) + running * (shape.kv_read_bytes(context) or 0)
+    model = spec.known_model
+    read = (model.weight_bytes() or 0) + running * (model.kv_read_bytes(context) or 0)
     return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel_size)) * batch / running
 
 
@@ -113,7 +113,7 @@ def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float
     capacity = kv_capacity(spec, workload.longest)
     batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), capacity or requests))
     step_s = _step_s(spec, batch, prompt + output / 2)
-    prompts_s = requests * prompt * (1e-5 if spec.platform == "cpu" else (shape_of(spec.model).active or 0) / 2e14)
+    prompts_s = requests * prompt * (1e-5 if spec.platform == "cpu" else (spec.known_model.active or 0) / 2e14)
     work_s = prompts_s + requests / batch * output * step_s
     return 0.1 if spec.platform == "simulated" else max(work_s, requests / job.rate + output * step_s)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from pytest_slmserve.analysis.metrics.roofline import peaks_of
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.schema.catalog import catalogue_name, shape_of
+from pytest_slmserve.plan.models import known_model, model_of
+from pytest_slmserve.schema.catalog import catalogue_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.kv_cache import (
@@ -18,7 +19,6 @@ from pytest_slmserve.schema.kv_cache import (
     value_bytes,
     weight_bytes,
 )
-from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 LARGEST_LOAD = 1024
@@ -69,12 +69,12 @@ def engine_spec(
     options: Options, platform: Platform, model: str, environment: Environment, gpus: int | None = None
 ) -> EngineSpec:
     """The engine that serves `model` under these options, with every limit set. gpus: other than the options say."""
-    shape, defaults = shape_of(model), DEFAULTS[platform]
-    if why := unserved(shape.architecture, platform, environment.vllm):
+    known, defaults = model_of(model), DEFAULTS[platform]
+    if why := unserved(known.architecture, platform, environment.vllm):
         raise BadUsage(f"{model}: {why}", "another model")
     peaks, given = peaks_of(environment.gpu_name), zip((options.input_len, options.output_len), defaults.lengths)
     # float16 for bfloat16 on a GPU that has none, as vLLM has it.
-    dtype = "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else shape.dtype
+    dtype = "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else known.dtype
     # Natural lengths are as long as the context.
     tokens = sum(n for length, usual in given if (n := length or usual) != "natural")
     as_served = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
@@ -83,7 +83,7 @@ def engine_spec(
         platform=platform,
         load_format=options.load_format,
         dtype=defaults.dtype or dtype,
-        max_model_len=max(shape.context, min(tokens, shape.positions)),
+        max_model_len=max(known.context, min(tokens, known.positions)),
         max_num_seqs=options.max_num_seqs or max(LARGEST_LOAD, *(options.concurrency or (1,))),
         kv_cache_bytes=GIB,
         gpu_memory_utilization=options.gpu_memory_utilization,
@@ -92,28 +92,29 @@ def engine_spec(
         python=options.python,
         env=options.env,
         extra=(
-            *(ENGINE_ARGUMENTS.get(shape.architecture, ()) if platform == "cuda" else ()),
+            *(ENGINE_ARGUMENTS.get(known.architecture, ()) if platform == "cuda" else ()),
             *((name, value) for name, value in as_served.items() if value),
             *options.engine_arg,
         ),
         interface=options.interface,
         tensor_parallel_size=gpus or options.tensor_parallel_size[0],
         allow_prefix_cache=options.allow_prefix_cache,
+        model_facts=known,
     )
-    if why := shape.indivisible(spec.tensor_parallel_size):
+    if why := known.indivisible(spec.tensor_parallel_size):
         raise BadUsage(why, "--slm-tensor-parallel-size with numbers that do")
-    check_quantization(spec, shape)
-    method = quantization_of(spec, shape) or ""
+    check_quantization(spec)
+    method = quantization_of(spec) or ""
     if peaks and peaks.family.startswith("V100") and method.startswith(FROM_TURING_ON):
         why = f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more"
         hint = "another GPU, or --slm-quantization gptq for a model that was quantized so"
         raise BadUsage(f"{model}: {why}, and {environment.gpu_name} has 7.0", hint)
-    return spec if platform == "cpu" else replace(spec, kv_cache_bytes=_kv_bytes(spec, shape, options, environment))
+    return spec if platform == "cpu" else replace(spec, kv_cache_bytes=_kv_bytes(spec, options, environment))
 
 
-def _kv_bytes(spec: EngineSpec, shape: Shape, options: Options, environment: Environment) -> int:
+def _kv_bytes(spec: EngineSpec, options: Options, environment: Environment) -> int:
     """Bytes of the KV cache of each GPU: what its memory has beside the weights; 0 where the engine knows better."""
-    weights = weight_bytes(spec, shape, value_bytes(spec) or 2)
+    weights = weight_bytes(spec, value_bytes(spec) or 2)
     if weights is None and spec.platform == "simulated":
         weights = 0  # its device is imagined too; a plan without Transformers goes on
     if weights is None:
@@ -135,4 +136,12 @@ def planned_memory(wanted: int | None, there: int) -> int:
 def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
     """The server at `url`, with `model` as that server calls it. The server's own limits are unknown."""
     same = {"load_format": options.load_format, "allow_prefix_cache": options.allow_prefix_cache}
-    return EngineSpec(model, platform="remote", interface="endpoint", url=url, **same)  # type: ignore[arg-type]
+    known = known_model(model)
+    return EngineSpec(
+        model,
+        platform="remote",
+        interface="endpoint",
+        url=url,
+        model_facts=known,
+        **same,  # type: ignore[arg-type]
+    )

@@ -8,18 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.launch.model_probe import probe_models
 from pytest_slmserve.engines.replicas.replica_set import cannot_share
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, each_of, gpus_of
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
-from pytest_slmserve.schema.catalog import hub_name, restriction, shape_of, short_name
+from pytest_slmserve.plan.models import known_model, model_of, probe_models
+from pytest_slmserve.schema.catalog import hub_name, restriction, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, Interface, LoadFormat, Platform, RampUp, Sharing, Source
-from pytest_slmserve.schema.kv_cache import known_shape, kv_capacity, no_room
+from pytest_slmserve.schema.kv_cache import kv_capacity, no_room
 from pytest_slmserve.schema.loads import ClosedLoop, Load, Workload
+from pytest_slmserve.schema.models import USUAL_CONTEXT, Model
 from pytest_slmserve.schema.records import series_key
-from pytest_slmserve.schema.shapes import USUAL_CONTEXT, Shape
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.telemetry.host_probe import Host, probe, unlike
 from pytest_slmserve.workload.requests import build_workload, check_source, named_tokenizer, requests_of
@@ -209,26 +209,25 @@ class Planner:
             spec = spec.with_lengths(*overrides.lengths)
         if self.platform == "remote":
             return self.requests(model, spec)
-        shape = shape_of(model)
+        known = model_of(model)
         if spec.prompt_tokens is not None and spec.output_tokens is not None:
-            check_length(shape.name, spec.prompt_tokens + spec.output_tokens, shape.positions)  # before they are made
-        return self.requests(model, spec, shape)
+            check_length(known.name, spec.prompt_tokens + spec.output_tokens, known.positions)  # before they are made
+        return self.requests(model, spec, known)
 
-    def requests(self, model: str, spec: WorkloadSpec, shape: Shape | None = None) -> Workload:
+    def requests(self, model: str, spec: WorkloadSpec, known: Model | None = None) -> Workload:
         """The workload of `spec` for `model`, built once; models of one vocabulary share it without a dataset. Of an
-        endpoint's model of unknown shape it has ids that most models have, or text by the tokenizer of `spec`. shape:
-        that of the model, where it is known already. Raises BadUsage for text without a tokenizer."""
-        unknown = self.platform == "remote" and known_shape(model) is None
-        if unknown and spec.source == "sharegpt" and not spec.tokenizer:
+        endpoint's model of which nothing is known it has ids that most models have, or text by the tokenizer of `spec`.
+        known: the model, where it is resolved already. Raises BadUsage for text without a tokenizer."""
+        known = known or (known_model(model) if self.platform == "remote" else model_of(model))
+        if known is None and spec.source == "sharegpt" and not spec.tokenizer:
             why = "--slm-dataset: the text needs a tokenizer, and that of this model is not known"
             raise BadUsage(why, "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub")
-        shape = None if unknown else shape or shape_of(model)
-        name = f"{shape and (shape.name if self.options.dataset else shape.vocabulary)} {spec}"
-        if name not in self._workloads and unknown:
+        name = f"{known and (known.name if self.options.dataset else known.vocabulary)} {spec}"
+        if name not in self._workloads and known is None:
             requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT, lambda: named_tokenizer(spec))
             self._workloads[name] = Workload(spec, tuple(requests), source)
-        elif name not in self._workloads:
-            self._workloads[name] = requests_for(spec, model, self.options.load_format)
+        elif name not in self._workloads and known:
+            self._workloads[name] = requests_for(spec, model, known, self.options.load_format)
         return self._workloads[name]
 
     def spec(self, model: str, gpus: int | None = None, gpu_memory: int | None = None) -> EngineSpec:
@@ -360,12 +359,12 @@ class Planner:
         return series_key(spec, self.workload(model, overrides).hash, self.load(1, overrides), self.environment(spec))
 
 
-def requests_for(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> Workload:
+def requests_for(spec: WorkloadSpec, model: str, known: Model, load_format: LoadFormat) -> Workload:
     """The requests of `spec` for a model. Real weights understand the text of conversations by their own tokenizer;
     vLLM counts by it in any case."""
     own = load_format == "auto" or (spec.as_vllm and (Path(model) / "tokenizer.json").exists())
     tokenizer = hub_name(model) if own and spec.source == "sharegpt" else ""
-    return build_workload(replace(spec, tokenizer=spec.tokenizer or tokenizer), shape_of(model))
+    return build_workload(replace(spec, tokenizer=spec.tokenizer or tokenizer), known)
 
 
 def url_lock(url: str) -> str:

@@ -27,6 +27,7 @@ from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.engines.replicas.replica_set import cannot_share
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import requests_for
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
@@ -143,7 +144,7 @@ def _curve_of(advice: Advice, curves: Sequence[Curve]) -> Curve | None:
 def same_requests(source: Measurement) -> Workload:
     """The requests of a record, made again. Raises BadUsage where they are others."""
     spec, kept = source.spec, source.workload
-    made = requests_for(kept.spec, spec.model, spec.load_format)
+    made = requests_for(kept.spec, spec.model, model_of(spec.model), spec.load_format)
     if made.hash != kept.hash:
         raise BadUsage(
             f"the requests of {short_name(spec.model)} cannot be made again here: the records have the hash "
@@ -163,6 +164,7 @@ def as_advised(
         spec,
         max_num_seqs=batch,
         python=python or spec.python,
+        model_facts=model_of(spec.model),  # an engine is started: it gets the configuration that is here
         extra=tuple(pair for pair in spec.extra if pair[0] not in ADVISED),
     )
     if spec.platform == "cpu":

@@ -32,9 +32,9 @@ from pytest_slmserve.report.page.writer import RunPage
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor, Results
 from pytest_slmserve.run.judge import Verdicts
-from pytest_slmserve.schema.catalog import is_file
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, Platform
+from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.telemetry.host_probe import Host, probe
 

@@ -1,15 +1,12 @@
-"""Arithmetic of the KV cache: the blocks that an engine has and the requests that fit in them, from shapes alone."""
+"""Arithmetic of weights and KV cache: bytes of a model, blocks that an engine has, requests that fit in them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-from pytest_slmserve.schema.catalog import catalogue_name, config_folder, shape_of
-from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.models import Quantization
 from pytest_slmserve.schema.records import Resolved
-from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 LOADED = frozenset({"awq", "gptq", "auto_awq", "auto_gptq", "auto-round", "compressed-tensors"})  # never made at a load
@@ -28,74 +25,48 @@ BITS_OF = {
 SCALE_BITS = 16
 
 
-def quantization_of(spec: EngineSpec, shape: Shape | None) -> str | None:
+def quantization_of(spec: EngineSpec) -> str | None:
     """The method by which the weights are quantized: the one asked for, else the model's own; None for none."""
-    asked = dict(spec.extra).get("quantization")
-    return str(asked) if asked else _own(shape).get("quant_method") if shape else None
+    asked, own = dict(spec.extra).get("quantization"), spec.model_facts and spec.model_facts.quantization
+    return str(asked) if asked else own.method if own else None
 
 
-def weight_bytes(spec: EngineSpec, shape: Shape, each: int) -> int | None:
+def weight_bytes(spec: EngineSpec, each: int) -> int | None:
     """Bytes of all weights as the engine holds them; None where they are not counted, or the method is not known.
     each: bytes of a weight that is not quantized: embeddings and output layer are not."""
-    method = quantization_of(spec, shape)
-    if method is None or shape.parameters is None:
-        return shape.weight_bytes(each)
-    bits = bits_per_weight(method, _own(shape))
+    model, method = spec.model_facts, quantization_of(spec)
+    if model is None or model.parameters is None:
+        return None
+    if method is None:
+        return model.weight_bytes(each)
+    bits = bits_per_weight(method, model.quantization)
     if bits is None:
         return None
-    kept = min(shape.embeddings, shape.parameters)
-    return int(kept * each + (shape.parameters - kept) * bits / 8)
+    kept = min(model.embeddings, model.parameters)
+    return int(kept * each + (model.parameters - kept) * bits / 8)
 
 
-def bits_per_weight(method: str, own: Mapping[str, Any]) -> float | None:
-    """Bits of a quantized weight, with its share of scale and zero point. own: the model's `quantization_config`."""
-    match method.lower().replace("_marlin", ""):
-        case "awq" | "gptq" | "auto_awq" | "auto_gptq" | "auto-round" if bits := own.get("bits") or own.get("w_bit"):
-            group = int(own.get("group_size") or own.get("q_group_size") or -1)
-            return _with_scales(float(bits), group, float(bits))
-        case "compressed-tensors":
-            groups = (own.get("config_groups") or {}).values()
-            weights = [group.get("weights") or {} for group in groups]
-            told = {(w.get("num_bits"), w.get("group_size"), w.get("symmetric", True)) for w in weights}
-            bits, size, symmetric = told.pop() if len(told) == 1 else (None, None, True)
-            return _with_scales(float(bits), size, 0.0 if symmetric else float(bits)) if bits else None
-        case known:
-            return BITS_OF.get(known)
+def bits_per_weight(method: str, own: Quantization | None) -> float | None:
+    """Bits of a quantized weight, with its share of scale and zero point. own: how the checkpoint is quantized."""
+    plain = method.lower().replace("_marlin", "")
+    if plain not in LOADED:
+        return BITS_OF.get(plain)
+    if own is None or own.bits is None:
+        return None
+    scales = SCALE_BITS + (own.bits if own.zero_points else 0.0)
+    return own.bits + (scales / own.group_size if own.group_size else 0.0)
 
 
-def _with_scales(bits: float, group: int | None, zero_bits: float) -> float:
-    """Bits of a weight with those of its group's scale and zero point. group: weights that share them; None or below 1
-    for so many that they do not count."""
-    return bits + ((SCALE_BITS + zero_bits) / group if group and group > 0 else 0.0)
-
-
-def computes_in_fp8(spec: EngineSpec, shape: Shape | None) -> bool:
+def computes_in_fp8(spec: EngineSpec) -> bool:
     """Are products of weights and activations of 8-bit floats, where the GPU has them?"""
-    method = quantization_of(spec, shape) or ""
-    if method != "compressed-tensors" or shape is None:
-        return method.startswith("fp8")
-    groups = (_own(shape).get("config_groups") or {}).values()
-    inputs = [group.get("input_activations") or {} for group in groups]
-    return any((each.get("num_bits"), each.get("type")) == (8, "float") for each in inputs)
+    method, own = quantization_of(spec) or "", spec.model_facts and spec.model_facts.quantization
+    return bool(own and own.fp8_inputs) if method == "compressed-tensors" else method.startswith("fp8")
 
 
-def own_kv_cache_dtype(shape: Shape | None) -> str:
-    """Type of the KV cache that vLLM takes for "auto": fp8 where the checkpoint has scales for one, "" where it asks
-    for another, else "auto"."""
-    own = _own(shape) if shape else {}
-    scheme = own.get("kv_cache_scheme") or own.get("kv_cache_quant_algo")
-    match scheme:
-        case _ if not scheme or not str(own.get("quant_method")).startswith(("compressed-tensors", "modelopt")):
-            return "auto"
-        case {"num_bits": 8} | "FP8":
-            return "fp8"
-        case _:
-            return ""
-
-
-def check_quantization(spec: EngineSpec, shape: Shape) -> None:
+def check_quantization(spec: EngineSpec) -> None:
     """Raises BadUsage for a method that neither makes these weights nor is the model's own."""
-    asked, own = dict(spec.extra).get("quantization"), _own(shape).get("quant_method")
+    known = spec.model_facts and spec.model_facts.quantization
+    asked, own = dict(spec.extra).get("quantization"), known.method if known else None
     if not asked or asked == own or str(asked).replace("_marlin", "") == own:
         return
     if own:
@@ -104,11 +75,6 @@ def check_quantization(spec: EngineSpec, shape: Shape) -> None:
     if str(asked).replace("_marlin", "") in LOADED:
         problem = f"{spec.model}: {asked} weights are loaded, not made, and these are not quantized"
         raise BadUsage(problem, "a model that was quantized so, or --slm-quantization fp8")
-
-
-def _own(shape: Shape) -> dict[str, Any]:
-    found = dict(shape.config).get("quantization_config")
-    return found if isinstance(found, dict) else {}
 
 
 BLOCK_SIZE = {"cuda": 16, "cpu": 128, "simulated": 16}  # tokens; the defaults of vLLM's two platforms, and ours
@@ -122,14 +88,6 @@ VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 KV_VALUE_BYTES = {**VALUE_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), 1)}  # without scales beside them
 
 
-def known_shape(model: str) -> Shape | None:
-    """The shape, or None where the model is a folder of another machine."""
-    try:
-        return shape_of(model) if catalogue_name(model) or config_folder(model) else None
-    except SlmError:
-        return None
-
-
 def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """Bytes of one weight or activation; None for a type we do not know ("auto" before the engine has told)."""
     dtype = (resolved.dtype if resolved else None) or dict(spec.extra).get("dtype") or spec.dtype
@@ -139,7 +97,8 @@ def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | Non
 def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """Bytes of one number of the KV cache; None for a type we do not know."""
     asked = str(dict(spec.extra).get("kv_cache_dtype", "auto"))
-    asked = own_kv_cache_dtype(known_shape(spec.model)) if asked == "auto" else asked
+    if asked == "auto" and spec.model_facts and spec.model_facts.quantization:
+        asked = spec.model_facts.quantization.kv_cache_dtype
     if asked == "auto":
         return value_bytes(spec, resolved)
     return KV_VALUE_BYTES.get(asked)
@@ -148,19 +107,18 @@ def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | 
 def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """Bytes of a token's keys and values in the layers that share a block, over all GPUs; None where layout or type
     are not known."""
-    shape, each = known_shape(spec.model), kv_value_bytes(spec, resolved)
-    if shape is None or each is None or dict(spec.extra).get("disable_hybrid_kv_cache_manager"):
+    model, each = spec.model_facts, kv_value_bytes(spec, resolved)
+    if model is None or each is None or dict(spec.extra).get("disable_hybrid_kv_cache_manager"):
         return None
-    return shape.kv_bytes_per_token(each, spec.tensor_parallel_size)
+    return model.kv_bytes_per_token(each, spec.tensor_parallel_size)
 
 
 def kv_windows(spec: EngineSpec, resolved: Resolved | None = None) -> tuple[int | None, ...] | None:
     """Tokens that each group of layers looks back, None for all, 0 where it has a state of one size: as the engine
-    says, else as its shape does. None where neither is known."""
+    says, else as the model's configuration does. None where neither is known."""
     if resolved and resolved.kv_windows is not None:
         return resolved.kv_windows
-    shape = known_shape(spec.model)
-    groups = shape and shape.kv_groups
+    groups = spec.model_facts and spec.model_facts.kv_groups
     return groups[1] if groups else None
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, get_args
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from pytest_slmserve.schema.catalog import CATALOGUE, catalogue_name
 from pytest_slmserve.schema.errors import BadUsage, Interface, LoadFormat, Platform, Rule, Sharing, Source
+from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 from pytest_slmserve.schema.stored_names import to_stored
@@ -92,6 +94,8 @@ class EngineSpec:
     extra: further arguments for vLLM's engine, as pairs; of Transformers how it batches: `batching` is "none", "static"
     or "dynamic", and `wait_s` how long a dynamic batch waits for more; of an endpoint further fields of each request's
     body, their values as JSON, of which null takes one of ours away.
+    model_facts: sizes of the model, resolved where the run was planned; None where nobody knows them, as of a server
+    that calls its model as it likes. A catalogue model brings its own.
     """
 
     model: str
@@ -114,9 +118,14 @@ class EngineSpec:
     url: str = ""
     tensor_parallel_size: int = 1
     allow_prefix_cache: bool = False
+    model_facts: Model | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.model_facts is None and (known := catalogue_name(self.model)):
+            object.__setattr__(self, "model_facts", CATALOGUE[known])
         for each in fields(self):
+            if each.name == "model_facts":
+                continue
             usual = "opt-125m" if each.name == "model" else each.default
             _typed(each.name, getattr(self, each.name), usual, repr)
         if printable(self.model, layout="") != self.model:
@@ -157,7 +166,10 @@ class EngineSpec:
         of older records stay what they are."""
         found = asdict(self)
         found["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
-        del found["python"], found["gpu"]
+        del found["python"], found["gpu"], found["model_facts"]
+        model = self.model_facts
+        if model and model.source != "catalogue" and self.platform != "remote":  # a folder can be changed
+            found["model_configuration"] = model.configuration
         return to_stored({name: value for name, value in found.items() if (name, value) not in LATER.items()})
 
     @cached_property
@@ -169,6 +181,13 @@ class EngineSpec:
     def family(self) -> str:
         """Hash of the facts that stay when GPUs, memory and requests are divided among several engines."""
         return short_hash({name: value for name, value in self.facts.items() if name not in DIVIDED})
+
+    @property
+    def known_model(self) -> Model:
+        """Sizes of the model. Raises BadUsage where nobody knows them."""
+        if self.model_facts is None:
+            raise BadUsage(f"nothing is known of the model {self.model!r}", "model_facts=model_of(NAME)")
+        return self.model_facts
 
     @property
     def caches_prefixes(self) -> bool:

@@ -20,8 +20,8 @@ from itertools import accumulate, chain, count, dropwhile, islice, pairwise, tak
 from pathlib import Path
 from typing import Literal, get_args
 
-from pytest_slmserve.schema.catalog import regular
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.files import regular
 from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.workload.tokens import draws
 

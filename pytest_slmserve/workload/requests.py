@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.loads import Request, Workload
-from pytest_slmserve.schema.shapes import Shape
+from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.arrivals import load_trace, read_trace, sample_lengths
 from pytest_slmserve.workload.sharegpt import (
@@ -40,7 +40,7 @@ from pytest_slmserve.workload.tokens import (
 FIRST_GUESS = 8  # conversations looked at per request before the file is read again for more
 
 
-def build_workload(spec: WorkloadSpec, shape: Shape, *, tokenizer: Tokenize | None = None) -> Workload:
+def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | None = None) -> Workload:
     """The requests of `spec` for a model of `shape`.
 
     Source "lengths" needs no text: synthetic ids, different for every request, of the fixed lengths, or of lengths
@@ -54,25 +54,25 @@ def build_workload(spec: WorkloadSpec, shape: Shape, *, tokenizer: Tokenize | No
     Raises BadDataset for a file that is missing, damaged or not ShareGPT, or has too few conversations (none is used
     twice, but by vLLM), BadUsage for a package that is missing or a tokenizer of another model.
     """
-    tokenize = partial(tokenizer_of, spec, shape) if tokenizer is None else lambda: tokenizer
-    requests, source = requests_of(spec, shape.vocabulary, shape.context, tokenize)
+    tokenize = partial(tokenizer_of, spec, model) if tokenizer is None else lambda: tokenizer
+    requests, source = requests_of(spec, model.vocabulary, model.context, tokenize)
     if spec.source == "sharegpt":
-        _check_ids(requests, shape)
+        _check_ids(requests, model)
     if len(requests) < spec.requests:
         raise _too_few(spec, len(requests))
     return Workload(spec, tuple(requests), source)
 
 
-def tokenizer_of(spec: WorkloadSpec, shape: Shape) -> Tokenize:
+def tokenizer_of(spec: WorkloadSpec, model: Model) -> Tokenize:
     """The tokenizer that cuts the text of a specification. Raises BadUsage where there is none."""
     if spec.tokenizer:
         return named_tokenizer(spec)
     if spec.as_vllm:
         raise BadUsage(
-            f"vLLM samples by the model's own tokenizer, and none is known for {shape.name}",
+            f"vLLM samples by the model's own tokenizer, and none is known for {model.name}",
             "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub",
         )
-    return opt_tokenizer(shape)
+    return opt_tokenizer(model)
 
 
 def named_tokenizer(spec: WorkloadSpec) -> Tokenize:
@@ -193,11 +193,11 @@ def _natural(
             yield Request(tuple(prompt), len(reply), conversation[0].text)
 
 
-def _check_ids(requests: Iterable[Request], shape: Shape) -> None:
+def _check_ids(requests: Iterable[Request], model: Model) -> None:
     largest = max((max(request.prompt) for request in requests), default=0)
-    if largest >= shape.vocabulary:
+    if largest >= model.vocabulary:
         raise BadUsage(
-            f"the tokenizer gives id {largest}, but {shape.name} has only {shape.vocabulary} ids",
+            f"the tokenizer gives id {largest}, but {model.name} has only {model.vocabulary} ids",
             "the model's own tokenizer",
         )
 

@@ -14,8 +14,8 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytest_slmserve.schema.catalog import is_file, regular
 from pytest_slmserve.schema.errors import BadDataset, BadUsage, Rule
+from pytest_slmserve.schema.files import is_file, regular
 from pytest_slmserve.schema.loads import Request
 from pytest_slmserve.workload.tokens import (
     INSTALL,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from pytest_slmserve.schema.errors import BadUsage, Rule
-from pytest_slmserve.schema.shapes import Shape
+from pytest_slmserve.schema.models import Model
 
 T = TypeVar("T")
 Purpose = Literal["order", "ids", "arrivals", "trace"]
@@ -99,15 +99,15 @@ def gpt2_tokenizer() -> Tokenize:
     return lambda texts: [encoding.ids for encoding in bpe.encode_batch(list(texts), add_special_tokens=False)]
 
 
-def opt_tokenizer(shape: Shape) -> Tokenize:
+def opt_tokenizer(model: Model) -> Tokenize:
     """GPT-2's BPE moved past the special ids of OPT: OPT's segmentation and lengths, but not OPT's own numbering.
 
     Enough where only shapes count; for text that means something to real weights take `hub_tokenizer`. Raises
     BadUsage for a model with another vocabulary.
     """
-    if shape.vocabulary != OPT_VOCABULARY:
+    if model.vocabulary != OPT_VOCABULARY:
         raise BadUsage(
-            f"{shape.name} has {shape.vocabulary} token ids; the offline tokenizer is for OPT, with {OPT_VOCABULARY}",
+            f"{model.name} has {model.vocabulary} token ids; the offline tokenizer is for OPT, with {OPT_VOCABULARY}",
             "the model's own tokenizer, or the source lengths, which needs none",
         )
     tokenize = gpt2_tokenizer()

@@ -12,9 +12,9 @@ from pytest_slmserve.analysis.claims.job_claims import most_varied, same_but_kv,
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import e2e_s, job_points, ratio
 from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
@@ -25,7 +25,7 @@ from pytest_slmserve.workload.requests import build_workload
 
 HERE = Environment(platform="simulated", gpu_name="simulated")
 SPEC = EngineSpec("opt-125m", "simulated", extra=(("noise", 0.0), ("t_inf", 4000.0), ("b_half", 10.0)))
-WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=20, requests=40), shape_of("opt-125m"))
+WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=20, requests=40), model_of("opt-125m"))
 
 
 def served(load: Load, spec: EngineSpec = SPEC):
@@ -68,7 +68,7 @@ def test_energy_of_a_token_is_that_of_the_whole_job():
 
 
 def test_a_batch_that_does_not_fit_waits_its_turn():
-    small = replace(SPEC, kv_cache_bytes=10 * 3 * 16 * shape_of("opt-125m").kv_bytes_per_token())
+    small = replace(SPEC, kv_cache_bytes=10 * 3 * 16 * model_of("opt-125m").kv_bytes_per_token())
     (tight,), (roomy,) = job_points([served(job(40), small)]), job_points([served(job(40))])
     assert (tight.kv_blocks, tight.fits, roomy.fits) == (30, False, True)
     assert tight.output_tokens_per_s == pytest.approx(4000 * 10 / 20)

@@ -19,7 +19,7 @@ from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, EngineFailed
 from pytest_slmserve.schema.loads import OpenLoop
 
-OTHER = replace(SIMULATED, model="opt-125m")
+OTHER = replace(SIMULATED, model="opt-125m", model_facts=None)
 HOLD = """
 import sys, time
 from pathlib import Path

@@ -94,7 +94,11 @@ def test_one_that_ends_before_its_turn_says_why_when_it_comes(pool, held):
 
 
 def test_one_that_cannot_wait_is_launched_when_its_turn_comes(pool, held):
-    with abreast(pool, [(SIMULATED, {}), (replace(SIMULATED, model="opt-125m"), {})]) as (first, second):
+    other = replace(SIMULATED, model="opt-125m", model_facts=None)
+    with abreast(pool, [(SIMULATED, {}), (other, {})]) as (
+        first,
+        second,
+    ):
         assert pool.starts == [] and not held
         assert first().spec == SIMULATED and second().spec.model == "opt-125m"
     assert len(pool.starts) == 2

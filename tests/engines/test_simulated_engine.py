@@ -13,7 +13,7 @@ from interfaces import SIMULATED, small_workload
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.device.sensor_health import Health, health
 from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.telemetry.source import INTERVAL_S, simulated
@@ -44,7 +44,7 @@ def test_its_progress_tells_the_rate_of_the_load():
 
 
 def test_by_default_the_law_is_that_of_the_models_shape():
-    shape = shape_of(SIMULATED.model)
+    shape = model_of(SIMULATED.model)
     context = 16 + 32 / 2
     t_inf, b_half = engine().law(WORKLOAD)
     assert b_half == pytest.approx(shape.weight_bytes() / (context * shape.kv_bytes_per_token()))
@@ -53,11 +53,11 @@ def test_by_default_the_law_is_that_of_the_models_shape():
 
 
 def test_a_tiny_models_window_has_no_more_steps_than_one_whose_weights_take_a_tenth_of_a_millisecond():
-    tiny = SimulatedEngine(replace(SIMULATED, model="opt-tiny", extra=(("noise", 0.0),)))
+    tiny = SimulatedEngine(replace(SIMULATED, model="opt-tiny", model_facts=None, extra=(("noise", 0.0),)))
     run = tiny.run(WORKLOAD, ClosedLoop(1, window_s=1.0))
     assert 9_000 < len(run.steps.time_s) < 10_200
-    larger = SimulatedEngine(replace(SIMULATED, model="opt-125m"))
-    per_sequence = (16 + 32 / 2) * shape_of("opt-125m").kv_bytes_per_token()
+    larger = SimulatedEngine(replace(SIMULATED, model="opt-125m", model_facts=None))
+    per_sequence = (16 + 32 / 2) * model_of("opt-125m").kv_bytes_per_token()
     assert larger.law(WORKLOAD)[0] == pytest.approx(1e12 / per_sequence), "at 1 TB/s"
 
 

@@ -15,9 +15,10 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import PlannedItem, clock, estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner, doublings, plan_sweep, workload_spec
 from pytest_slmserve.plan.schedule import plan_lines
-from pytest_slmserve.schema.catalog import CATALOGUE, hub_name, shape_of
+from pytest_slmserve.schema.catalog import CATALOGUE, hub_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
@@ -215,7 +216,7 @@ def test_requests_longer_than_the_model_are_refused_before_they_are_made(monkeyp
 
 def test_requests_read_the_shape_of_their_model_once(monkeypatch):
     read = []
-    monkeypatch.setattr("pytest_slmserve.plan.planner.shape_of", lambda model: read.append(model) or shape_of(model))
+    monkeypatch.setattr("pytest_slmserve.plan.planner.model_of", lambda model: read.append(model) or model_of(model))
     monkeypatch.setattr("pytest_slmserve.plan.planner.requests_for", lambda spec, *_: Workload(spec, (), ""))
     planner = Planner(options(), "simulated", Host(Environment(platform="simulated"), "none"))
     assert planner.workload("opt-1.3b").spec.prompt_tokens == 512 and read == ["opt-1.3b"]

@@ -101,7 +101,7 @@ def test_an_engine_starts_once_for_all_of_its_cells():
 
 def cells_of(model: str, seconds: Iterable[float], **fields: Any) -> list[PlannedItem]:
     """Cells of one engine, each under a load of its own."""
-    engine = replace(ONE, model=model, **fields)
+    engine = replace(ONE, model=model, model_facts=None, **fields)
     return [PlannedItem(f"{model} {n}", engine, each, ClosedLoop(n + 1)) for n, each in enumerate(seconds)]
 
 

@@ -12,12 +12,12 @@ from inside import ONE, SWEEP, usage_error
 from interfaces import problems_of, somebodys_server, url_of
 
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share
-from pytest_slmserve.engines.launch.model_probe import model_for
+from pytest_slmserve.engines.launch.model_files import model_for
 from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment
 from pytest_slmserve.options.table import argument
 from pytest_slmserve.plan.engine_specs import planned_memory
 from pytest_slmserve.run import session
-from pytest_slmserve.schema.catalog import CATALOGUE, shape_of
+from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import predicted_blocks
@@ -48,7 +48,7 @@ def test_it_is_recorded(sweep, archive):
 def test_dummy_weights_need_a_config_and_no_network(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     spec = EngineSpec("opt-125m")
-    folder = model_for(spec, shape_of("opt-125m"))
+    folder = model_for(spec)
     assert json.loads(Path(folder, "config.json").read_text())["hidden_size"] == 768
     assert engine_arguments(spec, folder)["load_format"] == "dummy"
     assert engine_environment(spec, {})["HF_HUB_OFFLINE"] == "1"
@@ -56,7 +56,7 @@ def test_dummy_weights_need_a_config_and_no_network(tmp_path, monkeypatch):
 
 def test_real_weights_come_by_the_hubs_name():
     spec = EngineSpec("opt-125m", load_format="auto")
-    assert model_for(spec, shape_of("opt-125m")) == "facebook/opt-125m"
+    assert model_for(spec) == "facebook/opt-125m"
     assert engine_arguments(spec, "facebook/opt-125m")["load_format"] == "auto"
     assert "HF_HUB_OFFLINE" not in engine_environment(spec, {})
 

@@ -13,7 +13,7 @@ from smollm2 import missing, written
 
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.server import NAME, ServerEngine
-from pytest_slmserve.schema.catalog import shape_of, stored_parameters
+from pytest_slmserve.plan.models import model_of, stored_parameters
 from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
 from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
@@ -40,7 +40,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    found = ServerEngine(replace(SPEC, model=str(folder), interface="server", load_format="auto"))
+    found = ServerEngine(
+        replace(SPEC, model=str(folder), model_facts=model_of(str(folder)), interface="server", load_format="auto")
+    )
     yield found
     found.close()
 
@@ -60,7 +62,7 @@ def questions(tokenizer):
 
 
 def test_sizes_are_those_of_the_files_and_of_the_engine(folder, server):
-    assert stored_parameters(folder, tied=True) == shape_of(str(folder)).parameters == 134_515_008
+    assert stored_parameters(folder, tied=True) == model_of(str(folder)).parameters == 134_515_008
     assert abs(predicted_blocks(server.spec) - server.resolved.kv_blocks) <= 2
     assert server.resolved.kv_windows == (None,)
     assert kv_capacity(server.spec, 256, server.resolved) == (server.resolved.kv_blocks - 1) // 2

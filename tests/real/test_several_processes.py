@@ -13,8 +13,8 @@ from real_engine import SPEC
 from pytest_slmserve.analysis.advice.verification import kv_blocks_as_predicted
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.pool import start
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import OwnInterface
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import WorkloadSpec
@@ -29,7 +29,7 @@ def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("vLLM's CPU engines need a core for each process")
     spec = replace(SPEC, tensor_parallel_size=2, interface=interface)
-    workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), shape_of(spec.model))
+    workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), model_of(spec.model))
     engine = start(spec)
     try:
         made = measure(engine, workload, ClosedLoop(4, window_s=2.0), probe("cpu").environment)
@@ -38,7 +38,7 @@ def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing
     finally:
         engine.close()
     assert kv_blocks_as_predicted(spec, made.resolved)
-    per_block = 128 * shape_of(spec.model).kv_bytes_per_token()
+    per_block = 128 * model_of(spec.model).kv_bytes_per_token()
     assert made.resolved.kv_blocks == pytest.approx(2 * spec.kv_cache_bytes / per_block, abs=2)
     assert not any("failed" in text or "Little" in text for text in problems(made))
     assert all(map(gone, members))

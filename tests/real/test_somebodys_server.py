@@ -18,9 +18,9 @@ from real_engine import SPEC
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.launch.model_probe import tokenizer_files
+from pytest_slmserve.engines.launch.model_files import tokenizer_files
 from pytest_slmserve.engines.server import HOST, ServerEngine, free_port
-from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.telemetry.dcgm_exporter import ask_once
 
 POINTS = """
@@ -80,8 +80,8 @@ SERVING = ("accelerate", "fastapi", "openai", "rich", "torch", "transformers", "
 MAKE = """
 import sys
 from transformers import OPTConfig, OPTForCausalLM
-from pytest_slmserve.schema.catalog import shape_of
-OPTForCausalLM(OPTConfig(**dict(shape_of("opt-tiny").config))).save_pretrained(sys.argv[1])
+from pytest_slmserve.plan.models import model_of
+OPTForCausalLM(OPTConfig(**dict(model_of("opt-tiny").config))).save_pretrained(sys.argv[1])
 """
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -94,7 +94,7 @@ def transformers_serve(tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("served") / "tiny", free_port()
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", MAKE, str(folder)], env=offline, check=True, capture_output=True, timeout=120)
-    for file, text in tokenizer_files(shape_of("opt-tiny")).items():
+    for file, text in tokenizer_files(model_of("opt-tiny")).items():
         (folder / file).write_text(text, "utf-8")
     named = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
     (folder / "tokenizer_config.json").write_text(json.dumps({**named, "chat_template": TEMPLATE}), "utf-8")

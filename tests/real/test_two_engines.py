@@ -15,8 +15,8 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import summarize_shared
 from pytest_slmserve.engines.replicas.replica_set import start_replicas
 from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure_case
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import ReplicaSpec, WorkloadSpec
@@ -30,7 +30,7 @@ LOAD = ClosedLoop(4, window_s=2.0)
 def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("vLLM's CPU engines need a core each")
-    workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), shape_of(SPEC.model))
+    workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), model_of(SPEC.model))
     environment = probe("cpu").environment
     spec = ReplicaSpec((SPEC, SPEC), pinned=True)
     replicas, case = start_replicas(spec), Case(spec, (workload, workload), (LOAD, LOAD), environment)

@@ -9,8 +9,8 @@ import pytest
 from strategies import planted_run
 
 from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import EngineFailed, SensorFailed
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
@@ -27,7 +27,7 @@ LOAD = ClosedLoop(4, window_s=0.01)
 
 @pytest.fixture
 def workload():
-    return build_workload(WorkloadSpec(prompt_tokens=8, output_tokens=4, requests=6), shape_of("opt-tiny"))
+    return build_workload(WorkloadSpec(prompt_tokens=8, output_tokens=4, requests=6), model_of("opt-tiny"))
 
 
 def test_it_holds_what_was_asked_for_and_what_came_of_it(workload):

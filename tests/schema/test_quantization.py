@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -14,11 +13,10 @@ from pytest_slmserve.schema.kv_cache import (
     check_quantization,
     computes_in_fp8,
     kv_value_bytes,
-    own_kv_cache_dtype,
     quantization_of,
     weight_bytes,
 )
-from pytest_slmserve.schema.shapes import Shape, shape_from_config
+from pytest_slmserve.schema.models import Model, model_from_config
 from pytest_slmserve.schema.specs import EngineSpec
 
 QWEN = CATALOGUE["qwen3-0.6b"]
@@ -27,32 +25,32 @@ ASYMMETRIC = {"num_bits": 4, "symmetric": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 
 
-def quantized(own: dict) -> Shape:
-    return shape_from_config("mine", {**dict(QWEN.config), "quantization_config": own}, QWEN.parameters)
+def quantized(own: dict) -> Model:
+    return model_from_config("mine", {**dict(QWEN.config), "quantization_config": own}, QWEN.parameters)
 
 
 def test_of_fp8_embeddings_keep_their_type():
     embeddings = 151_936 * 1024
     assert QWEN.embeddings == embeddings and CATALOGUE["qwen3-8b"].embeddings == 2 * 151_936 * 4096
     assert CATALOGUE["opt-350m"].embeddings == 50_272 * 512, "narrower than its layers"
-    assert weight_bytes(PLAIN, QWEN, 2) == 2 * QWEN.parameters
-    assert weight_bytes(FP8, QWEN, 2) == QWEN.parameters + embeddings
+    assert weight_bytes(PLAIN, 2) == 2 * QWEN.parameters
+    assert weight_bytes(FP8, 2) == QWEN.parameters + embeddings
 
 
 @pytest.mark.parametrize(("model", "tied"), [("gemma-3-270m", True), ("opt-125m", True), ("llama-7b", False)])
 def test_embeddings_of_a_configuration_that_does_not_tell(model, tied):
     """As Transformers writes those of Gemma and OPT."""
     untold = {name: value for name, value in CATALOGUE[model].config if name != "tie_word_embeddings"}
-    shape = shape_from_config("mine", untold)
+    shape = model_from_config("mine", untold)
     assert shape.embeddings == (1 if tied else 2) * shape.lm_head == CATALOGUE[model].embeddings
 
 
 def test_a_model_that_was_quantized_says_how():
-    shape = quantized(AWQ)
-    assert quantization_of(PLAIN, QWEN) is quantization_of(PLAIN, None) is None
-    assert (quantization_of(PLAIN, shape), quantization_of(FP8, QWEN)) == ("awq", "fp8")
+    spec = EngineSpec("mine", model_facts=quantized(AWQ))
+    assert quantization_of(PLAIN) is quantization_of(EngineSpec("mine")) is None
+    assert (quantization_of(spec), quantization_of(FP8)) == ("awq", "fp8")
     bits = 4 + 20 / 128
-    assert weight_bytes(PLAIN, shape, 2) == int(2 * QWEN.embeddings + (QWEN.parameters - QWEN.embeddings) * bits / 8)
+    assert weight_bytes(spec, 2) == int(2 * QWEN.embeddings + (QWEN.parameters - QWEN.embeddings) * bits / 8)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +69,9 @@ def test_a_model_that_was_quantized_says_how():
     ],
 )
 def test_bits_of_a_weight(method, own, bits):
-    assert bits_per_weight(method, own) == bits
+    assert (
+        bits_per_weight(method, quantized({"quant_method": method.removesuffix("_marlin"), **own}).quantization) == bits
+    )
 
 
 FLOAT8 = {"num_bits": 8, "type": "float"}
@@ -88,25 +88,22 @@ FLOAT8 = {"num_bits": 8, "type": "float"}
         ({"quant_method": "fp8", "kv_cache_scheme": "static"}, "auto"),
     ],
 )
-def test_the_cache_that_a_checkpoint_asks_for(own, dtype, tmp_path):
+def test_the_cache_that_a_checkpoint_asks_for(own, dtype):
     """As `resolve_kv_cache_dtype_string` and `Attention` of vLLM have it."""
-    shape = quantized(own)
-    (tmp_path / "config.json").write_text(json.dumps(dict(shape.config)), "utf-8")
-    spec = EngineSpec(str(tmp_path), dtype="bfloat16")
-    assert own_kv_cache_dtype(shape) == dtype
+    spec = EngineSpec("mine", dtype="bfloat16", model_facts=quantized(own))
     assert kv_value_bytes(spec) == {"auto": 2, "fp8": 1, "": None}[dtype]
     assert kv_value_bytes(replace(spec, extra=(("kv_cache_dtype", "bfloat16"),))) == 2, "asked for, it counts first"
 
 
 def test_what_is_computed_in_fp8():
     groups = [{"0": {"weights": FLOAT8, "input_activations": inputs}} for inputs in (FLOAT8, None, {"num_bits": 8})]
-    shapes = [quantized({"quant_method": "compressed-tensors", "config_groups": group}) for group in groups]
-    assert [computes_in_fp8(PLAIN, shape) for shape in shapes] == [True, False, False]
-    assert computes_in_fp8(FP8, QWEN) and not computes_in_fp8(PLAIN, QWEN) and not computes_in_fp8(PLAIN, None)
+    models = [quantized({"quant_method": "compressed-tensors", "config_groups": group}) for group in groups]
+    assert [computes_in_fp8(EngineSpec("mine", model_facts=each)) for each in models] == [True, False, False]
+    assert computes_in_fp8(FP8) and not computes_in_fp8(PLAIN) and not computes_in_fp8(EngineSpec("mine"))
 
 
 def test_weights_of_an_unknown_method_are_not_counted():
-    assert weight_bytes(PLAIN, quantized({"quant_method": "mxfp4"}), 2) is None
+    assert weight_bytes(EngineSpec("mine", model_facts=quantized({"quant_method": "mxfp4"})), 2) is None
 
 
 @pytest.mark.parametrize(
@@ -123,9 +120,9 @@ def test_weights_of_an_unknown_method_are_not_counted():
     ],
 )
 def test_a_method_that_the_model_does_not_have_is_refused(asked, own, problem):
-    spec = EngineSpec("mine", extra=(("quantization", asked),) if asked else ())
-    shape = quantized(own) if own else QWEN
+    model = quantized(own) if own else QWEN
+    spec = EngineSpec("mine", extra=(("quantization", asked),) if asked else (), model_facts=model)
     if problem is None:
-        return check_quantization(spec, shape)
+        return check_quantization(spec)
     with pytest.raises(BadUsage, match=problem):
-        check_quantization(spec, shape)
+        check_quantization(spec)

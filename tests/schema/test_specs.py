@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import NAMES
 
+from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.printable import printable
@@ -38,11 +39,28 @@ def other(name: str) -> st.SearchStrategy[object]:
     return OTHER.get(name, usual).filter(lambda value: value != default)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(EngineSpec) if field.name != "url"])
+@pytest.mark.parametrize(
+    "name", [field.name for field in fields(EngineSpec) if field.name not in ("url", "model_facts")]
+)
 @given(data=st.data())
 def test_the_key_changes_with_every_field_but_places(name, data):
     changed = replace(PLAIN, **{name: data.draw(other(name))})
     assert (changed.key == PLAIN.key) is (name in PLACES)
+
+
+def test_the_key_changes_with_the_configuration_of_a_folder():
+    """Of a catalogue model the name says it all, and what an endpoint serves is its own affair."""
+    mine = replace(PLAIN.known_model, source="folder", name="mine")
+    spec = EngineSpec("./mine", model_facts=mine)
+    assert spec.key != EngineSpec("./mine", model_facts=replace(mine, layers=2)).key
+    assert spec.key == EngineSpec("./mine", model_facts=replace(mine, parameters=None, active=None, windows=None)).key
+    assert EngineSpec("opt-1.3b", model_facts=replace(PLAIN.known_model, layers=2)).key == PLAIN.key
+
+
+def test_a_catalogue_model_brings_its_sizes_and_no_other_does():
+    assert EngineSpec("facebook/opt-1.3b").known_model is CATALOGUE["opt-1.3b"]
+    with pytest.raises(BadUsage, match="nothing is known of the model './opt-1.3b'"):
+        EngineSpec("./opt-1.3b").known_model  # noqa: B018
 
 
 def test_an_endpoint_is_known_by_its_url_and_nothing_else_has_one():
@@ -102,7 +120,7 @@ def test_a_fixed_number_of_requests_needs_no_window():
 def test_an_engine_takes_neighbouring_gpus_and_one_of_them_keeps_its_old_key():
     assert [*replace(PLAIN, gpu=2, tensor_parallel_size=2).gpus] == [2, 3]
     old = asdict(PLAIN)
-    for name in ("tensor_parallel_size", "url", "allow_prefix_cache", "python", "gpu"):
+    for name in ("tensor_parallel_size", "url", "allow_prefix_cache", "python", "gpu", "model_facts"):
         del old[name]
     assert PLAIN.key == short_hash({**to_stored(old), "env": []}), "as before there were several"
 

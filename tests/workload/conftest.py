@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.schema.catalog import Shape, shape_of
+from pytest_slmserve.plan.models import model_of
+from pytest_slmserve.schema.models import Model
 
 INVENTED = Path(__file__).with_name("invented.json")
 
@@ -30,5 +31,5 @@ def by_bytes():
 
 
 @pytest.fixture(scope="session")
-def opt() -> Shape:
-    return shape_of("opt-125m")
+def opt() -> Model:
+    return model_of("opt-125m")

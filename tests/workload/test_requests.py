@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
@@ -18,7 +18,7 @@ from pytest_slmserve.workload.sharegpt import dataset_path, pick
 from pytest_slmserve.workload.tokens import opt_tokenizer, shipped_lengths, within_vllm_limits
 
 NATURAL = {"prompt_tokens": None, "output_tokens": None}
-OPT = shape_of("opt-125m")
+OPT = model_of("opt-125m")
 SEEDS = st.integers(-(2**40), 2**40)
 RULES = st.sampled_from(["human-first", "vllm"])
 

@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 from conversations import clustered, write_tokenizer
 
-from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
@@ -212,7 +212,7 @@ def test_every_request_of_a_workload_is_vllms_own(by_vllm, folder):
             seed=asked["seed"],
             tokenizer=tokenizer,
         )
-        made = build_workload(spec, shape_of("opt-125m"))
+        made = build_workload(spec, model_of("opt-125m"))
         assert [(r.text, len(r.prompt), r.output_tokens) for r in made.requests] == by_vllm[n], asked
         ids = hub_tokenizer(tokenizer, special_tokens=True)([r.text for r in made.requests])
         assert [list(r.prompt) for r in made.requests] == ids

@@ -24,13 +24,12 @@ from pytest_slmserve.analysis.stats.estimates import mean_of_known, percent, per
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.verdict import Verdict, above, every
-from pytest_slmserve.schema.catalog import hub_name, shape_of, short_name
+from pytest_slmserve.schema.catalog import hub_name, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import (
     RESERVE_BYTES,
     block_size_of,
-    known_shape,
     kv_bytes,
     kv_bytes_per_token,
     kv_windows,
@@ -38,7 +37,6 @@ from pytest_slmserve.schema.kv_cache import (
     weight_bytes,
 )
 from pytest_slmserve.schema.records import Resolved
-from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 GRAPHS = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}  # arguments of the engine
@@ -183,8 +181,8 @@ def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
 
 
 def _footprint(curve: Curve, spec: EngineSpec, resolved: Resolved, longest: int) -> Footprint | None:
-    shape, each, per_token = known_shape(spec.model), value_bytes(spec, resolved), kv_bytes_per_token(spec, resolved)
-    weights = resolved.weight_bytes or (weight_bytes(spec, shape, each) if shape and each else None)
+    each, per_token = value_bytes(spec, resolved), kv_bytes_per_token(spec, resolved)
+    weights = resolved.weight_bytes or (weight_bytes(spec, each) if each else None)
     windows = kv_windows(spec, resolved)
     if weights is None or per_token is None or windows is None:
         return None
@@ -221,15 +219,14 @@ def _arguments(spec: EngineSpec) -> Iterator[str]:
 
 def of_external(
     curve: Curve,
-    model: str | None,
+    spec: EngineSpec | None,
     longest: int | None,
     b_half: float | None,
     notes: Sequence[str] = (),
     kv_blocks: int | None = None,
 ) -> SourcedSweeps:
-    """One subject, the curve of external results. model: tells shape and weights, where it is known; None: only the
-    batch can be advised. longest: tokens of a request at full length. kv_blocks: of the engine, of 16 tokens each.
-    Raises BadUsage for an unknown model."""
+    """One subject, the curve of external results. spec: an engine of the model; None: only the
+    batch can be advised. longest: tokens of a request at full length. kv_blocks: of the engine, of 16 tokens each."""
     over = [p.concurrency for p in curve.points if more_in_flight(p)]
     odd = "output rate x latency is more than the knob at {}: the knob is taken as the batch"
     shares = [
@@ -239,9 +236,9 @@ def of_external(
         if one.batch and one.e2e_s and one.output_tokens_per_s
     ]
     subject = ModelSweep(
-        name="results" if model is None else short_name(model),
+        name="results" if spec is None else short_name(spec.model),
         points=curve.points if over else tuple(map(_with_true_batch, curve.points)),
-        engine=None if model is None else _engine_of_shape(model, shape_of(model), longest, kv_blocks),
+        engine=None if spec is None else _engine_without_records(spec, longest, kv_blocks),
         output_share=fmean(shares) if shares else None,
         b_half=b_half,
         notes=(*notes, *_left_out(curve), *([odd.format(", ".join(map(str, over)))] if over else [])),
@@ -260,19 +257,18 @@ def _with_true_batch(point: Point) -> Point:
     return replace(point, batch_repeats=batches) if point.valid and batches else point
 
 
-def _engine_of_shape(model: str, shape: Shape, longest: int | None, kv_blocks: int | None) -> ServedEngine:
-    spec = EngineSpec(model, dtype=shape.dtype)
-    each, per_token = value_bytes(spec), kv_bytes_per_token(spec)
-    weights = weight_bytes(spec, shape, each) if each else None
+def _engine_without_records(spec: EngineSpec, longest: int | None, kv_blocks: int | None) -> ServedEngine:
+    each, per_token, windows = value_bytes(spec), kv_bytes_per_token(spec), kv_windows(spec)
+    weights = weight_bytes(spec, each) if each else None
     footprint, why_not = None, "the longest request is not known: --max-model-len"
-    if weights is None or per_token is None or shape.kv_groups is None:
+    if weights is None or per_token is None or windows is None:
         why_not = f"its {'weights are' if weights is None else 'KV cache is'} not known"
     elif longest is not None:
-        groups = len(shape.kv_groups[1])
+        groups = len(windows)
         footprint = Footprint(weight_bytes=weights, kv_bytes_per_token=per_token, longest=longest, groups=groups)
     return ServedEngine(
-        model=hub_name(model),
-        dtype=shape.dtype,
+        model=hub_name(spec.model),
+        dtype=spec.dtype,
         footprint=footprint,
         no_footprint=why_not,
         kv_had_bytes=footprint.block_bytes * kv_blocks if footprint and kv_blocks else None,

@@ -14,10 +14,10 @@ from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_fi
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.kv_cache import computes_in_fp8, known_shape, kv_value_bytes, value_bytes, weight_bytes
+from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_value_bytes, value_bytes, weight_bytes
 from pytest_slmserve.schema.loads import WorkloadReference
+from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.records import Measurement, Resolved, Run
-from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
 
 
@@ -163,12 +163,12 @@ def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
     """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization. peaks: of one
     GPU."""
     gpus = spec.tensor_parallel_size
-    fp8 = peaks.fp8_flops_per_s if computes_in_fp8(spec, known_shape(spec.model)) else None
+    fp8 = peaks.fp8_flops_per_s if computes_in_fp8(spec) else None
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
 
 
-def work_of_shape(
-    shape: Shape,
+def work_of_model(
+    model: Model,
     prompt_tokens: float,
     output_tokens: float,
     *,
@@ -177,38 +177,38 @@ def work_of_shape(
     kv_each: int | None = None,
     gpus: int = 1,
 ) -> Work | None:
-    """A request's work. weight_bytes: as measured; without it the shape must tell its parameters. each, kv_each: bytes
+    """A request's work. weight_bytes: as measured; without it the model must tell its parameters. each, kv_each: bytes
     of a weight, and of a number in the KV cache, None for as many. gpus: that together hold the KV heads. None where
     the weights or what the layers keep is not known."""
-    known, context = weight_bytes or shape.weight_bytes(each), prompt_tokens + output_tokens / 2
-    read = shape.kv_read_bytes(context, kv_each or each, gpus)
+    known, context = weight_bytes or model.weight_bytes(each), prompt_tokens + output_tokens / 2
+    read = model.kv_read_bytes(context, kv_each or each, gpus)
     if known is None or read is None:
         return None
-    lookups = shape.looked_up
+    lookups = model.looked_up
     return Work(
-        parameters=(shape.active or known / each) - lookups,
-        lm_head=shape.lm_head,
+        parameters=(model.active or known / each) - lookups,
+        lm_head=model.lm_head,
         weight_bytes=known - lookups * each,
         kv_bytes_per_token=read / context,
-        heads_width=shape.attention_width(context),
+        heads_width=model.attention_width(context),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
-        idle_share=(shape.parameters - (shape.active or 0)) / (shape.parameters - lookups) if shape.parameters else 0.0,
-        routed_share=shape.routed_share,
+        idle_share=(model.parameters - (model.active or 0)) / (model.parameters - lookups) if model.parameters else 0.0,
+        routed_share=model.routed_share,
     )
 
 
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
     """The work of a workload's mean request, None where the model's shape or data type is unknown, or prompts may come
     from a cache."""
-    shape, each = known_shape(spec.model), value_bytes(spec, resolved)
-    if shape is None or each is None or (spec.allow_prefix_cache and spec.caches_prefixes):
+    model, each = spec.model_facts, value_bytes(spec, resolved)
+    if model is None or each is None or (spec.allow_prefix_cache and spec.caches_prefixes):
         return None
-    return work_of_shape(
-        shape,
+    return work_of_model(
+        model,
         workload.mean_prompt_tokens,
         workload.mean_output_tokens,
-        weight_bytes=resolved.weight_bytes or weight_bytes(spec, shape, each),
+        weight_bytes=resolved.weight_bytes or weight_bytes(spec, each),
         each=each,
         kv_each=kv_value_bytes(spec, resolved),
         gpus=spec.tensor_parallel_size,

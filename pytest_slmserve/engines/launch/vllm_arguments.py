@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from pytest_slmserve.engines.launch.child_process import Child, still_waiting
-from pytest_slmserve.schema.catalog import own_cache
 from pytest_slmserve.schema.errors import Caches, Side
+from pytest_slmserve.schema.files import own_cache
 from pytest_slmserve.schema.secret_words import passed_on
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 from pytest_slmserve.telemetry.host_probe import own_cores

@@ -26,8 +26,8 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, Part, page_content, parts
 from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.text_table import laid_out
-from pytest_slmserve.schema.catalog import regular
 from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.files import regular
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 

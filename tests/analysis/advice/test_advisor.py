@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.advice.batch_choice import (
     through,
     two_load_laws,
 )
-from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_shape
+from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_model
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
@@ -269,7 +269,7 @@ def test_time_slicing_is_bound_by_the_host_and_mps_by_the_nearest_unit():
 
 
 def test_without_sensors_the_roofline_bounds_both():
-    facts = {"work": work_of_shape(SHAPE, 512, 256), "peaks": peaks_of("NVIDIA H200")}
+    facts = {"work": work_of_model(SHAPE, 512, 256), "peaks": peaks_of("NVIDIA H200")}
     seen = gains_at(subject(planted(), **facts), 64)
     assert seen.time_slicing is seen.mps and seen.mps.unit == "roofline" and seen.mps.factor > 1
     assert seen.power_share is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,8 @@ from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.schema.models import model_from_config
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 BATCHES = (1, 16, 64)
 KV_BYTES = 1365 * 16 * 196_608  # of the planted engine's blocks
@@ -158,23 +158,22 @@ def test_external_results_bring_their_batch_and_share_of_output():
 
 
 def test_a_model_gives_external_results_a_shape_and_a_length_their_memory():
-    [subject] = of_external(published(), "opt-1.3b", 632, None).subjects
+    [subject] = of_external(published(), EngineSpec("opt-1.3b"), 632, None).subjects
     assert subject.name == "opt-1.3b" and subject.footprint.longest == 632 and not subject.footprint.allowance_seen
     assert subject.engine.max_num_batched_tokens is None and subject.engine.dtype == "float16"
-    [known] = of_external(published(), "opt-1.3b", 632, None, kv_blocks=18_573).subjects
+    [known] = of_external(published(), EngineSpec("opt-1.3b"), 632, None, kv_blocks=18_573).subjects
     assert subject.engine.kv_had_bytes is None and known.engine.kv_had_bytes == 18_573 * 16 * 196_608
-    [short] = of_external(published(), "opt-1.3b", None, None).subjects
+    [short] = of_external(published(), EngineSpec("opt-1.3b"), None, None).subjects
     assert short.footprint is None and "--max-model-len" in short.engine.no_footprint
-    with pytest.raises(BadUsage, match="unknown model"):
-        of_external(published(), "no-such-model", None, None)
 
 
-def test_external_results_of_a_quantized_model_have_its_weights_and_its_cache(tmp_path):
+def test_external_results_of_a_quantized_model_have_its_weights_and_its_cache():
     groups = {"0": {"weights": {"num_bits": 8}}}
     own = {"quant_method": "compressed-tensors", "config_groups": groups, "kv_cache_scheme": {"num_bits": 8}}
     config = {**dict(CATALOGUE["qwen3-0.6b"].config), "quantization_config": own}
-    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    [subject] = of_external(published(), str(tmp_path), 768, None).subjects
+    model = model_from_config("mine", config, CATALOGUE["qwen3-0.6b"].parameters)
+    spec = EngineSpec("mine", dtype=model.dtype, model_facts=model)
+    [subject] = of_external(published(), spec, 768, None).subjects
     assert subject.footprint.weight_bytes == 596_049_920 + 155_582_464, "the embeddings keep 16 bits"
     assert subject.footprint.kv_bytes_per_token == 28 * 8 * 128 * 2
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from strategies import measurement
 
 from pytest_slmserve.analysis.metrics import roofline
-from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, regime, work_of_shape
-from pytest_slmserve.schema.catalog import CATALOGUE, shape_of
+from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, regime, work_of_model
+from pytest_slmserve.plan.models import model_of
+from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.environment import GpuPeaks
-from pytest_slmserve.schema.shapes import shape_from_config
+from pytest_slmserve.schema.models import model_from_config
 
 A100, H200 = "NVIDIA A100-SXM4-40GB", "NVIDIA H200"
 LLAMA_70B = {
@@ -131,20 +132,20 @@ def test_peaks_that_the_user_gave_count_before_the_list():
     ],
 )
 def test_ceiling_of_the_papers_lengths(gpu, model, batch, expected):
-    bound = ceiling_tokens_per_s(work_of_shape(shape_of(model), 512, 256), peaks_of(gpu), batch)
+    bound = ceiling_tokens_per_s(work_of_model(model_of(model), 512, 256), peaks_of(gpu), batch)
     assert expected < bound < 1.005 * expected
 
 
 def test_logits_are_computed_of_a_prompts_last_token_only():
-    work = work_of_shape(shape_of("opt-125m"), 512, 256)
+    work = work_of_model(model_of("opt-125m"), 512, 256)
     assert work.lm_head == 50272 * 768
     assert replace(work, prompt_tokens=1).prefill_flops == 2 * work.parameters + 2 * work.heads_width
     assert work.prefill_flops == pytest.approx(0.7035 * replace(work, lm_head=0).prefill_flops, rel=1e-4)
-    assert work_of_shape(shape_of("opt-350m"), 512, 256).lm_head == 50272 * 512, "of its narrower embeddings"
+    assert work_of_model(model_of("opt-350m"), 512, 256).lm_head == 50272 * 512, "of its narrower embeddings"
 
 
 works = st.builds(
-    work_of_shape,
+    work_of_model,
     st.sampled_from([shape for shape in CATALOGUE.values() if shape.windows]),
     st.integers(1, 2048).map(float),
     st.integers(1, 2048).map(float),
@@ -160,7 +161,7 @@ def test_ceiling_rises_with_the_batch_and_falls_without_overlap(work, peaks, bat
 
 
 def test_long_decoding_at_batch_one_reads_the_weights_for_each_token():
-    work, peaks = work_of_shape(shape_of("opt-6.7b"), 1, 200), peaks_of(H200)
+    work, peaks = work_of_model(model_of("opt-6.7b"), 1, 200), peaks_of(H200)
     assert ceiling_tokens_per_s(work, peaks, 1) == pytest.approx(4800e9 / work.weight_bytes, rel=0.02)
 
 
@@ -169,74 +170,74 @@ def test_long_decoding_at_batch_one_reads_the_weights_for_each_token():
     [("opt-125m", 10.6), ("opt-1.3b", 20.9), ("opt-2.7b", 25.3), ("opt-6.7b", 39.7), ("opt-13b", 49.0)],
 )
 def test_opt_is_bound_by_memory_at_every_batch(model, b_half):
-    work = work_of_shape(shape_of(model), 512, 256)
+    work = work_of_model(model_of(model), 512, 256)
     seen = regime(work, peaks_of(A100))
     assert work.b_half == pytest.approx(b_half, abs=0.05)
     assert seen.bound == "memory" and seen.intensity == pytest.approx(work.b_half + 1)
 
 
 def test_grouped_queries_at_short_context_are_bound_by_arithmetic():
-    work = work_of_shape(shape_from_config("llama-2-70b", LLAMA_70B, parameters=68_976_648_192), 512, 256)
+    work = work_of_model(model_from_config("llama-2-70b", LLAMA_70B, parameters=68_976_648_192), 512, 256)
     seen = regime(work, peaks_of(H200))
     assert seen.bound == "compute" and seen.intensity == pytest.approx(work.b_half + 8)
 
 
 def test_weights_that_nobody_can_tell():
-    stranger = shape_from_config("llama-2-70b", LLAMA_70B)
-    assert work_of_shape(stranger, 512, 256) is None
-    measured = work_of_shape(stranger, 512, 256, weight_bytes=138e9)
+    stranger = model_from_config("llama-2-70b", LLAMA_70B)
+    assert work_of_model(stranger, 512, 256) is None
+    measured = work_of_model(stranger, 512, 256, weight_bytes=138e9)
     lookups = 32_000 * 8192
     assert measured.parameters == 69e9 - lookups and measured.weight_bytes == 138e9 - 2 * lookups
 
 
 def test_embeddings_that_are_only_looked_up_are_neither_read_nor_multiplied_with():
     """A seventh of OLMo 2 1B, whose output layer is another; OPT's is the same."""
-    shape, tied = shape_of("olmo-2-1b"), shape_of("opt-1.3b")
-    work, lookups = work_of_shape(shape, 512, 256), 100_352 * 2048
+    shape, tied = model_of("olmo-2-1b"), model_of("opt-1.3b")
+    work, lookups = work_of_model(shape, 512, 256), 100_352 * 2048
     assert work.weight_bytes == 2 * work.parameters == 2 * (shape.parameters - lookups)
-    quantized = work_of_shape(shape, 512, 256, weight_bytes=2e9)
+    quantized = work_of_model(shape, 512, 256, weight_bytes=2e9)
     assert quantized.weight_bytes == 2e9 - 2 * lookups and quantized.parameters == work.parameters
-    assert work_of_shape(tied, 512, 256).parameters == tied.parameters
+    assert work_of_model(tied, 512, 256).parameters == tied.parameters
 
 
 def test_of_experts_a_token_is_multiplied_with_those_that_it_is_sent_to():
-    work = work_of_shape(shape_of("olmoe-1b-7b"), 512, 256)
+    work = work_of_model(model_of("olmoe-1b-7b"), 512, 256)
     lookups = 50_304 * 2048
     assert work.weight_bytes == 2 * (6_919_161_856 - lookups) and work.parameters == 1_282_017_280 - lookups
 
 
 def test_a_step_reads_the_experts_that_one_of_its_tokens_is_sent_to():
-    work = work_of_shape(shape_of("olmoe-1b-7b"), 512, 256)
+    work = work_of_model(model_of("olmoe-1b-7b"), 512, 256)
     assert work.weights_read(1) == pytest.approx(2 * work.parameters)
     assert work.weights_read(1) < work.weights_read(8) < work.weights_read(64) < work.weight_bytes
     assert work.weights_read(64) > 0.99 * work.weight_bytes
-    dense = work_of_shape(shape_of("opt-1.3b"), 512, 256)
+    dense = work_of_model(model_of("opt-1.3b"), 512, 256)
     assert dense.weights_read(1) == dense.weights_read(64) == dense.weight_bytes
 
 
 def test_layers_that_slide_are_read_up_to_their_window():
-    shape = shape_of("gemma-3-1b")
-    short, long = (work_of_shape(shape, prompt, 256) for prompt in (128, 3968))
+    shape = model_of("gemma-3-1b")
+    short, long = (work_of_model(shape, prompt, 256) for prompt in (128, 3968))
     assert short.context * short.kv_bytes_per_token == 26 * 256 * 1024
     assert long.context * long.kv_bytes_per_token == (22 * 512 + 4 * 4096) * 1024
     assert long.heads_width < short.heads_width
 
 
 def test_half_as_many_bytes_of_an_fp8_cache_and_of_more_gpus_than_heads_more():
-    full, half = (work_of_shape(shape_of("qwen3-0.6b"), 512, 256, kv_each=n) for n in (None, 1))
+    full, half = (work_of_model(model_of("qwen3-0.6b"), 512, 256, kv_each=n) for n in (None, 1))
     assert half.kv_bytes_per_token == full.kv_bytes_per_token / 2 and half.weight_bytes == full.weight_bytes
-    few, many = (work_of_shape(shape_of("qwen2.5-3b"), 512, 256, gpus=n) for n in (2, 4))
+    few, many = (work_of_model(model_of("qwen2.5-3b"), 512, 256, gpus=n) for n in (2, 4))
     assert many.kv_bytes_per_token == 2 * few.kv_bytes_per_token
 
 
 def test_a_state_in_place_of_a_cache_has_no_roofline():
-    assert work_of_shape(shape_of("granite-4.0-h-350m"), 512, 256) is None
+    assert work_of_model(model_of("granite-4.0-h-350m"), 512, 256) is None
 
 
 def test_fraction_of_a_measurement():
     m = measurement(8, 5000.0)
     fraction = roofline.roofline_fraction(m, 5000.0, 8.0)
-    work = work_of_shape(shape_of("opt-1.3b"), 64, 32, weight_bytes=m.resolved.weight_bytes)
+    work = work_of_model(model_of("opt-1.3b"), 64, 32, weight_bytes=m.resolved.weight_bytes)
     assert fraction == pytest.approx(5000 / ceiling_tokens_per_s(work, peaks_of(H200), 8))
     assert roofline.roofline_fraction(m, 5000.0, 8.0, overlap=True) < fraction
 
@@ -244,7 +245,12 @@ def test_fraction_of_a_measurement():
 def test_fraction_of_the_unknown():
     m = measurement()
     assert roofline.roofline_fraction(m, None, 8.0) is None
-    assert roofline.roofline_fraction(replace(m, spec=replace(m.spec, model="/somewhere/else")), 1.0, 8.0) is None
+    assert (
+        roofline.roofline_fraction(
+            replace(m, spec=replace(m.spec, model="/somewhere/else", model_facts=None)), 1.0, 8.0
+        )
+        is None
+    )
     assert roofline.roofline_fraction(replace(m, environment=replace(m.environment, gpu_name=None)), 1.0, 8.0) is None
     allowed = replace(m.spec, allow_prefix_cache=True)
     assert roofline.roofline_fraction(replace(m, spec=allowed), 1.0, 8.0), "its engine keeps no prompts"

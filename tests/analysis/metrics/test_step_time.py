@@ -106,7 +106,7 @@ def test_the_bound_by_shapes():
 def test_nothing_known_no_step_time():
     m = measurement()
     assert step_time(replace(m, environment=replace(m.environment, gpu_name="Some GPU"))) is None
-    assert step_time(replace(m, spec=replace(m.spec, model="/not/here"))) is None
+    assert step_time(replace(m, spec=replace(m.spec, model="/not/here", model_facts=None))) is None
     assert step_time(replace(m, run=replace(m.run, window_s=(1e6, 1e6 + 1)))) is None
 
 

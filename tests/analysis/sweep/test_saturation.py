@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import law, measurement, noisy_curve, point
 
-from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_shape
+from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_model
 from pytest_slmserve.analysis.points import point_of
 from pytest_slmserve.analysis.stats.estimates import Interval, student_interval
 from pytest_slmserve.analysis.sweep.gains import fit, fit_step, fit_t_inf, fixed_s_from_shapes
-from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import TooFewPoints
 
 # Decode milliseconds per step of OPT-1.3B on an H100 with 64 GB, 161 prompt and 338 output tokens: the raw results
@@ -38,14 +38,14 @@ def test_the_law_on_published_results():
     found = fit([point(b, [b / ms * 1e3]) for b, ms in PUBLISHED_STEP_MS.items()])
     assert found.b_half.value == pytest.approx(45.4, abs=0.5)
     assert found.error_max < 0.06 and found.error_mean < 0.03
-    shapes = work_of_shape(shape_of("opt-1.3b"), 161, 338)
+    shapes = work_of_model(model_of("opt-1.3b"), 161, 338)
     assert shapes.b_half == pytest.approx(40.6, abs=0.1)
     assert found.b_half.value == pytest.approx(shapes.b_half, rel=0.15), "half of it needs no GPU"
 
 
 def test_one_parameter_is_enough_where_shapes_give_the_other():
     """One number of the device predicts batches from 1 to 512: what is known of the model says the rest."""
-    shapes = work_of_shape(shape_of("opt-1.3b"), 161, 338)
+    shapes = work_of_model(model_of("opt-1.3b"), 161, 338)
     found = fit([point(b, [b / ms * 1e3]) for b, ms in PUBLISHED_STEP_MS.items()], b_half=shapes.b_half)
     assert found.error_max < 0.10 and found.error_mean < 0.05
     assert found.b_half == Interval(shapes.b_half) and found.t_inf.value == pytest.approx(10_800, rel=0.02)
@@ -64,7 +64,7 @@ def test_a_known_half_asks_for_a_point():
 def test_the_fixed_part_shows_the_host():
     """A step's fixed part was 3.95 ms where reading the weights takes 1.61 ms at the bandwidth of that GPU."""
     found = fit([point(b, [b / ms * 1e3]) for b, ms in PUBLISHED_STEP_MS.items()])
-    shapes = fixed_s_from_shapes(work_of_shape(shape_of("opt-1.3b"), 161, 338), peaks_of("NVIDIA H100 64GB HBM2"))
+    shapes = fixed_s_from_shapes(work_of_model(model_of("opt-1.3b"), 161, 338), peaks_of("NVIDIA H100 64GB HBM2"))
     assert shapes == pytest.approx(1.61e-3, rel=0.01)
     assert found.fixed_s.value == pytest.approx(3.95e-3, rel=0.01)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.engines.launch.model_probe import kept, model_for, tokenizer_files
+from pytest_slmserve.engines.launch.model_files import kept, model_for, tokenizer_files
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import EngineSpec
@@ -25,30 +26,31 @@ def cache(tmp_path, monkeypatch):
 
 def test_dummy_weights_come_from_a_folder_that_describes_the_model(cache):
     shape = CATALOGUE["opt-125m"]
-    folder = Path(model_for(EngineSpec("opt-125m"), shape))
+    folder = Path(model_for(EngineSpec("opt-125m")))
     assert folder.parent == cache and folder.name.startswith("opt-125m-")
     assert json.loads((folder / "config.json").read_text("utf-8")) == dict(shape.config)
     assert not [path for path in folder.iterdir() if path.suffix != ".json"], "there are no weights"
 
 
 def test_it_is_the_same_at_every_start_and_another_for_another_model():
-    here = model_for(TINY, CATALOGUE["opt-tiny"])
-    assert here == model_for(EngineSpec("opt-tiny", interface="server"), CATALOGUE["opt-tiny"])
-    assert here != model_for(TINY, CATALOGUE["opt-125m"]), "a folder of one name may describe something else"
+    here = model_for(TINY)
+    assert here == model_for(EngineSpec("opt-tiny", interface="server"))
+    other = replace(TINY, model_facts=CATALOGUE["opt-125m"])
+    assert here != model_for(other), "a folder of one name may describe something else"
 
 
 @pytest.mark.parametrize(
     ("model", "wanted"), [("opt-1.3b", "facebook/opt-1.3b"), ("facebook/opt-1.3b", "facebook/opt-1.3b"), ("/m", "/m")]
 )
 def test_real_weights_come_by_name_or_path(model, wanted, cache):
-    assert model_for(EngineSpec(model, load_format="auto"), CATALOGUE["opt-1.3b"]) == wanted
+    assert model_for(EngineSpec(model, load_format="auto")) == wanted
     assert not cache.exists()
 
 
 @pytest.mark.parametrize("how", ["another shape", "removed", "not text", "a folder"])
 def test_a_folder_that_somebody_changed_is_not_measured(cache, how):
     """Its name promises what is in it."""
-    config = Path(model_for(TINY, CATALOGUE["opt-tiny"])) / "config.json"
+    config = Path(model_for(TINY)) / "config.json"
     text = config.read_text("utf-8")
     config.unlink()
     match how:
@@ -59,7 +61,7 @@ def test_a_folder_that_somebody_changed_is_not_measured(cache, how):
         case "a folder":
             config.mkdir()
     with pytest.raises(BadUsage, match="somebody changed it") as caught:
-        model_for(TINY, CATALOGUE["opt-tiny"])
+        model_for(TINY)
     assert caught.value.hint == f"rm -r '{config.parent}'"
 
 

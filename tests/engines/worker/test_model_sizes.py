@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from strategies import H200
 
-from pytest_slmserve.engines.launch import model_probe
-from pytest_slmserve.engines.launch.model_probe import SIZES
 from pytest_slmserve.options.read import read_options
+from pytest_slmserve.plan import models
 from pytest_slmserve.plan.engine_specs import engine_spec
+from pytest_slmserve.plan.models import SIZES, model_of
 from pytest_slmserve.plan.planner import plan_sweep
-from pytest_slmserve.schema.catalog import CATALOGUE, MODELS, shape_of
+from pytest_slmserve.schema.catalog import CATALOGUE, MODELS
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.shapes import AS_CONFIGURED, shape_from_config
+from pytest_slmserve.schema.models import AS_CONFIGURED, model_from_config
 
 if find_spec("transformers") is None or find_spec("torch") is None:
     pytest.skip("needs Transformers and torch", allow_module_level=True)
@@ -88,7 +88,7 @@ def test_weights_are_those_that_were_published(counted, name):
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_transformers_reads_no_other_shape_than_we_do(counted, name):
     told = counted[name]
-    completed = shape_from_config(CATALOGUE[name].name, MODELS[name]["config"], 0, 0, told["completed"])
+    completed = model_from_config(CATALOGUE[name].name, MODELS[name]["config"], 0, 0, told["completed"])
     for field in ("layers", "hidden", "heads", "kv_heads", "head_size", "vocabulary", "positions", "windows"):
         assert getattr(completed, field) == getattr(CATALOGUE[name], field), field
 
@@ -96,7 +96,7 @@ def test_transformers_reads_no_other_shape_than_we_do(counted, name):
 def outcome(folder: Path) -> str:
     """What a run on a GPU and a simulated one make of the model: "planned", "asks the engine", or why it is refused."""
     try:
-        shape = shape_of(str(folder))
+        shape = model_of(str(folder))
         length = min(shape.positions, 512) // 2
         asked = read_options({"input_len": f"{length}", "output_len": f"{length}"}, {}, {})
         spec = engine_spec(asked, "cuda", str(folder), replace(H200, gpu_memory_bytes=1 << 44))
@@ -112,12 +112,12 @@ def outcome(folder: Path) -> str:
 @pytest.mark.skipif(not ARCHITECTURES, reason="needs vLLM's registry of models")
 def test_each_architecture_of_vllm_is_planned_or_asks_the_engine_or_is_refused_in_a_sentence(counted, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path(counted["stranger"]["model"]).parent / "cache"))
-    monkeypatch.setattr(model_probe, "_told", lambda models, python, env: [counted[Path(m).name] for m in models])
+    monkeypatch.setattr(models, "_told", lambda models, python, env: [counted[Path(m).name] for m in models])
     outcomes: dict[str, list[str]] = {}
     for name in ARCHITECTURES:
         folder = Path(counted[name]["model"])
         with suppress(BadUsage):  # where not even Transformers fills in what is needed
-            model_probe.probe_models([str(folder)], "", {}, {})
+            models.probe_models([str(folder)], "", {}, {})
         outcomes.setdefault(outcome(folder), []).append(name)
     planned, asked = outcomes.pop("planned"), outcomes.pop("asks the engine")
     assert len(planned) >= 20 and set(planned) <= AS_CONFIGURED

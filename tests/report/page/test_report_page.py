@@ -217,7 +217,9 @@ def named(name: str) -> Page:
     """A page of which every name and sentence is this one."""
     made, seen = sweep(), name.partition("\x1b")[0]  # a model's name has no such characters
     found = [
-        replace(m, environment=replace(m.environment, gpu_name=name), spec=replace(m.spec, model=seen))
+        replace(
+            m, environment=replace(m.environment, gpu_name=name), spec=replace(m.spec, model=seen, model_facts=None)
+        )
         for m in made.measurements
     ]
     verdict = Verdict(name, name, State.FAILS, name, 1.0, 0.5, 2.0, 1.5)

@@ -6,16 +6,8 @@ import json
 
 import pytest
 
-from pytest_slmserve.schema.catalog import (
-    CATALOGUE,
-    MODELS,
-    hub_name,
-    kept_sizes,
-    restriction,
-    shape_of,
-    short_name,
-    sizes_file,
-)
+from pytest_slmserve.plan.models import kept_sizes, model_of, sizes_file
+from pytest_slmserve.schema.catalog import CATALOGUE, MODELS, hub_name, restriction, short_name
 from pytest_slmserve.schema.errors import BadUsage
 
 OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
@@ -70,30 +62,30 @@ def test_a_licence_is_told_where_it_restricts_the_use():
 
 @pytest.mark.parametrize("model", ["opt-1.3b", "facebook/opt-1.3b", "facebook/OPT-1.3B"])
 def test_names_of_the_catalogue(model):
-    assert shape_of(model) is CATALOGUE["opt-1.3b"]
+    assert model_of(model) is CATALOGUE["opt-1.3b"]
 
 
 def test_a_second_llama_is_not_the_first():
-    assert shape_of("meta-llama/Llama-2-13b-hf") is CATALOGUE["llama-2-13b"]
-    assert shape_of("llama-2-7b") is not shape_of("llama-7b")
+    assert model_of("meta-llama/Llama-2-13b-hf") is CATALOGUE["llama-2-13b"]
+    assert model_of("llama-2-7b") is not model_of("llama-7b")
 
 
 def test_a_folder_with_a_configuration(tmp_path):
     folder = written(tmp_path / "mine", STRANGER)
-    assert (shape_of(str(folder)).name, shape_of(f"{folder}/").parameters) == ("mine", None)
+    assert (model_of(str(folder)).name, model_of(f"{folder}/").parameters) == ("mine", None)
     (folder / "config.json").write_text("{", "utf-8")
     with pytest.raises(BadUsage, match="is not JSON"):
-        shape_of(str(folder))
+        model_of(str(folder))
     (folder / "config.json").write_text("[]", "utf-8")
     with pytest.raises(BadUsage, match="no configuration of a model"):
-        shape_of(str(folder))
+        model_of(str(folder))
 
 
 def test_a_fine_tuned_model_has_as_many_weights_as_its_base(tmp_path):
     config = dict(CATALOGUE["smollm2-135m"].config)
-    shape = shape_of(str(written(tmp_path / "mine", {**config, "eos_token_id": 2, "torch_dtype": "float32"})))
+    shape = model_of(str(written(tmp_path / "mine", {**config, "eos_token_id": 2, "torch_dtype": "float32"})))
     assert (shape.name, shape.parameters, shape.dtype) == ("mine", 134_515_008, "float16")
-    assert shape_of(str(written(tmp_path / "longer", {**config, "vocab_size": 49153}))).parameters is None
+    assert model_of(str(written(tmp_path / "longer", {**config, "vocab_size": 49153}))).parameters is None
 
 
 def test_what_a_probe_counted_is_read_where_it_was_kept(tmp_path):
@@ -102,10 +94,10 @@ def test_what_a_probe_counted_is_read_where_it_was_kept(tmp_path):
     file = sizes_file(STRANGER)
     file.parent.mkdir(parents=True)
     file.write_text('{"parameters": 10, "active": 7, "completed": {"sliding_window": 64}}', "utf-8")
-    shape = shape_of(str(folder))
+    shape = model_of(str(folder))
     assert (shape.parameters, shape.active, set(shape.windows)) == (10, 7, {64})
     file.write_text("{", "utf-8")
-    assert shape_of(str(folder)).parameters is None, "a damaged cache is none"
+    assert model_of(str(folder)).parameters is None, "a damaged cache is none"
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
@@ -116,15 +108,15 @@ def test_a_name_on_the_hub_is_found_in_the_hubs_cache(tmp_path, monkeypatch, var
     written(repository / "snapshots" / "abc", STRANGER)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("abc")
-    assert (shape_of("me/Mine-1B").name, shape_of("me/Mine-1B").hidden) == ("mine-1b", 576)
+    assert (model_of("me/Mine-1B").name, model_of("me/Mine-1B").hidden) == ("mine-1b", 576)
     (repository / "refs" / "main").write_text("def")
     with pytest.raises(BadUsage, match="unknown model 'me/Mine-1B'"):
-        shape_of("me/Mine-1B")
+        model_of("me/Mine-1B")
 
 
 def test_an_unknown_model_is_told_what_there_is():
     with pytest.raises(BadUsage, match=r"unknown model 'gpt-5'\n  try: one of opt-tiny, opt-125m"):
-        shape_of("gpt-5")
+        model_of("gpt-5")
 
 
 @pytest.mark.parametrize(
@@ -140,19 +132,19 @@ def test_an_unknown_model_is_told_what_there_is():
 )
 def test_a_near_miss_gets_a_suggestion(typed, meant):
     with pytest.raises(BadUsage, match=rf"\n  try: {meant}\b[^,]*; a folder that holds a config.json$"):
-        shape_of(typed)
+        model_of(typed)
 
 
 def test_a_name_on_the_hub_gets_the_command_that_makes_a_folder_of_it():
     command = "`hf download me/Mine config.json --local-dir Mine` and the folder Mine"
     with pytest.raises(BadUsage) as error:
-        shape_of("me/Mine")
+        model_of("me/Mine")
     assert error.value.hint.startswith(f"{command}; one of opt-tiny")
 
 
 def test_a_folder_without_a_config_says_what_is_missing(tmp_path):
     with pytest.raises(BadUsage, match=rf"^the folder {tmp_path} holds no config.json\n"):
-        shape_of(str(tmp_path))
+        model_of(str(tmp_path))
 
 
 @pytest.mark.parametrize(

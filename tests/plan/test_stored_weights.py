@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_slmserve.schema.catalog import stored_parameters
+from pytest_slmserve.plan.models import stored_parameters
 
 HEAD = {"lm_head.weight": ("BF16", [8, 4])}
 MODEL = {"model.embed_tokens.weight": ("BF16", [8, 4]), "model.norm.weight": ("BF16", [4])}

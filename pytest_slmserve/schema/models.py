@@ -1,11 +1,11 @@
-"""Shapes of decoder models as their `config.json` gives them, and the arithmetic that needs nothing else."""
+"""Decoder models as their `config.json` gives them, and the arithmetic that needs nothing else."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -16,6 +16,7 @@ OTHER_WORDS = {
     "num_attention_heads": ("n_heads", "n_head"),
     "max_position_embeddings": ("max_seq_len", "n_positions"),
 }
+ModelSource = Literal["catalogue", "folder", "hub"]  # of the package, a folder, the cache of the Hub
 USUAL_CONTEXT = 2048  # tokens: OPT's positions
 
 # Architectures whose layers keep keys and values in vLLM as the entries that are read here say: compared with the cache
@@ -75,12 +76,36 @@ KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The shape of a model as its `config.json` gives it, as far as speed and memory depend on it.
+class Quantization:
+    """How a checkpoint says that its weights are quantized (`quantization_config`).
+
+    bits: of a weight, without its scale; None where groups of layers differ, or none are told. group_size: weights that
+    share a scale; None if so many that it does not count. zero_points: each group has one, too. fp8_inputs: activations
+    are 8-bit floats, as the weights. kv_cache_dtype: type of the KV cache that vLLM takes for "auto": fp8 where the
+    checkpoint has scales for one, "" where it asks for another, else "auto".
+    """
+
+    method: str | None = None
+    bits: float | None = None
+    group_size: int | None = None
+    zero_points: bool = False
+    fp8_inputs: bool = False
+    kv_cache_dtype: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder model as its `config.json` gives it, as far as speed and memory depend on it.
+
+    It is made once, when a run is planned, and goes with the engine's specification into the record, so that a record
+    is read alike wherever its reader is.
 
     parameters: number of weights; active: those that one token is multiplied with. None where nobody has counted them.
     windows: of each layer, the tokens that it looks back, None for all; None instead where vLLM is not known to keep
-    keys and values so, as in layers that have a state of their own.
+    keys and values so, as in layers that have a state of their own. dtype: of the weights as vLLM loads them by itself.
+    embedding_width: numbers of a row of the embeddings. tied: the output layer is the embeddings. feed_forward: width
+    of the feed-forward layers, None where it is not told. experts, experts_per_token: 0 without any. source: where the
+    configuration came from. config: `config.json` as it is handed to the engine; no record keeps it.
     """
 
     name: str
@@ -93,9 +118,23 @@ class Shape:
     vocabulary: int
     positions: int
     parameters: int | None
-    config: tuple[tuple[str, Any], ...]  # config.json as it is handed to the engine
     active: int | None = None
     windows: tuple[int | None, ...] | None = None
+    dtype: str = "float16"
+    embedding_width: int = 0
+    tied: bool = False
+    feed_forward: int | None = None
+    experts: int = 0
+    experts_per_token: int = 0
+    quantization: Quantization | None = None
+    source: ModelSource = "catalogue"
+    config: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The sizes that `config.json` alone gives, without those that somebody has to count."""
+        counted = ("name", "parameters", "active", "windows", "source", "config")
+        return {name: value for name, value in asdict(self).items() if name not in counted}
 
     @property
     def context(self) -> int:
@@ -103,22 +142,14 @@ class Shape:
         return min(USUAL_CONTEXT, self.positions)
 
     @property
-    def dtype(self) -> str:
-        """Type of the weights as published; float16 where the configuration does not say, and for float32, as vLLM
-        has it."""
-        config = dict(self.config)
-        found = str(config.get("dtype") or config.get("torch_dtype") or "float16")
-        return "float16" if found == "float32" else found
-
-    @property
     def lm_head(self) -> int:
         """Weights of the output layer."""
-        return self.vocabulary * int(dict(self.config).get("word_embed_proj_dim") or self.hidden)
+        return self.vocabulary * self.embedding_width
 
     @property
     def looked_up(self) -> int:
         """Weights of the embeddings that are not the output layer too: of these a token reads one row."""
-        return 0 if is_tied(dict(self.config)) else self.lm_head
+        return 0 if self.tied else self.lm_head
 
     @property
     def embeddings(self) -> int:
@@ -128,9 +159,7 @@ class Shape:
     @property
     def routed_share(self) -> float:
         """Share of the experts that a token is sent to; 1 without experts."""
-        config = dict(self.config)
-        experts = next((n for word in EXPERTS if (n := config.get(word))), 0)
-        return int(config.get("num_experts_per_tok") or experts) / experts if experts else 1.0
+        return self.experts_per_token / self.experts if self.experts else 1.0
 
     def weight_bytes(self, bytes_per_weight: float = 2) -> int | None:
         """Bytes of all weights, or None where they are not counted."""
@@ -181,45 +210,89 @@ class Shape:
         """The reason why tensor parallelism cannot divide the model among so many GPUs; None if it can. Each GPU takes
         equally many heads and columns of the feed-forward layers. KV heads are divided evenly, or each is held by
         equally many GPUs."""
-        config = dict(self.config)
-        feed_forward = config.get("ffn_dim") or config.get("intermediate_size") or gpus
-        if self.heads % gpus or int(feed_forward) % gpus:
-            what = f"{self.heads} heads" if self.heads % gpus else f"feed-forward layers {feed_forward} wide"
+        if self.heads % gpus or (self.feed_forward or gpus) % gpus:
+            what = f"{self.heads} heads" if self.heads % gpus else f"feed-forward layers {self.feed_forward} wide"
             return f"{self.name} has {what}, which {gpus} GPUs cannot divide evenly"
         if self.kv_heads % gpus and gpus % self.kv_heads:
             return f"{self.name} has {self.kv_heads} KV heads, which {gpus} GPUs cannot divide evenly"
         return None
 
 
-def shape_from_config(
+def model_from_config(
     name: str,
     config: Mapping[str, Any],
     parameters: int | None = None,
     active: int | None = None,
     completed: Mapping[str, Any] | None = None,
-) -> Shape:
-    """The shape by a Transformers `config.json`. parameters, active: as counted. completed: what Transformers reads in
+    source: ModelSource = "catalogue",
+) -> Model:
+    """The model of a Transformers `config.json`. parameters, active: as counted. completed: what Transformers reads in
     the entries that are not there. Raises BadUsage where a needed entry is missing."""
     entries = {**config, **(config.get("text_config") or {}), **(completed or {})}
     try:
         layers, hidden, heads, positions = (int(_entry(entries, word)) for word in OTHER_WORDS)
         vocabulary, architecture = int(entries["vocab_size"]), str(config["architectures"][0])
-    except (KeyError, IndexError, TypeError, ValueError) as missing:
+        kv_heads = int(entries.get("num_key_value_heads") or heads)
+        head_size = int(entries.get("head_dim") or hidden // heads)
+        embedding_width = int(config.get("word_embed_proj_dim") or hidden)
+        feed_forward = int(config.get("ffn_dim") or config.get("intermediate_size") or 0)
+        experts = int(next((n for word in EXPERTS if (n := config.get(word))), 0))
+        experts_per_token = int(config.get("num_experts_per_tok") or experts)
+        quantization = _quantization(config.get("quantization_config"))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as missing:
         raise BadUsage(f"{name}: its config.json has no usable {missing}", "a decoder-only model") from None
-    return Shape(
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float16")
+    return Model(
         name=name,
         architecture=architecture,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=int(entries.get("num_key_value_heads") or heads),
-        head_size=int(entries.get("head_dim") or hidden // heads),
+        kv_heads=kv_heads,
+        head_size=head_size,
         vocabulary=vocabulary,
         positions=positions,
         parameters=parameters,
-        config=tuple(config.items()),
         active=active or parameters,
         windows=windows_of(entries, layers) if architecture in AS_CONFIGURED else None,
+        dtype="float16" if dtype == "float32" else dtype,  # as vLLM has it
+        embedding_width=embedding_width,
+        tied=is_tied(config),
+        feed_forward=feed_forward or None,
+        experts=experts,
+        experts_per_token=experts_per_token,
+        quantization=quantization,
+        source=source,
+        config=tuple(config.items()),
+    )
+
+
+def _quantization(own: Any) -> Quantization | None:
+    """The quantization that a checkpoint's `quantization_config` says; None without one."""
+    if not isinstance(own, dict) or not own:
+        return None
+    method = own.get("quant_method")
+    groups = list((own.get("config_groups") or {}).values())
+    bits, group_size, zero_points = own.get("bits") or own.get("w_bit"), own.get("group_size"), True
+    if method == "compressed-tensors":
+        weights = [group.get("weights") or {} for group in groups]
+        told = {(w.get("num_bits"), w.get("group_size"), w.get("symmetric", True)) for w in weights}
+        bits, group_size, symmetric = told.pop() if len(told) == 1 else (None, None, True)
+        zero_points = not symmetric
+    inputs = [group.get("input_activations") or {} for group in groups]
+    size = int(group_size or own.get("q_group_size") or -1)
+    kv_cache_dtype = "auto"
+    scheme = own.get("kv_cache_scheme") or own.get("kv_cache_quant_algo")
+    if scheme and str(method).startswith(("compressed-tensors", "modelopt")):
+        eight_bits = scheme == "FP8" or (isinstance(scheme, dict) and scheme.get("num_bits") == 8)
+        kv_cache_dtype = "fp8" if eight_bits else ""
+    return Quantization(
+        method=None if method is None else str(method),
+        bits=float(bits) if bits else None,
+        group_size=size if size > 0 else None,
+        zero_points=bool(bits) and zero_points,
+        fp8_inputs=any((each.get("num_bits"), each.get("type")) == (8, "float") for each in inputs),
+        kv_cache_dtype=kv_cache_dtype,
     )
 
 

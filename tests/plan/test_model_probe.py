@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import pytest
 
-from pytest_slmserve.engines.launch import model_probe
-from pytest_slmserve.engines.launch.model_probe import missing, probe_models, wants_probe
-from pytest_slmserve.schema.catalog import CATALOGUE, shape_of
+from pytest_slmserve.plan import models
+from pytest_slmserve.plan.models import missing, model_of, probe_models, wants_probe
+from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
 
 VERSIONS = {"vllm": "0.26.0", "torch": "2.11"}
@@ -78,7 +78,7 @@ def test_what_the_catalogue_has_needs_no_probe(tmp_path, interpreter):
 def test_a_model_is_counted_once_for_each_configuration_and_its_versions(tmp_path, falcon, interpreter):
     python = interpreter("a warning of a library", {"model": falcon, "folder": falcon, **COUNTED})
     assert probe_models([falcon, falcon], python, {}, VERSIONS) == []
-    shape = shape_of(falcon)
+    shape = model_of(falcon)
     assert (shape.parameters, shape.layers, shape.kv_bytes_per_token()) == (7_217_189_760, 32, None)
     assert not wants_probe(falcon, VERSIONS) and not wants_probe(falcon, {"vllm": None, "torch": None})
     probe_models([falcon], python, {}, VERSIONS)
@@ -93,7 +93,7 @@ def test_a_model_that_is_not_counted_is_noted_and_asked_again(tmp_path, falcon, 
     told = {"model": falcon, "folder": falcon, "problem": "ValueError: too new"}
     [note] = probe_models([falcon], interpreter(told), {}, VERSIONS)
     assert note == f"{falcon}: its weights are not counted (ValueError: too new)"
-    assert shape_of(falcon).parameters is None and wants_probe(falcon, VERSIONS)
+    assert model_of(falcon).parameters is None and wants_probe(falcon, VERSIONS)
     [note] = probe_models([falcon], interpreter(), {}, VERSIONS)
     assert "has no Transformers that counts them" in note
     [note] = probe_models([falcon], str(tmp_path / "nothing"), {}, VERSIONS)
@@ -109,7 +109,7 @@ def test_a_configuration_that_nobody_can_read_is_wrong_usage(falcon, interpreter
 
 def test_a_slow_probe_is_given_up(falcon, tmp_path, interpreter, monkeypatch):
     (tmp_path / "falcon" / "config.json").write_text(json.dumps({**FALCON, **ENTRIES}))
-    monkeypatch.setattr(model_probe, "PROBE_S", 0.1)
+    monkeypatch.setattr(models, "PROBE_S", 0.1)
     slow = interpreter()
     (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 600\n")
     [note] = probe_models([falcon], slow, {}, VERSIONS)
@@ -165,9 +165,9 @@ def test_the_hubs_own_library_finds_the_configuration_or_says_why_not(monkeypatc
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         env = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_DISABLE_XET": "1"}
-        models = ("me/gone", "me/gated", "me/bare", "me/there")
-        monkeypatch.setattr(model_probe, "PROBE_S", 60)
-        told = {line["model"]: line for line in model_probe._told(models, "", env)}
+        names = ("me/gone", "me/gated", "me/bare", "me/there")
+        monkeypatch.setattr(models, "PROBE_S", 60)
+        told = {line["model"]: line for line in models._told(names, "", env)}
         server.shutdown()
     assert "RepositoryNotFoundError" in told["me/gone"]["missing"]
     assert "GatedRepoError" in told["me/gated"]["missing"]

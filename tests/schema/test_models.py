@@ -6,7 +6,7 @@ import pytest
 
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.shapes import AS_CONFIGURED, shape_from_config
+from pytest_slmserve.schema.models import AS_CONFIGURED, model_from_config
 
 # Bytes of one token's keys and values in 16 bit, over all layers (arXiv:2205.01068, and as vLLM 0.32 says).
 KV_BYTES = {
@@ -78,7 +78,7 @@ def test_of_layers_with_a_state_only_the_engine_knows(name):
 
 
 def test_of_an_architecture_that_was_not_compared_only_the_engine_knows():
-    shape = shape_from_config("other", {**LLAMA, "architectures": ["FalconForCausalLM"]}, parameters=10)
+    shape = model_from_config("other", {**LLAMA, "architectures": ["FalconForCausalLM"]}, parameters=10)
     assert (shape.parameters, shape.active) == (10, 10) and shape.kv_bytes_per_token() is None
     assert "FalconForCausalLM" not in AS_CONFIGURED, "of its 71 heads, one is of keys"
 
@@ -94,7 +94,7 @@ def test_of_an_architecture_that_was_not_compared_only_the_engine_knows():
     ],
 )
 def test_windows_by_the_configuration(entries, windows):
-    assert set(shape_from_config("x", {**LLAMA, **entries}).windows) == windows
+    assert set(model_from_config("x", {**LLAMA, **entries}).windows) == windows
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_windows_by_the_configuration(entries, windows):
     ],
 )
 def test_unclear_windows_are_not_known(entries):
-    assert shape_from_config("x", {**LLAMA, **entries}).kv_bytes_per_token() is None
+    assert model_from_config("x", {**LLAMA, **entries}).kv_bytes_per_token() is None
 
 
 def test_kinds_of_layers_nearly_equal_in_number_are_grouped_otherwise_by_other_releases():
     def grouped(sliding):
         kinds = ["sliding_attention"] * sliding + ["full_attention"] * (30 - sliding)
-        return shape_from_config("x", {**LLAMA, "sliding_window": 64, "layer_types": kinds}).kv_groups
+        return model_from_config("x", {**LLAMA, "sliding_window": 64, "layer_types": kinds}).kv_groups
 
     assert grouped(15) == (15, (64, None))
     assert grouped(16) == (16, (64, None)), "one layer of padding"
@@ -125,14 +125,14 @@ def test_kinds_of_layers_nearly_equal_in_number_are_grouped_otherwise_by_other_r
 def test_what_transformers_completed_counts_where_the_configuration_is_silent():
     bare = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100}
     with pytest.raises(BadUsage):
-        shape_from_config("bare", bare)
-    shape = shape_from_config("bare", bare, completed=LLAMA)
+        model_from_config("bare", bare)
+    shape = model_from_config("bare", bare, completed=LLAMA)
     assert (shape.layers, shape.kv_heads, dict(shape.config)) == (30, 3, bare)
 
 
 def test_the_text_part_of_a_configuration_is_read():
     nested = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": LLAMA}
-    shape = shape_from_config("nested", nested)
+    shape = model_from_config("nested", nested)
     assert shape.layers == 30 and shape.kv_bytes_per_token() is None
 
 
@@ -141,20 +141,20 @@ def test_the_text_part_of_a_configuration_is_read():
     [({}, "float16"), ({"torch_dtype": "bfloat16"}, "bfloat16"), ({"dtype": "float32"}, "float16")],
 )
 def test_weights_are_served_in_their_own_type(told, served):
-    assert shape_from_config("x", {**LLAMA, **told}).dtype == served
+    assert model_from_config("x", {**LLAMA, **told}).dtype == served
 
 
 @pytest.mark.parametrize("entry", sorted(LLAMA.keys() - {"num_key_value_heads", "intermediate_size"}))
 def test_a_missing_entry_is_named(entry):
     config = {name: value for name, value in LLAMA.items() if name != entry}
     with pytest.raises(BadUsage, match=f"its config.json has no usable '{entry}'"):
-        shape_from_config("broken", config)
+        model_from_config("broken", config)
 
 
 @pytest.mark.parametrize("broken", [{"architectures": []}, {"num_attention_heads": "many"}, {"vocab_size": None}])
 def test_an_unusable_entry_is_wrong_usage(broken):
     with pytest.raises(BadUsage, match=r"broken: its config.json has no usable"):
-        shape_from_config("broken", {**LLAMA, **broken})
+        model_from_config("broken", {**LLAMA, **broken})
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -181,4 +181,4 @@ def test_with_fewer_kv_heads_than_gpus_some_are_held_twice():
 )
 def test_what_cannot_be_divided_says_why(change, gpus, why):
     config = {**dict(CATALOGUE["qwen2.5-3b"].config), **change}
-    assert shape_from_config("x", config).indivisible(gpus).startswith(why)
+    assert model_from_config("x", config).indivisible(gpus).startswith(why)

@@ -1,0 +1,54 @@
+"""Files as we open them: regular ones only, with errors that name them; and the folder of the user for our own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def regular(path: str, flags: int) -> int:
+    """An opener for `open` that takes files only: a FIFO would be waited for, and a device may have no end. Raises
+    OSError."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # `open` itself refuses a folder
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", path)
+    return descriptor
+
+
+def content(path: Path) -> bytes:
+    """All bytes of a file. Raises OSError, also where it is larger than the memory."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            return file.read()
+    except (MemoryError, OverflowError):
+        raise OSError(errno.ENOMEM, "it is larger than the memory", str(path)) from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether it names a file; a name that no file can have does not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it names a folder."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def own_cache() -> Path:
+    """The folder for what can be made again, in the user's cache."""
+    return user_cache() / "pytest-slmserve"
+
+
+def user_cache() -> Path:
+    """The user's cache by the XDG Base Directory Specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
