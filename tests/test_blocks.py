@@ -50,15 +50,10 @@ for extra in ("jinja2", "vl_convert"):  # before pytester, which takes back what
 
 OFFLINE = {
     "advise",
-    "baseline",
     "compare",
-    "figures",
-    "gate",
-    "judge",
-    "merge",
+    "pairs",
     "plan",
     "predict",
-    "replicas",
     "report",
 }
 OTHERS = ("asv", "docker", "git", "./config.sh", "./run.sh", "test")  # test_asv_page.py runs those of asv

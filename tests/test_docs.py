@@ -243,7 +243,7 @@ def test_all_that_users_read_has_the_words_of_the_field(pattern: str, instead: s
 
 
 def test_no_sentence_of_the_help_or_a_message_is_long() -> None:
-    assert {"slmserve baseline accept --replace", "--slm-gate"} <= dict(HELP).keys() and len(MESSAGES) > 1000
+    assert {"slmserve compare --replace", "--slm-gate"} <= dict(HELP).keys() and len(MESSAGES) > 1000
     assert [(where, text) for where, text in HELP + MESSAGES if max(sentences(text), default=0) > 25] == []
 
 

@@ -42,19 +42,6 @@ def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_pat
     assert not (tmp_path / ".slm").exists()
 
 
-def test_the_usual_numbers_of_gpus_are_those_that_the_plan_has(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    words = (
-        "--slm-simulate",
-        "--slm-models=opt-1.3b",
-        "--slm-ray=local:2",
-        str(BENCHMARKS / "test_tensor_parallel.py"),
-    )
-    assert main(["plan", *words]) == 0
-    told = capfd.readouterr().out
-    assert "start opt-1.3b on 2 GPUs" in told and "spread by engine: " in told and "4 GPUs" not in told
-
-
 def test_wrong_usage_is_one_sentence(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "--slm-simulate", "--slm-tensor-parallel-size=99"]) == 4

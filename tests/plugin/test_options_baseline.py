@@ -44,7 +44,7 @@ def test_the_margin_is_that_of_a_gate(held, before):
 
 
 def test_a_kept_baseline_is_known_by_its_name(held, before):
-    assert main(["baseline", "accept", str(before)]) == 0
+    assert main(["compare", "--save", str(before)]) == 0
     assert held("--slm-baseline=simulated", "--slm-gate-margin=0.1").ret == 0
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from planted import put
 
-from pytest_slmserve.commands.doctor import page as software_checks
-from pytest_slmserve.commands.doctor.page import Finding, lines
+from pytest_slmserve.commands import doctor as software_checks
+from pytest_slmserve.commands.doctor import Finding, lines
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, SM_ACTIVE, TEMPERATURE

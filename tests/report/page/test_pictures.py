@@ -408,20 +408,20 @@ def archive(path: Path, measurements: list[Measurement]) -> Path:
 
 def test_figures_of_an_archive_of_rates_draws_them(tmp_path, capsys):
     pytest.importorskip("vl_convert")
-    assert main(["figures", str(SERVER), "--out", str(tmp_path), "--goodput", SLO]) == 0
+    assert main(["report", str(SERVER), "--figures", str(tmp_path), "--goodput", SLO]) == 0
     assert capsys.readouterr().out == f"drawn: {tmp_path}/rates.png\n"
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_status_says_if_nothing_could_be_drawn(tmp_path, capsys):
     path = archive(tmp_path / "a.jsonl", [failed(m) for m in at_rates()])
-    assert main(["figures", str(path), "--out", str(tmp_path)]) == 4
+    assert main(["report", str(path), "--figures", str(tmp_path)]) == 4
     assert "not drawn: rates: no load at a request rate is valid\n" in capsys.readouterr().out
 
 
 def test_a_number_of_requests_in_a_closed_loop_has_no_picture(tmp_path, capsys):
     """As `measure --max-concurrency 4 --num-prompts 40` keeps it."""
     path = archive(tmp_path / "a.jsonl", [measurement(4, load=ClosedLoop(4, requests=40))])
-    assert main(["figures", str(path), "--out", str(tmp_path / "out")]) == 4
+    assert main(["report", str(path), "--figures", str(tmp_path / "out")]) == 4
     assert "there is no sweep, no job, no request rate, no ramp and no gate to draw" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -484,14 +484,13 @@ STATUS = f"{PASSES} nothing is a problem; {FAILS} something is; {USAGE} wrong us
 COLOURS: dict[State, int] = {"ok": 32, "warning": 33, "problem": 31}
 
 
-def add(commands: Commands) -> None:
-    words = "say what this host can measure, and what would spoil it"
-    command = add_command(commands, "doctor", words, STATUS, doctor)
+def add_doctor(commands: Commands) -> None:
+    command = add_command(commands, "doctor", STATUS, run_doctor)
     names = "an interpreter that may have vLLM; may be given again (default: the one that runs this)"
     command.add_argument("--python", metavar="PATH", action="append", default=[], help=names)
 
 
-def doctor(given: argparse.Namespace) -> int:
+def run_doctor(given: argparse.Namespace) -> int:
     """Print the page about this host and the interpreters."""
     findings = examine(given.python or [sys.executable])
     terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -1,4 +1,4 @@
-"""`slmserve gate PAIRS`: its verdicts, its exit status, and what it says of files that are wrong."""
+"""`slmserve pairs PAIRS`: its verdicts, its exit status, and what it says of files that are wrong."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write(folder: Path, *rows: str, header: str = HEADER) -> Path:
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
-    status = main(["gate", *map(str, arguments)])
+    status = main(["pairs", *map(str, arguments)])
     seen = capsys.readouterr()
     return status, seen.out, seen.err
 
@@ -222,6 +222,6 @@ def test_a_file_that_is_not_there(tmp_path, capsys):
 
 def test_as_a_program(tmp_path):
     path = write(tmp_path, *lines(pairs_of(0.9)))
-    words = [sys.executable, "-m", "pytest_slmserve", "gate", str(path), "--direction", "higher", "--json"]
+    words = [sys.executable, "-m", "pytest_slmserve", "pairs", str(path), "--direction", "higher", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (1, "") and json.loads(done.stdout)["outcome"] == "fail"

@@ -1,4 +1,4 @@
-"""`gate`: is the candidate slower? For pairs of numbers of any tool, by the same rule as `--slm-gate`."""
+"""`pairs`: is the candidate slower? For pairs of numbers of any tool, by the same rule as `--slm-gate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.gate import decision
 from pytest_slmserve.analysis.gate.decision import MARGIN
-from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import rate_of, text_of
 from pytest_slmserve.commands.cli import (
@@ -19,6 +18,7 @@ from pytest_slmserve.commands.cli import (
     add_command,
     add_html,
     check_share,
+    exit_status,
 )
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import text as report
@@ -32,22 +32,21 @@ STATUS = (
 )
 
 
-def add(commands: Commands) -> None:
-    words = "tell whether a candidate is slower, from pairs of external measurements"
-    command = add_command(commands, "gate", words, STATUS, gate)
+def add_pairs(commands: Commands) -> None:
+    command = add_command(commands, "pairs", STATUS, run_pairs)
     columns = "a CSV with the columns baseline and candidate, one row per pair in the order measured"
     command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
     better = "direction in which the figure is better: higher for throughput, lower for latency"
     command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
-    margin = "smallest change that matters: surely less passes, surely worse and over half of it fails"
+    margin = "largest accepted change: less for certain passes; worse for certain, by over half of it, fails"
     margin += f" (default: {MARGIN})"
     command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
     add_html(command)
 
 
-def gate(given: argparse.Namespace) -> int:
-    """The verdict, by as many of the pairs as it takes."""
+def run_pairs(given: argparse.Namespace) -> int:
+    """Print the verdict, by as many of the pairs as it takes, and return its exit status."""
     check_share("margin", given.margin)
     rows = external.read(given.path)
     if not rows:
@@ -61,10 +60,5 @@ def gate(given: argparse.Namespace) -> int:
     if given.html:
         words, look = GATE_KINDS[found.outcome]
         part = compared(f"{series.name}: {words}", look, [found], [], {series.name: series}, text)
-        write_section(given.html, "Gate", [part], status=status_of(found.outcome))
-    return status_of(found.outcome)
-
-
-def status_of(outcome: State) -> int:
-    """The exit status of what a gate found."""
-    return {State.PASSES: PASSES, State.FAILS: FAILS, State.INCONCLUSIVE: INCONCLUSIVE}[outcome]
+        write_section(given.html, "Gate", [part], status=exit_status(found.outcome))
+    return exit_status(found.outcome)

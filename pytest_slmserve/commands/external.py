@@ -1,33 +1,29 @@
-"""`judge` and `replicas`: reports on external results, a CSV or vLLM's own JSON."""
+"""External results, a CSV or vLLM's own JSON, as `report` and `advise` read them: their options and their report."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.advice.advisor import plan
 from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
-from pytest_slmserve.analysis.compare.deployments import compare
 from pytest_slmserve.analysis.sweep.batching import Slo, parse_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.archive import external
-from pytest_slmserve.archive.external import Columns, Row, engine_sets, read, remarks
+from pytest_slmserve.archive.external import Columns, Row, read
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.cli import PASSES, USAGE
+from pytest_slmserve.commands.cli import PASSES
 from pytest_slmserve.report.as_json import as_csv
 from pytest_slmserve.report.external import sweep
-from pytest_slmserve.report.external import sweep as of_replicas
-from pytest_slmserve.report.page.content import of_external_replicas, of_sweep
+from pytest_slmserve.report.page.content import of_sweep
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
-STATUS = f"{PASSES} it could be judged; {USAGE} wrong usage, or a file that cannot be judged."
-PAGE = "External results"  # its section
 VLLMS = {  # columns of `vllm bench serve --save-result`, by the options that name them
     "knob": "max_concurrency",
     "throughput": "output_throughput",
@@ -42,36 +38,10 @@ COLUMN_OPTIONS = (
     ("running", False, "column of the mean number of running requests, to be checked by Little's law"),
     ("output-throughput", False, "column of output tokens/s, for Little's law"),
 )
-REPLICA_OPTIONS = (
-    ("replicas", True, "column of the number of engines that shared the device"),
-    ("knob", True, "column of the limit, or the load, of each engine: max_num_seqs, max_concurrency"),
-    *COLUMN_OPTIONS[1:4],
-    ("power", False, "column of the device's power in W: adds energy per token"),
-)
-
-
-def add(commands: cli.Commands) -> None:
-    files: dict[str, Any] = {"metavar": "FILE", "nargs": "+", "type": Path, "help": "a CSV with named columns, or JSON"}
-    words = "judge external results: a CSV, or the JSON of `vllm bench serve`"
-    judge_ = cli.add_command(commands, "judge", words, STATUS, judge)
-    judge_.add_argument("paths", **files)
-    add_question(judge_)
-    cli.add_formats(judge_, "each load")
-    cli.add_html(judge_)
-    words = "judge several engines on one device, in external results"
-    replicas_ = cli.add_command(commands, "replicas", words, STATUS, replicas)
-    replicas_.add_argument("paths", **files)
-    for name, needed, meaning in REPLICA_OPTIONS:
-        replicas_.add_argument(f"--{name}", metavar="NAME", required=needed, help=meaning)
-    baseline = "what a row of one engine must have to be compared with; may be given again (default: any)"
-    replicas_.add_argument("--baseline", metavar="NAME=VALUE", action="append", default=[], help=baseline)
-    add_rows(replicas_)
-    cli.add_formats(replicas_, "each number of engines and limit")
-    cli.add_html(replicas_)
 
 
 def add_question(command: cli.Taker) -> None:
-    """Arguments of `judge`, but for the files."""
+    """Add the options of a report on external results."""
     add_columns(command)
     flat = "gain per doubling below which throughput counts as flat (default: 0.1)"
     command.add_argument("--tolerance", metavar="SHARE", type=float, default=0.1, help=flat)
@@ -100,16 +70,23 @@ def add_rows(command: cli.Taker) -> None:
 
 
 def are_external(given: argparse.Namespace) -> bool:
-    """Columns are named: the files are no archives of ours. Raises BadUsage where runs of such are wanted too."""
-    named = bool(given.knob or given.throughput or given.latency)
+    """Return whether the files are results of another tool: columns are named, they are CSV, or JSON with the
+    keys of `vllm bench serve`. Raises BadUsage if runs are wanted, because only archives of ours have any."""
+    suffixes = {path.suffix for path in given.paths}
+    named = bool(given.knob or given.throughput or given.latency) or suffixes == {".csv"}
+    if not named and suffixes == {".json"}:
+        with suppress(BadUsage):
+            take_vllms_names(given)
+            named = given.knob is not None
     if named and (given.run or given.since):
         why = "--run and --since choose among runs of ours, and these are external results"
         raise BadUsage(why, "--where NAME=VALUE")
     return named
 
 
-def judge(given: argparse.Namespace) -> int:
-    """Plateau, Pareto front, saturation law and the batch to choose, from external results."""
+def report_external(given: argparse.Namespace) -> int:
+    """Print plateau, Pareto front, saturation law and the batch to choose, from external results, and return the exit
+    status."""
     wish = Objectives(slo=check_wanted(given), threshold=given.efficiency)
     cli.check_share("tolerance", given.tolerance)
     curve, notes, _ = read_external(given)
@@ -125,22 +102,7 @@ def judge(given: argparse.Namespace) -> int:
     print((sweep.as_json if given.json else sweep.text)(curve, found, columns_of(given), given.tolerance, notes))
     if given.html:
         text = sweep.text(curve, found, columns_of(given), given.tolerance, notes)
-        write_section(given.html, PAGE, [of_sweep(curve, given.tolerance, text)])
-    return PASSES
-
-
-def replicas(given: argparse.Namespace) -> int:
-    """Compares several engines on one device with one engine, from external results."""
-    columns = columns_of(given)
-    rows, left_out = rows_of(given, columns)
-    found = compare(engine_sets(rows, columns, given.baseline))
-    notes = [*left_out, *remarks(rows, columns, given.baseline)]
-    if given.csv:
-        print_csv(of_replicas.entries_replicas(found), notes)
-        return PASSES
-    print((of_replicas.as_json_replicas if given.json else of_replicas.text_replicas)(found, columns, notes))
-    if given.html:
-        write_section(given.html, PAGE, [of_external_replicas(found, columns, notes)])
+        write_section(given.html, "External results", [of_sweep(curve, given.tolerance, text)])
     return PASSES
 
 
