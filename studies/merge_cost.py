@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common import BASELINES, parser_of
 
-from pytest_slmserve.archive.store import BULK, Archive, Merged, merge, stored_in
+from pytest_slmserve.archive.store import BULK, Archive, Merged, merge, sealed, stored_in, unsealed
 
 RECORDS = 10_000
 PARTS = 8
@@ -29,7 +29,7 @@ STORED = BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz"
 
 def lines_of(stored: Path) -> tuple[bytes, bytes, list[bytes]]:
     """A session, an engine, and measurements, whose launch and time are left to be filled in."""
-    lines = [line for line in stored_in(stored, stored.read_bytes())[0] if line]
+    lines = [unsealed(line) for line in stored_in(stored, stored.read_bytes())[0] if line]
     engine = next(line for line in lines if line.startswith(b'{"kind":"engine"'))
     bulk = [line for line in lines if line.startswith(BULK)]
     return lines[0], with_value(engine, b"id"), [with_value(with_value(m, b"engine"), b"measured_at") for m in bulk]
@@ -48,10 +48,11 @@ def written(folder: Path, count: int) -> list[Path]:
     for number, part in enumerate(parts):
         launch = b"launch-%d" % number
         with part.open("wb") as file:
-            file.write(session.replace(b'"started":"', b'"started":"%d-' % number, 1) + b"\n")
-            file.write(engine.replace(b"<id>", launch, 1) + b"\n")
+            file.write(sealed(session.replace(b'"started":"', b'"started":"%d-' % number, 1)) + b"\n")
+            file.write(sealed(engine.replace(b"<id>", launch, 1)) + b"\n")
             for index, line in enumerate(islice(cycle(measurements), count // PARTS)):
-                file.write(line.replace(b"<engine>", launch, 1).replace(b"<measured_at>", b"%d" % index, 1) + b"\n")
+                filled = line.replace(b"<engine>", launch, 1).replace(b"<measured_at>", b"%d" % index, 1)
+                file.write(sealed(filled) + b"\n")
     return parts
 
 

@@ -2,8 +2,8 @@
 
     python studies/same_reports.py OLD_CHECKOUT NEW_CHECKOUT [--only NAME] [--cache DIR] [--renamed=OLD=NEW]
 
-This interpreter runs both checkouts on the archives of OLD_CHECKOUT, in an empty folder. The commands are `report`,
-`advise`, `baseline accept` and `baseline show`. Of an archive with gates, `gate` judges the seconds to start.
+This interpreter runs each checkout on its own archives, because formats differ, in an empty folder. The commands are
+`report`, `advise`, `baseline accept` and `baseline show`. Of an archive with gates, `gate` judges the seconds to start.
 
 The words and the line breaks of a text may differ, and the names and the order of JSON. A number counts where it is a
 word by itself, so those in names, paths, dates, versions and hashes do not count.
@@ -36,10 +36,12 @@ SINGLE = ("advise", "advise --json", "baseline accept")  # of one archive: sever
 GATES = ("gate --direction lower --margin 0.15", "gate --direction lower --margin 0.15 --json")
 VALUE = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?(/\d[\d,]*|/s)?|true|false|\*")  # a star: Pareto-optimal
 VERDICT = re.compile(
-    r"^  (holds|fails, as expected|FAILS|PASSES, UNEXPECTED|inconclusive)  "  # of a claim
+    r"^  (holds|passes|fails, as expected|FAILS|(?:HOLDS|PASSES), UNEXPECTED|undecided|inconclusive)  "  # of a claim
     r'|(?:^|  |: )"?(pass|fail|inconclusive|PASS|FAIL|INCONCLUSIVE)"?(?=$|[:,]| after)'  # of a gate
     r"|  (yes|noisy|partly|degraded|NO)$"  # of a measurement
 )
+# Verdicts of commit 11516fa that have other words now.
+TODAY = {"holds": "passes", "HOLDS, UNEXPECTED": "PASSES, UNEXPECTED", "undecided": "inconclusive"}
 Outputs = dict[str, tuple[int, str]]  # exit status and text, by command
 
 
@@ -103,7 +105,8 @@ def tokens(text: str) -> list[tuple[str, str]]:
 
 def tokens_in(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
-        yield from ((next(filter(None, found.groups())), line) for found in VERDICT.finditer(line))
+        verdicts = (next(filter(None, found.groups())) for found in VERDICT.finditer(line))
+        yield from ((TODAY.get(verdict, verdict), line) for verdict in verdicts)
         words = (word.strip("()[]{},;:.%'\"") for word in line.split())
         yield from ((word, line) for word in words if VALUE.fullmatch(word))
 
@@ -124,6 +127,13 @@ def differences(*sides: list[tuple[str, str]]) -> Iterator[str]:
             yield from (f"  {mark} {line}" for _, line in side[begin : max(end, begin + 1)])
 
 
+def archives_of(checkout: Path, only: str) -> dict[str, list[Path]]:
+    """Each archive of a checkout whose name contains `only`, by name; and all of them together, if none is left out."""
+    stored = sorted((checkout / "benchmarks" / "baselines").glob(f"*{SUFFIX}"))
+    found = {path.name.removesuffix(SUFFIX): [path] for path in stored if only in path.name}
+    return found if only else found | {"all in one": stored}
+
+
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("checkouts", nargs=2, type=Path, metavar="CHECKOUT", help="the old one, then the new one")
@@ -134,13 +144,14 @@ def main() -> int:
     old, new = (folder.resolve() for folder in given.checkouts)
     if missing := [str(folder) for folder in (old, new) if not (folder / PACKAGE / "__main__.py").exists()]:
         parser.error(f"no checkout: {', '.join(missing)}")
-    stored = sorted((old / "benchmarks" / "baselines").glob(f"*{SUFFIX}"))
-    cases = {path.name.removesuffix(SUFFIX): [path] for path in stored if given.only in path.name}
-    cases |= {} if given.only else {"all in one": stored}
+    sides = [archives_of(checkout, given.only) for checkout in (old, new)]
+    if sides[0].keys() != sides[1].keys():
+        parser.error(f"archives of one checkout alone: {', '.join(sides[0].keys() ^ sides[1].keys())}")
+    cases = {name: (archives, sides[1][name]) for name, archives in sides[0].items()}
     differing = 0
-    for name, archives in cases.items():
+    for name, (archives, anew) in cases.items():
         before = kept(given.cache, old, name, archives) if given.cache else outputs(old, archives, {})
-        lines = list(compared(before, outputs(new, archives, dict(pair.split("=", 1) for pair in given.renamed))))
+        lines = list(compared(before, outputs(new, anew, dict(pair.split("=", 1) for pair in given.renamed))))
         differing += bool(lines)
         print("\n".join([f"{name}: {'differs' if lines else 'same'}", *lines]), flush=True)
     print(f"{differing} of {len(cases)} differ")

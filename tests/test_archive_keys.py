@@ -15,7 +15,7 @@ import pytest
 from scripts import BASELINES, in_checkout
 
 from pytest_slmserve.analysis.points import all_groups, by_series, group_key, job_points, replica_groups
-from pytest_slmserve.archive.store import Contents, read
+from pytest_slmserve.archive.store import FORMAT, Contents, read
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.kv_cache import predicted_blocks, weight_bytes
@@ -25,7 +25,7 @@ from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
 
 TESTS = Path(__file__).parent
 ARCHIVES = sorted(BASELINES.glob("*.jsonl.xz"))
-ARCHIVES += sorted((TESTS / "data").glob("archive-format-*.jsonl"))
+ARCHIVES += sorted((TESTS / "data").glob(f"archive-format-{FORMAT}.jsonl"))
 KEYS = json.loads((TESTS / "data" / "archive-keys.json").read_text("utf-8"))
 
 
@@ -38,7 +38,7 @@ def told(keys: Iterable[str]) -> list[object]:
 def keys_of(contents: Contents) -> dict[str, list[object]]:
     """Every kind of key of an archive; kinds that it has none of are left out."""
     ms: Sequence[Measurement] = contents.measurements
-    plans = [session.plan.get(name, ()) for session in contents.sessions for name in ("sweeps", "beside")]
+    plans = [session.plan.get(name, ()) for session in contents.sessions for name in ("sweeps", "compared")]
     points = job_points(ms)
     kinds: dict[str, Iterable[str]] = {
         "measurement": (m.key for m in ms),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import CSV
+from sealed_lines import reseal
 from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.__main__ import main
@@ -50,7 +51,7 @@ def whole_microseconds(run: Run) -> Run:
 
 def archive(path: Path, measurements, planned=BATCHES, rows=table.ROWS) -> Path:
     series = by_series(measurements) or {"nothing": []}
-    sweep = {"model": "opt-1.3b", "concurrencies": list(planned), "cut": CUT}
+    sweep = {"model": "opt-1.3b", "concurrencies": list(planned), "skipped": CUT}
     plan = {"sweeps": dict.fromkeys(series, sweep)}
     with Archive.open(path) as opened:
         opened.begin({"rows": [lookup.row_to_record(row) for row in rows]}, plan)
@@ -58,6 +59,7 @@ def archive(path: Path, measurements, planned=BATCHES, rows=table.ROWS) -> Path:
             opened.add(one)
     dated = path.read_text("utf-8").replace(json.loads(path.read_text("utf-8").partition("\n")[0])["started"], STARTED)
     path.write_text(dated, "utf-8")
+    reseal(path)
     return path
 
 
@@ -201,6 +203,7 @@ def mutilated(path: Path, *entries: str, value: object) -> Path:
         inner = inner[entry]
     inner[entries[-1]] = value
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    reseal(path)
     return path
 
 
@@ -464,6 +467,7 @@ def test_whatever_value_stands_in_a_line_there_is_a_report_or_one_sentence(whole
     """Of the right type or not: the reader refuses it, or the judgement can live with it."""
     path = tmp_path / "a.jsonl"
     path.write_text(spoilt(data, whole), "utf-8")
+    reseal(path)
     status, out, err = run(capsys, "report", path)
     assert (status in (0, 1, 10) and "verdicts" in out) or (status == 4 and err.startswith("error: "))
 

@@ -30,13 +30,9 @@ STORED = [  # as archives hold them, and their keys with them
 
 @pytest.mark.parametrize(("facts", "load"), STORED)
 def test_a_stored_load_is_read_and_its_key_is_that_of_its_facts(facts, load):
-    starts = {"starts": "spread"} if facts["kind"] == "closed_loop" else {}
+    ramp_up = {"ramp_up": "staggered"} if facts["kind"] == "closed_loop" else {}
     assert load_of(facts, built) == load
-    assert json.dumps(load_facts(load), sort_keys=True) == json.dumps(facts | starts, sort_keys=True)
-
-
-def test_a_burst_of_an_older_record_is_a_job_all_at_once():
-    assert load_of({"kind": "burst", "requests": 16}, built) == OpenLoop(requests=16)
+    assert json.dumps(load_facts(load), sort_keys=True) == json.dumps(facts | ramp_up, sort_keys=True)
 
 
 def test_an_unknown_kind_of_load_is_refused():

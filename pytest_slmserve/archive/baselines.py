@@ -29,7 +29,6 @@ from pytest_slmserve.schema.files import content, is_file
 from pytest_slmserve.schema.loads import is_steady, load_facts
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import short_hash
-from pytest_slmserve.schema.stored_names import to_stored
 
 FOLDER = Path(".slm/baselines")
 SUFFIX = ".jsonl.xz"
@@ -253,7 +252,7 @@ def read_calibrations(path: Path) -> list[StoredNoise]:
 def _facts(kept: StoredNoise) -> dict[str, Any]:
     seen = kept.calibration
     return {
-        **to_stored(asdict(kept.place)),
+        **asdict(kept.place),
         "measured_at": kept.measured_at,
         "noise": asdict(kept.noise),
         "unchanged": asdict(seen.unchanged),
@@ -262,7 +261,7 @@ def _facts(kept: StoredNoise) -> dict[str, Any]:
 
 
 def _kept(facts: Mapping[str, Any]) -> StoredNoise:
-    place: NoiseKey = built(NoiseKey, dict(facts))  # the first entries did not say how caches were
+    place: NoiseKey = built(NoiseKey, dict(facts))
     noise: PairNoise = built(PairNoise, facts["noise"])
     worse = {name: built(Rates, rates) for name, rates in facts["worse"].items()}
     terms = GateCriteria(place.margin, pairs=place.pairs)

@@ -35,7 +35,6 @@ from pytest_slmserve.schema.records import (
 )
 from pytest_slmserve.schema.sensors import per_unit
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.stored_names import NAMES, from_stored, to_stored
 
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)
@@ -46,18 +45,18 @@ VALUES = bytes(BASE_64.index(byte) if byte in BASE_64 else NO_DIGIT for byte in 
 # Writing
 
 
-def engine_line(measurement: Measurement) -> dict[str, Any]:
-    spec = asdict(measurement.spec)
-    model = spec.pop("model_facts")
+def engine_line(launch: str, spec: EngineSpec, resolved: Resolved, environment: Environment) -> dict[str, Any]:
+    asked = asdict(spec)
+    model = asked.pop("model_facts")
     if model:
         del model["config"]  # the sizes that follow from it are all that is read
     return {
         "kind": "engine",
-        "id": measurement.launch,
-        "spec": to_stored(spec),
+        "id": launch,
+        "spec": asked,
         "model": model,
-        "resolved": asdict(measurement.resolved),
-        "environment": to_stored(asdict(measurement.environment)),
+        "resolved": asdict(resolved),
+        "environment": asdict(environment),
     }
 
 
@@ -142,8 +141,8 @@ def _is_stamp(name: str) -> bool:
     return name.endswith("_s")
 
 
-def _stored_name(name: str, stamps: str = "tick") -> str:
-    return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-1]}{stamps}" if _is_stamp(name) else name
+def _stored_name(name: str) -> str:
+    return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-1]}tick" if _is_stamp(name) else name
 
 
 def _in_units(name: str, values: Sequence[Any], ticks: Mapping[int, int]) -> list[Any]:
@@ -215,11 +214,11 @@ def _hints(cls: type) -> dict[str, Any]:
 def built(cls: type, facts: dict[str, Any]) -> Any:
     """`cls` from the entries that it has, each of the type that it says. Raises TypeError."""
     made = {}
-    for name, value in known_fields(cls, from_stored(facts)).items():
+    for name, value in known_fields(cls, facts).items():
         try:
             made[name] = typed(_hints(cls)[name], value)
         except TypeError as error:
-            raise TypeError(f"{NAMES.get(name, name)}: {error}") from None
+            raise TypeError(f"{name}: {error}") from None
     return cls(**made)
 
 
@@ -259,7 +258,7 @@ def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
 
 def _run(facts: dict[str, Any]) -> Run:
     start, stop = _from_millionths(typed(tuple[int, int], facts["window_us"]))
-    clock = _clock_of(facts["clock_us"]) if "clock_us" in facts else None  # format 1 has none
+    clock = _clock_of(facts["clock_us"])
     return Run(
         samples=Samples(**_table(Samples, facts["samples"], clock)),
         steps=Steps(**_table(Steps, facts["steps"], clock)),
@@ -337,11 +336,8 @@ def _whole_numbers(values: Any) -> list[int | None]:
     return [None if value is None else typed(int, value) for value in values]
 
 
-Clock = Sequence[float] | None  # None: columns of stamps hold the stamps, in microseconds
-
-
-def _table(cls: type, facts: dict[str, Any], clock: Clock) -> dict[str, tuple[Any, ...]]:
-    stored = {column.name: _stored_name(column.name, "us" if clock is None else "tick") for column in fields(cls)}
+def _table(cls: type, facts: dict[str, Any], clock: Sequence[float]) -> dict[str, tuple[Any, ...]]:
+    stored = {column.name: _stored_name(column.name) for column in fields(cls)}
     names = [column.name for column in fields(cls) if column.default != () or stored[column.name] in facts]
     rows = len(facts[stored[names[0]]])
     table = {name: _column(cls, name, facts[stored[name]], rows, clock) for name in names}
@@ -351,7 +347,7 @@ def _table(cls: type, facts: dict[str, Any], clock: Clock) -> dict[str, tuple[An
     return table
 
 
-def _column(cls: type, name: str, coded: Any, rows: int, clock: Clock) -> tuple[Any, ...]:
+def _column(cls: type, name: str, coded: Any, rows: int, clock: Sequence[float]) -> tuple[Any, ...]:
     """The inverse of what `_columns` makes of one column: one value stands for all rows."""
     told = coded if isinstance(coded, list) else [coded]
     optional = set(get_args(get_args(_hints(cls)[name])[0])) & {NoneType}
@@ -363,7 +359,7 @@ def _column(cls: type, name: str, coded: Any, rows: int, clock: Clock) -> tuple[
     if known and max(max(known), -min(known)) >= LARGEST:
         raise ValueError(f"{name}: a number that cannot be meant")
     values: tuple[Any, ...]
-    if clock is not None and _is_stamp(name):
+    if _is_stamp(name):
         values = _stamps(name, told, clock)
     else:
         values = tuple(told) if _stored_name(name) == name else _from_millionths(told)

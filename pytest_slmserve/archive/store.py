@@ -1,8 +1,8 @@
 """The archive: measurements as lines of JSON, each on disk as soon as it is made; packed by the suffix `.gz` or `.xz`.
 
-A line is an object with a `kind`. `session` opens a run and holds the format, the parameters of the claims and the
-plan; `engine` describes one launch, before its first measurement; `measurement` holds the columns of one run. Other
-kinds, and fields that are not known here, are passed over.
+A line is an object with a `kind`, and ends with the CRC-32 of what is before it. `session` opens a run and holds the
+format, the parameters of the claims and the plan; `engine` describes one launch, before its first measurement;
+`measurement` holds the columns of one run. Other kinds, and fields that are not known here, are passed over.
 
 An archive that cannot be written any more, or that is not at its path any more, loses nothing: the run goes on in a
 second file, which gets all that it has measured so far.
@@ -58,13 +58,15 @@ def make_folder(folder: Path) -> None:
         (own / ".gitignore").write_text("*\n", "utf-8")
 
 
-# 2: stamps are ticks of a clock. 1: first. Add a number only where an older release would misread what is written.
-FORMAT = 2
+# 3: the words of the code, models, a checksum for each line. 2: stamps are ticks of a clock. 1: the first. Add a number
+# only if an older release would misread what is written.
+FORMAT = 3
 
 ANOTHER = "--slm-records with another path"
 
 _FIRST = b'{"kind":"session"'  # how every archive begins
 BULK = b'{"kind":"measurement"'
+_SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
 _CHUNK = 1 << 12  # of xz it may become 30 MB
 _UNPACKED = 1 << 30  # bytes that an archive may become: 10,000 measurements are some hundred million
 _UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
@@ -176,7 +178,7 @@ class Archive:
             "claims": dict(claims),
             "plan": dict(plan),
         }
-        session = _text(facts)
+        session = line_of(facts)
         self._append([session])
         self._session = session
 
@@ -327,14 +329,33 @@ def _contents(path: Path, raw: bytes, skip_damaged: bool) -> Contents:
     return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes), tuple(found.written_by))
 
 
-def _text(line: Mapping[str, Any]) -> bytes:
-    return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+def line_of(facts: Mapping[str, Any]) -> bytes:
+    """A line of an archive, with its checksum and its end."""
+    return sealed(json.dumps(facts, separators=(",", ":"), allow_nan=False).encode()) + b"\n"
+
+
+def sealed(body: bytes) -> bytes:
+    """A JSON object with its checksum as the last entry: the CRC-32 of the object without it."""
+    return b'%b,"crc32":"%08x"}' % (body[:-1], zlib.crc32(body))
+
+
+def unsealed(line: bytes) -> bytes:
+    """The JSON object of a line without its checksum. Raises ValueError if that is missing or of something else."""
+    seal = _SEAL.search(line)
+    if seal is None:
+        facts_of(line)["kind"]  # of a line that is none of ours there is more to say
+        raise ValueError("it has no checksum")
+    body = line[: seal.start()] + b"}"
+    if zlib.crc32(body) != int(seal[1], 16):
+        raise ValueError("its checksum is that of another line: some of it was changed")
+    return body
 
 
 def _written(measurement: Measurement) -> tuple[bytes, bytes]:
     """The lines of an engine and of its measurement. Raises BadArchive where they could not be read again."""
+    m = measurement
     try:
-        lines = _text(engine_line(measurement)), _text(measurement_line(measurement))
+        lines = line_of(engine_line(m.launch, m.spec, m.resolved, m.environment)), line_of(measurement_line(m))
         found = ScannedLines()
         for line in lines:
             decode(found, line)
@@ -462,11 +483,12 @@ def found_in(path: Path, lines: Iterable[bytes | None], take: Take) -> ScannedLi
             take(found, line)
         except _DAMAGE as error:
             found.damaged.append(f"line {number} {_what(error)}")
-        if found.sessions and (newer := found.sessions[-1].format) > FORMAT:
-            raise BadArchive(
-                f"{path} was written by a newer release (format {newer}; this one reads up to {FORMAT})",
-                "pip install --upgrade pytest-slmserve",
-            )
+        if found.sessions and (other := found.sessions[-1].format) != FORMAT:
+            if other > FORMAT:
+                problem = f"{path} was written by a newer release (format {other}; this one reads format {FORMAT})"
+                raise BadArchive(problem, "pip install --upgrade pytest-slmserve")
+            problem = f"{path} has format {other}, and this release reads format {FORMAT}"
+            raise BadArchive(problem, f"python studies/migrate.py {path} NEW.jsonl, in a checkout of pytest-slmserve")
     if number and not (found.sessions or found.engines or found.measurements):
         _not_an_archive(path, *found.damaged)
     return found
@@ -495,7 +517,7 @@ def _what(error: Exception) -> str:
 
 
 def facts_of(line: bytes) -> dict[str, Any]:
-    """The object that a line holds; an empty line has no kind. Raises one of _DAMAGE."""
+    """The object that a line holds, without its checksum; an empty line has no kind. Raises one of _DAMAGE."""
     if not line.strip():
         return {"kind": None}
     facts = json.loads(line, parse_constant=_no_constant)
@@ -507,7 +529,13 @@ def facts_of(line: bytes) -> dict[str, Any]:
 
 def decode(found: ScannedLines, line: bytes) -> None:
     """Decode one line into `found`; raises one of _DAMAGE."""
-    facts = facts_of(line)
+    if line.startswith(_FIRST) and not _SEAL.search(line):  # as in other formats
+        session = _session(facts_of(line))
+        if session.format == FORMAT:
+            unsealed(line)  # which raises
+        found.sessions.append(session)
+        return
+    facts = facts_of(unsealed(line) if line.strip() else line)
     match facts["kind"]:
         case "session":
             found.sessions.append(_session(facts))
@@ -537,8 +565,8 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _session(facts: dict[str, Any]) -> RunHeader:
-    """A newer format may have other fields: then only its number is wanted."""
-    if typed(int, facts["format"]) > FORMAT:
+    """Another format may have other fields: then only its number is wanted."""
+    if typed(int, facts["format"]) != FORMAT:
         return RunHeader(facts["format"], "", None, {}, {})
     made: RunHeader = built(RunHeader, facts)
     return made
@@ -637,7 +665,7 @@ def _checked(found: ScannedLines, line: bytes) -> dict[str, Any]:
     if not line.startswith(BULK):
         decode(found, line)
         return facts_of(line)
-    facts = facts_of(_NUMBERS.sub(b"[]", line))
+    facts = facts_of(_NUMBERS.sub(b"[]", unsealed(line)))
     engine_before(found, facts)
     if not isinstance(facts["run"], dict):
         raise ValueError("its run is no object")

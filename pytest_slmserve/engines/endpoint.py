@@ -238,7 +238,7 @@ class EndpointEngine:
         seen = (after[0] - before[0], after[1] - before[1]) if before and after else None
         salt = self._fresh.salt if self._fresh else None
         assert run.stream, "there was a client"
-        return replace(run, stream=replace(run.stream, without=self.without, salt=salt, cache_lookups=seen))
+        return replace(run, stream=replace(run.stream, refused=self.without, salt=salt, cache_lookups=seen))
 
     def _lookups(self) -> tuple[int, int] | None:
         """Prompt tokens looked up in the server's prefix cache, and found, so far; None once it reports none."""

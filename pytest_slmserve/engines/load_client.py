@@ -117,5 +117,5 @@ def _stream(told: Mapping[str, Any]) -> Stream:
         unsent_s=tuple(round(at - began, 6) for at in told["unsent"]),
         waited_s=tuple(round(seconds, 6) for seconds in told["waited"]),
         cpu_s=told["client_cpu_s"],
-        stamp_doubt_s=tuple(told["doubt_s"]),
+        stamp_uncertainty_s=tuple(told["doubt_s"]),
     )

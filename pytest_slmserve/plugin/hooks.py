@@ -45,7 +45,6 @@ from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.loads import Load, WorkloadReference, load_facts
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.stored_names import from_stored
 
 if TYPE_CHECKING:
     from pytest_slmserve.options.table import Options
@@ -592,11 +591,11 @@ def clauses(m: Measurement, case: Case) -> list[str]:
     if short_name(m.spec.model) != short_name(spec.model):
         found.append(f"model {short_name(m.spec.model)} there, {short_name(spec.model)} here")
     else:
-        found += differences(from_stored(m.spec.facts), from_stored(spec.facts))
+        found += differences(m.spec.facts, spec.facts)
     for workload, load in zip(case.workloads, case.loads):
         if m.workload.hash != workload.hash:
             found.append(_requests(m.workload, workload.reference()))
-        found += differences(from_stored(load_facts(m.load)), from_stored(load_facts(load)))
+        found += differences(load_facts(m.load), load_facts(load))
     return found
 
 

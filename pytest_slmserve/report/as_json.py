@@ -21,7 +21,6 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import Load, WorkloadReference, load_facts
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.stored_names import from_stored
 
 
 def as_json(value: object) -> str:
@@ -99,7 +98,7 @@ def case_facts(
         **facts(spec, "model", "interface", "url"),
         **facts(ours, *ENGINE),
         "extra": dict(ours.extra) if ours else {},
-        "load": from_stored(load_facts(load)),
+        "load": load_facts(load),
         "workload": facts(workload, *WORKLOAD),
         "environment": facts(environment, *(field.name for field in fields(Environment))),
     }

@@ -198,8 +198,8 @@ def further(m: Measurement) -> Iterator[str]:
 
 def without(m: Measurement) -> Iterator[str]:
     """Request fields that the server refused."""
-    if m.run.stream and m.run.stream.without:
-        yield f"requests without {', '.join(m.run.stream.without)}, which this server refuses"
+    if m.run.stream and m.run.stream.refused:
+        yield f"requests without {', '.join(m.run.stream.refused)}, which this server refuses"
 
 
 def chunks(m: Measurement) -> Iterator[str]:

@@ -46,8 +46,8 @@ class Verdicts:
             for model, sweep in self.planner.sweeps.items()
             if sweep.loads
         }
-        beside = {"beside": sorted(self.planner.beside)} if self.planner.beside else {}
-        return {"sweeps": sweeps, "looks": [*self.looks], **beside}
+        beside = {"compared": sorted(self.planner.beside)} if self.planner.beside else {}
+        return {"sweeps": sweeps, "interim_analyses": [*self.looks], **beside}
 
     def curve(self, model: str) -> Curve:
         """The curve of a planned sweep as measured so far, with other loads that users' tests requested on the same
@@ -145,6 +145,6 @@ def _facts(sweep: Sweep, adaptive: float | None) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "model": short_name(sweep.spec.model),
         "concurrencies": [*sweep.concurrencies],
-        "cut": [list(pair) for pair in sweep.cut],
+        "skipped": [list(pair) for pair in sweep.cut],
     }
     return facts if adaptive is None else {**facts, "adaptive": {"tolerance": adaptive}}

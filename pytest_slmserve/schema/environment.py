@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
-from pytest_slmserve.schema.stored_names import stored_value
 
 SIMULATED = "SIMULATED ENGINE: these numbers come from a formula, not from a device"
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
@@ -58,7 +57,7 @@ class Environment:
 
     @cached_property
     def key(self) -> str:
-        return short_hash([stored_value(name, value) for name, value in self.kind.items()])
+        return short_hash([*self.kind.values()])
 
     @property
     def title(self) -> str:

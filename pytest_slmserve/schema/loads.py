@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal, TypeGuard, get_args
 
 from pytest_slmserve.schema.errors import BadUsage, RampUp
 from pytest_slmserve.schema.specs import WorkloadSpec, short_hash
-from pytest_slmserve.schema.stored_names import to_stored
 
 JudgedBy = Literal["sent", "ended"]
 
@@ -175,10 +174,10 @@ def is_job(load: Load) -> TypeGuard[OpenLoop]:
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """Facts of a load as a record keeps them, in the words on disk. A closed loop keeps all fields. An open loop keeps
+    """Facts of a load as a record keeps them. A closed loop keeps all fields. An open loop keeps
     those that its kind always had, and each other that is not the default."""
     if isinstance(load, ClosedLoop):
-        return to_stored({**asdict(load), "kind": "closed_loop"})
+        return {**asdict(load), "kind": "closed_loop"}
     always = {"requests", "rate", "seed"} if is_job(load) else {"arrivals", "rate", "settle_s", "window_s"}
     told = ((f, getattr(load, f.name)) for f in fields(load) if f.compare)
     kept = {f.name: value for f, value in told if f.name in always or value != f.default}
@@ -187,12 +186,12 @@ def load_facts(load: Load) -> dict[str, Any]:
 
 
 def load_of(facts: dict[str, Any], build: Callable[[type, dict[str, Any]], Any]) -> Load:
-    """The load that a record of any format keeps. build: makes a value of a class from those entries that it has."""
+    """The load that a record keeps. build: makes a value of a class from those entries that it has."""
     match facts["kind"]:
         case "closed_loop":
             closed: ClosedLoop = build(ClosedLoop, facts)
             return closed
-        case "open_loop" | "job" | "burst":  # a burst was a job whose requests come all at once
+        case "open_loop" | "job":
             told: OpenLoop = build(OpenLoop, {name: value for name, value in facts.items() if value is not None})
             return replace(told, burstiness=math.inf) if facts.get("burstiness", 1) is None else told
     raise ValueError(f"unknown kind of load {facts['kind']!r}")
@@ -256,3 +255,4 @@ class WorkloadReference:
     mean_output_tokens: float
     longest: int
     source: str
+    kind: Literal["generate"] = "generate"  # each request is a prompt and the tokens that follow it

@@ -143,10 +143,10 @@ class Stream:
     ramp. tokens_per_chunk: by the server's count. scheduled_s: when each request was to be sent, in the order of the
     samples; None without a schedule. unsent_s: when those were to be sent that were not, since the load was given up.
     waited_s: of a job that is held back, how long each that was sent had been there when it was to be sent; ascending.
-    cpu_s: of the client. stamp_doubt_s: by how much the stamps of what was fetched at one time can be too late, in the
-    mean over all pieces and at most: chunks that came since the client looked last have one stamp, that of the last of
-    them. without: what a server that is not ours refused of what we ask for, so that it was not asked for. salt: ids
-    that no other load's prompts have (`engines/endpoint.py`); None where they are as the workload has them.
+    cpu_s: of the client. stamp_uncertainty_s: by how much the stamps of what was fetched at one time can be too late,
+    in the mean over all pieces and at most: chunks that came since the client looked last have one stamp, that of the
+    last of them. refused: what a server that is not ours refused of what we ask for, so that it was not asked for.
+    salt: ids that no other load's prompts have (`engines/endpoint.py`); None where they are as the workload has them.
     cache_lookups: prompt tokens that the server looked up in its cache of prefixes meanwhile, and found there, whoever
     asked.
     """
@@ -158,8 +158,8 @@ class Stream:
     tokens_per_chunk: float | None = None
     scheduled_s: Sequence[float] | None = None
     cpu_s: float | None = None
-    stamp_doubt_s: tuple[float, float] | None = None
-    without: tuple[str, ...] = ()
+    stamp_uncertainty_s: tuple[float, float] | None = None
+    refused: tuple[str, ...] = ()
     salt: tuple[int, int] | None = None
     cache_lookups: tuple[int, int] | None = None
     step_gaps: tuple[Mapping[str, Any], ...] = ()

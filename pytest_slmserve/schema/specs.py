@@ -16,7 +16,6 @@ from pytest_slmserve.schema.errors import BadUsage, Interface, LoadFormat, Platf
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.secret_words import holds_secret, names_secret
-from pytest_slmserve.schema.stored_names import to_stored
 
 KEY = "SLM_ENDPOINT_KEY"  # the variable that has an endpoint's key
 WANTED = "http://HOST:PORT/v1/completions, or /v1/chat/completions"
@@ -51,10 +50,8 @@ def completed(url: str) -> str:
 
 GIB = 1 << 30
 FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
-# Fields of an engine that came after the first records: what was so before.
-LATER = {"url": "", "tensor_parallel_size": 1, "allow_prefix_cache": False}
-# What follows, in the words on disk, from how the GPUs, their memory and the requests are divided among engines.
-DIVIDED = frozenset({"tensor_parallel", "kv_cache_bytes", "memory_share", "max_num_seqs", "url"})
+# What follows from how the GPUs, their memory and the requests are divided among engines.
+DIVIDED = frozenset({"tensor_parallel_size", "kv_cache_bytes", "gpu_memory_utilization", "max_num_seqs", "url"})
 OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
 TYPES: dict[type, str] = {
     int: "a whole number", bool: "true or false", str: "a name", float: "a number", tuple: "a tuple of pairs",
@@ -161,16 +158,15 @@ class EngineSpec:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All that can change a measurement, in the words on disk. Where the interpreter lies is not among it: what it
-        holds is part of the environment. A field that came later is left out while it says what was always so: hashes
-        of older records stay what they are."""
+        """All that can change a measurement. Where the interpreter lies is not among it: what it holds is part of the
+        environment."""
         found = asdict(self)
         found["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
         del found["python"], found["gpu"], found["model_facts"]
         model = self.model_facts
         if model and model.source != "catalogue" and self.platform != "remote":  # a folder can be changed
             found["model_configuration"] = model.configuration
-        return to_stored({name: value for name, value in found.items() if (name, value) not in LATER.items()})
+        return found
 
     @cached_property
     def key(self) -> str:

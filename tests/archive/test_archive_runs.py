@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from sealed_lines import reseal
 from strategies import measurement
 
 from pytest_slmserve.archive.store import LEFT_OUT, POOLED, Archive, RunChoice, chosen, read, runs_of
@@ -36,6 +37,7 @@ def dated(path, day, name=None):
     facts |= {"id": name} if name else {}
     lines[last] = json.dumps(facts, separators=(",", ":"))
     path.write_text("\n".join(lines) + "\n")
+    reseal(path)
 
 
 def without_ids(path):
@@ -45,6 +47,7 @@ def without_ids(path):
         if line["kind"] == "session":
             del line["id"], line["resumes"]
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    reseal(path)
     return path
 
 

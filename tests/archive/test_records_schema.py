@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from scripts import BASELINES, CHECKOUT, needs_checkout
 
 SCHEMA = CHECKOUT / "docs" / "records.schema.json"
-WRITTEN = CHECKOUT / "tests" / "data" / "archive-format-2.jsonl"
+WRITTEN = CHECKOUT / "tests" / "data" / "archive-format-3.jsonl"
 
 needs_checkout()
 
@@ -55,10 +55,13 @@ def test_committed_archives_are_as_the_schema_says(schema: Draft202012Validator,
 @pytest.mark.parametrize(
     ("kind", "path", "value"),
     [
-        ("session", ("format",), 3),
+        ("session", ("format",), 2),
         ("session", ("started",), "yesterday"),
         ("engine", ("resolved", "kv_blocks"), "many"),
-        ("engine", ("spec", "backend"), "tpu"),
+        ("engine", ("spec", "platform"), "tpu"),
+        ("engine", ("model", "layers"), None),
+        ("measurement", ("crc32",), "none"),
+        ("measurement", ("workload", "kind"), "embed"),
         ("measurement", ("load", "kind"), "sweep"),
         ("measurement", ("load", "concurrency"), 0),
         ("measurement", ("run", "failures"), -1),

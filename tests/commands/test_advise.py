@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import CSV
 from scripts import BASELINES, in_checkout
+from sealed_lines import reseal
 from test_main import NAMES, PLAIN, archive, external, measured, run, spoilt, watched
 
 OUTPUT = ("--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
@@ -130,6 +131,7 @@ def recorded(tmp_path_factory) -> Path:
 def test_whatever_value_stands_in_a_record_there_is_an_answer_or_one_sentence(recorded, tmp_path, capsys, data):
     path = tmp_path / "a.jsonl"
     path.write_text(spoilt(data, recorded), "utf-8")
+    reseal(path)
     status, out, err = run(capsys, "advise", path, *data.draw(st.sampled_from([(), ("--json",)])))
     answered = status in (0, 10) and ("wanted: " in out or '"starts": [' in out)  # whatever the model is called
     assert answered or (status == 4 and err.startswith("error: "))

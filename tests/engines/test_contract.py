@@ -119,7 +119,7 @@ def test_stamps_are_in_order(run):
     for sent, admitted, first, last in finished:
         admitted = sent if admitted is None else admitted  # which a client does not see
         assert 0 <= sent <= admitted + STAMP_S <= first + 2 * STAMP_S
-        assert first < last or (run.stream and run.stream.stamp_doubt_s[1] > 0)  # they came together, as it says
+        assert first < last or (run.stream and run.stream.stamp_uncertainty_s[1] > 0)  # they came together, as it says
 
 
 def test_no_failures(run):

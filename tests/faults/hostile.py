@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sealed_lines import resealed
+
 ODD: list[Any] = [
     None, True, -1, 0, 10**9, 10**18, 10**400, -1e308, 1e-320, float("nan"), float("inf"), "", "x" * 5000,
     "\x1b]0;owned\x07\x1b[2J", "\ud800", "../../etc/passwd", "2026-13-45", [], {}, [[]], [None] * 3, {"a": {"b": []}},
@@ -24,6 +26,7 @@ def odd_values(good: bytes, count: int = MADE) -> Iterator[tuple[str, bytes]]:
     """One value of one line of JSON at a time becomes something odd, or is not there."""
     rng = random.Random(len(good))
     lines = [json.loads(line) for line in good.splitlines()]
+    sealed = b'"crc32"' in good
     for number in range(count):
         changed = json.loads(json.dumps(lines))
         place, name = rng.choice([*places(changed[number % len(changed)])])
@@ -32,7 +35,8 @@ def odd_values(good: bytes, count: int = MADE) -> Iterator[tuple[str, bytes]]:
             del place[name]
         else:
             place[name] = odd
-        yield f"value-{number}", b"".join(json.dumps(line).encode() + b"\n" for line in changed)
+        texts = (json.dumps(line) for line in changed)
+        yield f"value-{number}", b"".join((resealed(text) if sealed else text).encode() + b"\n" for text in texts)
 
 
 NAMES = {"terminal": "\x1b]0;owned\x07\x1b[2Jopt-125m", "long": "x" * 5000, "surrogate": "\ud800"}
@@ -41,9 +45,11 @@ NAMES = {"terminal": "\x1b]0;owned\x07\x1b[2Jopt-125m", "long": "x" * 5000, "sur
 def everywhere(good: bytes) -> Iterator[tuple[str, bytes]]:
     """What reaches names of files and the screen, or is divided by, becomes odd in all lines."""
     for name, odd in NAMES.items():
-        yield f"model-{name}", good.replace(b'"opt-125m"', json.dumps(odd).encode())
-    for count in (b"0", b"-1"):
-        yield f"tokens{count.decode()}", re.sub(rb'"(mean_(prompt|output)_tokens)":[\d.]+', rb'"\1":' + count, good)
+        changed = good.replace(b'"opt-125m"', json.dumps(odd).encode()).decode()
+        yield f"model-{name}", "".join(f"{resealed(line)}\n" for line in changed.splitlines()).encode()
+    for count in ("0", "-1"):
+        changed = re.sub(r'"(mean_(prompt|output)_tokens)":[\d.]+', rf'"\1":{count}', good.decode())
+        yield f"tokens{count}", "".join(f"{resealed(line)}\n" for line in changed.splitlines()).encode()
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -158,7 +158,7 @@ NO_WAIVERS = {
     "day-far": json.dumps([WAIVER | {"until": "99999-12-31"}]).encode(),
 }
 # What is written there is no calibration.
-ENTRY = {"model": "m", "loads": [1], "backend": "cpu", "gpu_name": None, "driver": None, "margin": 0.03, "pairs": 12}
+ENTRY = {"model": "m", "loads": [1], "platform": "cpu", "gpu_name": None, "driver": None, "margin": 0.03, "pairs": 12}
 RATES = {"fail": 0.0, "passed": 0.9, "pairs": 4.0}
 WHOLE = ENTRY | {"measured_at": "2026", "noise": {"names": ["a"], "costs": [[0.1]]}, "unchanged": RATES, "worse": {}}
 NO_CALIBRATIONS = {

@@ -5,6 +5,7 @@ from itertools import islice
 
 import pytest
 from inside import GATE
+from sealed_lines import reseal
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.run import gate as gate_run
@@ -75,6 +76,7 @@ def test_an_archive_that_did_not_store_its_terms_is_judged_by_the_defaults(gate,
     session = json.loads(first)
     del session["plan"]["gate"]
     path.write_text(json.dumps(session, separators=(",", ":")) + "\n" + rest, "utf-8")
+    reseal(path)
     seen, lines = again()
     assert seen == 1 and any(line.startswith("opt-125m: FAIL after 4 pairs") for line in lines)
     assert (

@@ -93,7 +93,7 @@ def test_the_claims_parameters_and_the_plan_are_kept(sweep, archive):
     session = archive().sessions[0]
     assert len(session.claims["rows"]) == len(ROWS)
     [planned] = session.plan["sweeps"].values()
-    assert planned == {"model": "opt-125m", "concurrencies": [1, 16, 64, 128, 256], "cut": []}
+    assert planned == {"model": "opt-125m", "concurrencies": [1, 16, 64, 128, 256], "skipped": []}
 
 
 def test_a_place_that_cannot_be_written_is_an_error_before_anything_is_measured(sweep, pytester):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from inside import usage_error
+from sealed_lines import reseal, resealed
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import runs_of
@@ -97,7 +98,7 @@ def test_the_records_of_another_run_are_reused_and_stay_as_they_are(sweep, archi
         ("--override-ini=slm_seed=1", "seed 1 there, 0 here; other requests (seed 1 there, 0 here)"),
         ("--slm-models=opt-350m", "model opt-350m there, opt-125m here"),
         ("--slm-gpu-memory-utilization=0.5", "gpu_memory_utilization 0.5 there, 0.9 here"),
-        ("--override-ini=slm_allow_prefix_cache=1", "allow_prefix_cache True there, not set here"),
+        ("--override-ini=slm_allow_prefix_cache=1", "allow_prefix_cache True there, False here"),
         ("--slm-ramp-up=burst", "ramp_up burst there, staggered here"),
         ("--slm-engine-arg=t_inf=1", "extra (('t_inf', 1),) there, () here"),
     ],
@@ -114,6 +115,7 @@ def test_records_of_another_kind_of_gpu_are_refused(sweep, pytester):
     sweep("--slm-concurrency=1", "--slm-repeats=1", "--slm-records=old.jsonl")
     path = pytester.path / "old.jsonl"
     path.write_text(path.read_text("utf-8").replace('"gpu_name":"simulated"', '"gpu_name":"NVIDIA H100"'), "utf-8")
+    reseal(path)
     assert "gpu_name NVIDIA H100 there, simulated here" in usage_error(sweep("--slm-resume=old.jsonl"))
 
 
@@ -129,7 +131,8 @@ def test_records_of_another_kind_of_gpu_are_refused(sweep, pytester):
 )
 def test_what_cannot_be_resumed_is_one_sentence(sweep, pytester, given, says):
     (pytester.path / "old.jsonl").write_text(
-        '{"kind":"session","format":1,"started":"","pytest_slmserve":null,"claims":{},"plan":{}}\n', "utf-8"
+        resealed('{"kind":"session","format":3,"started":"","pytest_slmserve":null,"claims":{},"plan":{}}') + "\n",
+        "utf-8",
     )
     assert says in usage_error(sweep(*given))
 

@@ -131,7 +131,7 @@ def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, cap
     told = capsys.readouterr().out
     assert f"requests without {', '.join(refused)}, which this server refuses" in told
     (kept,) = read(records).measurements
-    assert problems_of([kept]) == [] and kept.run.stream.without == refused
+    assert problems_of([kept]) == [] and kept.run.stream.refused == refused
     assert set(kept.run.samples.prompt_tokens) == {16} and set(kept.run.samples.output_tokens) == {8}
     assert sum(kept.run.stream.tokens) == pytest.approx(48 * 8, rel=0.01)
 

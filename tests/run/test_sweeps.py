@@ -92,7 +92,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened):
     assert read(sweeps.session.options.records).sessions[0].plan["sweeps"][sweeps.session.planner.series(MODEL)] == {
         "model": MODEL,
         "concurrencies": list(GRID),
-        "cut": [],
+        "skipped": [],
         "adaptive": {"tolerance": 0.1},
     }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sealed_lines import reseal
 from simulated_sessions import records_of
 from strategies import H200, law, measurement
 from test_main import run
@@ -288,6 +289,7 @@ def test_records_of_another_kind_of_host(swept, tmp_path, capsys):
     path = swept()
     cores = json.loads(path.read_text("utf-8").splitlines()[1])["environment"]["cores"]
     path.write_text(path.read_text("utf-8").replace(f'"cores":{cores}', '"cores":777'), "utf-8")
+    reseal(path)
     status, out, err = advise(capsys, path)
     assert (status, out) == (4, "") and "of another kind of host (cores 777 there, " in err
     assert not (tmp_path / ".slm").exists(), "nothing was begun"
@@ -308,8 +310,9 @@ def test_records_of_a_gpu_where_there_is_none(capsys, tmp_path, monkeypatch):
 def test_a_device_that_another_run_measures(swept, tmp_path, capsys, monkeypatch):
     """Records of the CPU, for a formula disturbs nobody; no engine comes to be started."""
     path = swept()
-    text = path.read_text("utf-8").replace('"backend":"fake"', '"backend":"cpu"')
+    text = path.read_text("utf-8").replace('"platform":"simulated"', '"platform":"cpu"')
     path.write_text(re.sub(r'"kv_cache_bytes":\d+', f'"kv_cache_bytes":{GIB}', text), "utf-8")
+    reseal(path)
     there = replace(read(path).measurements[0].environment, platform="cpu")
     monkeypatch.setattr(sessions, "probe", lambda *_: Host(there, "cpu"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

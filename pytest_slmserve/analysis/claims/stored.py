@@ -21,9 +21,9 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadArchive, SlmError
 from pytest_slmserve.schema.records import Measurement
 
-# {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "cut": [[4, "why"]]}}}, of an adaptive sweep also
-# "adaptive": {"tolerance": 0.1}; "beside": series keys of curves that are no sweeps; "looks": numbers of repeats after
-# which a sweep that measures until its claims are decided may be judged
+# {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "skipped": [[4, "why"]]}}}, of an adaptive sweep also
+# "adaptive": {"tolerance": 0.1}; "compared": series keys of curves that are no sweeps; "interim_analyses": numbers of
+# repeats after which a sweep that measures until its claims are decided may be judged
 Plan = Mapping[str, Any]
 Judged = tuple[Verdict, claim.ClaimRow]
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
@@ -78,11 +78,11 @@ def planned_curve(
         subject,
         measurements,
         planned=[int(c) for c in sweep.get("concurrencies", ())],
-        cut=[(int(c), str(why)) for c, why in sweep.get("cut", ())],
+        cut=[(int(c), str(why)) for c, why in sweep.get("skipped", ())],
         adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
-        looks=[int(n) for n in earlier[0].get("looks", ())] if earlier else (),
+        looks=[int(n) for n in earlier[0].get("interim_analyses", ())] if earlier else (),
     )
-    compared = any(series in plan.get("beside", ()) for plan in earlier)
+    compared = any(series in plan.get("compared", ()) for plan in earlier)
     return replace(curve, beside=(any(sweeps) or compared) and not sweep)
 
 

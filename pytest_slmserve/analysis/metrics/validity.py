@@ -249,8 +249,8 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
 def _late_stamps(measurement: Measurement) -> Iterator[str]:
     """Did the client of a server hear when it was answered?"""
     stream = measurement.run.stream
-    if stream and stream.stamp_doubt_s:
-        late = late_stamps(stream.stamp_doubt_s[0], latencies_of(measurement).ttft_s.p50)
+    if stream and stream.stamp_uncertainty_s:
+        late = late_stamps(stream.stamp_uncertainty_s[0], latencies_of(measurement).ttft_s.p50)
         yield from [late] if late else []
 
 

@@ -327,14 +327,14 @@ def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
     )
 
 
-def late_stamps(stamp_doubt_s: float, median_ttft_s: float | None) -> str | None:
+def late_stamps(stamp_uncertainty_s: float, median_ttft_s: float | None) -> str | None:
     """Message that the time stamps are late, which is noise, in a sentence; None where they can be trusted.
-    stamp_doubt_s: possible error of the stamps, the mean in seconds."""
+    stamp_uncertainty_s: possible error of the stamps, the mean in seconds."""
     bound = _harmless_s(median_ttft_s)
-    if stamp_doubt_s <= bound:
+    if stamp_uncertainty_s <= bound:
         return None
     return (
-        f"the client was held up: its stamps can be {stamp_doubt_s * 1e3:.1f} ms late in the mean,"
+        f"the client was held up: its stamps can be {stamp_uncertainty_s * 1e3:.1f} ms late in the mean,"
         f" {bound * 1e3:.1f} ms are harmless"
     )
 

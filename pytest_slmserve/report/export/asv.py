@@ -41,7 +41,7 @@ DIGITS = 6
 UNKNOWN = "unknown"
 # The model is a parameter. How much memory the KV cache gets follows from the card, and does not move the speed of a
 # measurement that stands: one in which requests were thrown out, or had to wait, does not.
-NO_SETTINGS = ("model", "kv_cache_bytes", "memory_share")
+NO_SETTINGS = ("model", "kv_cache_bytes", "gpu_memory_utilization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,12 @@ def settings(spec: EngineSpec) -> str:
     """The engine's settings in words, with a hash that also covers the settings that the words leave out."""
     facts = {name: value for name, value in spec.facts.items() if name not in NO_SETTINGS}
     limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
-    return f"{spec.facts['weights']} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"
+    return f"{spec.load_format} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"
 
 
 def workload(m: Measurement) -> str:
     """A group of benchmarks: values of different requests are no history of each other."""
-    asked, starts = m.workload.spec, load_facts(m.load).get("starts", "")  # its name in stored results
+    asked, starts = m.workload.spec, load_facts(m.load).get("ramp_up", "")
     lengths = "natural" if asked.prompt_tokens is None else f"{asked.prompt_tokens}-{asked.output_tokens}"
     return f"{lengths}-{starts}-{m.workload.hash[:6]}"
 

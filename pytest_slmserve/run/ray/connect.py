@@ -257,7 +257,9 @@ Message = TaskStarted | CaseMeasured | CaseEnded | UserNote
 
 def packed(found: Sequence[Measurement]) -> bytes:
     """Measurements encoded as in the archive: small, and read by its rules."""
-    lines = [line for m in found for line in (engine_line(m), measurement_line(m))]
+    lines = [
+        line for m in found for line in (engine_line(m.launch, m.spec, m.resolved, m.environment), measurement_line(m))
+    ]
     return gzip.compress(json.dumps(lines, allow_nan=False).encode(), mtime=0)
 
 

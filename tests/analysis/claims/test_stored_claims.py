@@ -28,7 +28,7 @@ def sweep(batches=BATCHES, repeats: int = 2, **facts: object):
 
 
 def plan_of(concurrencies, cut=(), series: str = SERIES, **more: object):
-    return {"sweeps": {series: {"model": "opt-1.3b", "concurrencies": list(concurrencies), "cut": cut, **more}}}
+    return {"sweeps": {series: {"model": "opt-1.3b", "concurrencies": list(concurrencies), "skipped": cut, **more}}}
 
 
 PLAN = plan_of(BATCHES, [[1024, "too large"]])

@@ -117,7 +117,7 @@ def test_no_first_tokens():
 
 
 def through_a_client(m, doubt_s):
-    stream = Stream(bin_s=0.1, begins_s=0.0, tokens=(), gaps={}, stamp_doubt_s=(doubt_s, 3 * doubt_s))
+    stream = Stream(bin_s=0.1, begins_s=0.0, tokens=(), gaps={}, stamp_uncertainty_s=(doubt_s, 3 * doubt_s))
     return replace(m, spec=replace(m.spec, interface="server"), run=replace(m.run, stream=stream))
 
 

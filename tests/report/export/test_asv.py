@@ -157,7 +157,7 @@ def test_other_requests_and_another_way_of_loading_are_other_benchmarks() -> Non
     )
     (found,) = asv.values(asv.seen([*made, other])).values()
     groups = {value.benchmark.partition(".")[0] for value in found if value.benchmark != START}
-    assert groups == {"64-32-spread-012345", "64-32-together-012345", "64-32-spread-ffffff"}
+    assert groups == {"64-32-staggered-012345", "64-32-burst-012345", "64-32-staggered-ffffff"}
 
 
 def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given() -> None:
