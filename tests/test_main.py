@@ -262,20 +262,6 @@ def test_help_tells_the_exit_statuses(capsys):
     assert end.value.code == 0 and "10 none is wrong but one is" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_figure_beside_the_text(tmp_path, capsys):
-    pytest.importorskip("vl_convert")
-    path, picture = archive(tmp_path / "a.jsonl", measured()), tmp_path / "out.png"
-    status, out, _ = run(capsys, "report", path, "--figure", picture)
-    assert status == 0 and f"drawn: {picture}" in out and picture.stat().st_size > 10_000
-
-
-def test_a_figure_that_cannot_be_drawn_is_4_and_the_text_is_there(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    path = archive(tmp_path / "a.jsonl", measured())
-    status, out, err = run(capsys, "report", path, "--figure", tmp_path / "out.png")
-    assert status == 4 and "verdicts" in out and "pip install vl-convert-python" in err
-
-
 SENSED = ("sm-per-batch", "energy-per-token", "utilisation", "memory-bound", "decoding")
 
 
@@ -297,11 +283,12 @@ def test_figures_of_several_archives_are_written_and_named(suffix, tmp_path, cap
     status, text, err = run(capsys, "report", *paths, "--figures", out, "--format", suffix)
     names = ("sweeps", "latency", *SENSED)
     drawn = [line for line in text.splitlines() if "drawn: " in line]
-    assert (status, err) == (0, "") and drawn == [f"drawn: {out / name}.{suffix}" for name in names]
+    assert (status, err) == (1, ""), "as without pictures: claims need the loads between"
+    assert drawn == [f"drawn: {out / name}.{suffix}" for name in names]
     assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in names}
     if suffix == "svg":
-        drawn = (out / "sm-per-batch.svg").read_text("utf-8")
-        assert "opt-125m" in drawn and "opt-1.3b" in drawn
+        picture = (out / "sm-per-batch.svg").read_text("utf-8")
+        assert "opt-125m" in picture and "opt-1.3b" in picture
 
 
 def test_without_sensors_the_sweeps_are_drawn_and_the_rest_is_excused(tmp_path, capsys):

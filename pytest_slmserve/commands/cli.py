@@ -45,7 +45,8 @@ class Parser(argparse.ArgumentParser):
         given, left_over = super().parse_known_args(*words)
         if left_over:
             options = [option for action in self._actions for option in action.option_strings]
-            near = get_close_matches(left_over[0].partition("=")[0], options, 1)
+            word = left_over[0].partition("=")[0]
+            near = [option for option in options if option.startswith(word)] or get_close_matches(word, options, 1)
             hint = f", did you mean {near[0]}?" if near else ""
             self.error(f"unrecognized arguments: {' '.join(left_over)}{hint}")
         return given, left_over

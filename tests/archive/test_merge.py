@@ -225,5 +225,5 @@ def test_what_could_not_be_merged_is_its_exit_status(three, tmp_path, capsys):
     assert main(["report", str(tmp_path / "none.jsonl"), "--merge", str(tmp_path / "new.jsonl")]) == 4
     assert "none.jsonl is not there" in capsys.readouterr().err and not (tmp_path / "new.jsonl").exists()
     assert main(["report", str(three), "--merge", str(tmp_path)]) == 4
-    said = f"error: cannot write to {tmp_path}: Is a directory\n  try: --out with another path\n"
+    said = f"error: cannot write to {tmp_path}: Is a directory\n  try: --merge with another path\n"
     assert capsys.readouterr().err == said

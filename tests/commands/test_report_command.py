@@ -50,11 +50,11 @@ def test_no_line_is_longer_than_the_terminal_and_no_number_is_lost(path, monkeyp
     gates = report.gates_of([(path, contents)])[0]
     found = replace(report.judged_again(contents), gates=gates, notes=contents.notes, archives=[path.name])
     with laid_out(400):
-        whole = numbers(report.pieces(found, loads, STRICT, "tables"))
+        whole = numbers(report.report_lines(found, loads, STRICT, "tables"))
     for width in (80, 100, 160):
         for detail in ("summary", "tables", "all"):
             monkeypatch.setenv("COLUMNS", str(width))
-            pieces = list(report.pieces(found, loads, STRICT, detail))
+            pieces = list(report.report_lines(found, loads, STRICT, detail))
             lines = [line for piece in pieces for line in piece.splitlines()]
             long = [line for line in lines if len(line) > width and path.name not in line]
             assert [line for line in long if len(line.split()) > 1] == [], (width, detail)

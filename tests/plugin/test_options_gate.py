@@ -26,8 +26,8 @@ from pytest_slmserve.telemetry import host_probe
 def test_it_needs_a_mode_for_nothing_measured_is_no_pass(gate, pytester):
     gate("--collect-only")
     text = usage_error(pytester.runpytest_inprocess("--slm-gate"))
-    assert "--slm-gate measures, and no mode says on what" in text
-    assert "try: --slm-gpu, --slm-cpu or --slm-simulate" in text
+    assert "--slm-gate needs an engine to measure" in text
+    assert "with --slm-gpu, --slm-cpu or --slm-simulate" in text
 
 
 def test_the_environment_needs_one_too(gate, pytester, monkeypatch):
@@ -103,7 +103,7 @@ def test_the_limits_that_a_specification_names_are_set_there(gate, archive):
     [
         ("max_num_seqs=many", "the baseline: max_num_seqs is a whole number, not 'many'"),
         ("max_model_len=64", "the baseline: requests of 96 tokens do not fit max_model_len 64"),
-        ("eager", "'eager'"),
+        ("eager", "--slm-side: 'baseline:arg=eager' is not NAME=VALUE"),
     ],
 )
 def test_nonsense_is_refused_before_anything_starts(gate, pytester, argument, problem):
