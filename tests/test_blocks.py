@@ -45,20 +45,15 @@ from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.plugin.items import path_of
 from pytest_slmserve.run.ray.connect import runtime_env
 
-for extra in ("jinja2", "matplotlib.pyplot"):  # before pytester, which takes back what is imported by it
+for extra in ("jinja2", "vl_convert"):  # before pytester, which takes back what is imported by it
     pytest.importorskip(extra, reason="a page shows what needs it")
 
 OFFLINE = {
     "advise",
-    "baseline",
     "compare",
-    "figures",
-    "gate",
-    "judge",
-    "merge",
+    "pairs",
     "plan",
     "predict",
-    "replicas",
     "report",
 }
 OTHERS = ("asv", "docker", "git", "./config.sh", "./run.sh", "test")  # test_asv_page.py runs those of asv

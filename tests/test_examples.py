@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from scripts import needs_checkout
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-if not EXAMPLES.is_dir():
-    pytest.skip("the examples are in the checkout", allow_module_level=True)
+needs_checkout()
 PAGE = (EXAMPLES / "README.md").read_text("utf-8")
 COMMANDS = re.findall(r"^((?:pytest|slmserve) .+?) +# (\d+)$", PAGE, re.MULTILINE)
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts import loaded
+from scripts import loaded, needs_checkout
 
 SCRIPT = Path(__file__).parents[1] / ".github" / "scripts" / "next_release.py"
 PIN = SCRIPT.parents[1] / "vllm-baseline.txt"
-if not SCRIPT.is_file():
-    pytest.skip("no checkout", allow_module_level=True)
+needs_checkout()
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,11 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from scripts import loaded
+from scripts import loaded, needs_checkout
 
 CHECKOUT = Path(__file__).parent.parent
 SCRIPT = CHECKOUT / ".github/scripts/set_addresses.py"
-if not SCRIPT.is_file():
-    pytest.skip("no checkout", allow_module_level=True)
+needs_checkout()
 yaml = pytest.importorskip("yaml", reason="needs pyyaml")
 URL, TAG = "https://example.org/owner/name", "v0.1.0"
 

@@ -444,7 +444,7 @@ def test_the_command_makes_a_table_and_refuses_a_damaged_file_until_told(run, tm
     out.unlink()
     cut.write_bytes(invented.read_bytes()[:2000])
     assert "ends early, at byte 2000" in run("make_lengths", cut, out, status=4) and not out.exists()
-    run("make_lengths", cut, out, "--slm-accept-truncated")
+    run("make_lengths", cut, out, "--accept-truncated")
     assert out.exists()
 
 

@@ -460,9 +460,10 @@ def test_the_gate_ends_as_pytest_does_and_tells_its_status(step: Step, status: i
     assert f"::{level}::{verdict}, 0.27.0 against 0.26.0" in ran.printed
     assert (step.folder / "gate/summary.md").read_text("utf-8") == "# Gate\n"
     assert (
-        f"--slm-gate --junitxml=gate/junit.xml --slm-baseline-python={step.temp}/vllm-0.26.0/bin/python" in ran.called
+        f"--slm-gate --junitxml=gate/junit.xml --slm-side=baseline:python={step.temp}/vllm-0.26.0/bin/python"
+        in ran.called
     )
-    assert f"--slm-candidate-python={step.temp}/vllm-0.27.0/bin/python" in ran.called
+    assert f"--slm-side=candidate:python={step.temp}/vllm-0.27.0/bin/python" in ran.called
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5, 137])

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import CHECKOUT
+from scripts import CHECKOUT, needs_checkout
 
 FOLDER = CHECKOUT / ".github" / "workflows"
 ACTION = CHECKOUT / ".github" / "actions" / "gate" / "action.yml"
-if not FOLDER.is_dir():
-    pytest.skip("no checkout", allow_module_level=True)
+needs_checkout()
 yaml = pytest.importorskip("yaml", reason="needs pyyaml")
 if shutil.which("bash") is None or shutil.which("awk") is None:
     pytest.skip("needs bash and awk", allow_module_level=True)

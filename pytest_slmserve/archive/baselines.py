@@ -94,7 +94,7 @@ def accept(
         raise BadUsage(f"nothing here can be a baseline: {reason}", "records of a run whose points are valid")
     there = [folder / name for name in named if (folder / name).exists()]
     if there and not replace:
-        hint = "--replace, or --into with another folder"
+        hint = "--replace, or --folder with another folder"
         raise BadUsage(f"{', '.join(map(str, there))} is there already, and would be overwritten", hint)
     _write(folder, named, claims or {})
     written = []
@@ -118,7 +118,7 @@ def baseline(folder: Path, name: str) -> Baseline:
     path = next((path for path in _archives(folder) if path.name in (name, f"{name}{SUFFIX}")), None)
     if path is None:
         there = ", ".join(each.name.removesuffix(SUFFIX) for each in _archives(folder))
-        hint = f"one of {there}" if there else "slmserve baseline accept RECORDS"
+        hint = f"one of {there}" if there else "slmserve compare RECORDS --save"
         raise BadUsage(f"there is no baseline {name} in {folder}", hint)
     contents = read(path)
     return Baseline(path, contents.measurements, contents.notes)

@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.compare.deployments import EngineSet
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import grouped
@@ -27,7 +26,7 @@ from pytest_slmserve.schema.printable import printable, printable_value
 
 SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
-LARGEST_KNOB, MOST_ENGINES = 10**9, 1000
+LARGEST_KNOB = 10**9
 DELIMITERS = ",;\t"
 RUN, WARM_UP = "run_number", "-1"  # of `vllm bench sweep`
 
@@ -42,11 +41,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Names of the columns, as the options of `judge` and `replicas` have them; None where a file has no such column.
+    """Names of the columns, as the options of `report` have them; None where a file has no such column.
 
-    knob: of the load, or of the limit of each engine. throughput: tokens/s of whatever tokens. running: mean number of
-    running requests. output_throughput: output tokens/s. kv_blocks: blocks of the engine's KV cache. replicas: engines
-    that shared the device. power: of the device, W. latency_unit: "ms" or "s" where the name does not end in it.
+    knob: of the load. throughput: tokens/s of whatever tokens. running: mean number of running requests.
+    output_throughput: output tokens/s. kv_blocks: blocks of the engine's KV cache. latency_unit: "ms" or "s" where the
+    name does not end in it.
     """
 
     knob: str
@@ -57,8 +56,6 @@ class Columns:
     running: str | None = None
     output_throughput: str | None = None
     kv_blocks: str | None = None
-    replicas: str | None = None
-    power: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,8 +107,6 @@ def point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
         e2e_s=fmean(waits),
         batch=batch,
         little=running / batch - 1 if running and batch else None,
-        power_w=_mean([one.power_w for one in each]),
-        energy_per_token_j=_mean([one.energy_per_token_j for one in each]),
     )
     if not lost:
         return point
@@ -121,13 +116,10 @@ def point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
 
 def _figures(row: Row, rate: float, wait: float, columns: Columns) -> Summary:
     output = None if columns.output_throughput is None else rate_of(row, columns.output_throughput)
-    power = None if columns.power is None else _power(row, columns.power)
     return Summary(
         output_tokens_per_s=rate,
         e2e_s=wait,
         batch=None if output is None else output * wait,
-        power_w=power,
-        energy_per_token_j=None if power is None else power / rate,
     )
 
 
@@ -180,17 +172,6 @@ def knob_of(row: Row, column: str) -> int:
     return _whole(row, column, LARGEST_KNOB, "is no knob: a knob has to be a positive whole number")
 
 
-def replicas_of(row: Row, column: str | None) -> int:
-    """Number of engines; 1 where no column tells it."""
-    return 1 if column is None else _whole(row, column, MOST_ENGINES, "is no number of engines")
-
-
-def _power(row: Row, column: str) -> float | None:
-    """Power in W; None where the cell is empty, for nothing is chosen by it."""
-    empty = text_of(row, column).casefold() in ("", "nan")
-    return None if empty else _within(row, column, 0, LARGEST, "is no power")
-
-
 def _whole(row: Row, column: str, largest: float, why_not: str) -> int:
     if not value_of(row, column).is_integer():
         raise BadUsage(f"{row.place}: {column} is {_shown(row.cells[column])}, which {why_not}", "another column")
@@ -222,8 +203,8 @@ def matching(rows: Sequence[Row], conditions: Sequence[str], option: str = "--wh
 
 def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[str]]:
     """Rows that have a value in each column, and sentences on those that have none in a column, and on those of vLLM
-    with failed requests. Raises BadUsage where none has all. The power may be missing: nothing is chosen by it."""
-    names = replace(columns, power=None).names
+    with failed requests. Raises BadUsage where none has all."""
+    names = columns.names
     by_empty = grouped(rows, lambda row: next((name for name in names if text_of(row, name) == ""), ""))
     left = by_empty.pop("", [])
     if not left:
@@ -412,68 +393,3 @@ def _csv_rows(text: str, name: str) -> Iterator[Row]:
                 yield Row(f"{name}: line {reader.line_num}", dict(zip(header, cells, strict=True)))
     except csv.Error as error:
         raise BadUsage(f"{name}: no CSV in line {reader.line_num}: {error}", "a CSV or JSON file") from None
-
-
-OPTION = "--baseline"
-Settings = tuple[tuple[str, str], ...]  # names and values that tell one set from another
-Groups = Mapping[tuple[int, int, Settings], Sequence[Row]]  # rows by number of engines, limit and settings
-
-
-def engine_sets(rows: Sequence[Row], columns: Columns, baseline: Sequence[str]) -> tuple[EngineSet, ...]:
-    """Sets by replicas, limit and settings. baseline: conditions NAME=VALUE on one engine. Raises BadUsage."""
-    pairs = [condition(text, OPTION) for text in baseline]
-    if alone := [row for row in rows if replicas_of(row, columns.replicas) == 1]:
-        matching(alone, baseline, OPTION)
-    return tuple(
-        EngineSet(
-            replicas=replicas,
-            limit=limit,
-            settings=settings,
-            point=point_of(replicas * limit, group, columns),
-            eligible=all(holds(row, pairs) for row in group),
-            alternative=all(holds(row, [pair for pair in pairs if pair[0] not in dict(settings)]) for row in group),
-        )
-        for (replicas, limit, settings), group in sorted(_groups(rows, columns, pairs).items())
-    )
-
-
-def _groups(rows: Sequence[Row], columns: Columns, pairs: Sequence[tuple[str, str]]) -> Groups:
-    named = {name for name, kinds in words(rows).items() if not _is_name(name, kinds, rows, columns)}
-    names = sorted((named | {name for name, _ in pairs}).difference(columns.names))
-    spelled = {
-        name: {_plain(text): text for text in sorted({text_of(row, name) for row in rows}, reverse=True)}
-        for name in names
-    }
-
-    def settings(row: Row) -> Settings:
-        return tuple((name, spelled[name][_plain(text_of(row, name))]) for name in names)
-
-    return grouped(rows, lambda row: (*_place(row, columns), settings(row)))
-
-
-def _place(row: Row, columns: Columns) -> tuple[int, int]:
-    return replicas_of(row, columns.replicas), knob_of(row, columns.knob)
-
-
-def _is_name(name: str, kinds: Sequence[str], rows: Sequence[Row], columns: Columns) -> bool:
-    """Does each number and limit have one word, and each word one of them? Then it says nothing that they do not."""
-    both = {(_place(row, columns), text_of(row, name)) for row in rows}
-    return len(both) == len(kinds) == len({place for place, _ in both}) and not yes_or_no(kinds)
-
-
-def _plain(text: str) -> str:
-    """Text that is equal where `--baseline` takes texts for equal."""
-    number = number_of(text)
-    return text.casefold() if number is None else repr(number)
-
-
-def remarks(rows: Sequence[Row], columns: Columns, baseline: Sequence[str]) -> Iterator[str]:
-    """One sentence for each column in which rows differ that are compared, or taken as repeats of each other."""
-    pairs = [condition(text, OPTION) for text in baseline]
-    for name, kinds in words(rows).items():
-        if name not in dict(pairs) and name not in columns.names:
-            different = f"rows of different {name} ({some(sorted(kinds))})"
-            yield f"{different} are compared with each other; --where {name}=... chooses"
-    yield from mixed_repeats(rows, list(_groups(rows, columns, pairs).values()), columns.names)
-    if columns.preemptions is None:
-        yield "no --preemptions: what preempted is not told from the rest, and may be chosen"

@@ -496,7 +496,7 @@ def found_in(path: Path, lines: Iterable[bytes | None], take: Take) -> ScannedLi
 
 def _not_an_archive(path: Path, *why: str) -> NoReturn:
     reason = f": {why[0]}" if why else ""
-    hint = "the file that --slm-records named, or slmserve judge for what another tool measured"
+    hint = "the file that --slm-records named; for results of another tool: --knob, --throughput and --latency NAME"
     raise BadArchive(f"{path} is not an archive of pytest-slmserve{reason}", hint)
 
 

@@ -14,8 +14,7 @@ from pytest_slmserve.analysis.advice.batch_choice import Objectives
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.gate import status_of
-from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
+from pytest_slmserve.commands.external import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
@@ -37,16 +36,15 @@ from pytest_slmserve.schema.specs import EngineSpec
 
 STATUS = (
     f"{cli.PASSES} something is advised; {cli.INCONCLUSIVE} nothing can be; {cli.USAGE} wrong usage or a file that "
-    "cannot be read. With --knob, --throughput and --latency the files are external results, as `judge` reads them. "
+    "cannot be read. With --knob, --throughput and --latency the files are external results, as `report` reads them. "
     f"With --verify: {cli.PASSES} all is as predicted; {cli.FAILS} something is not; {cli.INCONCLUSIVE} inconclusive "
     "or nothing to verify."
 )
 
 
-def add(commands: cli.Commands) -> None:
-    words = "advise the batch, the memory and the number of engines to serve with"
-    command = cli.add_command(commands, "advise", words, STATUS, advise)
-    cli.add_archives(command, "RECORDS")
+def add_advise(commands: cli.Commands) -> None:
+    command = cli.add_command(commands, "advise", STATUS, run_advise)
+    cli.add_archives(command, "PATH", "an archive that --slm-records wrote, or results of another tool")
     add_columns(command)
     command.add_argument(
         "--model", metavar="NAME", help="advise on this model alone; tells the shape of external results"
@@ -81,8 +79,8 @@ def add_verify(command: cli.Parser) -> None:
     group.add_argument("--python", metavar="PATH", help="interpreter that has vLLM (default: that of the records)")
 
 
-def advise(given: argparse.Namespace) -> int:
-    """Batch, memory and number of engines, from archives or from external results."""
+def run_advise(given: argparse.Namespace) -> int:
+    """Print batch, memory and number of engines, from archives or from external results, and return the exit status."""
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
     curves: Sequence[Curve] = ()
     if given.html and terms:
@@ -114,7 +112,7 @@ def advise(given: argparse.Namespace) -> int:
 
 
 def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_object: bool) -> int:
-    """The advice, and whether engines that are started so serve what it predicts."""
+    """Print the advice, verify it on engines that are started so, and return the exit status."""
     alone = run_advice.trials(found, curves, terms.python)
     joint = run_advice.joint_of(found, alone, terms.sharing)
     try:
@@ -133,7 +131,7 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
         print(as_json({**advice_facts(found, source), "verification": measured}))
     else:
         print(verification.text_verification(seen, session.notes))
-    return status_of(seen.state)
+    return cli.exit_status(seen.state)
 
 
 def _show(line: LiveLine, case: Case, title: str, progress: Progress) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.points import concurrency_of
 from pytest_slmserve.analysis.stats.estimates import grouped
-from pytest_slmserve.commands.cli import PASSES, USAGE, Commands, add_archives, add_command, print_notes
+from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as asv_ledger
 from pytest_slmserve.report.export import asv as export
@@ -27,14 +27,14 @@ INIT_STATUS = f"{PASSES} the folder is ready; {USAGE} its list of releases is no
 HINT = "--into with another folder"
 
 
-def add(commands: Commands) -> None:
-    words = "follow releases of vLLM on a page of asv, from records that are there already (needs asv and git)"
-    command = commands.add_parser("asv", help=words, description=f"{words[0].upper()}{words[1:]}.")
+def add_asv(commands: Commands) -> None:
+    words = "Follow releases of vLLM on a page of asv, from records that are there already (needs asv and git)."
+    command = commands.add_parser("asv", help=SUMMARIES["asv"], description=words)
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
     words = "make a folder for asv, or bring it up to date: its configuration and the releases of vLLM"
-    init_ = add_command(actions, "init", words, INIT_STATUS, init)
+    init_ = add_command(actions, "init", INIT_STATUS, init_asv, words)
     words = "write results for asv, beside those that other archives gave"
-    convert_ = add_command(actions, "convert", words, STATUS, convert)
+    convert_ = add_command(actions, "convert", STATUS, convert_to_asv, words)
     add_archives(convert_, "RECORDS")
     for each in (init_, convert_):
         folder = "folder of asv, with the releases and results/ (default: benchmarks/asv)"
@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
     convert_.add_argument("--machine", metavar="NAME", help=name)
 
 
-def init(given: argparse.Namespace) -> int:
+def init_asv(given: argparse.Namespace) -> int:
     """Write the files that are missing, add new releases to the list, and make the ledger of all."""
     folder: Path = given.into
     listed, files = folder / asv_ledger.RELEASES, asv_ledger.initial_files()
@@ -68,7 +68,7 @@ def init(given: argparse.Namespace) -> int:
     return PASSES
 
 
-def convert(given: argparse.Namespace) -> int:
+def convert_to_asv(given: argparse.Namespace) -> int:
     """A file for each release and machine, the machine's own, and the list of benchmarks."""
     export.statistics()  # before what else may be missing: without them there is nothing to write
     contents = read_all(given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.plan import SHIPPED
+from pytest_slmserve.commands.plan import MODES, SHIPPED
 from pytest_slmserve.commands.report import gates_of
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate.text import gate_facts, title
@@ -44,9 +45,9 @@ class Release:
     def options(self, side: str) -> Iterator[str]:
         """Options of pytest for this side of a gate."""
         if self.python:
-            yield f"--slm-{side}-python={self.python}"
-        yield from (f"--slm-{side}-env={name}={value}" for name, value in self.env.items())
-        yield from (f"--slm-{side}-engine-arg={name}={json.dumps(value)}" for name, value in self.engine_arg.items())
+            yield f"--slm-side={side}:python={self.python}"
+        yield from (f"--slm-side={side}:env={name}={value}" for name, value in self.env.items())
+        yield from (f"--slm-side={side}:arg={name}={json.dumps(value)}" for name, value in self.engine_arg.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,8 @@ class ReleaseGate:
     note: str = ""
 
 
-def add(commands: cli.Commands) -> None:
-    words = "find the first slow release of vLLM between two, by gates"
-    command = cli.add_command(commands, "bisect", words, STATUS, bisect)
+def add_bisect(commands: cli.Commands) -> None:
+    command = cli.add_command(commands, "bisect", STATUS, run_bisect)
     command.add_argument("--good", metavar="RELEASE", required=True, help="a release that is fast enough")
     command.add_argument("--bad", metavar="RELEASE", required=True, help="a later release that is slow")
     rows = "JSON list of releases, in order: release, and optionally python, env, engine_arg (default: those of PyPI)"
@@ -71,12 +71,15 @@ def add(commands: cli.Commands) -> None:
     folder = "for the archives, by which it goes on (default: .slm/bisect)"
     command.add_argument("--folder", metavar="PATH", type=Path, default=Path(".slm/bisect"), help=folder)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    options = "after --: options for pytest, such as -- --slm-gpu --slm-models opt-1.3b, and tests of your own"
+    options = (
+        "needed, after --: options for pytest, for example -- --slm-gpu --slm-models opt-1.3b, and tests of your own"
+    )
     command.add_argument("pytest", metavar="OPTION", nargs="*", help=options)
 
 
-def bisect(given: argparse.Namespace) -> int:
-    """Gates the slow one, then the middle of what is left, until the first slow release is known."""
+def run_bisect(given: argparse.Namespace) -> int:
+    """Gate the slow release, then the middle of what is left, until the first slow one is known, and return the exit
+    status."""
     releases = between_both(releases_of(given), given.good, given.bad)
     names = [each.release for each in releases]
     found: dict[str, ReleaseGate] = {}
@@ -137,6 +140,10 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
     if given.releases is None:
         if "--slm-simulate" in given.pytest:  # before 9 GB are installed for each release
             raise BadUsage("the simulated engine is of no release of vLLM", "--slm-gpu, or --releases FILE")
+        named = {word.partition("=")[0] for word in given.pytest} & {*MODES}
+        if not named and not any(os.environ.get(mode.strip("-").replace("-", "_").upper()) for mode in MODES):
+            why = "no option says on which engine to gate, and every release would be installed first"
+            raise BadUsage(why, f"slmserve bisect --good {given.good} --bad {given.bad} -- --slm-gpu")
         return [Release(name, given.python.format(release=name)) for name in on_the_index()]
     try:
         rows = json.loads(given.releases.read_text("utf-8"))

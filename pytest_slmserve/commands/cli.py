@@ -1,16 +1,37 @@
-"""Elements that all commands share: exit statuses, messages for wrong usage, and the function that adds a command."""
+"""What all commands share: their names, exit statuses, messages about wrong usage, and options that several have."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeAlias
 
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadUsage
 
 PASSES, FAILS, USAGE, INCONCLUSIVE = 0, 1, 4, 10
 INTERRUPTED = 130  # as shells have it
+COMMANDS = {  # by what a user wants: each is added by the function add_NAME of its module here
+    "before measuring": {
+        "doctor": "check whether this host can produce reliable measurements",
+        "plan": "print what a run would measure, in which order and for how long",
+    },
+    "measure": {"measure": "measure loads on a server that runs"},
+    "read": {
+        "report": "print tables and verdicts of archives or external results, draw pictures, or merge archives",
+        "compare": "compare runs with a baseline; save, list and show stored baselines",
+        "asv": "follow releases of vLLM on a page of asv (airspeed velocity)",
+    },
+    "decide": {
+        "advise": "advise the batch, the memory and the number of engines to serve with",
+        "predict": "predict throughput on a GPU that is not here, from sweeps on another",
+        "bisect": "find the first slow release of vLLM between two, by gates",
+        "pairs": "tell whether a candidate is slower, from pairs of measurements of any tool",
+    },
+}
+SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in group.items()}
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,7 +44,11 @@ class Parser(argparse.ArgumentParser):
         """Refuses what is left over here, where the help of the very command is known, and not at the top."""
         given, left_over = super().parse_known_args(*words)
         if left_over:
-            self.error(f"unrecognized arguments: {' '.join(left_over)}")
+            options = [option for action in self._actions for option in action.option_strings]
+            word = left_over[0].partition("=")[0]
+            near = [option for option in options if option.startswith(word)] or get_close_matches(word, options, 1)
+            hint = f", did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(left_over)}{hint}")
         return given, left_over
 
     def error(self, message: str) -> NoReturn:
@@ -35,19 +60,29 @@ Taker: TypeAlias = "Parser | argparse._ArgumentGroup"  # of arguments
 CarryOut = Callable[[argparse.Namespace], int]
 
 
-def add_command(commands: Commands, name: str, words: str, status: str, carry_out: CarryOut) -> Parser:
-    """status: what its exit statuses mean."""
+def add_command(commands: Commands, name: str, status: str, carry_out: CarryOut, summary: str = "") -> Parser:
+    """Add a command, or an action of one, whose `summary` is not among those of the commands.
+
+    Args:
+        status: What its exit statuses mean.
+        carry_out: Does what the command says and returns the exit status.
+    """
+    words = summary or SUMMARIES[name]
     description = f"{words[0].upper()}{words[1:]}."
     command = commands.add_parser(name, help=words, description=description, epilog=f"Exit status: {status}")
     command.set_defaults(carry_out=carry_out)
     return command
 
 
-def add_archives(command: Parser, metavar: str) -> None:
-    command.add_argument("paths", metavar=metavar, nargs="+", type=Path, help="an archive that --slm-records wrote")
+def add_archives(command: Parser, metavar: str, files: str = "an archive that --slm-records wrote") -> None:
+    command.add_argument("paths", metavar=metavar, nargs="+", type=Path, help=files)
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
     run = "ID, last or all: a run as `report --list` names it (default: of each case the last run that measured it)"
     command.add_argument("--run", metavar="ID", default="", help=run)
+    add_since(command)
+
+
+def add_since(command: Parser) -> None:
     since = "only what was measured from then on: 2026-01-31, or 2026-01-31T12:00 (UTC)"
     command.add_argument("--since", metavar="DATE", default="", help=since)
 
@@ -61,13 +96,18 @@ def add_formats(command: Parser, csv: str) -> None:
 
 def add_goodput(command: Taker, adds: str = "goodput") -> None:
     """adds: what the bounds add to the output."""
-    bounds = f"bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds {adds}"
-    command.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
+    bounds = f"latency limits that define a good request, for example ttft:200ms,tpot:50ms,e2e:5s; adds {adds}"
+    command.add_argument("--goodput", metavar="LIMITS", default="", help=bounds)
 
 
 def add_html(command: Parser) -> None:
     page = "also write one page with charts, tables and the records, which needs no network (needs Jinja2)"
     command.add_argument("--html", metavar="OUT.html", type=Path, help=page)
+
+
+def exit_status(state: State) -> int:
+    """Return the exit status of a command that found `state`."""
+    return {State.PASSES: PASSES, State.FAILS: FAILS, State.INCONCLUSIVE: INCONCLUSIVE}[state]
 
 
 def print_notes(notes: Iterable[str], file: TextIO | None = None) -> None:

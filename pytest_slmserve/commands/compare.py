@@ -1,39 +1,65 @@
-"""`compare`: runs side by side, of several archives or of one; the first is what the others are held against."""
+"""`compare`: runs of several archives, or of one, side by side with the first one; and baselines stored for that."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any, Literal
 
 from pytest_slmserve.analysis.claims.stored import unique
+from pytest_slmserve.analysis.compare.baseline import cells, served
 from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, RunComparison, compare_runs
 from pytest_slmserve.analysis.gate.decision import MARGIN
-from pytest_slmserve.archive.store import Archive, RunChoice, chosen, read, run_named, runs_of
-from pytest_slmserve.archive.store import merge as merge_parts
+from pytest_slmserve.archive import baselines
+from pytest_slmserve.archive.baselines import Baseline, LeftOut
+from pytest_slmserve.archive.store import RunChoice, chosen, read, run_named, runs_of
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.cli import FAILS, INCONCLUSIVE, PASSES, USAGE, Commands, add_command, print_notes
+from pytest_slmserve.commands.cli import FAILS, INCONCLUSIVE, PASSES, USAGE, print_notes
+from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report import compare as report
-from pytest_slmserve.report.as_json import as_csv, as_json
-from pytest_slmserve.report.compare import RunSide
+from pytest_slmserve.report.as_json import as_csv, as_json, facts
+from pytest_slmserve.report.compare import RunSide, days_of, measured_facts
 from pytest_slmserve.report.page.content import of_runs
 from pytest_slmserve.report.page.writer import write_section
-from pytest_slmserve.schema.errors import BadUsage, of_a_command
+from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, named, table
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import is_file
+from pytest_slmserve.schema.loads import is_steady
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import GIB
 
 STATUS = (
     f"{PASSES} no metric is worse; {FAILS} one is; {INCONCLUSIVE} none is for certain but one is inconclusive, or "
     f"nothing could be compared; {USAGE} wrong usage or an archive that cannot be read."
 )
+# What of the environment is shown, by the line it stands in.
+LINES = {
+    "device": (("", "gpu_name"), ("", "gpu_memory_bytes"), ("driver ", "driver")),
+    "software": (("vLLM ", "vllm"), ("torch ", "torch"), ("CUDA ", "cuda"), ("Python ", "python")),
+    "host": (("", "cpu"), ("cores: ", "cores"), ("", "operating_system"), ("", "host")),
+}
+COLUMNS = {
+    "model": "model",
+    "in flight": "in_flight",
+    "ramp-up": "ramp_up",
+    "window/s": "window_s",
+    "in/out": "tokens",
+    "repeats": "repeats",
+    "launches": "launches",
+    "tokens/s": "tokens_per_s",
+}
 
 
-def add(commands: cli.Commands) -> None:
-    add_merge(commands)
-    words = "compare runs, case by case and metric by metric, with the first one"
-    command = cli.add_command(commands, "compare", words, STATUS, compare)
-    archives = "an archive that --slm-records wrote: the baseline, then candidates; of one alone its runs are compared"
-    command.add_argument("paths", metavar="RECORDS", nargs="+", type=Path, help=archives)
+def add_compare(commands: cli.Commands) -> None:
+    command = cli.add_command(commands, "compare", STATUS, run_compare)
+    archives = "an archive, or the name of a stored baseline: the baseline, then candidates; of one alone its runs"
+    command.add_argument("paths", metavar="RECORDS", nargs="*", type=Path, help=archives)
     run = "a run of one archive, as `report --list` names it; the baseline first, then each candidate"
     command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
+    cli.add_since(command)
     margin = f"smallest change that matters (default: {MARGIN:g}, which is {100 * MARGIN:g} %%)"
     command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)
     metric = "compare this metric alone, by its name in the JSON: output_tokens_per_s; may be given again"
@@ -41,10 +67,30 @@ def add(commands: cli.Commands) -> None:
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
     cli.add_formats(command, "each metric of each case")
     cli.add_html(command)
+    stored = command.add_argument_group("stored baselines, each of one device and release of vLLM")
+    action = stored.add_mutually_exclusive_group()
+    kept = "only keep the valid measurements of the archives as baselines for later comparisons"
+    action.add_argument("--save", action="store_true", help=kept)
+    action.add_argument("--list", action="store_true", help="only name the baselines that are kept")
+    action.add_argument("--show", metavar="NAME", help="only print what one baseline holds")
+    stored.add_argument("--replace", action="store_true", help="with --save: overwrite a baseline of the same name")
+    where = f"where baselines are kept (default: {baselines.FOLDER})"
+    stored.add_argument("--folder", metavar="FOLDER", type=Path, default=baselines.FOLDER, help=where)
 
 
-def compare(given: argparse.Namespace) -> int:
-    """Prints each candidate beside the baseline; the status is that of the worst one."""
+def run_compare(given: argparse.Namespace) -> int:
+    """Print each candidate beside the baseline, and return the status of the worst one; or save, list or show stored
+    baselines."""
+    if given.list:
+        return list_baselines(given)
+    if given.show is not None:
+        return show_baseline(given)
+    if not given.paths:
+        raise BadUsage("the following arguments are required: RECORDS", "slmserve compare --help")
+    if given.save and len(given.run) > 1:
+        raise BadUsage("--save takes one --run, or all", "--save --run ID")
+    if given.save:
+        return save_baselines(given)
     cli.check_share("margin", given.margin)
     names = [metric.name for metric in METRICS]
     if unknown := [name for name in given.metric if name not in names]:
@@ -60,7 +106,7 @@ def compare(given: argparse.Namespace) -> int:
         print(as_csv(row for each in found for row in report.comparison_rows(*each)), end="")
     else:
         print("\n\n".join(report.comparison_text(*each) for each in found))
-    statuses = {status_of(each) for _, _, each in found}
+    statuses = {_status_of(each) for _, _, each in found}
     status = next(status for status in (FAILS, INCONCLUSIVE, PASSES) if status in statuses)
     if given.html:
         parts = [of_runs(*each) for each in found]
@@ -71,11 +117,16 @@ def compare(given: argparse.Namespace) -> int:
 
 def sides_of(given: argparse.Namespace) -> list[RunSide]:
     """Sides to be compared, the baseline first. Raises BadUsage where there are fewer than two."""
-    archives = [read(path, skip_damaged=given.skip_damaged) for path in given.paths]
+    by_name = {each.name: each.path for each in baselines.baselines(given.folder)}
+    paths = [path if is_file(path) else by_name.get(str(path), path) for path in given.paths]
+    archives = [read(path, skip_damaged=given.skip_damaged) for path in paths]
     if len(archives) > 1:
         if given.run:
             raise BadUsage("--run chooses among the runs of one archive, and there are several", "one archive")
-        return [RunSide(str(path), chosen(each, RunChoice()).measurements) for path, each in zip(given.paths, archives)]
+        return [
+            RunSide(str(path), chosen(each, RunChoice("", given.since)).measurements)
+            for path, each in zip(given.paths, archives)
+        ]
     (path,), (contents,) = given.paths, archives
     there = [run for run in runs_of(contents) if run.measurements or run.resumes]
     wanted = [run_named(there, name) for name in given.run] or there
@@ -86,31 +137,136 @@ def sides_of(given: argparse.Namespace) -> list[RunSide]:
     return [RunSide(f"{path} run {run.id}", chosen(contents, RunChoice(run.id)).measurements) for run in wanted]
 
 
-def status_of(found: RunComparison) -> int:
+def _status_of(found: RunComparison) -> int:
     if found.counts[Judgement.WORSE]:
         return FAILS
     return INCONCLUSIVE if found.counts[Judgement.INCONCLUSIVE] or not found.changes else PASSES
 
 
-MERGE_STATUS = (
-    f"{PASSES} everything is in OUT; {FAILS} all but what the notes name; {USAGE} wrong usage or an archive that "
-    "cannot be read."
-)
+def save_baselines(given: argparse.Namespace) -> int:
+    """Keep the valid measurements of archives, say where, and what was left out and why, and return the exit status."""
+    given.run = "".join(given.run)
+    contents = read_all(given)
+    kept, left_out = baselines.accept(
+        contents.measurements, given.folder, replace=given.replace, claims=contents.claims
+    )
+    for each in kept:
+        kept_of = ", ".join(measured_facts(each.measurements)["models"])
+        print(f"kept: {each.path}: {counted(len(each.measurements), 'measurement')} of {kept_of}")
+        for line in _left_out_lines(each.degraded):
+            print(f"note: degraded, kept: {line}")
+    for line in _left_out_lines(left_out):
+        print(f"left out: {line}")
+    print_notes(contents.notes)
+    return PASSES
 
 
-def add_merge(commands: Commands) -> None:
-    command = add_command(commands, "merge", "make one archive of several, each record once", MERGE_STATUS, merge)
-    command.add_argument("paths", metavar="RECORDS", nargs="+", type=Path, help="an archive; it stays as it is")
-    out = "the archive that they are added to, packed if it ends in .gz or .xz; made if it is not there"
-    command.add_argument("--out", metavar="OUT", type=Path, required=True, help=out)
+def list_baselines(given: argparse.Namespace) -> int:
+    """Print a line for each baseline, and a note on each that cannot be read, and return the exit status."""
+    found = baselines.baselines(given.folder)
+    if given.json:
+        print(as_json(map(_baseline_facts, found)))
+        return PASSES
+    columns: tuple[Column[Baseline], ...] = (
+        Column("name", lambda each: each.name, "left"),
+        Column("measured", lambda each: days_of(each.measurements) or ABSENT, "left"),
+        Column("measurements", lambda each: str(len(each.measurements))),
+        Column("launches", lambda each: str(measured_facts(each.measurements)["launches"])),
+        Column("models", lambda each: ", ".join(measured_facts(each.measurements)["models"]), "left"),
+    )
+    rows = [each for each in found if each.measurements or not each.notes]
+    print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
+    print_notes(note for each in found for note in each.notes)
+    return PASSES
 
 
-def merge(given: argparse.Namespace) -> int:
-    for path in given.paths:
-        if not is_file(path):  # or OUT would be made for nothing
-            raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
-    with of_a_command(BadUsage, records="--out"), Archive.open(given.out) as into:
-        merged = merge_parts(given.paths, into)
-    print_notes((*into.notes, *merged.notes))
-    print(f"{given.out}: {merged.written} measurements added, {merged.known} were there")
-    return FAILS if merged.notes else PASSES
+def show_baseline(given: argparse.Namespace) -> int:
+    """Print models, loads, repeats, launches, dates and environment of one baseline, and return the exit status."""
+    found = baselines.baseline(given.folder, given.show)
+    if given.json:
+        print(as_json({**_baseline_facts(found), "loads": _load_rows(found.measurements)}))
+    else:
+        print(_baseline_text(found))
+    return PASSES
+
+
+def _baseline_text(found: Baseline) -> str:
+    rows, seen = _load_rows(found.measurements), measured_facts(found.measurements)
+    launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["hosts"]), "host")
+    count, days = counted(seen["measurements"], "measurement"), days_of(found.measurements) or ABSENT
+    head = f"{found.name}: {count}, {launches}, {hosts}, measured {days}"
+    about = [(name, _environment_line(found.measurements, line) or ABSENT) for name, line in LINES.items()]
+
+    def column(head: str, key: str) -> Column[dict[str, Any]]:
+        side: Literal["left", "right"] = "left" if key in ("model", "ramp_up") else "right"
+        return Column(head, lambda row: figure(v) if isinstance(v := row[key], float) else str(v), side)
+
+    columns = [column(*pair) for pair in COLUMNS.items()]
+    others = len(found.measurements) - sum(row["measured"] for row in rows)
+    missing = f"{others} of loads without a window, or of engines among several of which some are missing"
+    notes = [*found.notes, *([missing] if others else [])]
+    text = [head, named(about), "", table(rows, columns, always=len(columns))]
+    return "\n".join([*text, *(f"note: {note}" for note in notes)])
+
+
+def _baseline_facts(found: Baseline) -> dict[str, Any]:
+    """Facts on a baseline for JSON. measured: when, first and last."""
+    seen, names = found.measurements, [name for line in LINES.values() for _, name in line]
+    return {
+        **facts(found, "name", "path", "notes"),
+        **{name: measured_facts(seen)[name] for name in ("measurements", "launches", "models")},
+        "measured": sorted(m.measured_at for m in seen)[:: max(len(seen) - 1, 1)],
+        "environment": {name: _values(seen, name) for name in names},
+    }
+
+
+def _load_rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """A row for each model and load. repeats: the valid ones, of those measured."""
+    rows = []
+    for cell, group in cells(measurements).items():
+        point, load, workload = served(cell, group), cell.loads[0], group[0].workload
+        assert is_steady(load)
+        rows.append(
+            {
+                "model": cell.engines,
+                "in_flight": cell.concurrency,
+                "ramp_up": load.ramp_up,
+                "window_s": load.window_s,
+                "tokens": f"{workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f}",
+                "measured": len(group),
+                "repeats": len(point.repeats),
+                "launches": measured_facts(group)["launches"],
+                "tokens_per_s": point.output_tokens_per_s,
+            }
+        )
+    return sorted(
+        rows, key=lambda row: (row["model"], row["ramp_up"], row["tokens"], row["window_s"], row["in_flight"])
+    )
+
+
+def _left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
+    """A line for each load and reason, with how often."""
+
+    def title(each: LeftOut) -> str:
+        m = each.measurement
+        return f"{short_name(m.spec.model)} at {m.load.title}: {each.why}"
+
+    lines = [(text, len(list(group))) for text, group in groupby(sorted(map(title, left_out)))]
+    return [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in lines]
+
+
+def _environment_line(measurements: Sequence[Measurement], facts: Iterable[tuple[str, str]]) -> str:
+    """Known facts on one line, several values of one fact beside each other."""
+    told = []
+    for words, name in facts:
+        values = _values(measurements, name)
+        if name == "gpu_memory_bytes":
+            values = [f"{size / GIB:.0f} GiB" for size in values]
+        told += [f"{words}{' and '.join(map(str, values))}"] if values else []
+    return ", ".join(told)
+
+
+def _values(measurements: Iterable[Measurement], name: str) -> list[Any]:
+    """The distinct values of one entry of the environment, in the order met; none where it is not known."""
+    seen = (getattr(m.environment, name) for m in measurements)
+    return list(dict.fromkeys(value for value in seen if value is not None))

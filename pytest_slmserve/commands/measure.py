@@ -367,8 +367,8 @@ STATUS = (
 )
 
 
-def add(commands: Commands) -> None:
-    command = add_command(commands, "measure", "measure loads on a server that runs", STATUS, measure_all)
+def add_measure(commands: Commands) -> None:
+    command = add_command(commands, "measure", STATUS, run_measure)
     url = "URL of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     command.add_argument("--endpoint", metavar="URL", required=True, help=url)
     command.add_argument("--model", metavar="NAME", help="model, as the server calls it (default: its only one)")
@@ -417,7 +417,7 @@ def json_object(text: str) -> dict[str, Any]:
     return found
 
 
-def measure_all(given: argparse.Namespace) -> int:
+def run_measure(given: argparse.Namespace) -> int:
     """Serve, store, print."""
     terms = terms_of(given)
     export = export_to(given.export, terms.slo) if given.export else None

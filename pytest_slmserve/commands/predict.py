@@ -9,7 +9,6 @@ from pytest_slmserve.analysis.metrics.roofline import peaks_for
 from pytest_slmserve.analysis.sweep.curve import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.report.advice.text import PredictedSweep, prediction_facts, prediction_rows, prediction_text
 from pytest_slmserve.report.as_json import as_csv, as_json
@@ -23,18 +22,17 @@ STATUS = (
 )
 
 
-def add(commands: cli.Commands) -> None:
-    words = "predict throughput on a GPU that is not here, from sweeps on another"
-    command = cli.add_command(commands, "predict", words, STATUS, predict)
+def add_predict(commands: cli.Commands) -> None:
+    command = cli.add_command(commands, "predict", STATUS, run_predict)
     cli.add_archives(command, "RECORDS")
     gpu = "kind of the GPU: H200, A100-80, L40S ..."
     command.add_argument("--gpu", metavar="NAME", required=True, help=gpu)
     cli.add_formats(command, "each load")
 
 
-def predict(given: argparse.Namespace) -> int:
-    """Predictions of all sweeps, of loads and of batch limits, that were made on other GPUs; a sweep on the GPU itself
-    checks them."""
+def run_predict(given: argparse.Namespace) -> int:
+    """Print predictions of all sweeps, of loads and of batch limits, that were made on other GPUs, checked by sweeps on
+    the GPU itself, and return the exit status."""
     gpu, contents = gpu_named(given.gpu), read_all(given)
     curves = [curve for curve in (*curves_of(contents), *limit_sweeps(contents.measurements)) if curve.valid]
     others = [c for c in curves if c.spec is None or peaks_of_curve(c) != peaks_for(c.spec, gpu)]
@@ -55,4 +53,4 @@ def predict(given: argparse.Namespace) -> int:
         for note in notes:
             print(hanging(f"note: {note}", 2))
     checked = [verdict.state for one in found for verdict in one.verdicts]
-    return status_of(all_of(checked)) if checked else cli.PASSES if found else cli.INCONCLUSIVE
+    return cli.exit_status(all_of(checked)) if checked else cli.PASSES if found else cli.INCONCLUSIVE

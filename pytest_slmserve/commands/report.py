@@ -1,4 +1,4 @@
-"""`report` and `figures`: what archives hold, as text and as pictures, with no GPU, no vLLM and no pytest."""
+"""`report`: what archives hold, as text, data, a page and pictures, with no GPU, no vLLM and no pytest."""
 
 from __future__ import annotations
 
@@ -20,15 +20,11 @@ from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.archive import store
 from pytest_slmserve.archive.baselines import beside, find, place_of
 from pytest_slmserve.archive.pages import embedded
-from pytest_slmserve.archive.store import Contents, RunChoice, chosen, read, runs_of
+from pytest_slmserve.archive.store import Archive, Contents, RunChoice, chosen, read, runs_of
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.gate import status_of
-from pytest_slmserve.commands.judge import add_question, are_external, judge
+from pytest_slmserve.commands.external import add_question, are_external, report_external
 from pytest_slmserve.report import compare as run_list
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
-from pytest_slmserve.report.figures.drawing import save
-from pytest_slmserve.report.figures.gates import gate_pictures
-from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate.text import calibration_text, gate_facts
 from pytest_slmserve.report.loads import (
@@ -40,11 +36,13 @@ from pytest_slmserve.report.loads import (
     rows_of_load,
 )
 from pytest_slmserve.report.page.content import TEXT_WIDTH
+from pytest_slmserve.report.page.pictures import gate_pictures, pictures, save_picture
 from pytest_slmserve.report.page.writer import rendered, write_page
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.tables.run import outcome, verdict_facts
 from pytest_slmserve.report.text_table import folded, laid_out
-from pytest_slmserve.schema.errors import BadUsage, Detail
+from pytest_slmserve.schema.errors import BadUsage, Detail, of_a_command
+from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
@@ -53,74 +51,117 @@ REPORT_STATUS = (
     f"none is wrong but one is inconclusive or nothing was measured; {cli.USAGE} wrong usage or an unreadable archive."
 )
 NOT_JUDGED = "claims that no test of these runs judges are left out; --strict judges all"
-FIGURES_STATUS = (
-    f"{cli.PASSES} something was drawn; {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
+MERGE_STATUS = (
+    f"With --merge: {cli.PASSES} everything is in OUT; {cli.FAILS} all but what the notes name; {cli.USAGE} an archive "
+    "cannot be read."
 )
 
 
-def add(commands: cli.Commands) -> None:
-    report_ = cli.add_command(commands, "report", "print the tables and verdicts of archives", REPORT_STATUS, report)
-    cli.add_archives(report_, "PATH")
-    report_.add_argument("--list", action="store_true", help="name the runs: id, date, models, release, measurements")
+def add_report(commands: cli.Commands) -> None:
+    command = cli.add_command(commands, "report", f"{REPORT_STATUS} {MERGE_STATUS}", run_report)
+    cli.add_archives(command, "PATH", "an archive that --slm-records wrote, or results of another tool")
+    command.add_argument("--list", action="store_true", help="name the runs: id, date, models, release, measurements")
     how = "summary (one screen), tables, or all (columns that do not fit follow below; default: tables)"
-    report_.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
-    report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
-    cli.add_html(report_)
-    report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as published")
-    cli.add_goodput(report_)
-    cli.add_formats(report_, "each point, job and load")
-    add_question(report_.add_argument_group("external results, as `judge` reads them"))
-    words = "draw what archives hold: throughput, latency, rates, GPU use, energy, replicas, gates (needs matplotlib)"
-    figures_ = cli.add_command(commands, "figures", words, FIGURES_STATUS, figures)
-    cli.add_archives(figures_, "RECORDS")
-    where = "where to write the pictures; made if it is not there (default: figures)"
-    figures_.add_argument("--out", metavar="FOLDER", type=Path, default=Path("figures"), help=where)
-    figures_.add_argument(
-        "--format", choices=("png", "svg"), default="png", help="format of the pictures (default: png)"
-    )
-    cli.add_goodput(figures_, "goodput at each rate, and the bounds as lines")
+    command.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
+    pictures_of = "also draw what the archives have, each picture as a file in this folder (needs vl-convert-python)"
+    command.add_argument("--figures", metavar="FOLDER", type=Path, help=pictures_of)
+    formats = "format of the pictures (default: png)"
+    command.add_argument("--format", choices=("png", "svg"), default="png", help=formats)
+    cli.add_html(command)
+    command.add_argument("--strict", action="store_true", help="expect every claim to hold, as published")
+    cli.add_goodput(command)
+    cli.add_formats(command, "each point, job and load")
+    out = "only add the records of all archives to this one, each once; packed if it ends in .gz or .xz"
+    command.add_argument("--merge", metavar="OUT", type=Path, help=out)
+    add_question(command.add_argument_group("external results: a CSV, or the JSON of `vllm bench serve`"))
 
 
-def report(given: argparse.Namespace) -> int:
-    """Tables and verdicts, and the sweeps' picture where one is wanted; of external results, what `judge` says."""
+def run_report(given: argparse.Namespace) -> int:
+    """Print tables and verdicts of archives or of external results, name their runs, or merge them, and return the exit
+    status."""
     if given.list:
         return list_runs(given)
+    if given.merge is not None:
+        return merge_archives(given)
     if are_external(given):
-        if given.figure is not None:
-            raise BadUsage("--figure draws archives of ours, and these are external results", "no --figure")
-        return judge(given)
+        if given.figures is not None:
+            raise BadUsage("--figures draws archives of ours, and these are external results", "no --figures")
+        return report_external(given)
     terms = ValidityCriteria(slo_of_requests(given.goodput))
-    archives = read_each(given)
-    contents, (gates, remarks) = merged([each for _, each in archives]), gates_of(archives)
+    archives = read_archives(given)
+    contents, (gates, remarks) = as_one([each for _, each in archives]), gates_of(archives)
     loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
     found = judged_again(contents, given.strict, terms.slo)
     notes = [*contents.notes, *remarks, *found.notes]
     if not (found.curves or found.jobs or gates or loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
     found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)), command=command_of(contents))
+    drawn = [] if given.figures is None else draw_figures(given, found, contents.measurements)
     if given.json:
-        print(as_json(facts_of(found, loads, terms)))
+        print(as_json(report_facts(found, loads, terms)))
     elif given.csv:
-        print(as_csv(rows_of(found, loads, terms)), end="")
+        print(as_csv(report_rows(found, loads, terms)), end="")
         cli.print_notes(notes, sys.stderr)
     else:
-        print("\n".join(pieces(found, loads, terms, given.show)))
+        print("\n".join(report_lines(found, loads, terms, given.show)))
     beside = sys.stderr if given.json or given.csv else sys.stdout
-    if given.figure is not None:
-        draw_sweeps(found.curves, given.figure)
-        print(f"drawn: {given.figure}", file=beside)
+    for line in drawn:
+        print(line, file=beside)
     kinds = {"as expected": cli.PASSES, "unexpected": cli.FAILS, "inconclusive": cli.INCONCLUSIVE}
     statuses = {kinds[outcome(*pair, strict=given.strict)] for pair in found.judged}
-    statuses |= {status_of(each.outcome) for each in gates}
+    statuses |= {cli.exit_status(each.outcome) for each in gates}
     statuses |= {cli.PASSES} if found.curves or found.jobs or loads else set()  # where nothing is claimed of them
     status = next((each for each in (cli.FAILS, cli.INCONCLUSIVE, cli.PASSES) if each in statuses), cli.INCONCLUSIVE)
     if given.html is not None:
         with laid_out(TEXT_WIDTH):
-            text = "\n".join(pieces(found, loads, terms, "all"))
+            text = "\n".join(report_lines(found, loads, terms, "all"))
         records = [one for path in given.paths for one in embedded(path)]
         write_page(given.html, rendered(found, contents.measurements, records, status=status, text=text))
         print(f"written: {given.html}", file=beside)
     return status
+
+
+def draw_figures(given: argparse.Namespace, found: Findings, measurements: Sequence[Measurement]) -> list[str]:
+    """Draw every picture that the archives have the measurements for, and return a line for each file and for each
+    picture that could not be drawn. Raises BadUsage if there is nothing to draw, or the folder cannot be made."""
+    at_rates = [m for m in measurements if is_windowed(m.load)]
+    drawn = gate_pictures(found.gates)
+    if not (drawn or found.curves or found.jobs or at_rates):
+        why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
+        raise BadUsage(why, "slmserve report without --figures")
+    drawn += pictures(found.curves, found.jobs, at_rates, found.slo) if found.curves or found.jobs or at_rates else []
+    if not any(picture.panels for picture in drawn):
+        reasons = "; ".join(f"{picture.name}: {picture.why_not}" for picture in drawn)
+        raise BadUsage(f"no picture can be drawn: {reasons}", "slmserve report without --figures")
+    folder: Path = given.figures
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot make the folder {folder}: {error.strerror}"
+        raise BadUsage(why, "--figures with another folder") from None
+    lines = []
+    for picture in drawn:
+        if picture.panels:
+            path = folder / f"{picture.name}.{given.format}"
+            save_picture(picture, path)
+            lines.append(f"drawn: {path}")
+        else:
+            lines.append(f"not drawn: {picture.name}: {picture.why_not}")
+    return lines
+
+
+def merge_archives(given: argparse.Namespace) -> int:
+    """Add the records of all archives to one, print how many were new, and return the exit status."""
+    if given.run or given.since:
+        raise BadUsage("--merge takes whole archives", "--merge without --run and --since")
+    for path in given.paths:
+        if not is_file(path):  # or OUT would be made for nothing
+            raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
+    with of_a_command(BadUsage, records="--merge"), Archive.open(given.merge) as into:
+        merged = store.merge(given.paths, into)
+    cli.print_notes((*into.notes, *merged.notes))
+    print(f"{given.merge}: {merged.written} measurements added, {merged.known} were there")
+    return cli.FAILS if merged.notes else cli.PASSES
 
 
 def list_runs(given: argparse.Namespace) -> int:
@@ -145,8 +186,10 @@ def list_runs(given: argparse.Namespace) -> int:
     return cli.PASSES
 
 
-def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria, detail: Detail) -> Iterator[str]:
-    """The text, as wide as the terminal: one screen, or the tables, with a page for each load that is no point."""
+def report_lines(
+    found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria, detail: Detail
+) -> Iterator[str]:
+    """Yield the text, as wide as the terminal: one screen, or the tables, with a page for each load without a point."""
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
         yield from (f"{folded(page)}\n" for page in load_texts(loads, terms))
@@ -154,7 +197,7 @@ def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteri
             yield from (folded(f"note: {note}") for note in found.notes)
 
 
-def facts_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
+def report_facts(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
     """All that the text tells, for JSON."""
     return {
         "points": point_facts(found.curves, found.shared, found.jobs, terms.slo),
@@ -167,41 +210,14 @@ def facts_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCrite
     }
 
 
-def rows_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[dict[str, Any]]:
+def report_rows(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[dict[str, Any]]:
     """A row for each point, job and load."""
     yield from point_facts(found.curves, found.shared, found.jobs, terms.slo)
     for m in loads:
         yield from ({"kind": "load", **row} for row in rows_of_load(m, terms))
 
 
-def figures(given: argparse.Namespace) -> int:
-    """Every picture that the archives have the measurements for, and why there is no other."""
-    slo = slo_of_requests(given.goodput)
-    archives = read_each(given)
-    contents, (gates, remarks) = merged([each for _, each in archives]), gates_of(archives)
-    cli.print_notes((*contents.notes, *remarks))
-    curves, jobs, drawn = curves_of(contents), job_points(contents.measurements), gate_pictures(gates)
-    at_rates = [m for m in contents.measurements if is_windowed(m.load)]
-    if not (drawn or curves or jobs or at_rates):
-        why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
-        raise BadUsage(why, "slmserve report prints what there is")
-    drawn += pictures(curves, jobs, at_rates, slo) if curves or jobs or at_rates else []
-    try:
-        given.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = f"cannot make the folder {given.out}: {error.strerror}"
-        raise BadUsage(why, "--out with another folder") from None
-    for picture in drawn:
-        if picture.figure is None:
-            print(f"not drawn: {picture.name}: {picture.why_not}")
-        else:
-            path = given.out / f"{picture.name}.{given.format}"
-            save(picture.figure, path)
-            print(f"drawn: {path}")
-    return cli.PASSES if any(picture.figure for picture in drawn) else cli.USAGE
-
-
-def read_each(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
+def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
     """Path and contents of each archive, also of those inside a page, of the runs that are wanted."""
     wanted = RunChoice(given.run, given.since)
     found = [each for path in given.paths for each in store.read_each(path, skip_damaged=given.skip_damaged)]
@@ -209,8 +225,8 @@ def read_each(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
 
 
 def read_all(given: argparse.Namespace) -> Contents:
-    """Archives are read as if they were one: their sweeps of one engine and workload are repeats of each other."""
-    return merged([contents for _, contents in read_each(given)])
+    """Return the contents of all archives as if they were one: sweeps of one engine and workload become repeats."""
+    return as_one([contents for _, contents in read_archives(given)])
 
 
 def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], list[str]]:
@@ -221,18 +237,11 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
     for path, contents in archives:
         for gated, note in stored_gates(contents.measurements, contents.plans):
             if gated.gate not in found:
-                found[gated.gate], noise = noted(gated, path)
+                known = find(beside(path), place_of(gated)) if gated.pairs else None
+                found[gated.gate] = weaker(gated, known.calibration) if known else gated
+                noise = calibration_text(gated.model, known.calibration, known.measured_at) if known else ""
                 notes += filter(None, (note, noise))
     return list(found.values()), notes
-
-
-def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
-    """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
-    if not gated.pairs:
-        return gated, ""
-    if (known := find(beside(records), place_of(gated))) is None:
-        return gated, ""
-    return weaker(gated, known.calibration), calibration_text(gated.model, known.calibration, known.measured_at)
 
 
 def curves_of(contents: Contents) -> Sequence[Curve]:
@@ -269,7 +278,7 @@ def command_of(contents: Contents) -> str:
         return ""
 
 
-def merged(archives: Sequence[Contents]) -> Contents:
+def as_one(archives: Sequence[Contents]) -> Contents:
     """Records of all, each once; sessions by their start: the last one's claims are those that were expected."""
     return Contents(
         tuple(unique(m for contents in archives for m in contents.measurements)),

@@ -4,38 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.options.table import OPTS, OneOf, Opt, Options, variable
+from pytest_slmserve.options.table import OPTS, OneOf, Opt, Options, argument, side, variable
 from pytest_slmserve.schema.errors import BadUsage
 
-OF_A_SIDE = ("baseline_", "candidate_", "simulate_slowdown")
-OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers", "profile")  # options that say nothing without one
-OF_A_DATASET = ("tokenizer", "accept_truncated")  # likewise
-# What is the affair of engines that are started here.
-OF_OUR_ENGINES = (
+OF_A_SIDE = ("side", "simulate_slowdown")
+OF_A_GATE = (*OF_A_SIDE, "gate_margin")  # options that say nothing without a gate
+OF_OUR_ENGINES = (  # options that say nothing of a server that runs already
     "interface",
     "engine_arg",
     "env",
     "gpu_memory",
     "gpu_memory_utilization",
-    "pin_cores",
+    "max_num_seqs",
     "python",
     "replicas",
     "sharing",
     "telemetry",
-    "telemetry_interval",
     "tensor_parallel_size",
 )
-# Values to type where an option has no default of its own, by what stands for them in the help.
-SUCH_AS = {
+EXAMPLES = {  # values to type for options without a default of their own, by the placeholder in the help
     "N": "8",
     "S": "5",
     "SHARE": "0.05",
     "SIZE": "40GiB",
+    "SIDE:ENTRY": "candidate:python=PATH",
     "tflops=N,gbps=N": "tflops=989,gbps=3350",
     "NAME=JSON": "max_num_seqs=256",
 }
@@ -55,7 +53,7 @@ def read_options(
         values["gate"] = True  # of two equal sides
     options = Options(**values, source=source)
     if options.gpu + options.cpu + options.simulate + bool(options.endpoint) > 1:
-        raise BadUsage("--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint exclude each other", "one of them")
+        raise BadUsage("--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint cannot be combined", "only one of them")
     if (name := Path(options.records).name) in BESIDE_THE_RECORDS:
         raise BadUsage(f"--slm-records={options.records}: a gate writes {name} beside its records", "a name in .jsonl")
     if options.export and Path(options.export.partition("=")[2]) == Path(options.records):
@@ -67,6 +65,16 @@ def read_options(
     return options
 
 
+def near_option(flag: str) -> str:
+    """Return the end of the error about an option that does not exist: ", did you mean --slm-gate?", or how an option
+    without a place on the command line is set there, or "" if no name is similar."""
+    opts = {opt.name.replace("_", "-"): opt for opt in OPTS}
+    near = get_close_matches(flag.removeprefix("--slm-"), opts, 1)
+    if near and (opt := opts[near[0]]).ini_only:
+        return f"\n  try: {_to_type(opt, '')}, or {opt.key} in the ini file, or {opt.variable} in the environment"
+    return f", did you mean {opts[near[0]].flag}?" if near else ""
+
+
 def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
     """Words of a command line that gives these options: all that are not their default, wherever they came from."""
     told = [opt for opt in OPTS if options.source[opt.name] != "default" and opt.name not in leave_out]
@@ -74,19 +82,25 @@ def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
 
 
 def _words(opt: Opt, value: Any) -> list[str]:
-    if opt.is_flag or (opt.bare and isinstance(value, bool)):
+    if (opt.is_flag and not opt.ini_only) or (opt.bare and isinstance(value, bool)):
         return [opt.flag] if value else []
-    if opt.many:
-        return [f"{opt.flag}={_text(opt, *pair)}" for pair in value]
-    if isinstance(value, tuple):
-        return [f"{opt.flag}={','.join(map(str, value))}"]
-    return [f"{opt.flag}={value}"]
+    if opt.read is side:
+        texts = []
+        for name, entries in value:
+            of_kinds = (f"{kind}={each if kind == 'python' else _text(kind, each)}" for kind, each in entries)
+            texts.append(f"{name}:{','.join(of_kinds)}")
+    elif opt.many:
+        texts = [_text("env" if opt.read is variable else "arg", each) for each in value]
+    else:
+        texts = [",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return [word for text in texts for word in f"{opt.flag}={text}".split(" ", 1 if opt.ini_only else 0)]
 
 
-def _text(opt: Opt, name: str, value: Any) -> str:
+def _text(kind: str, pair: tuple[str, Any]) -> str:
     """Text of NAME=VALUE that is read as this value again: "5" as a text is not 5."""
+    name, value = pair
     plain = f"{name}={value}"
-    return plain if opt.read(plain) == (name, value) else f"{name}={json.dumps(value)}"
+    return plain if kind == "env" or argument(plain) == pair else f"{name}={json.dumps(value)}"
 
 
 def _check_typed(options: Options) -> None:
@@ -94,21 +108,19 @@ def _check_typed(options: Options) -> None:
     typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
     lost = next((opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)), None)
     if lost and not options.gate and not (options.baseline and lost == "--slm-gate-margin"):
-        raise BadUsage(f"{lost} says what a gate compares, and no gate was asked for", f"--slm-gate {lost} ...")
+        raise BadUsage(f"{lost} says what a gate compares, and there is no gate", f"--slm-gate {lost} ...")
     if options.gate and isinstance(options.resume, str):
         why = "--slm-gate: a gate stays in one archive, so it goes on only in that which has its pairs"
         raise BadUsage(why, f"--slm-records={options.resume} --slm-resume")
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.platform is None:
-        raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{OWN_MODES} beside it")
+        raise BadUsage(f"--slm-{flag} needs an engine to measure", f"--slm-{flag} with {OWN_MODES}")
     if options.simulate_slowdown and not options.simulate and options.source["simulate_slowdown"] == "command line":
-        raise BadUsage("--slm-simulate-slowdown slows a simulated candidate, and no other", "--slm-simulate beside it")
-    unread = next((opt.flag for opt in typed if opt.name in OF_A_DATASET), None)
-    if unread and not options.dataset:
-        raise BadUsage(f"{unread} says how a dataset is read, and none was named", f"--slm-dataset PATH {unread} ...")
+        raise BadUsage("--slm-simulate-slowdown slows a simulated candidate, and no other", "it with --slm-simulate")
     given = [opt.flag for opt in OPTS if opt.name.startswith(OF_A_SIDE) and getattr(options, opt.name)]
     if options.calibrate and given:
-        raise BadUsage(f"{given[0]} would make the sides of a calibration differ", "no baseline and no candidate")
+        why = f"{given[0]} would make the sides of a calibration differ"
+        raise BadUsage(why, f"--slm-calibrate without {given[0]}")
 
 
 def _check_endpoint(options: Options) -> None:
@@ -130,15 +142,12 @@ def _check_endpoint(options: Options) -> None:
 def _check_ray(options: Options) -> None:
     """Refuse options that do not fit a run on a Ray cluster. Measurements that decide as they go cannot be sent to it
     beforehand, and an endpoint is not in it. Raises BadUsage."""
-    lost = next((o.flag for o in OPTS if o.name.startswith("ray_") and options.source[o.name] == "command line"), None)
-    if lost and (not options.ray or options.on_all_gpus):
-        raise BadUsage(f"{lost} is for the nodes of a Ray cluster, and none was named", f"--slm-ray auto {lost} ...")
     if not options.ray:
         return
     if options.platform is None and options.source["ray"] == "command line":
-        raise BadUsage("--slm-ray says where to measure, and no mode says on what", f"{OWN_MODES} beside it")
+        raise BadUsage("--slm-ray needs an engine to measure", f"--slm-ray with {OWN_MODES}")
     if options.endpoint:
-        raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "one of them")
+        raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "only one of them")
     if options.gate:
         why = "its pairs of launches decide as they go, and belong on one GPU"
         raise BadUsage(f"--slm-gate is not sent to Ray: {why}", "--slm-gate without --slm-ray, on a GPU host")
@@ -173,10 +182,12 @@ def _value(opt: Opt, text: str | Sequence[str], where: str) -> Any:
 
 
 def _shown(opt: Opt, text: str | Sequence[str]) -> str:
-    """The text, quoted, or each of several; of variables their names alone, for a value may be a secret."""
+    """The text, quoted, or each of several; variables without their values, because a value may be a secret."""
     parts = [text] if isinstance(text, str) else list(text)
     if opt.read is variable:
-        parts = [name + ("=..." if equals else "") for name, equals, _ in (part.partition("=") for part in parts)]
+        parts = [re.sub("=.*", "=...", part, flags=re.DOTALL) for part in parts]
+    if opt.read is side:
+        parts = [re.sub(r"((?::|,)env=[^=]*=).*", r"\1...", part, flags=re.DOTALL) for part in parts]
     return " ".join(map(repr, parts))
 
 
@@ -186,5 +197,5 @@ def _to_type(opt: Opt, text: str | Sequence[str]) -> str:
     if isinstance(opt.read, OneOf):
         near = get_close_matches(str(text), opt.read.choices, 1)
         return f"{opt.flag}={near[0] if near else opt.read.choices[-1]}"
-    value = opt.default_text or SUCH_AS.get(opt.metavar or "", opt.metavar)
+    value = opt.default_text or EXAMPLES.get(opt.metavar or "", opt.metavar)
     return f"{opt.flag}={value}" if value else opt.flag

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -171,6 +172,23 @@ def argument(text: str) -> tuple[str, Any]:
     return name, value if isinstance(read, dict) else frozen(read)
 
 
+def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """Parse SIDE:ENTRY,ENTRY, where SIDE is a side of a gate and each entry is python=PATH, env=NAME=VALUE or
+    arg=NAME=JSON. A comma separates entries only in front of one of these three words: JSON and paths have commas too.
+    """
+    wanted = "baseline:ENTRY or candidate:ENTRY, where ENTRY is python=PATH, env=NAME=VALUE or arg=NAME=JSON"
+    name, _, entries = text.partition(":")
+    if name not in SIDES:
+        raise ValueError(wanted)
+    found: list[tuple[str, Any]] = []
+    for entry in re.split(r",(?=(?:python|env|arg)=)", entries):
+        kind, _, value = entry.partition("=")
+        if kind not in ("python", "env", "arg") or not value:
+            raise ValueError(wanted)
+        found.append((kind, value if kind == "python" else variable(value) if kind == "env" else argument(value)))
+    return name, tuple(found)
+
+
 def takes_gpus(name: str) -> bool:
     """Does an engine's argument, or variable, of this name give it GPUs of which locks and sensors would not hear?"""
     return name == "CUDA_VISIBLE_DEVICES" or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
@@ -232,6 +250,7 @@ class AtLeast:
         return int(text)
 
 
+SIDES = ("baseline", "candidate")
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 MOST_PAIRS = 1000  # with more the first analyses decide nothing: the error rate is spent over all
 
@@ -265,9 +284,14 @@ GROUPS = {  # of `pytest --help`, by the first option of each
 class Opt:
     """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file.
 
-    read: turns text into the value, raising ValueError with what is wanted. metavar: None for a flag. many: may be
-    given several times. bare: meaning on the command line without a value, where it may have none. group: of `pytest
-    --help`.
+    Attributes:
+        read: Turns text into the value. Raises ValueError that says which values are allowed.
+        metavar: Placeholder in the help. None for a flag.
+        many: Whether the option may be given several times.
+        bare: Meaning of the option on the command line without a value, if it may have none.
+        ini_only: Whether the command line has no such option, because few people need it. pytest's own
+            `-o slm_NAME=VALUE` sets it there.
+        group: Heading in `pytest --help`.
     """
 
     read: Callable[[str], Any]
@@ -276,12 +300,14 @@ class Opt:
     metavar: str | None = None
     many: bool = False
     bare: str | None = None
+    ini_only: bool = False
     name: str = ""
     group: str = ""
 
     @property
     def flag(self) -> str:
-        return f"--slm-{self.name.replace('_', '-')}"
+        """Words before "=VALUE" on a command line of pytest."""
+        return f"-o {self.key}" if self.ini_only else f"--slm-{self.name.replace('_', '-')}"
 
     @property
     def variable(self) -> str:
@@ -327,7 +353,11 @@ class Options:
         "URL,URL",
     )
     timeout: float = opt(
-        positive, 120.0, "seconds that a request to an endpoint may last before it counts as failed", "S"
+        positive,
+        120.0,
+        "seconds that a request to an endpoint may last before it counts as failed",
+        "S",
+        ini_only=True,
     )
     models: tuple[str, ...] | None = opt(
         words,
@@ -342,13 +372,10 @@ class Options:
         "NAME",
     )
     plan: bool = opt(truth, False, "print items, engines, order and expected seconds, and run nothing")
-    plan_gpus: int | None = opt(
-        AtLeast(1, 100_000), None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
-    )
     allow_inconclusive: bool = opt(
         truth, False, "exit with status 0, not 10, where something is inconclusive and nothing fails"
     )
-    strict: bool = opt(truth, False, "assert the claims as published: ignore the list of known exceptions")
+    strict: bool = opt(truth, False, "fail if a published claim does not hold, including known exceptions")
 
     concurrency: tuple[int, ...] | None = opt(
         ascending, None, "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity", "1,2,4"
@@ -363,11 +390,13 @@ class Options:
     ramp_up: RampUp = opt(
         RampUp, "staggered", "start of a closed loop: staggered (steady traffic) or burst (a batch job)", "HOW"
     )
-    repeats: int = opt(AtLeast(1), 2, "measurements of each point; one gives no interval and no verdict", "N")
+    repeats: int = opt(
+        AtLeast(1), 2, "measurements of each point; with one there is no interval, so every claim is inconclusive", "N"
+    )
     budget: int | None = opt(
         AtLeast(0),
         None,
-        "seconds that a model's sweep goes on measuring until its claims are decided; default: by mode",
+        "most seconds to spend on a model's sweep again while a claim is inconclusive; default: by mode",
         "S",
     )
     input_len: int | Literal["natural"] | None = opt(
@@ -385,23 +414,33 @@ class Options:
     sharegpt_rule: Rule = opt(
         Rule,
         "human-first",
-        "conversations that count: human-first, or vllm (with natural lengths the very requests of vLLM's benchmark)",
+        "ShareGPT conversations to use: human-first, or vllm (with natural lengths the requests of `vllm bench serve`)",
         "RULE",
+        ini_only=True,
     )
     tokenizer: str = opt(
         str,
         "",
         "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own",
         "PATH",
+        ini_only=True,
     )
-    accept_truncated: bool = opt(truth, False, "if the file of a dataset is truncated, use the intact part")
-    seed: int = opt(AtLeast(0), 0, "seed of the workload and of the dummy weights", "N")
+    accept_truncated: bool = opt(
+        truth, False, "if the file of a dataset is truncated, use the intact part", ini_only=True
+    )
+    seed: int = opt(AtLeast(0), 0, "seed of the workload and of the dummy weights", "N", ini_only=True)
     goodput: str = opt(
-        str, "", "bounds that make a request good, such as ttft:200ms,tpot:50ms,e2e:5s; adds goodput", "BOUNDS"
+        str,
+        "",
+        "latency limits that define a good request, for example ttft:200ms,tpot:50ms; adds goodput to the report",
+        "LIMITS",
     )
 
     interface: OwnInterface = opt(
-        OwnInterface, "engine", "way of requests to the model: engine (without HTTP) or server (through HTTP)", "HOW"
+        OwnInterface,
+        "engine",
+        "how requests reach the model: engine (vLLM's engine, no HTTP) or server (vLLM's OpenAI-compatible server)",
+        "HOW",
     )
     load_format: LoadFormat = opt(
         LoadFormat,
@@ -410,14 +449,26 @@ class Options:
         "HOW",
     )
     quantization: str = opt(
-        str, "", "weights as vLLM quantizes them, fp8, or as the model has them: awq, gptq ...", "METHOD"
+        str,
+        "",
+        "quantization: fp8 (vLLM quantizes while loading) or the method of the checkpoint, for example awq or gptq",
+        "METHOD",
     )
     kv_cache_dtype: str = opt(
         KV_DTYPES, "", "type of the KV cache: fp8, or one of its kinds; default: that of the model", "TYPE"
     )
     gpu_memory_utilization: float = opt(share, 0.9, "share of the GPU's memory that the engine may take", "SHARE")
     gpu_memory: int | None = opt(
-        gpu_memory, None, "GPU memory to plan for, such as 40GiB; default: all that the GPU has", "SIZE"
+        gpu_memory,
+        None,
+        "plan as if the GPU had only this much memory, for example 40GiB; default: all of it",
+        "SIZE",
+    )
+    max_num_seqs: int | None = opt(
+        AtLeast(1),
+        None,
+        "largest number of sequences in one step of the engine; default: 1024, or the largest load if that is more",
+        "N",
     )
     tensor_parallel_size: tuple[int, ...] = opt(
         ascending,
@@ -433,7 +484,10 @@ class Options:
         argument, (), "further argument for vLLM's engine; may be given again", "NAME=JSON", many=True
     )
     allow_prefix_cache: bool = opt(
-        truth, False, "measure prompts from a prefix cache too; without it such a measurement is invalid"
+        truth,
+        False,
+        "accept measurements in which prompts were served from a prefix cache; otherwise they are invalid",
+        ini_only=True,
     )
 
     replicas: tuple[int, ...] = opt(
@@ -445,58 +499,72 @@ class Options:
         "ways to share it: time-slicing, mps, mig or gpus (one for each)",
         "HOW,HOW",
     )
-    pin_cores: bool = opt(truth, False, "give each replica its own part of the CPU cores")
+    pin_cores: bool = opt(truth, False, "give each replica its own part of the CPU cores", ini_only=True)
 
-    gate: bool = opt(truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else")
+    gate: bool = opt(truth, False, "run only the gate: launch baseline and candidate alternately and compare them")
     baseline: str = opt(str, "", "archive, or kept baseline, to compare this run's points with", "PATH")
-    baseline_python: str = opt(str, "", "interpreter of the baseline; default: that of --slm-python", "PATH")
-    candidate_python: str = opt(str, "", "interpreter of the candidate; default: that of --slm-python", "PATH")
-    baseline_env: tuple[tuple[str, str], ...] = opt(
-        variable, (), "variable for the baseline alone", "NAME=VALUE", many=True
-    )
-    candidate_env: tuple[tuple[str, str], ...] = opt(
-        variable, (), "variable for the candidate alone", "NAME=VALUE", many=True
-    )
-    baseline_engine_arg: tuple[tuple[str, Any], ...] = opt(
-        argument, (), "engine argument of the baseline alone", "NAME=JSON", many=True
-    )
-    candidate_engine_arg: tuple[tuple[str, Any], ...] = opt(
-        argument, (), "engine argument of the candidate alone", "NAME=JSON", many=True
+    side: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = opt(
+        side,
+        (),
+        "interpreter, variable or engine argument of one side of a gate alone, "
+        "for example candidate:python=PATH,env=A=1,arg=seed=3; may be given again",
+        "SIDE:ENTRY",
+        many=True,
     )
     calibrate: bool = opt(
-        truth, False, "measure what change a gate can detect on this host, from pairs of equal launches"
+        truth,
+        False,
+        "gate identical sides to measure the noise of this host and the smallest slowdown that a gate can detect here",
     )
     gate_margin: float = opt(
         percentage,
         0.03,
-        "smallest slowdown that matters: surely less passes, surely slower and over half of it fails; not of start-up",
+        "largest accepted slowdown: less for certain passes; slower for certain, by over half of it, fails; "
+        "start-up has its own",
         "SHARE",
     )
-    gate_pairs: int = opt(AtLeast(FEWEST_PAIRS, MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N")
+    gate_pairs: int = opt(
+        AtLeast(FEWEST_PAIRS, MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N", ini_only=True
+    )
     gate_caches: Caches = opt(
         Caches,
         "warm",
-        "compile cache: warm (one launch of each side first, which does not count) or cold (empty at each launch)",
+        "compile cache at each launch: warm (each side is launched once first, uncounted) or cold (emptied)",
         "HOW",
+        ini_only=True,
     )
-    profile: str = opt(str, "", "folder for a trace of each side's failing load, if a gate fails", "DIR")
+    profile: str = opt(
+        str,
+        "",
+        "if a gate fails, repeat the failing load once on each side and write profiler traces to this folder",
+        "DIR",
+        ini_only=True,
+    )
     simulate_slowdown: float | None = opt(
         percentage, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
     )
-    waivers: str = opt(str, "", "file of known regressions that a gate ignores until an expiry date", "PATH")
+    waivers: str = opt(
+        str, "", "file of known regressions that a gate ignores until an expiry date", "PATH", ini_only=True
+    )
 
     telemetry: str = opt(telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE")
     telemetry_interval: float | None = opt(
-        positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S"
+        positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S", ini_only=True
     )
     gpu_peaks: GpuPeaks | None = opt(
         gpu_peaks,
         None,
-        "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU, where the plugin does not know it",
+        "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU that the plugin does not know",
         "tflops=N,gbps=N",
+        ini_only=True,
     )
 
-    records: str = opt(str, ".slm/records.jsonl", "archive to append every measurement to (.gz, .xz: packed)", "PATH")
+    records: str = opt(
+        str,
+        ".slm/records.jsonl",
+        "results file to append measurements to; compressed if it ends in .gz or .xz",
+        "PATH",
+    )
     report: Detail = opt(
         Detail,
         "summary",
@@ -518,21 +586,21 @@ class Options:
     resume: bool | str = opt(
         archive,
         False,
-        "reuse valid measurements of the archive, or of another run's, instead of measuring again",
+        "reuse valid measurements from the results file, or from RECORDS, instead of repeating them",
         "[RECORDS]",
         bare="1",
     )
-    skip_damaged: bool = opt(truth, False, "leave out damaged lines of the archive that is resumed")
+    skip_damaged: bool = opt(truth, False, "leave out damaged lines of the archive that is resumed", ini_only=True)
 
     ray: str = opt(
         ray_address,
         "",
-        "measure by Ray: local for all GPUs of this host, local:N for the first N, HOST:PORT of a cluster, or auto",
+        "distribute the run with Ray: local (all GPUs of this host), local:N, auto (this host's cluster) or HOST:PORT",
         "ADDRESS",
     )
-    ray_env: str = opt(str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE")
+    ray_env: str = opt(str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE", ini_only=True)
     ray_resource: str = opt(
-        ray_resource, "", "Ray resource that a node must have, such as accelerator_type:H200", "NAME"
+        ray_resource, "", "Ray resource that a node must have, such as accelerator_type:H200", "NAME", ini_only=True
     )
 
     source: Mapping[str, str] = field(default_factory=dict)
@@ -554,7 +622,15 @@ class Options:
         """Interpreter and variables of the engine whose vLLM a run is about: in a gate the candidate's."""
         if not self.gate:
             return self.python, self.env
-        return self.candidate_python or self.python, joined(self.env, self.candidate_env)
+        python, env, _ = self.side_of("candidate")
+        return python or self.python, joined(self.env, env)
+
+    def side_of(self, name: str) -> tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, Any], ...]]:
+        """Return interpreter ("" if it has none of its own), variables and engine arguments of one side of a gate."""
+        entries = [entry for side, entries in self.side if side == name for entry in entries]
+        python = [value for kind, value in entries if kind == "python"]
+        env, arguments = (tuple(value for kind, value in entries if kind == each) for each in ("env", "arg"))
+        return python[-1] if python else "", env, arguments
 
 
 def _rows() -> Iterator[Opt]:

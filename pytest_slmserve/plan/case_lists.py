@@ -122,9 +122,7 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
     options = planner.options
     if options.endpoint:
         return []
-    most = options.plan_gpus if options.plan else None
-    usual = [n for n in USUAL_GPUS if n <= (most or n)]  # a run there would skip the others
-    degrees = options.tensor_parallel_size if options.source["tensor_parallel_size"] != "default" else usual
+    degrees = options.tensor_parallel_size if options.source["tensor_parallel_size"] != "default" else USUAL_GPUS
     wide, replicas, first = [], [], options.tensor_parallel_size[0]
     for model in models:
         loads = options.concurrency or usual_loads(model)

@@ -84,7 +84,7 @@ def engine_spec(
         load_format=options.load_format,
         dtype=defaults.dtype or dtype,
         max_model_len=max(known.context, min(tokens, known.positions)),
-        max_num_seqs=max(LARGEST_LOAD, *(options.concurrency or (1,))),
+        max_num_seqs=options.max_num_seqs or max(LARGEST_LOAD, *(options.concurrency or (1,))),
         kv_cache_bytes=GIB,
         gpu_memory_utilization=options.gpu_memory_utilization,
         enforce_eager=platform == "cpu",

@@ -221,7 +221,7 @@ class Planner:
         known = known or (known_model(model) if self.platform == "remote" else model_of(model))
         if known is None and spec.source == "sharegpt" and not spec.tokenizer:
             why = "--slm-dataset: the text needs a tokenizer, and that of this model is not known"
-            raise BadUsage(why, "--slm-tokenizer with a folder that holds one, or its name on the Hub")
+            raise BadUsage(why, "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub")
         name = f"{known and (known.name if self.options.dataset else known.vocabulary)} {spec}"
         if name not in self._workloads and known is None:
             requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT, lambda: named_tokenizer(spec))
@@ -252,7 +252,7 @@ class Planner:
         room = kv_capacity(spec, longest)
         if room is not None and room < 1:
             raise BadUsage(f"{model}: the KV cache has no room for a request of {longest} tokens", "more GPUs")
-        return spec if room is None or room >= largest else replace(spec, max_num_seqs=room)
+        return spec if room is None or room >= largest else replace(spec, max_num_seqs=min(room, spec.max_num_seqs))
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
         """Names of the devices of `spec`, as locks and sensors use them. Raises BadUsage where one is not there."""

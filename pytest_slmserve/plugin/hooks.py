@@ -78,10 +78,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         words = {} if opt.is_flag else {"metavar": opt.metavar}
         words |= {"nargs": "?", "const": opt.bare, "metavar": str(opt.metavar).strip("[]")} if opt.bare else {}
         default = f"; default: {opt.default_text}" if opt.default_text else ""
-        group.addoption(
-            opt.flag, action=action, default=None, help=f"{opt.help}{default}".replace("%", "%%"), dest=opt.key, **words
-        )
-        parser.addini(opt.key, f"{opt.flag} in an ini file", default="")
+        text = f"{opt.help}{default}"
+        parser.addini(opt.key, text if opt.ini_only else f"{opt.flag} in an ini file", default="")
+        if not opt.ini_only:
+            help_text = text.replace("%", "%%")
+            group.addoption(opt.flag, action=action, default=None, help=help_text, dest=opt.key, **words)
+
+
+@pytest.hookimpl(wrapper=True)  # conftest files may add options of this prefix, so their names are known afterwards
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Generator[None, None, None]:
+    yield
+    if not any(word.startswith("--slm-") for word in args):
+        return
+    _, unknown = parser.parse_known_and_unknown_args(args)
+    for word in unknown:
+        flag = word.partition("=")[0]
+        if flag.startswith("--slm-"):
+            from pytest_slmserve.options.read import near_option
+
+            raise pytest.UsageError(f"unrecognized arguments: {flag}{near_option(flag)}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -149,7 +164,7 @@ def _command(config: pytest.Config, typed: Sequence[str], options: Options) -> s
     chosen = {"-k": config.option.keyword, "-m": config.option.markexpr}
     words = [*(["--pyargs"] if config.option.pyargs else []), *typed]
     words += [word for flag, value in chosen.items() if value for word in (flag, value)]
-    left_out = ("plan", "plan_gpus", "resume", "skip_damaged", "html", "export")
+    left_out = ("plan", "resume", "skip_damaged", "html", "export")
     return shlex.join(["pytest", *words, *as_words(options, left_out)])
 
 
@@ -157,7 +172,7 @@ def _options(config: pytest.Config) -> Options | None:
     """None where nothing is said of any of them, as in the projects that do not measure."""
     from pytest_slmserve.options.table import OPTS
 
-    given = {opt.name: config.getoption(opt.key) for opt in OPTS}
+    given = {opt.name: None if opt.ini_only else config.getoption(opt.key) for opt in OPTS}
     # As their file has them: `getini` refuses lists and booleans of TOML for a text, and an option may be given as
     # either. Where pytest knows types, from 9 on, it keeps them.
     typed = {key: value.value for key, value in getattr(config, "_inicfg", {}).items()}
@@ -342,9 +357,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     from pytest_slmserve.run.gpu_slots import slot_count
 
     cells, local, writer = plan_rows(slm, session.items), slm.options.on_all_gpus, session.config.get_terminal_writer()
-    gpus = slm.options.plan_gpus or (slot_count(slm.options, slm.host) if local else None)
     with _as_usage_errors(session.config):
-        spread = spread_lines(cells, gpus, whole=bool(slm.options.ray) and not local) if gpus else []
+        spread = spread_lines(cells, slot_count(slm.options, slm.host)) if local else []
         _, length = length_of(slm, list(filter(is_measured, session.items)), cells)
     writer.line()
     notes = [*slm.notes, *estimate_notes(slm)]

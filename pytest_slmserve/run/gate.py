@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pytest_slmserve.analysis.claims.claim import PUBLISHED
 from pytest_slmserve.analysis.claims.stored import stored_gates
@@ -222,21 +221,15 @@ def order(number: int) -> tuple[Side, Side]:
 def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
     """The specification of each side: the engine of the options, with the side's own interpreter, variables and
     arguments. Raises BadUsage for an argument of the wrong type."""
-    with naming("the baseline"):
-        baseline = _side(spec, options.baseline_python, options.baseline_env, options.baseline_engine_arg)
-    with naming("the candidate"):
-        slower = (("slowdown", options.simulate_slowdown),) if options.simulate and options.simulate_slowdown else ()
-        arguments = (*options.candidate_engine_arg, *slower)
-        candidate = _side(spec, options.candidate_python, options.candidate_env, arguments)
-    return {"baseline": baseline, "candidate": candidate}
-
-
-def _side(
-    spec: EngineSpec, python: str, env: Sequence[tuple[str, str]], arguments: Sequence[tuple[str, Any]]
-) -> EngineSpec:
-    """Raises BadUsage for an argument of another type."""
-    own = spec.with_arguments(arguments)
-    return replace(own, python=python or spec.python, env=joined(spec.env, env))
+    found: dict[Side, EngineSpec] = {}
+    for side in SIDES:
+        python, env, arguments = options.side_of(side)
+        if side == "candidate" and options.simulate and options.simulate_slowdown:
+            arguments = (*arguments, ("slowdown", options.simulate_slowdown))
+        with naming(f"the {side}"):
+            own = spec.with_arguments(arguments)
+            found[side] = replace(own, python=python or spec.python, env=joined(spec.env, env))
+    return found
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -48,6 +49,7 @@ def of_a_command(*kinds: type[SlmError], records: str = "--records") -> Iterator
         yield
     except kinds as error:
         hint = error.hint.replace("--slm-records", records).replace("--slm-", "--")
+        hint = re.sub(r"-o slm_(\w+)", lambda name: f"--{name[1].replace('_', '-')}", hint)
         raise type(error)(error.problem, hint) from None
 
 

@@ -97,7 +97,7 @@ class Sampler:
         if interval_s < MIN_SPAN_S:
             raise BadUsage(
                 f"a telemetry interval of {interval_s:g} s: below {MIN_SPAN_S:g} s the GPU's counters are not valid",
-                f"--slm-telemetry-interval {INTERVAL_S:g}",
+                f"-o slm_telemetry_interval={INTERVAL_S:g}",
             )
         self.sources, self.interval_s = tuple(sources), interval_s
         self._under_way: Recording | None = None

@@ -70,7 +70,7 @@ def tokenizer_of(spec: WorkloadSpec, model: Model) -> Tokenize:
     if spec.as_vllm:
         raise BadUsage(
             f"vLLM samples by the model's own tokenizer, and none is known for {model.name}",
-            "--slm-tokenizer with a folder that holds one, or its name on the Hub",
+            "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub",
         )
     return opt_tokenizer(model)
 

@@ -47,7 +47,7 @@ class DamagedDataset(BadDataset):
 
     def __init__(self, path: Path, byte: int, conversations: int, *, ends: bool) -> None:
         where = f"{path} {'ends early, at' if ends else 'is not JSON from'} byte {byte}"
-        go_on = f"--slm-accept-truncated, to go on with those {conversations}, or a whole copy of the file"
+        go_on = f"-o slm_accept_truncated=1, to go on with those {conversations}, or a whole copy of the file"
         super().__init__(f"{where}, after {conversations} whole conversations", go_on if conversations else FORMAT)
         self.byte = byte
         self.conversations = conversations

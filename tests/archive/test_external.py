@@ -167,21 +167,15 @@ def test_preemptions_that_are_none():
         points(rows(result(8, lost=-1)), replace(VLLM, preemptions="lost"))
 
 
-@pytest.mark.parametrize(("cell", "power", "energy"), [(300, 300.0, 3.0), ("", None, None), (None, None, None)])
-def test_power_and_energy_of_a_token(cell, power, energy):
-    [seen] = points(rows(result(8, watts=cell), result(8, watts=300)), replace(VLLM, power="watts"))
-    assert (seen.power_w, seen.energy_per_token_j) == (power, energy), "of all repeats, or not known"
-
-
 def test_a_row_without_the_value():
     with pytest.raises(BadUsage, match="row 2 has no 'output_throughput'"):
         points(rows(result(8), {"max_concurrency": 4}), VLLM)
 
 
 def test_a_row_with_an_empty_cell_is_left_out_by_name():
-    found = rows(result(8), result(16, None), result(32, ""), result(None), result(64, watts=None))
-    left, notes = with_values(found, replace(VLLM, power="watts"))
-    assert left == [found[0], found[4]], "the power may be missing"
+    found = rows(result(8), result(16, None), result(32, ""), result(None), result(64))
+    left, notes = with_values(found, VLLM)
+    assert left == [found[0], found[4]]
     assert notes == [
         "left out, without a value of output_throughput: row 2, row 3",
         "left out, without a value of max_concurrency: row 4",

@@ -210,20 +210,20 @@ def test_the_archive_itself_among_the_parts_is_passed_over(three):
 def test_the_command_says_how_many_came_and_leaves_the_others_as_they_are(three, tmp_path, capsys):
     more, out = write(tmp_path / "more.jsonl.xz", example(1), example(8)), tmp_path / "all.jsonl.gz"
     before = three.read_bytes(), more.read_bytes()
-    assert main(["merge", str(three), str(more), "--out", str(out)]) == 0
+    assert main(["report", str(three), str(more), "--merge", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}: 4 measurements added, 1 were there\n"
     assert [concurrency for _, concurrency in launches(out)] == [1, 2, 4, 8]
     assert (three.read_bytes(), more.read_bytes()) == before
-    assert main(["merge", str(three), str(out), "--out", str(out)]) == 0
+    assert main(["report", str(three), str(out), "--merge", str(out)]) == 0
     assert "0 measurements added, 3 were there" in capsys.readouterr().out
 
 
 def test_what_could_not_be_merged_is_its_exit_status(three, tmp_path, capsys):
     change(three, 4, "nonsense")
-    assert main(["merge", str(three), "--out", str(tmp_path / "all.jsonl")]) == 1
+    assert main(["report", str(three), "--merge", str(tmp_path / "all.jsonl")]) == 1
     assert f"note: {three}: not merged: line 4 is not JSON" in capsys.readouterr().out
-    assert main(["merge", str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "new.jsonl")]) == 4
+    assert main(["report", str(tmp_path / "none.jsonl"), "--merge", str(tmp_path / "new.jsonl")]) == 4
     assert "none.jsonl is not there" in capsys.readouterr().err and not (tmp_path / "new.jsonl").exists()
-    assert main(["merge", str(three), "--out", str(tmp_path)]) == 4
-    said = f"error: cannot write to {tmp_path}: Is a directory\n  try: --out with another path\n"
+    assert main(["report", str(three), "--merge", str(tmp_path)]) == 4
+    said = f"error: cannot write to {tmp_path}: Is a directory\n  try: --merge with another path\n"
     assert capsys.readouterr().err == said

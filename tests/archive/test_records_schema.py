@@ -13,13 +13,12 @@ import pytest
 
 pytest.importorskip("jsonschema")
 from jsonschema import Draft202012Validator
-from scripts import BASELINES, CHECKOUT
+from scripts import BASELINES, CHECKOUT, needs_checkout
 
 SCHEMA = CHECKOUT / "docs" / "records.schema.json"
 WRITTEN = CHECKOUT / "tests" / "data" / "archive-format-3.jsonl"
 
-if not SCHEMA.is_file():
-    pytest.skip("the documentation is in the checkout", allow_module_level=True)
+needs_checkout()
 
 
 @pytest.fixture(scope="module")

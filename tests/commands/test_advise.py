@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import CSV
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 from sealed_lines import reseal
 from test_main import NAMES, PLAIN, archive, external, measured, run, spoilt, watched
 
@@ -137,7 +137,7 @@ def test_whatever_value_stands_in_a_record_there_is_an_answer_or_one_sentence(re
     assert answered or (status == 4 and err.startswith("error: "))
 
 
-@pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
+@in_checkout
 @pytest.mark.parametrize("name", ["spread", "sensors"])
 def test_the_committed_records(name, capsys):
     began = time.process_time()

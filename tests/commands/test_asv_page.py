@@ -12,14 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from scripts import CHECKOUT
+from scripts import CHECKOUT, needs_checkout
 from test_asv_command import archive, launches
 
 from pytest_slmserve.__main__ import main, parser
 
 PAGE = CHECKOUT / "docs/asv.md"
-if not PAGE.is_file():
-    pytest.skip("the documentation is in the checkout", allow_module_level=True)
+needs_checkout()
 
 
 def commands(heading: str) -> list[list[str]]:

@@ -105,4 +105,6 @@ def test_the_index_is_asked_by_pip(printed, found, monkeypatch, capsys):
         assert bisect.on_the_index() == found
     else:
         assert main(["bisect", "--good=0.25.1", "--bad=0.26.0"]) == 4
+        assert "no option says on which engine to gate" in capsys.readouterr().err
+        assert main(["bisect", "--good=0.25.1", "--bad=0.26.0", "--", "--slm-gpu"]) == 4
         assert "pip lists no releases of vLLM (ERROR: no network)" in capsys.readouterr().err

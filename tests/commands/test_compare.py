@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 from stored_records import KNOWN, engine_alone, repeats
 
 from pytest_slmserve.__main__ import main
@@ -164,10 +164,9 @@ def test_what_engines_resolved_differs_in_short(before, capsys):
     assert ["capture_sizes", "-", "59", "up", "to", "59"] in [line.split() for line in out.splitlines()]
 
 
+@in_checkout
 def test_committed_archives_of_two_hosts_say_so_and_claim_nothing(capsys):
     paths = [BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("adaptive", "adaptive-next-host")]
-    if not all(path.exists() for path in paths):
-        pytest.skip("no checkout")
     for each in (paths, paths[::-1]):
         status, out, _ = told(capsys, *each)
         assert status == 10

@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from scripts import CHECKOUT
+from scripts import CHECKOUT, in_checkout
 from shipped import BENCHMARKS
 
 from pytest_slmserve.__main__ import main
@@ -33,26 +33,13 @@ def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, mo
 
 def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = ("--slm-simulate", "--slm-models=opt-13b", "--slm-plan-gpus=4", str(BENCHMARKS / "test_tensor_parallel.py"))
+    words = ("--slm-simulate", "--slm-models=opt-13b", "--slm-ray=local:4", str(BENCHMARKS / "test_tensor_parallel.py"))
     assert main(["plan", *words]) == 0
     told = capfd.readouterr().out
     for engine in ("opt-13b", "opt-13b on 2 GPUs", "opt-13b on 4 GPUs", "2 x opt-13b, a GPU each"):
         assert f"start {engine} (simulated, 0 s)" in told
     assert "test_point_on_gpus[opt-13b-256-tp4]" in told and "spread by engine: " in told
     assert not (tmp_path / ".slm").exists()
-
-
-def test_the_usual_numbers_of_gpus_are_those_that_the_plan_has(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    words = (
-        "--slm-simulate",
-        "--slm-models=opt-1.3b",
-        "--slm-plan-gpus=2",
-        str(BENCHMARKS / "test_tensor_parallel.py"),
-    )
-    assert main(["plan", *words]) == 0
-    told = capfd.readouterr().out
-    assert "start opt-1.3b on 2 GPUs" in told and "spread by engine: " in told and "4 GPUs" not in told
 
 
 def test_wrong_usage_is_one_sentence(tmp_path, monkeypatch, capfd):
@@ -65,11 +52,11 @@ def test_wrong_usage_is_one_sentence(tmp_path, monkeypatch, capfd):
 def test_its_help_is_its_own(words, capfd):
     assert main(["plan", *words]) == 0
     out = capfd.readouterr().out
-    assert out.startswith("usage: slmserve plan [WORD ...]\n") and "--slm-plan-gpus=4" in out
+    assert out.startswith("usage: slmserve plan [WORD ...]\n") and "--slm-models=opt-1.3b" in out
     assert len(out.splitlines()) < 20
 
 
-@pytest.mark.skipif(not (CHECKOUT / "README.md").is_file(), reason="the documentation is in the checkout")
+@in_checkout
 def test_the_minutes_of_the_core_suite_are_those_of_its_plan(tmp_path, monkeypatch, capfd):
     """In its help, and so in docs/options.md, and in the README."""
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 from strategies import H200, law, measurement
 
 from pytest_slmserve.__main__ import main
@@ -63,6 +63,7 @@ def test_a_gpu_that_was_not_measured_is_predicted_unchecked(records, capsys):
     assert status == 0 and out.count("not checked: no archive has this sweep on L40S") == 2
 
 
+@in_checkout
 def test_an_fp8_sweep_is_not_predicted_for_the_gpu_that_it_was_measured_on(capsys):
     status, out = told(capsys, str(BASELINES / "h100-vllm-0.26.0-fp8.jsonl.xz"), "--gpu", "H100")
     assert status == 10 and out == "nothing can be predicted\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from scripts import BASELINES, CHECKOUT
+from scripts import BASELINES, CHECKOUT, needs_checkout
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
@@ -16,8 +16,7 @@ from pytest_slmserve.report.loads import STRICT, is_counted_loop, is_windowed
 from pytest_slmserve.report.screen import MOST_LINES
 from pytest_slmserve.report.text_table import laid_out
 
-if not BASELINES.is_dir():
-    pytest.skip("the baselines are in the checkout", allow_module_level=True)
+needs_checkout()
 
 ARCHIVES = sorted(BASELINES.glob("*.jsonl.xz"))
 GATE = BASELINES / "h200-vllm-0.20.2-0.26.0-gate.jsonl.xz"
@@ -51,11 +50,11 @@ def test_no_line_is_longer_than_the_terminal_and_no_number_is_lost(path, monkeyp
     gates = report.gates_of([(path, contents)])[0]
     found = replace(report.judged_again(contents), gates=gates, notes=contents.notes, archives=[path.name])
     with laid_out(400):
-        whole = numbers(report.pieces(found, loads, STRICT, "tables"))
+        whole = numbers(report.report_lines(found, loads, STRICT, "tables"))
     for width in (80, 100, 160):
         for detail in ("summary", "tables", "all"):
             monkeypatch.setenv("COLUMNS", str(width))
-            pieces = list(report.pieces(found, loads, STRICT, detail))
+            pieces = list(report.report_lines(found, loads, STRICT, detail))
             lines = [line for piece in pieces for line in piece.splitlines()]
             long = [line for line in lines if len(line) > width and path.name not in line]
             assert [line for line in long if len(line.split()) > 1] == [], (width, detail)

@@ -132,10 +132,9 @@ def test_gates_and_loads_are_in_the_json(capsys):
     assert kinds.count("load") >= len(loads), "a ramp has one for each step"
 
 
-@pytest.mark.parametrize("command", ["judge", "report"])
-def test_external_results_as_csv_are_the_points_of_the_json(command, capsys, tmp_path):
+def test_external_results_as_csv_are_the_points_of_the_json(capsys, tmp_path):
     (tmp_path / "r.csv").write_text(CSV)
-    words = [command, tmp_path / "r.csv", *JUDGED]
+    words = ["report", tmp_path / "r.csv", *JUDGED]
     found = json.loads(told(capsys, *words, "--json")[1].out)["points"]
     status, said = told(capsys, *words, "--csv")
     rows = list(csv.DictReader(io.StringIO(said.out)))
@@ -143,32 +142,24 @@ def test_external_results_as_csv_are_the_points_of_the_json(command, capsys, tmp
     assert {"tokens_per_s", "latency_s", "gain_per_doubling", "pareto", "chosen", "problems"} <= rows[0].keys()
 
 
-@pytest.mark.parametrize("command", [["judge", "--where=n=1"], ["replicas", "--replicas=n"]])
-def test_every_key_of_external_results_is_documented(command, capsys, tmp_path):
+def test_every_key_of_external_results_is_documented(capsys, tmp_path):
     (tmp_path / "r.csv").write_text("n,seqs,tps,itl_ms\n1,4,100,10\n1,8,150,12\n1,16,180,15\n2,8,210,11\n")
-    words = [*command, tmp_path / "r.csv", "--knob=seqs", "--throughput=tps", "--latency=itl_ms", "--json"]
+    words = [
+        "report",
+        "--where=n=1",
+        tmp_path / "r.csv",
+        "--knob=seqs",
+        "--throughput=tps",
+        "--latency=itl_ms",
+        "--json",
+    ]
     page = (BASELINES.parents[1] / "docs/external-json.md").read_text("utf-8")
     assert [key for key in json.loads(told(capsys, *words)[1].out) if f"`{key}`" not in page] == []
 
 
-@pytest.mark.parametrize(("command", "more"), [("judge", []), ("report", []), ("replicas", ["--replicas=n"])])
-def test_rows_that_are_left_out_are_said_beside_the_csv(command, more, capsys, tmp_path):
-    lines = ["n,seqs,tps,itl_ms", "1,4,100,10", "1,8,150,12", "1,16,180,15", "2,8,210,11", "1,32,,20"]
-    (tmp_path / "r.csv").write_text("\n".join(lines if more else [line[2:] for line in lines if line[0] != "2"]))
-    words = [command, tmp_path / "r.csv", *more, "--knob=seqs", "--throughput=tps", "--latency=itl_ms", "--csv"]
+def test_rows_that_are_left_out_are_said_beside_the_csv(capsys, tmp_path):
+    (tmp_path / "r.csv").write_text("seqs,tps,itl_ms\n4,100,10\n8,150,12\n16,180,15\n32,,20")
+    words = ["report", tmp_path / "r.csv", "--knob=seqs", "--throughput=tps", "--latency=itl_ms", "--csv"]
     status, said = told(capsys, *words)
     assert (status, "note" in said.out) == (0, False)
-    assert f"note: left out, without a value of tps: r.csv: line {6 if more else 5}\n" in said.err
-
-
-def test_replicas_of_others_as_csv(capsys, tmp_path):
-    (tmp_path / "r.csv").write_text("n,seqs,tps,itl_ms\n1,8,100,10\n1,16,150,12\n2,8,210,11\n")
-    words = ["replicas", tmp_path / "r.csv", "--replicas=n", "--knob=seqs", "--throughput=tps", "--latency=itl_ms"]
-    status, said = told(capsys, *words, "--csv")
-    rows = list(csv.DictReader(io.StringIO(said.out)))
-    assert status == 0 and [(row["replicas"], row["concurrency"]) for row in rows] == [
-        ("1", "8"),
-        ("1", "16"),
-        ("2", "16"),
-    ]
-    assert float(rows[2]["gain.value"]) == pytest.approx(0.4)
+    assert "note: left out, without a value of tps: r.csv: line 5\n" in said.err

@@ -23,14 +23,13 @@ COMMANDS: dict[str, WORDS] = {
     "report-skip": lambda path: ["report", "--skip-damaged", str(path)],
     "report-list": lambda path: ["report", "--list", str(path)],
     "compare": lambda path: ["compare", str(path), str(path)],
-    "merge": lambda path: ["merge", str(path), "--out", "out.jsonl"],
-    "baseline": lambda path: ["baseline", "accept", str(path), "--into", "kept"],
+    "merge": lambda path: ["report", str(path), "--merge", "out.jsonl"],
+    "baseline": lambda path: ["compare", str(path), "--save", "--folder", "kept"],
     "advise": lambda path: ["advise", str(path)],
     "asv": lambda path: ["asv", "convert", str(path), "--into", "asv"],
-    "judge": lambda path: ["judge", str(path), *COLUMNS],
-    "replicas": lambda path: ["replicas", str(path), *COLUMNS, "--replicas=engines"],
-    "gate": lambda path: ["gate", str(path), "--direction=higher"],
-    "figures": lambda path: ["figures", str(path), "--out", "pictures"],
+    "external": lambda path: ["report", str(path), *COLUMNS],
+    "pairs": lambda path: ["pairs", str(path), "--direction=higher"],
+    "figures": lambda path: ["report", str(path), "--figures", "pictures"],
     "trace": lambda path: [*MEASURE, "--trace", str(path)],
     "lengths": lambda path: [*MEASURE, "--max-concurrency=1", "--lengths-from", str(path)],
 }
@@ -39,7 +38,7 @@ COLUMNS = ("--knob=load", "--throughput=rate", "--latency=wait_ms")
 RESULTS = [{"load": load, "rate": 100.0 + load, "wait_ms": 5.0, "engines": 1 + load % 2} for load in range(1, 9)]
 ROWS = [{"timestamp": at, "input_length": 8, "output_length": 4} for at in range(0, 20_000, 500)]
 # Lines of what a reader takes that reads no archives; asv takes archives of real engines.
-OWN = {"judge": RESULTS, "replicas": RESULTS, "trace": ROWS, "lengths": ROWS, "asv": []}
+OWN = {"external": RESULTS, "trace": ROWS, "lengths": ROWS, "asv": []}
 RUNS: dict[str, WORDS] = {
     "resume": lambda path: [*GOOD, f"--slm-resume={path}", "test_it.py"],
     "append": lambda path: [*GOOD, f"--slm-records={path}", "test_it.py"],
@@ -192,7 +191,7 @@ def gate(case: Case, kind: str, name: str) -> None:
         os.mkfifo(path)
     else:
         path.write_bytes(PLACES[kind][name])
-    more = ["--slm-waivers=w.json"] if kind == "waivers" else []
+    more = ["--override-ini=slm_waivers=w.json"] if kind == "waivers" else []
     case.judge(
         kind,
         case.fork(pytest_run([*GATE, *more, "test_gate_shipped.py"]), memory=MEMORY),

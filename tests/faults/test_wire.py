@@ -85,7 +85,9 @@ def run_tests(case: Case, url: str, fault: str, load: str) -> None:
         "--slm-input-len=8",
         "--slm-output-len=4",
     ]
-    seen = case.fork(pytest_run([*words, f"--slm-timeout={timeout(fault)}", "--slm-window=0.5", "test_it.py"]))
+    seen = case.fork(
+        pytest_run([*words, f"--override-ini=slm_timeout={timeout(fault)}", "--slm-window=0.5", "test_it.py"])
+    )
     case.judge("wire", seen, statuses(fault), said(fault), kept=not fault.startswith("first"))
 
 

@@ -88,7 +88,7 @@ def gain(pytester):
 
 @pytest.fixture
 def gate(pytester):
-    """Runs the shipped gate on the simulated engine: `gate("--slm-gate-pairs=6")`."""
+    """Runs the shipped gate on the simulated engine: `gate("--slm-concurrency=4,32")`."""
     put(pytester.path, "test_gate")
     return lambda *args: pytester.runpytest_inprocess(*GATE, *args)
 

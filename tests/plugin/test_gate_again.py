@@ -11,7 +11,7 @@ from pytest_slmserve.__main__ import main
 from pytest_slmserve.run import gate as gate_run
 
 pytestmark = pytest.mark.usefixtures("kept")
-SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
+SLOWER = ("--slm-side=baseline:arg=t_inf=10000", "--slm-side=candidate:arg=t_inf=9000")
 RECORDS = ".slm/records.jsonl"
 
 
@@ -40,9 +40,9 @@ def again(capsys):
         ((), 0),
         (SLOWER, 1),
         ((*SLOWER, "--slm-gate-margin=0.3"), 0),
-        (("--slm-candidate-engine-arg=memory_used=9e9", "--slm-gate-caches=cold"), 1),
-        (("--slm-candidate-engine-arg=lost_from=4",), 10),
-        (("--slm-candidate-engine-arg=slow_clock_from=4",), 0),
+        (("--slm-side=candidate:arg=memory_used=9e9", "--override-ini=slm_gate_caches=cold"), 1),
+        (("--slm-side=candidate:arg=lost_from=4",), 10),
+        (("--slm-side=candidate:arg=slow_clock_from=4",), 0),
     ],
     ids=["equal", "slower", "wide margin", "memory, cold", "nothing counts", "noisy"],
 )
@@ -66,7 +66,7 @@ def test_the_noise_that_is_known_beside_the_archive_counts_there_too(gate, again
     assert result.ret == status == 10 and verdict_of(lines) == verdict_of(result.outlines)
     assert any("this runner is too noisy to pass: 15 % worse would fail in 40 %" in line for line in lines)
     assert any(line.startswith("note: opt-125m, by 12 pairs of equal sides") for line in lines)
-    assert any(line.startswith("next: a new gate with --slm-gate-pairs=24") for line in lines), "it has ended"
+    assert any(line.startswith("next: a new gate with -o slm_gate_pairs=24") for line in lines), "it has ended"
 
 
 def test_an_archive_that_did_not_store_its_terms_is_judged_by_the_defaults(gate, again, pytester):

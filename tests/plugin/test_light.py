@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-HEAVY = ("vllm", "torch", "numpy", "psutil", "pynvml", "transformers", "matplotlib", "tabulate", "ijson", "ray")
+HEAVY = ("vllm", "torch", "numpy", "psutil", "pynvml", "transformers", "vl_convert", "tabulate", "ijson", "ray")
 LOOK = f"""
     import atexit, sys
 
@@ -59,5 +59,5 @@ def test_nor_does_a_failing_one(imported):
 
 def test_the_engine_stays_out_of_pytest_while_measuring(imported):
     line = imported("def test_it(slm_measure): assert slm_measure(4).valid", "--slm-simulate", "--slm-window=1")
-    for heavy in ("vllm", "torch", "transformers", "pynvml", "matplotlib"):
+    for heavy in ("vllm", "torch", "transformers", "pynvml", "vl_convert"):
         assert f"'{heavy}'" not in line

@@ -20,8 +20,8 @@ from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run import gate as gates
 from pytest_slmserve.schema.catalog import CATALOGUE
 
-SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
-SLOWER_START = ("--slm-baseline-engine-arg=start_s=20", "--slm-candidate-engine-arg=start_s=30")
+SLOWER = ("--slm-side=baseline:arg=t_inf=10000", "--slm-side=candidate:arg=t_inf=9000")
+SLOWER_START = ("--slm-side=baseline:arg=start_s=20", "--slm-side=candidate:arg=start_s=30")
 
 
 @pytest.fixture
@@ -91,21 +91,21 @@ def test_real_weights_are_asked_what_they_say(gate, archive):
 
 @pytest.mark.parametrize("wrong", ["logprob_drift=0.2", "other_token_at=3"])
 def test_a_candidate_that_is_faster_and_wrong_fails(gate, wrong):
-    faster = ("--slm-baseline-engine-arg=t_inf=9000", "--slm-candidate-engine-arg=t_inf=10000")
-    result = gate(*REAL, *faster, f"--slm-candidate-engine-arg={wrong}")
+    faster = ("--slm-side=baseline:arg=t_inf=9000", "--slm-side=candidate:arg=t_inf=10000")
+    result = gate(*REAL, *faster, f"--slm-side=candidate:arg={wrong}")
     assert result.ret == 1
     result.assert_outcomes(failed=1, passed=6)
     result.stdout.re_match_lines([r"outputs: fail, the log probability of the baseline's tokens"])
 
 
 def test_of_dummy_weights_it_is_said_that_they_cannot_tell(gate):
-    result = gate("--slm-candidate-engine-arg=logprob_drift=0.2")
+    result = gate("--slm-side=candidate:arg=logprob_drift=0.2")
     assert result.ret == 0
     result.stdout.re_match_lines([r"outputs: .* dummy weights cannot tell"])
 
 
 def test_a_faster_candidate_passes(gate):
-    assert gate("--slm-baseline-engine-arg=t_inf=9000", "--slm-candidate-engine-arg=t_inf=10000").ret == 0
+    assert gate("--slm-side=baseline:arg=t_inf=9000", "--slm-side=candidate:arg=t_inf=10000").ret == 0
 
 
 def test_a_slower_start_fails_the_start_alone(gate, pytester):
@@ -117,7 +117,7 @@ def test_a_slower_start_fails_the_start_alone(gate, pytester):
 
 def test_noise_leaves_it_inconclusive(gate, noisy, pytester):
     noisy(0.1)
-    result = gate("--slm-gate-pairs=4", "--junitxml=out.xml")
+    result = gate("--override-ini=slm_gate_pairs=4", "--junitxml=out.xml")
     assert result.ret == 10
     result.stdout.fnmatch_lines(["opt-125m: INCONCLUSIVE after 4 pairs of launches", "*3 inconclusive*"])
     found = states(pytester)
@@ -130,11 +130,11 @@ def test_noise_leaves_it_inconclusive(gate, noisy, pytester):
 
 def test_noise_does_not_hide_a_failure_from_the_exit_status(gate, noisy):
     noisy(0.1)
-    assert gate("--slm-gate-pairs=4", *SLOWER_START).ret == 1
+    assert gate("--override-ini=slm_gate_pairs=4", *SLOWER_START).ret == 1
 
 
 def test_what_cannot_be_trusted_never_passes(gate):
-    result = gate("--slm-candidate-engine-arg=lost_from=4")
+    result = gate("--slm-side=candidate:arg=lost_from=4")
     assert result.ret == 10
     result.stdout.fnmatch_lines(["*6 inconclusive*"])
     result.stdout.fnmatch_lines(
@@ -143,7 +143,7 @@ def test_what_cannot_be_trusted_never_passes(gate):
 
 
 def test_noise_of_the_host_drops_no_pair(gate):
-    result = gate("--slm-candidate-engine-arg=slow_clock_from=4")
+    result = gate("--slm-side=candidate:arg=slow_clock_from=4")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["opt-125m: PASS after 4 pairs of launches*"])
     assert "left out" not in result.stdout.str()
@@ -157,7 +157,7 @@ def test_without_sensors_the_energy_is_skipped(gate):
 
 
 def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_broken_off(gate, pytester):
-    result = gate("--slm-candidate-engine-arg=die_at=16", "--junitxml=out.xml")
+    result = gate("--slm-side=candidate:arg=die_at=16", "--junitxml=out.xml")
     assert result.ret == 3
     result.assert_outcomes(errors=6)
     states = [p.attrib["value"] for p in ElementTree.parse(pytester.path / "out.xml").iter("property")]
@@ -172,8 +172,8 @@ def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_br
 @pytest.mark.parametrize(
     ("arguments", "status", "outcomes"),
     [
-        (("--slm-gate-pairs=4",), 3, {"passed": 6, "errors": 6}),
-        ((*SLOWER, "--slm-gate-pairs=4"), 1, {"failed": 3, "passed": 3, "errors": 6}),
+        (("--override-ini=slm_gate_pairs=4",), 3, {"passed": 6, "errors": 6}),
+        ((*SLOWER, "--override-ini=slm_gate_pairs=4"), 1, {"failed": 3, "passed": 3, "errors": 6}),
     ],
     ids=["the other passes", "the other fails"],
 )
@@ -225,7 +225,7 @@ def test_a_user_s_own_assertion_on_a_gate_fails_and_an_error_before_it_is_none(p
 
 
 def test_each_model_has_its_gate(gate, archive):
-    result = gate("--slm-models=opt-125m,opt-350m", "--slm-candidate-engine-arg=die_at=16", "--slm-concurrency=4,8")
+    result = gate("--slm-models=opt-125m,opt-350m", "--slm-side=candidate:arg=die_at=16", "--slm-concurrency=4,8")
     result.assert_outcomes(passed=12)
     result.stdout.fnmatch_lines(["opt-125m: PASS*", "opt-350m: PASS*"])
     assert len({m.paired.gate for m in archive().measurements}) == 2
@@ -356,7 +356,7 @@ def test_the_archive_holds_every_launch_in_its_place(gate, archive):
 
 
 def test_a_candidate_that_needs_more_memory_fails_there_alone(gate, pytester):
-    result = gate("--slm-candidate-engine-arg=memory_used=9e9")
+    result = gate("--slm-side=candidate:arg=memory_used=9e9")
     assert result.ret == 1
     result.assert_outcomes(failed=1, passed=5)
     result.stdout.fnmatch_lines(["device memory: fail, 8.38 GiB in use where the baseline has 7.45 GiB*"])
@@ -415,7 +415,7 @@ def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, stan
         "--slm-telemetry=off",
         stand_in_here,
         "--slm-engine-arg=step_s=0.006",
-        "--slm-candidate-engine-arg=step_s=0.012",
+        "--slm-side=candidate:arg=step_s=0.012",
     )
     assert result.ret == 1
     result.stdout.fnmatch_lines(
@@ -455,7 +455,7 @@ def test_what_was_found_is_there_for_others(gate, pytester, monkeypatch):
     page = pytester.path / "summary.md"
     page.write_text("# Before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
-    gate("--slm-candidate-engine-arg", "t_inf=9000", "--slm-baseline-engine-arg", "t_inf=10000")
+    gate("--slm-side", "candidate:arg=t_inf=9000", "--slm-side", "baseline:arg=t_inf=10000")
     (found,) = json.loads((pytester.path / ".slm" / "gate.json").read_text("utf-8"))
     assert (found["model"], found["outcome"], found["pairs"]) == ("opt-125m", "fail", 4)
     speed = found["gated"][0]
@@ -486,7 +486,7 @@ def test_a_failure_says_how_to_repeat_it_in_the_terminal_and_on_the_page(gate, p
     ends = next(n for n in range(begins, len(said)) if not said[n].endswith("\\"))
     typed = "".join(line.removesuffix("\\") for line in said[begins : ends + 1])
     words = shlex.split(typed.removeprefix("to repeat it: pytest"))
-    assert words[:3] == [test, "-k", "throughput or start"] and "--slm-gate-pairs=6" in words
+    assert words[:3] == [test, "-k", "throughput or start"] and "slm_gate_pairs=6" in words
     assert ends > begins and all(len(line) <= 80 for line in said[begins : ends + 1])
     page = html.unescape((pytester.path / "out.html").read_text("utf-8"))
     assert f">pytest {shlex.join(words)}</code>" in page

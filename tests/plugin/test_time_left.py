@@ -139,5 +139,5 @@ def test_a_short_run_says_nothing(sweep):
 def test_a_gate_counts_its_launches(pytester, monkeypatch):
     monkeypatch.setattr(estimates, "LONG_S", 0.0)
     put(pytester.path, "test_gate")
-    [line] = lengths(pytester.runpytest_inprocess(*GATE, "--slm-gate-pairs=6"))
+    [line] = lengths(pytester.runpytest_inprocess(*GATE, "--override-ini=slm_gate_pairs=6"))
     assert re.fullmatch(r"slmserve: about \d+ min, \d\d? engine starts, 1 model; --slm-plan lists them", line)

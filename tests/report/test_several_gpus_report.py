@@ -13,7 +13,7 @@ from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.compare.deployments import deployments, with_wider
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.figures.sweeps import pictures
+from pytest_slmserve.report.page.pictures import pictures
 from pytest_slmserve.report.tables.replicas import gpus_report, name_of
 from pytest_slmserve.report.tables.run import heading
 
@@ -25,29 +25,24 @@ def curve() -> Curve:
 
 
 def test_the_picture_has_what_each_number_of_gpus_serves_most_in_all_and_per_gpu(curve):
-    pytest.importorskip("matplotlib")
     [picture] = [p for p in pictures([curve, *curve.wider]) if p.name == "gpus"]
-    total, each, blocks = picture.figure.axes
-    over_all, apart = total.lines
-    assert (over_all.get_label(), apart.get_label()) == ("opt-tiny, one engine over all", "opt-tiny, a replica on each")
+    total, each, blocks = (panel["data"]["values"] for panel in picture.panels)
     found = deployments(curve)
     one, two = (max(d.tokens_per_s for d in found if d.gpus == n and not d.sharing) for n in (1, 2))
     [most] = [max(d.tokens_per_s for d in found if d.sharing == "gpus")]
-    assert [[*line.get_ydata()] for line in total.lines] == [[one, two], [one, most]]
-    assert [*over_all.get_xdata()] == [*apart.get_xdata()] == [1, 2]
-    assert [[*line.get_ydata()] for line in each.lines] == [[one, two / 2], [one, most / 2]]
-    [line] = blocks.lines
-    assert [*line.get_xdata()] == sorted({d.kv_blocks for d in found if d.kv_blocks})
+    names = ("opt-tiny, one engine over all", "opt-tiny, a replica on each")
+    expected = [(names[0], 1, one), (names[0], 2, two), (names[1], 1, one), (names[1], 2, most)]
+    assert [(row["series"], row["x"], row["y"]) for row in total] == expected
+    assert [(row["series"], row["x"], row["y"]) for row in each] == [(name, n, rate / n) for name, n, rate in expected]
+    assert [row["x"] for row in blocks] == sorted({d.kv_blocks for d in found if d.kv_blocks})
 
 
 def test_a_gpu_each_has_no_bound_of_engines_that_take_turns(curve):
-    pytest.importorskip("matplotlib")
     [picture] = [p for p in pictures([curve, *curve.wider]) if p.name == "replica-busy"]
-    assert picture.figure is None and picture.why_not == "no replicas shared a GPU"
+    assert picture.panels == () and picture.why_not == "no replicas shared a GPU"
 
 
 def test_without_several_gpus_there_is_neither(curve):
-    pytest.importorskip("matplotlib")
     one = replace(curve, wider=(), shared=())
     assert [*gpus_report([one])] == []
     assert "gpus" not in [picture.name for picture in pictures([one])]

@@ -133,10 +133,11 @@ def test_each_side_has_its_interpreter_its_variables_and_its_arguments():
     found = sides(
         SPEC,
         options(
-            baseline_python="old",
-            candidate_env=["A=2", "PYTHONPATH=/checkout"],
-            baseline_engine_arg=["block_size=32"],
-            candidate_engine_arg=["max_num_batched_tokens=2048", "enforce_eager=true", "max_num_seqs=64"],
+            side=[
+                "baseline:python=old,arg=block_size=32",
+                "candidate:env=A=2,env=PYTHONPATH=/checkout",
+                "candidate:arg=max_num_batched_tokens=2048,arg=enforce_eager=true,arg=max_num_seqs=64",
+            ],
         ),
     )
     baseline, candidate = found["baseline"], found["candidate"]
@@ -159,7 +160,7 @@ def test_each_side_has_its_interpreter_its_variables_and_its_arguments():
 )
 def test_an_argument_of_the_wrong_type_is_refused_with_its_side(argument, problem):
     with pytest.raises(BadUsage) as caught:
-        sides(SPEC, options(candidate_engine_arg=[argument]))
+        sides(SPEC, options(side=[f"candidate:arg={argument}"]))
     assert caught.value.problem == problem and caught.value.hint.startswith(argument.partition("=")[0])
 
 
@@ -167,7 +168,7 @@ def test_the_same_engine_on_both_sides_is_noted(opened):
     session = opened()
     Gates(session).of(MODEL)
     assert session.notes[0] == "both sides of the gate of opt-125m are the same: what differs is noise"
-    other = opened(candidate_engine_arg=["b_half=9"])
+    other = opened(side=["candidate:arg=b_half=9"])
     Gates(other).of(MODEL)
     assert not any("same" in note for note in other.notes)
 
@@ -199,7 +200,7 @@ def test_a_load_that_does_not_fit_is_refused_with_what_to_type(opened):
 
 
 def test_requests_that_a_side_cannot_take_are_refused_before_anything_starts(opened):
-    session = opened(candidate_engine_arg=["max_model_len=64"])
+    session = opened(side=["candidate:arg=max_model_len=64"])
     with pytest.raises(BadUsage, match="the candidate: requests of 96 tokens do not fit max_model_len 64"):
         check_gate(session, MODEL)
     assert session.devices.pool.starts == []
@@ -215,10 +216,10 @@ def test_an_interpreter_of_a_side_is_probed_before_anything_starts(opened, monke
         return Host(Environment(vllm="0.25"), "none")
 
     monkeypatch.setattr(agendas, "probe", probe)
-    session = real_session(opened(), baseline_python="/old/python")
+    session = real_session(opened(), side=["baseline:python=/old/python"])
     with pytest.raises(BadUsage, match="the baseline: /old/python has no vLLM"):
         check_gate(session, MODEL)
-    session = real_session(opened(), baseline_python="/older/python", candidate_python="/new/python")
+    session = real_session(opened(), side=["baseline:python=/older/python", "candidate:python=/new/python"])
     check_gate(session, MODEL)
     assert asked == ["/old/python", "/older/python"], "the candidate's was probed when the session was made"
     both = sides(session.planner.spec(MODEL), session.options)
@@ -229,7 +230,7 @@ def test_an_interpreter_of_a_side_is_probed_before_anything_starts(opened, monke
 
 
 def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
-    session = opened(candidate_engine_arg=["b_half=9"])
+    session = opened(side=["candidate:arg=b_half=9"])
     gated = Gates(session).of(MODEL)
     assert len(gated.pairs) == 4 and session.devices.pool.current is None
     both = sides(session.planner.spec(MODEL), session.options)
@@ -273,7 +274,7 @@ def real_session(
     ("candidate", "warm_ups"), [([], ["baseline"]), (["b_half=9"], ["baseline", "candidate"])], ids=["same", "other"]
 )
 def test_a_real_engine_is_launched_once_before_it_counts(opened, candidate, warm_ups):
-    session = real_session(opened(), candidate_engine_arg=candidate)
+    session = real_session(opened(), side=[f"candidate:arg={each}" for each in candidate])
     gated = Gates(session).of(MODEL)
     both = sides(session.planner.spec(MODEL), session.options)
     counted = [side for number in range(1, 5) for side in order(number)]
@@ -351,7 +352,7 @@ def test_pairs_that_cannot_be_trusted_are_made_again(opened):
 
 
 def test_noisy_pairs_count_and_nothing_of_them_is_measured_again(opened):
-    session = opened(candidate_engine_arg=["slow_clock_from=8"])
+    session = opened(side=["candidate:arg=slow_clock_from=8"])
     gated = Gates(session).of(MODEL)
     assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.dropped == ()
     assert len(session.devices.pool.starts) == 8 and gated.outcome is State.PASSES
@@ -360,7 +361,7 @@ def test_noisy_pairs_count_and_nothing_of_them_is_measured_again(opened):
 
 
 def test_after_too_many_of_them_it_gives_up(opened):
-    session = opened(candidate_engine_arg=["lost_from=8"])
+    session = opened(side=["candidate:arg=lost_from=8"])
     gated = Gates(session).of(MODEL)
     assert len(gated.dropped) == MAX_DROPPED + 1 and gated.pairs == ()
     assert len(session.devices.pool.starts) == 2 * (MAX_DROPPED + 1)
@@ -464,8 +465,8 @@ def test_measurements_of_a_gate_are_no_points_of_a_sweep(opened):
         {"window": "2"},
         {"gate_caches": "cold"},
         {"seed": "1"},
-        {"candidate_engine_arg": ["b_half=9"]},
-        {"candidate_env": ["PYTHONPATH=/checkout"]},
+        {"side": ["candidate:arg=b_half=9"]},
+        {"side": ["candidate:env=PYTHONPATH=/checkout"]},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -497,8 +498,8 @@ def test_a_plan_knows_how_many_launches_are_left(opened, launches, given, left):
 
 
 def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):
-    begun(opened, 1, candidate_engine_arg=["b_half=9"])
-    session = opened(resume=True, candidate_engine_arg=["b_half=9"])
+    begun(opened, 1, side=["candidate:arg=b_half=9"])
+    session = opened(resume=True, side=["candidate:arg=b_half=9"])
     (found,), host = {m.paired.side: m for m in stored(session)}.values(), session.host.environment.host
     both = sides(session.planner.spec(MODEL), session.options)
     one = gate.OneGate(session, MODEL)
@@ -515,7 +516,7 @@ def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):
 
 
 def test_a_gate_that_was_broken_off_is_not_tried_again_and_says_so(opened):
-    session = opened(candidate_engine_arg=["die_at=16"])
+    session = opened(side=["candidate:arg=die_at=16"])
     gates = Gates(session)
     with pytest.raises(EngineFailed, match="^the candidate, pair 1: the simulated engine died at 16 in flight"):
         gates.of(MODEL)
@@ -535,7 +536,7 @@ def test_a_side_that_does_not_start_is_named_at_its_warm_up(opened):
             raise EngineFailed("it did not start: no memory. The log ends with\nmany\nlines")
         return SimulatedEngine(spec)
 
-    session = real_session(opened(), start, candidate_engine_arg=["b_half=9"])
+    session = real_session(opened(), start, side=["candidate:arg=b_half=9"])
     gates = Gates(session)
     with pytest.raises(EngineFailed, match="^the candidate, before the first pair: it did not start(.|\n)*lines"):
         gates.of(MODEL)
@@ -560,7 +561,7 @@ def test_what_nobody_foresaw_is_not_tried_again_either(opened, monkeypatch):
 
 
 def test_one_model_s_failure_is_not_another_s(opened):
-    session = opened(models="opt-125m,opt-350m", concurrency=None, engine_arg=[], candidate_engine_arg=["die_at=512"])
+    session = opened(models="opt-125m,opt-350m", concurrency=None, engine_arg=[], side=["candidate:arg=die_at=512"])
     gates = Gates(session)
     with pytest.raises(EngineFailed):
         gates.of("opt-125m")  # at 512, the other at 256

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts import BASELINES
+from scripts import BASELINES, needs_checkout
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.device.sensor_health import health
@@ -62,8 +62,7 @@ BASELINE = BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz"
 
 @pytest.fixture(scope="module")
 def measured():
-    if not BASELINE.exists():  # records stay in the checkout, tests may not
-        pytest.skip("no checkout")
+    needs_checkout()
     return read(BASELINE).measurements
 
 

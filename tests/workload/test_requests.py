@@ -161,7 +161,7 @@ def test_a_truncated_file_must_be_accepted(invented, by_bytes, tmp_path):
     path = tmp_path / "cut.json"
     path.write_bytes(invented.read_bytes()[:3000])
     spec = WorkloadSpec("sharegpt", str(path), prompt_tokens=20, output_tokens=1, requests=2)
-    with pytest.raises(BadDataset, match=r"ends early, at byte 3000, .*\n.*--slm-accept-truncated"):
+    with pytest.raises(BadDataset, match=r"ends early, at byte 3000, .*\n.*-o slm_accept_truncated=1"):
         build_workload(spec, OPT, tokenizer=by_bytes)
     built = build_workload(replace(spec, accept_truncated=True), OPT, tokenizer=by_bytes)
     assert built.source.endswith("conversations before byte 3000)")
@@ -206,7 +206,7 @@ def test_the_same_under_vllms_rule():
 
 
 def test_vllms_own_sample_needs_a_tokenizer(invented):
-    with pytest.raises(BadUsage, match="the model's own tokenizer, and none is known for opt-125m\n.*--slm-tokenizer"):
+    with pytest.raises(BadUsage, match="the model's own tokenizer, and none is known for opt-125m\n.*-o slm_tokenizer"):
         build_workload(WorkloadSpec("sharegpt", str(invented), "vllm", **NATURAL), OPT)
 
 

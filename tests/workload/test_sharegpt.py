@@ -84,13 +84,13 @@ def test_a_bad_byte_anywhere_is_found(dataset, byte, chunk):
 def test_damage_after_some_conversations_says_how_to_go_on(dataset):
     with pytest.raises(DamagedDataset) as damage:
         list(read_conversations(dataset(WHOLE[:2000])))
-    assert damage.value.hint.startswith(f"--slm-accept-truncated, to go on with those {whole_before(2000)}")
+    assert damage.value.hint.startswith(f"-o slm_accept_truncated=1, to go on with those {whole_before(2000)}")
 
 
 def test_nothing_to_go_on_with_is_not_offered(dataset):
     with pytest.raises(DamagedDataset, match="at byte 0, after 0 whole") as damage:
         list(read_conversations(dataset(b"")))
-    assert "--slm-accept-truncated" not in damage.value.hint
+    assert "accept_truncated" not in damage.value.hint
 
 
 def test_text_after_the_list_is_damage(dataset):

@@ -331,6 +331,6 @@ def cache_hit_problems(measurement: Measurement) -> Iterator[str]:
     if seen and seen.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
         yield (
             f"{percent(seen.share)} of the prompt tokens came from a prefix cache, {seen.told_by} (bound "
-            f"{percent(MOST_CACHED)}): prompts that it has not seen, or --slm-allow-prefix-cache (measure: "
+            f"{percent(MOST_CACHED)}): prompts that it has not seen, or -o slm_allow_prefix_cache=1 (measure: "
             "--allow-prefix-cache)"
         )

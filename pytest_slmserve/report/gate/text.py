@@ -223,7 +223,7 @@ def next_step(gated: Gated) -> str:
     waits = not all(each.decided_at for each in gated.gated)  # else the runner's noise hides what it would find
     if waits and len(gated.pairs) < gated.terms.pairs and not gated.dropped:
         return goes_on(gated)
-    more = f"--slm-gate-pairs={2 * gated.terms.pairs}"
+    more = f"-o slm_gate_pairs={2 * gated.terms.pairs}"
     return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
 
 

@@ -13,26 +13,26 @@ from typing import Any
 from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, MetricChange, ReleaseHistory
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
-from pytest_slmserve.analysis.points import Figure, Point, differences, e2e_s, figure, tokens_per_s
+from pytest_slmserve.analysis.points import Figure, Point, Repeats, differences, e2e_s, figure, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import Interval, factor
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.gains import Fit, fit
 from pytest_slmserve.analysis.verdict import State, Verdict, above
 from pytest_slmserve.report.compare import METRICS as HEADINGS
 from pytest_slmserve.report.compare import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
-from pytest_slmserve.report.figures.drawing import COLOURS
-from pytest_slmserve.report.figures.gates import margin_at, ratios
-from pytest_slmserve.report.figures.sweeps import loads_between, saturation_law
 from pytest_slmserve.report.tables.replicas import MemoryRow, memory_names
 from pytest_slmserve.report.tables.sensors import STEP_PARTS, StepRow
 from pytest_slmserve.report.text_table import figure as shown
 from pytest_slmserve.report.text_table import gib, milliseconds
 from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: told apart by all eyes
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 GREY = "#8a8a8a"
 STATES = [state.value for state in (State.PASSES, State.FAILS, State.INCONCLUSIVE)]
@@ -41,6 +41,28 @@ LATENCIES = (("E2E mean", "e2e_s"), ("E2E p99", "e2e_p99_s"), ("TTFT mean", "ttf
 IN_FLIGHT, TOKENS_PER_S = "requests in flight", "output tokens/s"
 HIGHER_IS_BETTER = {metric.name for metric in METRICS if metric.higher_is_better}
 DASHES = [5, 4]
+STROKES = ([1, 0], [5, 4], [2, 3], [8, 3, 2, 3])  # solid, dashed, dotted, both
+SAMPLES = 60  # of a smooth line
+CONFIG: Spec = {  # the page's light theme, for pictures in files
+    "font": "DejaVu Sans, Arial, sans-serif",
+    "view": {"stroke": None},
+    "title": {"color": "#1b1f24", "subtitleColor": "#57606a", "fontSize": 15, "subtitleFontSize": 11, "offset": 14},
+    "axis": {
+        "labelColor": "#57606a",
+        "titleColor": "#57606a",
+        "gridColor": "#d8dee4",
+        "domainColor": "#d8dee4",
+        "tickColor": "#d8dee4",
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+    },
+    "legend": {"labelColor": "#1b1f24", "titleColor": "#57606a", "labelFontSize": 12, "titleFontWeight": "normal"},
+    "rule": {"color": "#57606a"},
+    "text": {"color": "#57606a"},
+    "tick": {"color": "#1b1f24"},
+    "point": {"strokeWidth": 1.5},
+}
 FIRST_RELEASE = "first release"
 STEP_LOOKS = {  # of a release, by what became of the metric since the one before: colour and shape
     FIRST_RELEASE: (COLOURS[0], "circle"),
@@ -85,7 +107,7 @@ PADDING = 10  # pixels between marks and the end of an axis
 ROW = 26  # pixels of an interval's row
 
 
-def intervals(points: Sequence[Point], what: Figure = tokens_per_s) -> list[Interval]:
+def intervals(points: Sequence[Repeats[Any]], what: Figure = tokens_per_s) -> list[Interval]:
     """The 95 % interval of each point's mean; the noise is that of all these points."""
     if any(not what(point) for point in points):
         return [Interval(math.nan) for _ in points]
@@ -128,7 +150,147 @@ def throughput(curve: Curve, flat: int | None) -> Spec:
         layers += _dots(predicted, predicted=True)
     knob = curve.axes.knob
     y, of = curve.axes.throughput if knob else TOKENS_PER_S, knob or IN_FLIGHT
-    return _chart(layers, _loads(curve), _axis("y", y), f"{y} over {of}, {curve.subject}")
+    return _chart(layers, _loads(curve), axis("y", y), f"{y} over {of}, {curve.subject}")
+
+
+def throughputs(named: Sequence[tuple[str, Curve]]) -> Spec:
+    """Return output tokens/s of several sweeps over the load: intervals, fitted laws (solid), rooflines (dashed), and a
+    ring where a plateau begins. Sweeps with the same roofline share its line."""
+    points: Values = []
+    laws: Values = []
+    roofs: Values = []
+    knees: Values = []
+    for name, curve in named:
+        valid, flat = curve.valid, curve.plateau().value
+        loads = loads_between(valid[0].concurrency, valid[-1].concurrency)
+        points += [_point_row(p, seen, name) | {"hollow": bool(p.degraded)} for p, seen in zip(valid, intervals(valid))]
+        knees += [{"x": flat, "y": p.output_tokens_per_s, "series": name} for p in valid if p.concurrency == flat]
+        if law := saturation_law(curve):
+            laws += [{"x": load, "y": law.tokens_per_s(load), "series": name} for load in loads]
+        if (work := work_of_curve(curve)) and (peaks := peaks_of_curve(curve)):
+            drawn = {(row["x"], row["y"]) for row in roofs}
+            bound = [(load, ceiling_tokens_per_s(work, peaks, load)) for load in loads]
+            roofs += [{"x": load, "y": most, "series": name} for load, most in bound if (load, most) not in drawn]
+    most = 1.3 * max(row["y"] for row in points)
+    x = load_axis(sorted({row["x"] for row in points}))
+    y = axis("y", TOKENS_PER_S) | {"scale": {"domain": [0, most], "nice": False}}  # wide intervals leave the chart
+    names = [name for name, _ in named]
+    spec = lines(points, x, y, names, joined=False)
+    at = {channel: {"field": channel, "type": "quantitative"} for channel in "xy"} | {"color": _series(names)["color"]}
+    ring = {"type": "point", "filled": False, "size": 260, "strokeWidth": 2, "aria": False}
+    under = [row for row in roofs if row["y"] <= most]
+    spec["layer"] += [
+        {"data": {"values": laws}, "mark": LINE, "encoding": at},
+        {"data": {"values": under}, "mark": {**LINE, "strokeDash": DASHES}, "encoding": at},
+        {"data": {"values": knees}, "mark": ring, "encoding": at},
+    ]
+    return spec
+
+
+def saturation_law(curve: Curve) -> Fit | None:
+    """Return the fitted law; None if there is none, or it does not describe the curve."""
+    try:
+        law = fit(curve.points)
+    except TooFewPoints:
+        return None
+    return law if law.describes and law.identified else None
+
+
+def loads_between(first: float, last: float) -> list[float]:
+    """Return loads for a smooth line on a logarithmic axis."""
+    return [first * (last / first) ** (i / (SAMPLES - 1)) for i in range(SAMPLES)]
+
+
+def ratios(series: PairSeries) -> list[float]:
+    """Return candidate over baseline of each pair of a gate."""
+    return [after / before for before, after in series.pairs if before and after is not None]
+
+
+def margin_at(seen: Comparison) -> float:
+    """Return the ratio at which the candidate costs more by the margin."""
+    return 1 + seen.margin if seen.better == "lower" else 1 / (1 + seen.margin)
+
+
+def lines(
+    rows: Values,
+    x: Spec,
+    y: Spec,
+    names: Sequence[str],
+    *,
+    strokes: Sequence[str] = (),
+    rules: Sequence[Mapping[str, Any]] = (),
+    guide: Values | None = None,
+    joined: bool = True,
+) -> Spec:
+    """Return a chart of several series: points with their intervals, joined in the order of x.
+
+    Args:
+        rows: x, y, low and high (optional), series, hollow (degraded points), stroke and text (optional).
+        names: All series in the order of their colors.
+        strokes: Kinds of line of one series, solid first; `stroke` of each row is one of them.
+        rules: Lines across the chart at an x or a y, each with a text.
+        guide: Points of a dashed gray line behind the series.
+    """
+    look, place = _series(names), {"x": {**x, "field": "x"}, "y": {**y, "field": "y"}}
+    colour = {"color": look["color"]}
+    order = {"order": {"field": "order" if any("order" in row for row in rows) else "x", "type": "quantitative"}}
+    dash = {}
+    if len(strokes) > 1:
+        scale = {"domain": list(strokes), "range": [*STROKES[: len(strokes)]]}
+        legend = {"orient": "bottom", "symbolType": "stroke"}
+        dash = {"strokeDash": {"field": "stroke", "type": "nominal", "title": None, "scale": scale, "legend": legend}}
+    layers: list[Spec] = []
+    if guide:
+        layers.append(_line(guide, color=GREY, strokeDash=DASHES, opacity=0.8))
+    for rule in rules:
+        channel = "x" if "x" in rule else "y"
+        data, at = {"values": [dict(rule)]}, {channel: {"field": channel, "type": "quantitative"}}
+        text = {"type": "text", "align": "right", "dx": -3, "dy": -6, "fontSize": 10, "aria": False}
+        edge = {"x": {"value": "width"}} if channel == "y" else {"y": {"value": 10}}
+        layers.append({"data": data, "mark": {"type": "rule", "strokeDash": [2, 3], "aria": False}, "encoding": at})
+        layers.append({"data": data, "mark": text, "encoding": {**at, **edge, "text": {"field": "text"}}})
+    if joined:
+        layers.append({"mark": LINE, "encoding": place | colour | dash | order})
+    if any(row.get("low") is not None for row in rows):
+        ends = {"x": place["x"], "y": {**y, "field": "low"}, "y2": {"field": "high"}, **colour}
+        layers.append({"mark": WHISKER, "encoding": ends, "transform": [HAS_ENDS]})
+    fill = {"condition": {"test": "datum.hollow", "value": 0}, "value": 1}
+    points = {**place, **look, "stroke": look["color"], "fillOpacity": fill}
+    layers.append({"mark": {"type": "point", "filled": True, "size": 45, "opacity": 1}, "encoding": points})
+    if any(row.get("text") for row in rows):
+        text = {"type": "text", "align": "left", "dx": 6, "dy": 9, "fontSize": 9, "aria": False}
+        layers.append({"mark": text, "encoding": {**place, **colour, "text": {"field": "text"}}})
+    return _chart(layers, x, y, f"{y['title']} over {x['title']}", rows)
+
+
+def bars(rows: Values, x_title: str, y_title: str) -> Spec:
+    """Return a chart of bars, side by side for each name. rows: x (a name), y, series, low and high, text."""
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    sort = list(dict.fromkeys(row["x"] for row in rows))
+    crowded = sum(map(len, sort)) > 50
+    ticks = {"labelAngle": -25 if crowded else 0, "labelLimit": 200}
+    x = {"field": "x", "type": "nominal", "title": x_title, "sort": sort, "axis": ticks}
+    y = axis("y", y_title)
+    beside = {"xOffset": {"field": "series", "type": "nominal", "sort": names}}
+    place = {"x": x, "y": {**y, "field": "y"}, **beside}
+    ends = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **beside}
+    text = {"type": "text", "dy": -8, "fontSize": 10, "aria": False}
+    layers: list[Spec] = [
+        {"mark": {"type": "bar", "opacity": 0.85}, "encoding": {**place, "color": _series(names)["color"]}},
+        {"mark": {**WHISKER, "color": "#1b1f24"}, "encoding": ends, "transform": [HAS_ENDS]},
+    ]
+    if any(row.get("text") for row in rows):
+        rows = [row | {"top": max(row["y"], row.get("high") or 0.0)} for row in rows]
+        at = {**place, "y": {**y, "field": "top"}, "text": {"field": "text"}}
+        layers.append({"mark": text, "encoding": at})
+    return _chart(layers, x, y, f"{y_title} by {x_title}", rows)
+
+
+def share_axis(title: str) -> Spec:
+    """Return an axis from 0 to 100 % for shares."""
+    scale = {"domain": [0, 1.02], "nice": False, "zero": True}
+    ticks = {"format": ".0%", "values": [0, 0.25, 0.5, 0.75, 1], "gridOpacity": 0.7}
+    return {"type": "quantitative", "title": title, "scale": scale, "axis": ticks}
 
 
 def latency(curve: Curve) -> Spec:
@@ -143,7 +305,7 @@ def latency(curve: Curve) -> Spec:
             values.append(row | {"shown": f"{milliseconds(ms)} ms"})
     names = _drawn(dict(LATENCIES), values)
     layers = _dots(values, series=_series(names))
-    return _chart(layers, _loads(curve), _axis("y", "ms", scale="log"), f"latency over {IN_FLIGHT}, {curve.subject}")
+    return _chart(layers, _loads(curve), axis("y", "ms", scale="log"), f"latency over {IN_FLIGHT}, {curve.subject}")
 
 
 def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
@@ -156,7 +318,7 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
             row = _point_row(point, rate, label) | {"x": point.e2e_s, "optimal": point.concurrency in front}
             values.append(row | {"left": wait.low, "right": wait.high, "load": point.concurrency})
     series = _series([label for label, _ in curves])
-    x, y = _axis("x", "mean E2E latency, s", scale="log"), _axis("y", TOKENS_PER_S, scale="log")
+    x, y = axis("x", "mean E2E latency, s", scale="log"), axis("y", TOKENS_PER_S, scale="log")
     optimal = {"filter": "datum.optimal"}
     across = {
         "mark": {"type": "rule", "strokeWidth": 1.5, "aria": False},
@@ -185,7 +347,7 @@ def batch(curve: Curve) -> Spec | None:
         return None
     ends = [{"x": row["x"], "y": row["x"]} for row in (values[0], values[-1])]
     layers = [_line(ends, strokeDash=DASHES), *_dots(values)]
-    y = _axis("y", "batch, sequences", scale="log")
+    y = axis("y", "batch, sequences", scale="log")
     return _chart(layers, _loads(curve), y, f"batch held over {IN_FLIGHT}, {curve.subject}", height=200)
 
 
@@ -208,7 +370,7 @@ def shares(curve: Curve) -> Spec | None:
         return None
     present = _drawn(names, values)
     layers = _dots(values, series=_series(present))
-    return _chart(layers, _loads(curve), _axis("y", "%"), f"use of the device, {curve.subject}", height=200)
+    return _chart(layers, _loads(curve), axis("y", "%"), f"use of the device, {curve.subject}", height=200)
 
 
 def step_parts(rows: Sequence[StepRow], subject: str) -> Spec | None:
@@ -222,7 +384,7 @@ def step_parts(rows: Sequence[StepRow], subject: str) -> Spec | None:
                 part = {"subject": name, "series": column.name.removesuffix(" %"), "x": begin, "end": end}
                 values.append(part | {"shown": f"{text} % of {milliseconds(row.point.step_s)} ms"})
     looks = {column.name.removesuffix(" %"): STEP_COLOURS[field] for field, column in STEP_PARTS.items()}
-    x = _axis("x", "% of the step") | {"scale": {"domain": [0, 100]}}
+    x = axis("x", "% of the step") | {"scale": {"domain": [0, 100]}}
     return _stacked(values, looks, x, f"parts of a step over {IN_FLIGHT}, {subject}") if values else None
 
 
@@ -243,14 +405,14 @@ def memory(rows: Sequence[MemoryRow]) -> Spec | None:
             part = {"subject": name, "engine": whose, "series": series, "x": begin, "end": end}
             values.append(part | {"shown": f"{gib(size)} GiB"})
     most = max((row["end"] for row in values), default=0.0)
-    x = _axis("x", "GiB of the memory") | {"scale": {"domain": [0, most], "nice": False}}
+    x = axis("x", "GiB of the memory") | {"scale": {"domain": [0, most], "nice": False}}
     return _stacked(values, MEMORY_COLOURS, x, "memory of the GPU by engine") if values else None
 
 
 def quantiles(name: str, values: Values) -> Spec:
     """Share of the requests over their latency, a line for each load. values: ms, share and load."""
-    x = _axis("x", f"{name}, ms", scale="log")
-    y = _axis("y", "share of requests, %")
+    x = axis("x", f"{name}, ms", scale="log")
+    y = axis("y", "share of requests, %")
     legend = {"orient": "bottom", "columns": 6, "symbolType": "stroke"}
     scale = {"scheme": {"name": "viridis", "extent": [0.15, 0.9]}}
     colour = {"field": "load", "type": "ordinal", "title": IN_FLIGHT, "scale": scale, "legend": legend}
@@ -261,8 +423,8 @@ def quantiles(name: str, values: Values) -> Spec:
 
 def goodput(names: Sequence[str], loads: Iterable[int], field: str, title: str) -> Spec:
     """Goodput, or the share of good requests, over the load. The page's script fills it in."""
-    series, y = _series(names), _axis("y", title)
-    x = _load_axis(sorted(set(loads)))
+    series, y = _series(names), axis("y", title)
+    x = load_axis(sorted(set(loads)))
     layers = [{"mark": LINE, "encoding": _xy(x, y, series)}, *_dots(None, series=series)]
     return _chart(layers, x, y, f"{title} over {IN_FLIGHT}", height=240) | {"usermeta": {"field": field}}
 
@@ -316,7 +478,7 @@ def interim(found: Comparison) -> Spec:
     looks = [each.pairs for each in found.interim]
     scale = {"domain": [looks[0] - 1, looks[-1] + 1], "nice": False}
     x = {"type": "quantitative", "title": "pairs", "scale": scale, "axis": {"values": looks, "grid": False}}
-    y = _axis("y", "candidate / baseline") | {"scale": {"zero": False}}
+    y = axis("y", "candidate / baseline") | {"scale": {"zero": False}}
     fixed = {
         "data": {"values": [{"y": margin_at(found)}, {"y": 1}]},
         "mark": {"type": "rule", "strokeDash": DASHES, "aria": False},
@@ -332,7 +494,7 @@ def energy(curve: Curve) -> Spec | None:
     if not known:
         return None
     values = [{"x": load, "y": 1e3 * joules, "shown": f"{milliseconds(joules)} mJ"} for load, joules in known]
-    y = _axis("y", "mJ per output token", scale="log")
+    y = axis("y", "mJ per output token", scale="log")
     return _chart(_dots(values), _loads(curve), y, f"energy over {IN_FLIGHT}, {curve.subject}", height=200)
 
 
@@ -361,7 +523,7 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
         values = [row for name, line in lines.items() for row in _course(name, *line, run.window_s)]
         names = _drawn(lines, values)
         if names:
-            x, y = _axis("x", "seconds in the window"), _axis("y", unit)
+            x, y = axis("x", "seconds in the window"), axis("y", unit)
             series = {"color": _series(names)["color"]}
             layers: list[Spec] = [{"mark": {"type": "line", "aria": False}, "encoding": _xy(x, y, series)}]
             drawn.append((", ".join(names), _chart(layers, x, y, f"{unit} over time", values, height=150)))
@@ -400,10 +562,11 @@ def history(found: ReleaseHistory) -> Spec:
     heading, _ = HEADINGS[found.metric]
     values = _history_rows(found)
     order = [row["release"] for row in values]
-    scale, axis = {"type": "point", "padding": 0.5}, {"labelAngle": 0 if len(order) < 6 else -30}
-    x = {"type": "ordinal", "title": "vLLM", "sort": order, "scale": scale, "axis": axis}
+    ticks = {"labelAngle": 0 if len(order) < 6 else -30}
+    scale = {"type": "point", "padding": 0.5}
+    x = {"type": "ordinal", "title": "vLLM", "sort": order, "scale": scale, "axis": ticks}
     better = "more" if found.metric in HIGHER_IS_BETTER else "less"
-    y = _axis("y", f"{heading} ({better} is better)")
+    y = axis("y", f"{heading} ({better} is better)")
     y["scale"] = {"domain": _history_domain(found), "nice": False, "zero": False}
     place = {"x": {**x, "field": "release"}, "y": {**y, "field": "y"}}
     plain = {"color": {"value": COLOURS[0]}}
@@ -596,7 +759,9 @@ def _series(names: Sequence[str]) -> Spec:
     numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
     colours = [COLOURS[i % several] for i in numbers]
     shapes = [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]
-    legend = {"orient": "bottom", "columns": 2, "symbolSize": 70, "labelLimit": 260} if len(names) > 1 else None
+    long = max(map(len, names), default=0) > 40
+    key = {"orient": "bottom", "columns": 1 if long else 2, "symbolSize": 70, "labelLimit": 400}
+    legend = key if len(names) > 1 else None
     encoding = {"field": "series", "type": "nominal", "title": None}
     return {
         channel: {**encoding, "scale": {"domain": list(names), "range": looks}, "legend": legend}
@@ -606,16 +771,16 @@ def _series(names: Sequence[str]) -> Spec:
 
 def _loads(curve: Curve) -> Spec:
     loads = {p.concurrency for p in curve.valid} | {p.concurrency for p in curve.predictions}
-    return _load_axis(sorted(loads), curve.axes.knob or IN_FLIGHT)
+    return load_axis(sorted(loads), curve.axes.knob or IN_FLIGHT)
 
 
-def _load_axis(loads: Sequence[int], title: str = IN_FLIGHT) -> Spec:
+def load_axis(loads: Sequence[int], title: str = IN_FLIGHT) -> Spec:
     axis = {"values": loads, "labelOverlap": True, "grid": False, "format": "~d"}
     scale = {"type": "log", "base": 2, "nice": False, "padding": PADDING}
     return {"type": "quantitative", "title": title, "scale": scale, "axis": axis}
 
 
-def _axis(channel: str, title: str, scale: str = "linear") -> Spec:
+def axis(channel: str, title: str, scale: str = "linear") -> Spec:
     linear = scale == "linear"
     kind = {"type": scale, "zero": True} if linear else {"type": scale, "nice": False, "padding": PADDING}
     axis: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}

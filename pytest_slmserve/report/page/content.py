@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.deployments import ReplicaComparison
 from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement, RunComparison
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
@@ -21,7 +20,6 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import grouped, percentile
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.report import screen
 from pytest_slmserve.report.compare import (
     CHANGES,
@@ -37,7 +35,6 @@ from pytest_slmserve.report.compare import (
     rows_of_history,
 )
 from pytest_slmserve.report.compare import COLUMNS as HISTORY
-from pytest_slmserve.report.external import sweep as replicas
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.page import charts
@@ -554,17 +551,3 @@ def of_sweep(curve: Curve, tolerance: float, text: str) -> Part:
     """A sweep of external results."""
     drawn = [Chart(f"{curve.axes.throughput} over the load", charts.throughput(curve, curve.plateau(tolerance).value))]
     return Part(curve.subject, "open", drawn, [], text)
-
-
-def of_external_replicas(found: ReplicaComparison, columns: Columns, notes: Sequence[str]) -> Part:
-    """Several engines on one device, against the best row of one."""
-    over = replicas.called(found.baseline, found)
-    gains = [
-        (replicas.called(row.engines, found), row.gain.mapped(lambda end: end + 1)) for row in found.rows if row.gain
-    ]
-    spec = charts.gains(gains, over)
-    rows = as_table("Engines on one device", found.rows, replicas.table_columns(found, columns))
-    with laid_out(TEXT_WIDTH):
-        text = replicas.text_replicas(found, columns, notes)
-    drawn = [Chart(f"Gain in {columns.throughput}", spec, GAIN)] if spec else []
-    return Part(f"Gain over {over}", "open", drawn, [rows], text)

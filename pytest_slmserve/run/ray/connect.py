@@ -115,7 +115,7 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
         if unlike := differences(found[first].environment.kind, host.environment.kind, sides):
             raise BadUsage(
                 f"the nodes are of different kinds ({'; '.join(unlike)}): what they serve cannot be compared",
-                "--slm-ray-resource with one that only nodes of one kind have, such as accelerator_type:H200",
+                "-o slm_ray_resource=NAME with one that only nodes of one kind have, such as accelerator_type:H200",
             )
     widest = max(found, key=lambda node: node.gpus)
     host = found[widest]
@@ -196,7 +196,7 @@ def _session(engine_task: EngineTask) -> Session:
     if unlike := differences(engine_task.environment.kind, environment.kind, ("on the others", "on this one")):
         raise BadUsage(
             f"a node that came later is of another kind ({'; '.join(unlike)})",
-            "--slm-ray-resource, or nodes of one kind",
+            "-o slm_ray_resource=NAME, or nodes of one kind",
         )
     session = Session.from_options(engine_task.options, Path.cwd(), replace(host, environment=environment))
     session.devices.locked_for_us = slots is not None
@@ -380,11 +380,11 @@ def runtime_env(path: str) -> dict[str, Any]:
     try:
         found = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise BadUsage(f"--slm-ray-env: cannot read {path}: {error.strerror}", "another path") from None
+        raise BadUsage(f"slm_ray_env: cannot read {path}: {error.strerror}", "another path") from None
     except ValueError as error:
-        raise BadUsage(f"--slm-ray-env: {path} is not JSON ({error})", '{"pip": ["vllm==0.26.0"]}') from None
+        raise BadUsage(f"slm_ray_env: {path} is not JSON ({error})", '{"pip": ["vllm==0.26.0"]}') from None
     if not isinstance(found, dict):
-        raise BadUsage(f"--slm-ray-env: {path} holds no JSON object", '{"pip": ["vllm==0.26.0"]}')
+        raise BadUsage(f"slm_ray_env: {path} holds no JSON object", '{"pip": ["vllm==0.26.0"]}')
     return found
 
 
@@ -433,16 +433,16 @@ def _said(ray: Any, node: Node, answer: Any) -> Host | None:
     except gone:
         return None
     except ray.exceptions.GetTimeoutError:
-        raise BadUsage(f"{node.name} does not answer", "ray status, or --slm-ray-resource without it") from None
+        raise BadUsage(f"{node.name} does not answer", "ray status, or a run without slm_ray_resource") from None
     except ray.exceptions.RuntimeEnvSetupError as error:
         raise BadUsage(
-            f"{node.name} cannot make the environment of --slm-ray-env ({_last(error)})",
+            f"{node.name} cannot make the environment of slm_ray_env ({_last(error)})",
             "packages that the index of the nodes has",
         ) from None
     except Exception as error:
         raise BadUsage(
             f"{node.name} cannot run what it is sent ({_last(error)})",
-            "pytest-slmserve installed there, or named in --slm-ray-env, and the same Python",
+            "pytest-slmserve installed there, or named in slm_ray_env, and the same Python",
         ) from None
     if isinstance(host, SlmError):
         raise named(node.name, host)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 import pytest
+from scripts import BASELINES, in_checkout
 from strategies import H200, measurement
 
 from pytest_slmserve.analysis.advice.other_gpu import (
@@ -24,7 +24,6 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
-BASELINES = Path(__file__).parents[3] / "benchmarks" / "baselines"
 H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
 A100 = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")
 LOADS = (1, 8, 64)
@@ -134,6 +133,7 @@ def test_an_unknown_gpu_is_wrong_usage():
         gpu_named("MI300X")
 
 
+@in_checkout
 def test_jobs_under_several_batch_limits_are_a_sweep_of_the_limit():
     """Figure 1 on an H200 and an H100: the law carries where the GPU decides, and not where the host does."""
     names = ("h200-vllm-0.26.0-figure-1", "h100-vllm-0.26.0-figure-1")
@@ -149,5 +149,6 @@ def test_jobs_under_several_batch_limits_are_a_sweep_of_the_limit():
     assert off[0] > 0.25 and off[1] < 0.105
 
 
+@in_checkout
 def test_jobs_that_differ_in_more_than_the_limit_are_no_sweep():
     assert limit_sweeps(read(BASELINES / "h200-vllm-0.26.0-batching.jsonl.xz").measurements) == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from published import ROWS, served
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
@@ -188,6 +188,7 @@ def test_what_is_odd_about_external_results_is_noted():
     assert "the knob is taken as the batch" in subject.notes[0] and subject.points[0].batch_repeats == (1.0,)
 
 
+@in_checkout
 def test_steps_that_no_cuda_graph_covers_are_noted_until_larger_graphs_are_tried():
     """Recorded: with the default a step with a prompt leaves half of the GPU's time to the host."""
     curves = curves_of(read(BASELINES / "h100-vllm-0.26.0-cuda-graphs.jsonl.xz"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from scripts import BASELINES
+from scripts import BASELINES, needs_checkout
 from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, repeats
 
 from pytest_slmserve.analysis.compare.runs import (
@@ -211,15 +211,13 @@ def test_counts_are_of_all_metrics():
     assert found.counts[Judgement.WORSE] == len(BOUNDED) and sum(found.counts.values()) == len(found.changes)
 
 
-NAMES = ("adaptive", "adaptive-next-host", "doors", "ledger", "sensors", "spread", "verify")
+NAMES = ("adaptive", "adaptive-next-host", "doors-15-s", "ledger", "sensors", "spread", "verify")
 
 
 @pytest.fixture(scope="module")
 def committed():
-    paths = {name: BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in NAMES}
-    if not all(path.exists() for path in paths.values()):
-        pytest.skip("no checkout")
-    return {name: read(path).measurements for name, path in paths.items()}
+    needs_checkout()
+    return {name: read(BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz").measurements for name in NAMES}
 
 
 def test_one_release_on_two_hosts_is_no_regression(committed):

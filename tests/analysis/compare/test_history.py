@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from scripts import BASELINES
+from scripts import BASELINES, needs_checkout
 from stored_records import KNOWN, engine_alone, repeats
 
 from pytest_slmserve.analysis.compare.runs import (
@@ -163,9 +163,9 @@ def test_two_engines_have_a_history_each_and_a_new_argument_goes_on_with_the_old
 
 @pytest.fixture(scope="module")
 def ledgers():
+    needs_checkout()
     paths = sorted(BASELINES.glob("h200-vllm-*-ledger.jsonl.xz"))
-    if len(paths) < 4:
-        pytest.skip("no checkout")
+    assert len(paths) >= 4
     return [read(path).measurements for path in paths]
 
 

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, repeats
 
 from pytest_slmserve.analysis.compare import baseline
@@ -331,11 +331,10 @@ def test_missing_data_never_passes(data):
     assert len(both_ways) == 4 and all(verdict.state is State.INCONCLUSIVE for verdict in both_ways)
 
 
+@in_checkout
 def test_the_constants_hold_of_what_was_measured_on_three_hosts():
     """The same engine and load on two H200 hosts is never farther apart than is allowed for."""
     paths = sorted(BASELINES.glob("h200-vllm-0.26.0-*.jsonl.xz"))
-    if not paths:
-        pytest.skip("no checkout")
     apart = []
     for there, here in combinations([cells(read(path).measurements) for path in paths], 2):
         for cell in there.keys() & here.keys():
@@ -349,12 +348,10 @@ def test_the_constants_hold_of_what_was_measured_on_three_hosts():
     assert [row for row in apart if row[0] > row[1]] == []
 
 
+@in_checkout
 def test_of_what_was_measured_on_one_host_nothing_fails_against_itself():
     """Every other repeat against the rest; some of them are of two launches, 14 % apart."""
-    path = BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz"
-    if not path.exists():
-        pytest.skip("no checkout")
-    measured = read(path).measurements
+    measured = read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz").measurements
     for there, here in ((measured[::2], measured[1::2]), (measured[1::2], measured[::2])):
         verdicts = against_stored(there, here, MARGIN)
         assert len(verdicts) > 50 and not [v for v in verdicts if v.state is State.FAILS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.device.gpu_figures import gpu_memory, memory_in_use
@@ -63,7 +63,7 @@ def test_nothing_is_said_where_a_part_is_not_known():
     assert memory_in_use([(blind,), (engine(9.0 * GIB),), (engine(12.0 * GIB),)]).used_bytes == 12 * GIB
 
 
-@pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
+@in_checkout
 def test_committed_replicas_leave_room_and_use_more_than_weights_and_cache():
     groups = replica_groups(read(BASELINES / "h200-vllm-0.26.0-replicas.jsonl.xz").measurements)
     seen = [gpu_memory(group) for group in groups]

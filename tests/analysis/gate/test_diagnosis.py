@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
@@ -314,8 +314,6 @@ def test_what_is_left_out_of_a_specification_is_in_it():
 
 
 # What was measured
-
-in_checkout = pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
 
 
 def measured(kind: str, concurrency: int) -> Windows:

@@ -12,7 +12,7 @@ from statistics import fmean
 
 import pytest
 from published import ROWS
-from scripts import BASELINES
+from scripts import BASELINES, needs_checkout
 from sparse import Played, in_turn, play
 from strategies import point
 
@@ -27,8 +27,7 @@ SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("s
 CPU = "cpu-vllm-0.32.0.jsonl.xz"
 FULL_REPEATS = 2
 
-if not BASELINES.is_dir():
-    pytest.skip("the archives are in the checkout", allow_module_level=True)
+needs_checkout()
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,14 @@ import math
 from collections.abc import Iterator
 from itertools import combinations
 
-import pytest
-from scripts import BASELINES
+from scripts import BASELINES, needs_checkout
 
 from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.gains import Gain
 from pytest_slmserve.archive.store import read
 
-if not BASELINES.is_dir():
-    pytest.skip("the baselines are in the checkout", allow_module_level=True)
+needs_checkout()
 
 HOSTS = {
     "h200-vllm-0.26.0": ("spread", "core", "core-opt-2.7b"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_slmserve.commands.doctor.page import Places
+from pytest_slmserve.commands.doctor import Places
 
 
 @pytest.fixture

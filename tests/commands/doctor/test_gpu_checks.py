@@ -8,8 +8,8 @@ import pytest
 from fake_nvml import FakeNvml, State, installed
 from planted import put
 
-from pytest_slmserve.commands.doctor import page as module
-from pytest_slmserve.commands.doctor.page import Finding, Places, examine, lines
+from pytest_slmserve.commands import doctor as module
+from pytest_slmserve.commands.doctor import Finding, Places, examine, lines
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.sensors import SM_ACTIVE
 from pytest_slmserve.schema.specs import GIB

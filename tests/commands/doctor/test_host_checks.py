@@ -7,8 +7,8 @@ import os
 import pytest
 from planted import put
 
-from pytest_slmserve.commands.doctor import page as host_checks
-from pytest_slmserve.commands.doctor.page import Finding, Places, lines
+from pytest_slmserve.commands import doctor as host_checks
+from pytest_slmserve.commands.doctor import Finding, Places, lines
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import Reading

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.commands.doctor import page as module
-from pytest_slmserve.commands.doctor.page import Finding, lines
+from pytest_slmserve.commands import doctor as module
+from pytest_slmserve.commands.doctor import Finding, lines
 
-HEAVY = ("matplotlib", "numpy", "pytest", "torch", "vllm")
+HEAVY = ("vl_convert", "numpy", "pytest", "torch", "vllm")
 PAGE = [Finding("a", "ok", "one"), Finding("longer", "warning", "two", "do it"), Finding("b", "problem", "three")]
 
 

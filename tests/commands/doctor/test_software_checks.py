@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from planted import put
 
-from pytest_slmserve.commands.doctor import page as software_checks
-from pytest_slmserve.commands.doctor.page import Finding, lines
+from pytest_slmserve.commands import doctor as software_checks
+from pytest_slmserve.commands.doctor import Finding, lines
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, SM_ACTIVE, TEMPERATURE
@@ -109,5 +109,5 @@ def test_a_lock_that_cannot_be_read_is_a_problem(tmp_path):
 
 def test_extras_are_never_needed():
     assert {finding.state for finding in software_checks.of_extras(lambda name: None)} == {"ok"}
-    missing, there = software_checks.of_extras(lambda name: name == "matplotlib")
-    assert "pytest-slmserve[benchmark]" in missing.advice and there == Finding("matplotlib", "ok", "installed")
+    missing, there = software_checks.of_extras(lambda name: name == "vl_convert")
+    assert "pytest-slmserve[benchmark]" in missing.advice and there == Finding("vl-convert-python", "ok", "installed")

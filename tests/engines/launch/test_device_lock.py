@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from pytest_slmserve.commands.doctor.page import of_lock
+from pytest_slmserve.commands.doctor import of_lock
 from pytest_slmserve.engines.launch import device_lock
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from scripts import needs_checkout
 
 from pytest_slmserve.report.export import asv as asv_ledger
 
@@ -87,8 +88,7 @@ def test_the_list_that_is_shipped_is_in_the_order_of_the_releases() -> None:
 
 
 def test_every_result_that_is_kept_is_of_a_release_of_the_ledger(tmp_path) -> None:
-    if not RESULTS.is_dir():
-        pytest.skip("no checkout")
+    needs_checkout()
     asv_ledger.make(tmp_path / "ledger", asv_ledger.rows_in(asv_ledger.initial_files()[asv_ledger.RELEASES]))
     known = tags(tmp_path / "ledger")
     kept = [json.loads(path.read_text("utf-8")) for path in RESULTS.glob("*/*.json") if path.name != "machine.json"]

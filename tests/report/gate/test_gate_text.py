@@ -58,7 +58,7 @@ def test_an_inconclusive_gate_says_why_and_what_may_decide_it():
     assert (
         "- output tokens/s, large load: inconclusive, neither worse for certain nor within the 3 % margin; det" in said
     )
-    assert "**Next:** a new gate with --slm-gate-pairs=24, a quieter host (slmserve doctor) or a larger margin" in said
+    assert "**Next:** a new gate with -o slm_gate_pairs=24, a quieter host (slmserve doctor) or a larger margin" in said
 
 
 @pytest.mark.parametrize("missing", [{"ready_s": None}, {"kv_blocks": None}])

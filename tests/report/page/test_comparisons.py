@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from html_pages import Page, values_of
-from published import REPLICA_CSV
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 
@@ -35,7 +34,7 @@ def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-@pytest.mark.skipif(not ONE.exists(), reason="the baselines are in the checkout")
+@in_checkout
 def test_compare_has_every_metric_and_both_archives(page, tmp_path):
     seen, status, printed = page("compare", ONE, OTHER)
     assert f"Exit status {status}" in seen.text
@@ -47,7 +46,7 @@ def test_compare_has_every_metric_and_both_archives(page, tmp_path):
     assert len(read(tmp_path / "out.html").measurements) == len(read(ONE).measurements) + len(read(OTHER).measurements)
 
 
-@pytest.mark.skipif(not ONE.exists(), reason="the baselines are in the checkout")
+@in_checkout
 def test_advise_has_the_advice_and_the_sweep_that_it_rests_on(page):
     seen, _, printed = page("advise", ONE)
     assert "vllm serve facebook/opt-1.3b" in seen.text and "vllm serve facebook/opt-1.3b" in printed
@@ -56,7 +55,7 @@ def test_advise_has_the_advice_and_the_sweep_that_it_rests_on(page):
 
 def test_a_gate_of_anybody_s_pairs_has_each_pair(page, tmp_path):
     (tmp_path / "pairs.csv").write_text(PAIRS)
-    seen, status, printed = page("gate", tmp_path / "pairs.csv", "--direction", "higher")
+    seen, status, printed = page("pairs", tmp_path / "pairs.csv", "--direction", "higher")
     assert f"Exit status {status}" in seen.text and status == 1
     forest, looks = seen.charts.values()
     pairs = [row["pair"] for row in values_of(forest) if "pair" in row]
@@ -73,31 +72,14 @@ def test_a_gate_of_anybody_s_pairs_has_each_pair(page, tmp_path):
 def test_external_results_are_drawn_under_their_own_names(page, tmp_path):
     (tmp_path / "sweep.csv").write_text(SWEEP)
     columns = ("--knob", "batch", "--throughput", "tok", "--latency", "lat_ms")
-    seen, status, printed = page("judge", tmp_path / "sweep.csv", *columns)
+    seen, status, printed = page("report", tmp_path / "sweep.csv", *columns)
     (spec,) = seen.charts.values()
     assert spec["description"].startswith("tok over batch")
     assert [row["y"] for row in values_of(spec) if "shown" in row] == [100, 190, 350, 600, 800, 820]
     assert "closed form" in printed and "closed form" in seen.text and status == 0
 
 
-def test_external_replicas_have_their_gain_and_the_terminal_s_table(page, tmp_path):
-    (tmp_path / "replicas.csv").write_text(REPLICA_CSV)
-    names = ("--replicas", "replicas", "--knob", "max_num_seqs", "--throughput", "total_tok_per_s")
-    columns = (*names, "--latency", "mean_itl_ms", "--preemptions", "preemptions")
-    chosen = ("--baseline", "chunked_prefill=False")
-    seen, status, printed = page("replicas", tmp_path / "replicas.csv", *columns, *chosen)
-    heads, *rows = seen.tables["Engines on one device"]
-    assert [row for row in rows if " ".join(" ".join(row).split()) not in lines(printed)] == []
-    (spec,) = seen.charts.values()
-    drawn = {(row["subject"], f"{100 * (row['x'] - 1):+.1f}") for row in values_of(spec)}
-    gain = heads.index("gain %")
-    assert {row[gain] for row in rows if row[gain] != "-"} == {change for _, change in drawn}
-    assert ("2 engines of 256 (chunked_prefill=False)", "+33.8") in drawn
-    assert spec["description"] == "gain over one engine of 768 (chunked_prefill=False)"
-    assert "best" in seen.text and status == 0
-
-
-@pytest.mark.skipif(not ONE.exists(), reason="the baselines are in the checkout")
+@in_checkout
 def test_a_page_shows_no_advice_that_is_still_to_be_verified(tmp_path, capsys):
     assert main(["advise", str(ONE), "--verify", "--html", str(tmp_path / "out.html")]) == 4
     assert "--verify" in capsys.readouterr().err

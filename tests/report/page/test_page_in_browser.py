@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import BASELINES, CHECKOUT
+from scripts import BASELINES, CHECKOUT, in_checkout
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.advice.advisor import cost_per_million
@@ -46,7 +46,7 @@ SLOS = (("200", "20", ""), ("60", "", "1800"), ("", "12.5", ""), ("13.061", "", 
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason=f"no browser is here: {', '.join(NAMES)}"),
-    pytest.mark.skipif(not ARCHIVE.exists(), reason="the baselines are in the checkout"),
+    in_checkout,
 ]
 
 
@@ -411,7 +411,7 @@ def draw_picture() -> None:
 
 def test_the_picture_says_what_the_page_says_today():
     """`PYTHONPATH=.:tests python tests/report/page/test_page_in_browser.py` draws it anew."""
-    image = pytest.importorskip("PIL.Image", reason="it comes with matplotlib")
+    image = pytest.importorskip("PIL.Image")
     assert image.open(PICTURE).text["Comment"] == pictured()
 
 

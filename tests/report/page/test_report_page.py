@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from html_pages import Page, values_of
-from scripts import BASELINES
+from scripts import BASELINES, needs_checkout
 from stored_records import KNOWN, engine_alone, repeats
 from strategies import H200, WELL, measurement
 
@@ -61,8 +61,7 @@ def report(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
 
 
 def committed(name: str) -> Path:
-    if not BASELINES.is_dir():
-        pytest.skip("the baselines are in the checkout")
+    needs_checkout()
     return BASELINES / f"{name}.jsonl.xz"
 
 

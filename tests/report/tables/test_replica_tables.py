@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 from strategies import H200, measurement, point, shared_point
 
 from pytest_slmserve.analysis.claims.stored import stored_curves
@@ -315,7 +315,7 @@ def test_nothing_is_said_where_there_are_no_replicas():
     assert list(replica_report([curve()], [])) == [] == list(replica_report([], []))
 
 
-@pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
+@in_checkout
 def test_memory_is_told_by_engine_and_adds_up():
     found = [read(BASELINES / f"h200-vllm-0.26.0-replicas{of}.jsonl.xz") for of in ("", "-pair")]
     measurements = [m for contents in found for m in contents.measurements]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scripts import BASELINES
+from scripts import BASELINES, in_checkout
 from strategies import H200, WELL, law, measurement, planted_telemetry, point
 
 from pytest_slmserve.analysis.claims.stored import stored_curves
@@ -233,7 +233,7 @@ def test_the_speed_of_the_host_is_relative_to_its_best_in_the_whole_run():
     assert " 100.0 " in first and " 50.0 " in second.split("wait")[1]
 
 
-@pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
+@in_checkout
 def test_parts_of_a_step_agree_with_the_sensors_beside_them():
     (curve,) = stored_curves(read(BASELINES / "h200-vllm-0.26.0-core-opt-2.7b.jsonl.xz").measurements, ())
     with text_table.laid_out(400):

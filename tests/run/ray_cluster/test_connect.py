@@ -35,7 +35,7 @@ def ray_that(name: str, text: str = ""):
         (
             "RuntimeEnvSetupError",
             "Failed to set up runtime environment.\n\n    ERROR: No matching distribution found for vllm==99.0\n",
-            "10.0.0.2 (00000000) cannot make the environment of --slm-ray-env "
+            "10.0.0.2 (00000000) cannot make the environment of slm_ray_env "
             "(ERROR: No matching distribution found for vllm==99.0)",
             "packages that the index of the nodes has",
         ),
@@ -43,9 +43,9 @@ def ray_that(name: str, text: str = ""):
             "another",
             "Traceback ...\nNo module named 'pytest_slmserve'",
             "10.0.0.2 (00000000) cannot run what it is sent (No module named 'pytest_slmserve')",
-            "pytest-slmserve installed there, or named in --slm-ray-env, and the same Python",
+            "pytest-slmserve installed there, or named in slm_ray_env, and the same Python",
         ),
-        ("GetTimeoutError", "", "10.0.0.2 (00000000) does not answer", "ray status, or --slm-ray-resource without it"),
+        ("GetTimeoutError", "", "10.0.0.2 (00000000) does not answer", "ray status, or a run without slm_ray_resource"),
     ],
 )
 def test_a_node_that_cannot_answer_is_named_with_the_reason(name, text, says, hint):

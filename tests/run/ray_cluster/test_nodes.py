@@ -93,7 +93,7 @@ def test_nodes_of_different_kinds_are_refused_with_what_differs(fact, other):
     found = {NARROW: Host(H200, "x"), WIDE: Host(replace(H200, **{fact: other}), "y")}
     with pytest.raises(BadUsage, match=rf"of different kinds \({fact} .* on narrow, {other} on wide\)") as refused:
         one_host(found, MINE)
-    assert "--slm-ray-resource" in refused.value.hint
+    assert "slm_ray_resource" in refused.value.hint
 
 
 def test_so_is_another_release_of_ours():

@@ -149,14 +149,17 @@ def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
 
 
 def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, records, pytester, monkeypatch):
-    assert "no node of this cluster offers a CPU (looked at 0)" in run("--slm-ray-resource=quiet").stderr.str()
+    assert (
+        "no node of this cluster offers a CPU (looked at 0)"
+        in run("--override-ini=slm_ray_resource=quiet").stderr.str()
+    )
     planted = pytester.mkdir("planted")
     (planted / "sitecustomize.py").write_text(f"open({str(planted / 'seen')!r}, 'a').write('one process')")
     path = os.pathsep.join([str(planted), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = pytester.path / "env.json"
     env.write_text(json.dumps({"env_vars": {"PYTHONPATH": path}}))
-    few = ("--slm-models=opt-125m", "--slm-concurrency=1", "--slm-ray-resource=imagined")
-    run(*few, f"--slm-ray-env={env}", test=POINTS).assert_outcomes(passed=1)
+    few = ("--slm-models=opt-125m", "--slm-concurrency=1", "--override-ini=slm_ray_resource=imagined")
+    run(*few, f"--override-ini=slm_ray_env={env}", test=POINTS).assert_outcomes(passed=1)
     assert (planted / "seen").read_text().count("one process") >= 3, "two nodes that were looked at, and an engine"
 
 

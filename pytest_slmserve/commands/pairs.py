@@ -1,0 +1,64 @@
+"""`pairs`: is the candidate slower? For pairs of numbers of any tool, by the same rule as `--slm-gate`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_slmserve.analysis.gate import decision
+from pytest_slmserve.analysis.gate.decision import MARGIN
+from pytest_slmserve.archive import external
+from pytest_slmserve.archive.external import rate_of, text_of
+from pytest_slmserve.commands.cli import (
+    FAILS,
+    INCONCLUSIVE,
+    PASSES,
+    USAGE,
+    Commands,
+    add_command,
+    add_html,
+    check_share,
+    exit_status,
+)
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.gate import text as report
+from pytest_slmserve.report.page.content import GATE_KINDS, compared
+from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.schema.errors import BadUsage
+
+SIDES = ("baseline", "candidate")
+STATUS = (
+    f"{PASSES} it passes; {FAILS} it fails; {INCONCLUSIVE} inconclusive; {USAGE} wrong usage, or a file without pairs."
+)
+
+
+def add_pairs(commands: Commands) -> None:
+    command = add_command(commands, "pairs", STATUS, run_pairs)
+    columns = "a CSV with the columns baseline and candidate, one row per pair in the order measured"
+    command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
+    better = "direction in which the figure is better: higher for throughput, lower for latency"
+    command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
+    margin = "largest accepted change: less for certain passes; worse for certain, by over half of it, fails"
+    margin += f" (default: {MARGIN})"
+    command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)
+    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_html(command)
+
+
+def run_pairs(given: argparse.Namespace) -> int:
+    """Print the verdict, by as many of the pairs as it takes, and return its exit status."""
+    check_share("margin", given.margin)
+    rows = external.read(given.path)
+    if not rows:
+        raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
+    external.check_columns(rows, SIDES)
+    values = [[rate_of(row, side) if text_of(row, side) else None for side in SIDES] for row in rows]
+    series = decision.PairSeries(given.path.name, given.direction, tuple((old, new) for old, new in values))
+    (found,) = decision.gate([series], decision.GateCriteria(given.margin))
+    text = "\n".join([report.text([found]), *report.interim_lines([found])])
+    print(as_json(report.comparison_facts(found)) if given.json else text)
+    if given.html:
+        words, look = GATE_KINDS[found.outcome]
+        part = compared(f"{series.name}: {words}", look, [found], [], {series.name: series}, text)
+        write_section(given.html, "Gate", [part], status=exit_status(found.outcome))
+    return exit_status(found.outcome)

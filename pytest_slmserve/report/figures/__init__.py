@@ -1,1 +1,0 @@
-"""Figures as PNG, drawn with matplotlib."""

@@ -1,0 +1,130 @@
+"""Options of telemetry: which sensors are read, how often, and the data sheet of the GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
+from pytest_slmserve.schema.environment import GpuPeaks
+from pytest_slmserve.schema.errors import BadUsage, SensorFailed
+from pytest_slmserve.telemetry import source
+from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.source import open_sampler
+
+# telemetry
+
+
+UUID = "GPU-0000"
+
+
+class Named:
+    def __init__(self, name):
+        self.name, self.closed = name, False
+
+    def read(self, now_s):
+        return Reading()
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def there(monkeypatch):
+    """Sets which sources there are: `there(nvml="nvml-gpm", dcgm=True)`."""
+
+    def found(name):
+        if name is None:
+            raise SensorFailed("it is not there")
+        return Named(name)
+
+    def plant(nvml=None, dcgm=None):
+        monkeypatch.setattr(source, "open_host", lambda: Named("host"))
+        monkeypatch.setattr(source, "open_canary", lambda device: Named("canary"))
+        monkeypatch.setattr(source, "open_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml"))
+        monkeypatch.setattr(source, "open_dcgm", lambda device, interval_s, address="": found(dcgm))
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("choice", "nvml", "dcgm", "names", "note"),
+    [
+        ("auto", "nvml-gpm", "dcgm", "nvml-gpm + host", None),
+        ("auto", "nvml", "dcgm", "dcgm + nvml + host", None),
+        ("auto", "nvml", None, "nvml + host", "no profiling counters"),
+        ("auto", None, None, "host", "it is not there"),
+        ("gpm", "nvml-gpm", None, "nvml-gpm + host", None),
+        ("nvml", "nvml-gpm", None, "nvml + host", None),
+        ("dcgm", None, "dcgm", "dcgm + host", None),
+        ("dcgm=node7:5555", None, "dcgm", "dcgm + host", None),
+        ("host", "nvml-gpm", None, "host", None),
+    ],
+)
+def test_what_is_read_beside_a_gpu(there, choice, nvml, dcgm, names, note):
+    there(nvml, dcgm)
+    sampler, notes = open_sampler(choice, UUID, 0.25)
+    assert sampler.name == f"{names} + canary"
+    assert (note in " ".join(notes)) if note else notes == []
+
+
+@pytest.mark.parametrize("choice", ["gpm", "nvml", "dcgm"])
+def test_what_was_asked_for_and_is_not_there_is_an_error(there, choice):
+    there()
+    with pytest.raises(SensorFailed, match="it is not there"):
+        open_sampler(choice, UUID, 0.25)
+
+
+def test_a_gpu_without_the_counters_is_no_gpm(there):
+    there(nvml="nvml")
+    with pytest.raises(SensorFailed, match="no GPM counters"):
+        open_sampler("gpm", UUID, 0.25)
+
+
+@pytest.mark.parametrize("choice", ["gpm", "nvml", "dcgm", "http://localhost:9400/metrics"])
+def test_a_cpu_has_no_sensors_of_a_gpu(there, choice):
+    there("nvml-gpm", "dcgm")
+    with pytest.raises(BadUsage, match="none is measured here"):
+        open_sampler(choice, "cpu", 0.25)
+
+
+@pytest.mark.parametrize("choice", ["auto", "host"])
+def test_beside_a_cpu_the_host_and_its_canary_are_read(there, choice):
+    there("nvml-gpm", "dcgm")
+    assert open_sampler(choice, "cpu", 0.25)[0].name == "host + canary"
+
+
+def test_off_reads_nothing(there):
+    there("nvml-gpm")
+    assert open_sampler("off", UUID, 0.25) == (None, [])
+
+
+def test_the_simulated_engine_has_simulated_sensors(sweep, archive):
+    sweep().assert_outcomes(passed=6)
+    assert {m.run.telemetry.sources for m in archive().measurements} == {("simulated",)}
+
+
+# telemetry_interval
+
+
+@pytest.mark.parametrize("interval", [0.1, 0.25, 2.0])
+def test_the_sampler_keeps_it(interval):
+    sampler, _ = open_sampler("host", "cpu", interval)
+    assert sampler.interval_s == interval
+    sampler.close()
+
+
+def test_one_too_short_for_the_counters_is_refused_before_anything_is_opened():
+    with pytest.raises(BadUsage, match="0.05 s: below 0.1 s"):
+        open_sampler("gpm", "GPU-not-there", 0.05)
+
+
+# gpu_peaks
+
+
+def test_it_is_in_the_records_and_makes_a_roofline(sweep, archive):
+    sweep("--slm-concurrency=1,2", "--slm-records=without.jsonl")
+    sweep("--slm-concurrency=1,2", "--slm-records=with.jsonl", "--override-ini=slm_gpu_peaks=tflops=989,gbps=4800")
+    without, given = (archive(f"{name}.jsonl").measurements[0] for name in ("without", "with"))
+    assert (without.environment.gpu_peaks, given.environment.gpu_peaks) == (None, GpuPeaks(989, 4800))
+    assert roofline_fraction(without, 10.0, 1.0) is None and 0 < roofline_fraction(given, 10.0, 1.0) < 1
+    assert given.environment.key == without.environment.key, "the GPU is the same"
