@@ -48,6 +48,7 @@ WORKER_MAY_IMPORT = sys.stdlib_module_names | {"huggingface_hub", "torch", "tran
 # Rooms that read records. A record is read alike everywhere, so the machine of its reader tells them nothing.
 READERS = ("analysis", "report", "archive")
 MAY_OPEN_FILES = {
+    "analysis.claims.table": "the expected verdicts, a file of the package",
     "archive.store": "archives",
     "archive.pages": "archives inside pages",
     "report.page.writer": "the page, and the templates that it is made of",
