@@ -63,12 +63,12 @@ class Columns:
         return tuple(name for name in astuple(replace(self, latency_unit=None)) if name is not None)
 
 
-def curve_of(rows: Sequence[Row], columns: Columns) -> Curve:
+def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
     """Curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold."""
     groups = grouped(rows, lambda row: knob_of(row, columns.knob))
     return Curve(
         subject="external results",
-        points=tuple(point_of(load, group, columns) for load, group in sorted(groups.items())),
+        points=tuple(_point_of(load, group, columns) for load, group in sorted(groups.items())),
         axes=Axes(columns.knob, columns.throughput, columns.latency),
     )
 
@@ -80,7 +80,7 @@ def kv_blocks_of(rows: Sequence[Row], columns: Columns) -> int | None:
     return int(max(_within(row, columns.kv_blocks, 1, LARGEST, "is no number of KV blocks") for row in rows))
 
 
-def point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
+def _point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
     """Point whose repeats are `rows`; not valid where one of them preempted, though it keeps its figures.
 
     e2e_s is the latency, whatever it is, and output_tokens_per_s the throughput, of whatever tokens. batch is output
@@ -256,14 +256,14 @@ def mixtures(rows: Sequence[Row]) -> list[str]:
     """One sentence for each column of words in which rows differ that are taken as one curve."""
     return [
         f"rows of different {name} ({some(kinds)}) are taken as one curve; --where {name}=... chooses"
-        for name, kinds in words(rows).items()
+        for name, kinds in word_columns(rows).items()
     ]
 
 
 def taken_as_repeats(rows: Sequence[Row], columns: Columns) -> Iterator[str]:
     """One sentence for each column of numbers in which rows differ that have the same knob."""
     groups = list(grouped(rows, lambda row: knob_of(row, columns.knob)).values())
-    yield from mixed_repeats(rows, groups, {*columns.names, *words(rows)})
+    yield from mixed_repeats(rows, groups, {*columns.names, *word_columns(rows)})
 
 
 def mixed_repeats(rows: Sequence[Row], groups: Sequence[Sequence[Row]], others: Container[str | None]) -> Iterator[str]:
@@ -283,7 +283,7 @@ def _mixed(name: str, rows: Sequence[Row], groups: Sequence[Sequence[Row]]) -> l
     return sorted(differing) if recurring else []
 
 
-def words(rows: Sequence[Row]) -> dict[str, list[str]]:
+def word_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Columns of words in which rows differ, and these words; an empty cell is one where others are words.
 
     Numbers may be measurements, and where no two rows agree it is a name or a date: neither is among them.
@@ -328,7 +328,7 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
     left_out = {"warm-ups of a sweep": 0, "for an earlier file has the same": 0}
     for path in paths:
         own = set()
-        for row in read(path):
+        for row in read_results(path):
             own.add(same := repr(sorted(row.cells.items())))
             if text_of(row, RUN) == WARM_UP:
                 left_out["warm-ups of a sweep"] += 1
@@ -340,7 +340,7 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
     return found, [f"left out, {why}: {number}" for why, number in left_out.items() if number]
 
 
-def read(path: Path) -> list[Row]:
+def read_results(path: Path) -> list[Row]:
     """Rows of a CSV or JSON file, told apart by how it begins; names and values as a terminal may show them. Raises
     BadUsage."""
     try:

@@ -139,8 +139,8 @@ def asked(given: argparse.Namespace) -> Asked:
     given.settle = SETTLE_S if given.settle is None else given.settle
     if given.trace:
         return [traced(given)]
-    loads = loads_of(given)
-    return list(zip(loads, requests_for(loads, given), strict=True))
+    loads = _loads_of(given)
+    return list(zip(loads, _requests_for(loads, given), strict=True))
 
 
 def check_belonging(given: argparse.Namespace) -> None:
@@ -183,17 +183,17 @@ def check_one_load(given: argparse.Namespace) -> None:
         raise BadUsage(why, "--max-concurrency 1")
 
 
-def loads_of(given: argparse.Namespace) -> list[Load]:
+def _loads_of(given: argparse.Namespace) -> list[Load]:
     if given.ramp:
         return [ramp(given)]
     if given.num_prompts is not None and given.window is not None:
         raise BadUsage("--num-prompts and --window are two ways to end", "one of them")
     if given.max_concurrency is not None and not given.request_rate:
-        return [closed_loop(given)]
+        return [_closed_loop(given)]
     return [at_rate(given, rate) for rate in given.request_rate] if given.num_prompts is None else [job_of(given)]
 
 
-def closed_loop(given: argparse.Namespace) -> ClosedLoop:
+def _closed_loop(given: argparse.Namespace) -> ClosedLoop:
     if given.num_prompts is not None and given.num_prompts < given.max_concurrency:
         why = f"--num-prompts {given.num_prompts} cannot keep {given.max_concurrency} in flight"
         raise BadUsage(why, f"--num-prompts {given.max_concurrency}")
@@ -210,7 +210,7 @@ def job_of(given: argparse.Namespace) -> OpenLoop:
     return job(given.num_prompts, rate, given.seed, given.max_concurrency, given.burstiness)
 
 
-def least_s(load: Load) -> float:
+def least_seconds(load: Load) -> float:
     """Seconds that a load takes at least: how long the requests of an endpoint last is not known beforehand."""
     if isinstance(load, OpenLoop):
         arrivals_s = (load.requests or 0) / load.rate
@@ -221,9 +221,9 @@ def least_s(load: Load) -> float:
 def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
     if rate == math.inf:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
-    arrivals = Arrivals("gamma", rate, given.burstiness, given.seed, duration_s=length_s(given))
+    arrivals = Arrivals("gamma", rate, given.burstiness, given.seed, duration_s=_length_s(given))
     words = f"gamma {given.burstiness:g}, {rate:g}/s, seed {given.seed}"
-    return windowed(given, words, rate, times_of(arrivals, length_s(given)))
+    return windowed(given, words, rate, times_of(arrivals, _length_s(given)))
 
 
 def ramp(given: argparse.Namespace) -> OpenLoop:
@@ -252,7 +252,7 @@ def windowed(given: argparse.Namespace, words: str, rate: float, times: tuple[fl
     return OpenLoop(rate=rate, window_s=window_s, settle_s=given.settle, arrivals=words, schedule_s=times)
 
 
-def length_s(given: argparse.Namespace) -> float:
+def _length_s(given: argparse.Namespace) -> float:
     """The load goes on after the window, so that what was sent in it ends under it."""
     length: float = 2 * given.settle + (given.window or WINDOW_S)
     return length
@@ -272,7 +272,7 @@ def traced(given: argparse.Namespace) -> tuple[Load, Workload]:
     """A trace's own times and lengths, from its beginning. Raises BadDataset where no request of it counts."""
     if not 0 < given.speed < math.inf:
         raise BadUsage(f"--speed {given.speed:g} is no speed", "--speed 2, which is twice as fast")
-    length, window = length_s(given), given.window or WINDOW_S
+    length, window = _length_s(given), given.window or WINDOW_S
     hint, most = "more --max-model-len, or --window", given.max_model_len or LONGEST
     trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=length * given.speed)
     arrivals = trace.arrivals(given.speed)
@@ -316,7 +316,7 @@ def check_lengths(given: argparse.Namespace) -> None:
         raise BadUsage("the replies of ShareGPT have lengths of their own", "no --output-len, or --sharegpt-rule vllm")
 
 
-def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
+def _requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
     """One workload per load, with as many requests as the load sends, all distinct while there are enough. A server's
     prefix cache would answer a repeat, within a load or in the next one, from what it has kept."""
     numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
@@ -327,7 +327,7 @@ def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 def workload_of(given: argparse.Namespace, number: int) -> Workload:
     """A workload of `number` requests, or of as many as there are. Raises BadDataset where no conversation fits."""
-    spec = workload_spec(given, number)
+    spec = _workload_spec(given, number)
     most = given.max_model_len or LONGEST
     requests, source = requests_of(spec, vocabulary_of(given.model), most, lambda: named_tokenizer(spec))
     if not requests:
@@ -335,7 +335,7 @@ def workload_of(given: argparse.Namespace, number: int) -> Workload:
     return Workload(replace(spec, requests=len(requests)), tuple(requests), source)
 
 
-def workload_spec(given: argparse.Namespace, number: int) -> WorkloadSpec:
+def _workload_spec(given: argparse.Namespace, number: int) -> WorkloadSpec:
     if given.lengths_from:
         drawn = WorkloadSpec("trace-lengths", str(given.lengths_from), prompt_tokens=None, output_tokens=None)
         return replace(drawn, requests=number, seed=given.seed)
@@ -419,7 +419,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 def run_measure(given: argparse.Namespace) -> int:
     """Serve, store, print."""
-    terms = terms_of(given)
+    terms = _terms_of(given)
     export = export_to(given.export, terms.slo) if given.export else None
     if export and export.path == given.records:
         raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
@@ -447,7 +447,7 @@ def run_measure(given: argparse.Namespace) -> int:
     return status
 
 
-def terms_of(given: argparse.Namespace) -> ValidityCriteria:
+def _terms_of(given: argparse.Namespace) -> ValidityCriteria:
     attainment = ATTAINMENT if given.attainment is None else given.attainment
     if not 0 < attainment <= 1:
         raise BadUsage(f"--attainment {attainment:g} is no share of requests", f"--attainment {ATTAINMENT:g}")
@@ -504,7 +504,7 @@ def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> 
 
 def _status(number: int, every: Sequence[Load], elapsed_s: float = 0.0) -> Status:
     """The load of this number, from 0; the time left is what all loads take at least."""
-    now, *later = map(least_s, every[number:])
+    now, *later = map(least_seconds, every[number:])
     place = f"load {number + 1} of {len(every)}" if len(every) > 1 else ""
     left = left_text(max(0.0, now - elapsed_s) + sum(later), more=True)
     return Status(place, left, every[number].title)

@@ -15,7 +15,7 @@ from fake_nvml import FakeNvml, State, installed
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands import doctor
-from pytest_slmserve.commands.doctor import Finding, Places, examine, lines
+from pytest_slmserve.commands.doctor import Finding, Places, examine, finding_lines
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, SM_ACTIVE, STOLEN_CORES, TEMPERATURE
@@ -41,7 +41,7 @@ PAGE = [Finding("a", "ok", "one"), Finding("longer", "warning", "two", "do it"),
 
 
 def test_a_line_each_in_columns_and_a_count():
-    assert lines(PAGE) == [
+    assert finding_lines(PAGE) == [
         "ok       a       one",
         "warning  longer  two -> do it",
         "problem  b       three",
@@ -50,17 +50,17 @@ def test_a_line_each_in_columns_and_a_count():
 
 
 def test_colour_changes_the_states_alone():
-    coloured = lines(PAGE, colour=True)
+    coloured = finding_lines(PAGE, colour=True)
     assert coloured[2] == "\033[31mproblem\033[0m  b       three"
-    assert [re.sub(r"\033\[\d+m", "", line) for line in coloured] == lines(PAGE)
+    assert [re.sub(r"\033\[\d+m", "", line) for line in coloured] == finding_lines(PAGE)
 
 
 def test_what_is_wider_than_the_terminal_goes_on_below_itself(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     found = [Finding("GPU", "warning", "no GPU here", "needs a driver")]
     text = ["warning  GPU  no GPU here ->", "              needs a driver"]
-    assert lines(found)[0].splitlines() == text
-    assert lines(found, colour=True)[0].startswith("\033[33mwarning\033[0m  GPU  no GPU here ->\n")
+    assert finding_lines(found)[0].splitlines() == text
+    assert finding_lines(found, colour=True)[0].startswith("\033[33mwarning\033[0m  GPU  no GPU here ->\n")
 
 
 @pytest.mark.parametrize(("page", "status"), [(PAGE, 1), (PAGE[:2], 0)])
@@ -70,7 +70,7 @@ def test_only_a_problem_is_1(monkeypatch, capsys, page, status):
     assert main(["doctor"]) == status
     assert main(["doctor", "--python", "a", "--python", "b"]) == status
     assert asked == [[sys.executable], ["a", "b"]]
-    assert capsys.readouterr().out.splitlines() == lines(page) * 2
+    assert capsys.readouterr().out.splitlines() == finding_lines(page) * 2
 
 
 def test_wrong_usage_is_4_and_help_tells_the_exit_statuses(capsys):
@@ -198,7 +198,7 @@ CHECKS = [
 def test_a_card_is_fit_or_not(check, answers, state, words):
     finding = getattr(doctor, f"of_{check}")(card(**answers))
     assert finding.state == state
-    assert words in lines([finding])[0]
+    assert words in finding_lines([finding])[0]
 
 
 def test_a_card_that_says_nothing_is_no_warning():
@@ -263,7 +263,7 @@ def page_of_a_card(places, monkeypatch):
         with installed(Card(state, **gpu)):
             found = examine(["/nowhere/python"], places)
         visible_gpus.cache_clear()
-        return {finding.name: lines([finding])[0] for finding in found}
+        return {finding.name: finding_lines([finding])[0] for finding in found}
 
     return page
 
@@ -305,7 +305,7 @@ def test_mps_is_a_daemon_that_lives(places, tmp_path):
 def test_cores(places, usable, total, state, words):
     put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", "0,4\n")
     found = doctor.of_cores(places, usable, total)
-    assert found.state == state and words in lines([found])[0]
+    assert found.state == state and words in finding_lines([found])[0]
 
 
 def test_a_quota_below_the_cores_is_a_warning(places):
@@ -384,7 +384,7 @@ def test_cores_that_are_shared_by_session(places, told, cores, state, words):
     put(places.proc / "sys/kernel/sched_autogroup_enabled", told)
     found = doctor.of_sessions(places, cores)
     assert found.state == state and words in found.found
-    assert ("kernel.sched_autogroup_enabled=0" in lines([found])[0]) is (state == "warning")
+    assert ("kernel.sched_autogroup_enabled=0" in finding_lines([found])[0]) is (state == "warning")
 
 
 def test_governors(places):
@@ -458,7 +458,7 @@ def test_an_interpreter_fits_the_host_or_not(has_gpu, cpu, holds, state, word):
         "/v/python", has_gpu=has_gpu, probe=lambda python, env: HOLDS | holds, on_cpu=lambda python, vllm: cpu
     )
     assert finding.state == state
-    assert word in lines([finding])[0]
+    assert word in finding_lines([finding])[0]
 
 
 def test_what_is_no_interpreter_is_a_problem(tmp_path):
@@ -500,7 +500,7 @@ def test_telemetry_is_what_a_run_would_take(sources, notes, state, words):
     asked = []
     finding = doctor.of_telemetry("GPU-1", lambda *given: asked.append(given[:2]) or (sampler(*sources), notes))
     assert (finding.state, asked, len(CLOSED)) == (state, [("auto", "GPU-1")], 1)
-    assert lines([finding])[0].endswith(words)
+    assert finding_lines([finding])[0].endswith(words)
 
 
 def test_no_telemetry_is_a_warning():

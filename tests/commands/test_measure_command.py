@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.measure import asked, least_s
+from pytest_slmserve.commands.measure import asked, least_seconds
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import text_table
@@ -101,7 +101,7 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
     assert (found["prompt_tokens"], found["output_tokens"]) == (640, 320)
     assert told["max_concurrent_requests"] == found["in_flight_max"] == peak_of(tmp_path / "r.jsonl") == 4
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
-    (point,) = external.curve_of(external.read(saved), columns).points
+    (point,) = external.external_curve(external.read_results(saved), columns).points
     assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["tpot_s"],))
 
 
@@ -649,4 +649,4 @@ def test_a_terminal_sees_which_load_how_far_and_what_is_left_and_then_only_the_r
     ],
 )
 def test_a_load_takes_at_least_its_window_or_its_arrivals(load, seconds):
-    assert least_s(load) == seconds
+    assert least_seconds(load) == seconds
