@@ -70,7 +70,7 @@ STARTED = "2025-12-31T00:00:00+00:00"  # before what `measurement` makes
 def live_text(measurements) -> str:
     """As a session has it at the end of its run."""
     curve = curve_of("opt-1.3b", measurements, planned=BATCHES, cut=[(c, why) for c, why in CUT])
-    names = [c.name for c in table.CLAIMS if c.name not in table1.ARITHMETIC and c.applies(curve)]
+    names = [c.name for c in table.CLAIMS if c.name not in table1.ARITHMETIC and table.applies(c, curve)]
     subjects = [
         *((name, curve) for name in names),
         *((name, Curve(subject=model)) for name, models in table1.ARITHMETIC.items() for model in models),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_slmserve.analysis.advice import verification as kv_blocks
-from pytest_slmserve.analysis.claims.table import claim_of
+from pytest_slmserve.analysis.claims.table import claim_of, models_read
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, OUTPUTS
 from pytest_slmserve.plan.case_lists import A_JOB, gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plan.cases import Case
@@ -122,4 +122,4 @@ def named_models(session: Session, claim: str | None, named: Sequence[str]) -> l
     def there(model: str) -> bool:
         return session.planner.swept(model) if session.options.models else session.planner.misfit(model) is None
 
-    return [model for model in named if all(map(there, claim_of(claim).reads(model) if claim else (model,)))]
+    return [model for model in named if all(map(there, models_read(claim_of(claim), model) if claim else (model,)))]

@@ -66,7 +66,7 @@ def single_load_facts(measurement: Measurement, terms: ValidityCriteria) -> dict
         **case_facts(measurement.spec, measurement.load, measurement.workload, measurement.environment),
         "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
         **figures_of(measurement, terms),
-        **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "without"),
+        **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "refused"),
     }
 
 

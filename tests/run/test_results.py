@@ -9,7 +9,7 @@ from simulated_sessions import BATCHES, MODEL, point, records_of, sweep
 
 from pytest_slmserve.analysis.claims import claim as table1
 from pytest_slmserve.analysis.claims import table as lookup
-from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.claims.table import CLAIMS, applies
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
@@ -36,7 +36,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
     session = opened()
     sweep(session, only)
     for claim in CLAIMS:
-        if claim.name in table1.ARITHMETIC or claim.applies(session.verdicts.curve(MODEL)):
+        if claim.name in table1.ARITHMETIC or applies(claim, session.verdicts.curve(MODEL)):
             for model in table1.ARITHMETIC.get(claim.name, (MODEL,)):
                 session.verdicts.judge(claim.name, model)
     judged = [(j.verdict, j.row) for j in session.verdicts.judged]

@@ -8,12 +8,12 @@ repeat the judgement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema.catalog import CATALOGUE, short_name
 from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
@@ -24,27 +24,24 @@ AnyRampUp = Literal["*", "staggered", "burst"]
 AnyInterface = Literal["*", "engine", "server", "endpoint"]
 Parameters = Mapping[str, Any]
 Others = Sequence[Curve]
-Judge = Callable[[Curve, Parameters, Others], Verdict]
 ANY: Literal["*"] = "*"
 ANY_RELEASE = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """name: as items and records have it. judge: from a curve, the row's parameters and the other curves there are,
-    total. applies: whether there is anything to judge, for a report on whatever was measured. reads: the models whose
-    measurements it takes to judge one; none for arithmetic. of: what it reads: sweeps; replicas, and of an engine alone
-    no sweep but the same load; what an engine served on several numbers of GPUs; or jobs. parameters, expected,
-    evidence: of its row for any model anywhere; either is for a statement that hosts and models decide, so that it is a
-    finding and no failure."""
+    """A statement that measurements can refute, as `claims.toml` has it.
+
+    name: as items and records have it. kind: the same for all ways of sharing. of: the measurements that it reads:
+    sweeps; replicas, with one engine alone under the same load; engines on several numbers of GPUs; jobs; or none, for
+    arithmetic. parameters, expected, evidence: of its row for any model anywhere; "either" is for a statement that
+    hosts and models decide, so that it is a finding and no failure."""
 
     name: str
+    kind: str
     statement: str
     source: str
-    judge: Judge
-    applies: Callable[[Curve], bool] = is_main_sweep
-    reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
-    of: Literal["sweeps", "replicas", "gpus", "jobs"] = "sweeps"
+    of: Literal["sweeps", "replicas", "gpus", "jobs", "arithmetic"] = "sweeps"
     parameters: Parameters = field(default_factory=dict)
     expected: Expected = "passes"
     evidence: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims import claim, table
 from pytest_slmserve.analysis.claims import claim as table1
-from pytest_slmserve.analysis.claims import table as lookup
+from pytest_slmserve.analysis.claims.table import applies, models_read
 from pytest_slmserve.analysis.compare.deployments import with_wider
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
@@ -37,7 +37,7 @@ def unique(measurements: Iterable[Measurement]) -> list[Measurement]:
 def rows_from(stored: Mapping[str, Any]) -> tuple[claim.ClaimRow, ...]:
     """The claims' rows that a session stored, and today's for claims it does not have. Raises BadArchive."""
     try:
-        rows = tuple(lookup.row_from_record(facts) for facts in stored.get("rows", ()))
+        rows = tuple(table.row_from_record(facts) for facts in stored.get("rows", ()))
         known = {row.claim for row in rows}
     except UNUSABLE as error:
         raise unusable("the claims", error) from None
@@ -102,7 +102,11 @@ def judge_all(
         model have, likewise."""
         if models := table1.ARITHMETIC.get(claim.name):
             return [(Curve(subject=model), model) for model in models]
-        found = [each for each in labelled if claim.applies(each[0]) and there.issuperset(claim.reads(each[0].subject))]
+        found = [
+            each
+            for each in labelled
+            if applies(claim, each[0]) and there.issuperset(models_read(claim, each[0].subject))
+        ]
         alone = [curve for curve, _ in found]
         match claim.of:
             case "gpus":
@@ -130,9 +134,9 @@ def _judge(
     here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
     try:
         interface, ramp_up = here.spec.interface if here.spec else None, here.load.ramp_up if here.load else None
-        row = lookup.row_for(name, curve.subject, here.environment, interface, ramp_up, rows)
-        then = lookup.row_for(name, curve.subject, here.environment, interface, ramp_up, stored) if stored else row
-        verdict = lookup.judge_row(name, curve, row, curves)
+        row = table.row_for(name, curve.subject, here.environment, interface, ramp_up, rows)
+        then = table.row_for(name, curve.subject, here.environment, interface, ramp_up, stored) if stored else row
+        verdict = table.judge_row(name, curve, row, curves)
         changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
         return replace(verdict, subject=label, why=verdict.why + changed), row
     except (SlmError, *UNUSABLE) as error:

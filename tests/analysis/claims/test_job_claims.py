@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.claims.job_claims import (
     throughput_follows_arrivals,
     throughput_grows_with_kv_blocks,
 )
-from pytest_slmserve.analysis.claims.table import claim_of
+from pytest_slmserve.analysis.claims.table import applies, claim_of
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import EngineSpec
@@ -37,7 +37,7 @@ def curve(*jobs, subject="opt-6.7b"):
 
 
 def is_judged(claim, curve):
-    return claim_of(claim).applies(curve)
+    return applies(claim_of(claim), curve)
 
 
 def at_rate(served, tokens, e2e_s=(1.0, 1.01)):

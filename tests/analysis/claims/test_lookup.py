@@ -222,7 +222,7 @@ def test_a_row_survives_a_record(row):
 
 def test_models_that_a_claim_reads():
     def reads(name, model):
-        return lookup.claim_of(name).reads(model)
+        return lookup.models_read(lookup.claim_of(name), model)
 
     assert reads(PLATEAU, "opt-1.3b") == ("opt-1.3b",)
     assert reads("table-1-batch-fits", "opt-1.3b") == reads("table-1-request-size", "opt-1.3b") == ()

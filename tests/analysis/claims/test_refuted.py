@@ -10,7 +10,7 @@ from gpus import alone, engine, on_gpus
 from gpus import replicas as one_on_each
 from strategies import RESOLVED, job_point, measurement, point
 
-from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, row_for
 from pytest_slmserve.analysis.compare.deployments import DRAW_MORE, KEEP_POWER, PAY, SOONER, TAIL, USE_MORE, name_of
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points import shared_points
@@ -199,5 +199,5 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_a_claim_fails_where_the_records_refute_its_sentence(claim):
     curve, *others = REFUTED[claim.name]()
-    verdict = claim.judge(curve, claim.parameters, others)
+    verdict = judge_row(claim.name, curve, row_for(claim.name, "*", rows=ROWS[: len(CLAIMS)]), others)
     assert (verdict.claim, verdict.state) == (claim.name, State.FAILS), verdict.why
