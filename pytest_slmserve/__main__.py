@@ -21,7 +21,7 @@ def parser(command: str = "") -> Parser:
     from pytest_slmserve.commands.cli import COMMANDS, SUMMARIES, Parser
 
     groups = [
-        f"{title}:\n" + "".join(f"  {name:<9} {summary}.\n" for name, summary in group.items())
+        f"{title}:\n" + "".join(f"  {name:<9} {summary}\n" for name, summary in group.items())
         for title, group in COMMANDS.items()
     ]
     top = Parser(

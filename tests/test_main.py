@@ -248,7 +248,7 @@ def test_without_arguments_there_is_help_with_ten_commands_by_what_one_wants(cap
     status, out, err = run(capsys)
     assert (status, err) == (4, "") and "usage: slmserve" in out and len(SUMMARIES) <= 10
     assert all(f"\n{title}:\n" in out for title in COMMANDS)
-    assert all(f"  {name:<9} {summary}.\n" in out for name, summary in SUMMARIES.items())
+    assert all(f"  {name:<9} {summary}\n" in out for name, summary in SUMMARIES.items())
 
 
 def test_the_version_is_that_of_the_package(capsys):
