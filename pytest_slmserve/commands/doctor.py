@@ -71,7 +71,7 @@ def of_size(name: str, found: str, have: int, wanted: int, least: int, advice: s
     return first_of(name, found, (have < least, "problem", advice), (have < wanted, "warning", advice))
 
 
-def gib(size: int) -> str:
+def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
@@ -93,7 +93,7 @@ def of_gpu(look: Callable[[], Gpu] = first_gpu) -> tuple[Gpu | None, Finding]:
     except BadUsage as error:
         needs = "--slm-gpu needs a GPU and its driver; --slm-cpu runs with vLLM's CPU backend"
         return None, Finding("GPU", "warning", error.problem, needs)
-    words = f"{gpu.name}, {gib(gpu.memory_bytes)}, driver {gpu.driver}, CUDA {gpu.cuda}, {gpu.uuid}"
+    words = f"{gpu.name}, {_gib(gpu.memory_bytes)}, driver {gpu.driver}, CUDA {gpu.cuda}, {gpu.uuid}"
     count = asking(gpu.uuid, of_device=False)("nvmlDeviceGetCount") or 1
     others = f" (one of {count}: CUDA_VISIBLE_DEVICES chooses)" if count > 1 else ""
     return gpu, Finding("GPU", "ok", f"{words}{others}")
@@ -155,7 +155,7 @@ def of_gpu_memory(ask: Ask, share: float = SHARE) -> Finding:
     lacks = memory.total - memory.used < share * memory.total
     return first_of(
         "GPU memory",
-        f"{gib(memory.used)} of {gib(memory.total)} used",
+        f"{_gib(memory.used)} of {_gib(memory.total)} used",
         (lacks, "problem", f"free it, or --slm-gpu-memory-utilization {fits:g}"),
         (memory.used > GPU_MEMORY_AT_REST, "warning", "somebody is there, perhaps idle: nvidia-smi"),
     )
@@ -376,7 +376,7 @@ def of_memory(places: Places) -> Finding:
         free, total = sizes["MemAvailable"], sizes["MemTotal"]
     except (OSError, KeyError, ValueError, IndexError):
         return Finding("memory", "ok", "the host does not say")
-    found = f"{gib(free)} of {gib(total)} free"
+    found = f"{_gib(free)} of {_gib(total)} free"
     return of_size("memory", found, free, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
 
 
@@ -394,7 +394,7 @@ def of_shared_memory(places: Places, free: Free = free_bytes) -> Finding:
         return Finding("shared memory", "warning", f"no {places.shm}", "mount one: several GPUs need it")
     found = free(places.shm)
     advice = "docker run --shm-size=1g, or --ipc=host"
-    return of_size("shared memory", f"{gib(found)} free", found, ENOUGH_SHARED, 0, advice)
+    return of_size("shared memory", f"{_gib(found)} free", found, ENOUGH_SHARED, 0, advice)
 
 
 def of_cache(places: Places, free: Free = free_bytes) -> Finding:
@@ -402,7 +402,7 @@ def of_cache(places: Places, free: Free = free_bytes) -> Finding:
     base = Path(places.env.get("XDG_CACHE_HOME", places.home / ".cache"))
     folder = Path(places.env.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
     there = "there is one" if (folder / "torch_compile_cache").is_dir() else "nothing compiled yet"
-    found = f"{there} in {folder}, {gib(size := free(folder))} free"
+    found = f"{there} in {folder}, {_gib(size := free(folder))} free"
     return of_size("compile cache", found, size, ENOUGH_DISK, LEAST_DISK, "free some, or VLLM_CACHE_ROOT=FOLDER")
 
 
@@ -494,11 +494,11 @@ def run_doctor(given: argparse.Namespace) -> int:
     """Print the page about this host and the interpreters."""
     findings = examine(given.python or [sys.executable])
     terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print("\n".join(lines(findings, colour=terminal)))
+    print("\n".join(finding_lines(findings, colour=terminal)))
     return FAILS if any(finding.state == "problem" for finding in findings) else PASSES
 
 
-def lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
+def finding_lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
     """The text of each finding, in columns, and a line that counts them."""
     width = max(len(finding.name) for finding in findings)
     rows = []

@@ -45,7 +45,7 @@ def archive(text: str) -> bool | str:
         return text
 
 
-def words(text: str) -> tuple[str, ...]:
+def word_list(text: str) -> tuple[str, ...]:
     found = tuple(word.strip() for word in text.split(",") if word.strip())
     if not found:
         raise ValueError("names with commas between them")
@@ -64,7 +64,7 @@ def ascending(text: str) -> tuple[int, ...]:
 
 
 def sharings(text: str) -> tuple[str, ...]:
-    found, known = words(text), get_args(OwnSharing)
+    found, known = word_list(text), get_args(OwnSharing)
     if unknown := set(found) - set(known):
         raise ValueError(f"of {', '.join(known)}, with commas between them: {', '.join(sorted(unknown))} is unknown")
     return found
@@ -74,7 +74,7 @@ def urls(text: str) -> tuple[str, ...]:
     """URLs that requests go to. Raises BadUsage for one that holds credentials: an error must not repeat it."""
     from pytest_slmserve.schema.specs import completed
 
-    found = tuple(map(completed, words(text)))
+    found = tuple(map(completed, word_list(text)))
     if len(set(found)) < len(found):
         raise ValueError("URLs that differ, with commas between them")
     return found
@@ -97,7 +97,7 @@ def share(text: str) -> float:
     return number
 
 
-def gpu_memory(text: str) -> int:
+def memory_size(text: str) -> int:
     """Bytes of a size such as 40GiB."""
     from pytest_slmserve.schema.errors import BadUsage
     from pytest_slmserve.schema.kv_cache import parse_memory
@@ -359,7 +359,7 @@ class Options:
         ini_only=True,
     )
     models: tuple[str, ...] | None = opt(
-        words,
+        word_list,
         None,
         "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode",
         "A,B",
@@ -458,7 +458,7 @@ class Options:
     )
     gpu_memory_utilization: float = opt(share, 0.9, "share of the GPU's memory that the engine may take", "SHARE")
     gpu_memory: int | None = opt(
-        gpu_memory,
+        memory_size,
         None,
         "plan as if the GPU had only this much memory, for example 40GiB; default: all of it",
         "SIZE",
