@@ -45,6 +45,19 @@ MAY_IMPORT_PYTEST = "plugin"
 # It runs in an interpreter that has not our package; uvloop and huggingface_hub come with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"huggingface_hub", "torch", "transformers", "uvloop", "vllm"}
 
+# Rooms that read records. A record is read alike everywhere, so the machine of its reader tells them nothing.
+READERS = ("analysis", "report", "archive")
+MAY_OPEN_FILES = {
+    "analysis.claims.table": "the expected verdicts, a file of the package",
+    "archive.store": "archives",
+    "archive.pages": "archives inside pages",
+    "report.page.writer": "the page, and the templates that it is made of",
+    "report.screen": "GITHUB_STEP_SUMMARY",
+    "report.export.asv": "the results that asv keeps",
+    "report.export.vllm_bench": "the results that it writes",
+}
+TELL_OF_THE_MACHINE = {"open", "read_text", "read_bytes", "environ", "getenv", "home", "expanduser"}
+
 TESTS_OF_USERS = ("benchmarks", "quickstart")
 
 Sources = Mapping[str, str]  # text of each module by its name below the root, "" being the root itself
@@ -95,6 +108,19 @@ def imports_upward(sources: Sources) -> list[tuple[str, str]]:
     floor = {name: -height for height, name in enumerate(ROOMS)}
     pairs = {(a, b) for a, b in own_imports(sources) if room(a) in floor and room(b) in floor}
     return sorted((a, b) for a, b in pairs if floor[room(b)] > floor[room(a)])
+
+
+def looks_at_the_machine(sources: Sources) -> list[tuple[str, str]]:
+    """Names by which a module that reads records would see files or the environment of its reader."""
+    found = []
+    for module, text in sources.items():
+        if room(module) in READERS and module not in MAY_OPEN_FILES:
+            for node in ast.walk(ast.parse(text)):
+                name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+                opens_an_archive = isinstance(node, ast.Attribute) and ast.unparse(node) == "Archive.open"
+                if name in TELL_OF_THE_MACHINE and not opens_an_archive:
+                    found.append((module, name))
+    return found
 
 
 def imports_of_the_root(sources: Sources) -> list[str]:
@@ -252,6 +278,7 @@ def function_lengths(sources: Sources) -> list[int]:
 RULES: dict[str, Callable[[Sources], Sequence[object]]] = {
     "every room stands in the list": unknown_rooms,
     "imports point down": imports_upward,
+    "who reads records does not look at the machine": looks_at_the_machine,
     "nothing inside imports the root": imports_of_the_root,
     "imports are absolute": relative_imports,
     "only the plugin imports pytest": imports_of_pytest,
@@ -267,6 +294,9 @@ SOUND = {"schema": "", "schema.errors": "", "engines.base": "", WORKER: "", PACI
 PLANTED = [
     ("every room stands in the list", {"helpers": ""}),
     ("nothing inside imports the root", {"schema.records": "from pytest_slmserve import EngineSpec"}),
+    ("who reads records does not look at the machine", {"analysis.a": "import os\nHOME = os.environ['HOME']"}),
+    ("who reads records does not look at the machine", {"report.a": "def f(path):\n    return path.read_text()"}),
+    ("who reads records does not look at the machine", {"archive.a": "def f(path):\n    return open(path)"}),
     ("nothing inside imports the root", {"plugin": "import pytest_slmserve"}),
     ("imports are absolute", {"engines.base": "from . import pool"}),
     ("imports are absolute", {"engines.base": "from ..schema.errors import SlmError"}),

@@ -6,9 +6,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pytest_slmserve.schema.errors import (
     Caches,
@@ -223,11 +223,11 @@ def ray_resource(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
 class OneOf:
     """Parser of a word that is one of `choices`."""
 
-    choices: tuple[str, ...]
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self.choices = choices
 
     def __call__(self, text: str) -> str:
         if text not in self.choices:
@@ -235,12 +235,11 @@ class OneOf:
         return text
 
 
-@dataclass(frozen=True, slots=True)
 class AtLeast:
     """Parser of a whole number that is `least` or more, and `most` at most."""
 
-    least: int
-    most: int = 1 << 63
+    def __init__(self, least: int, most: int = 1 << 63) -> None:
+        self.least, self.most = least, most
 
     def __call__(self, text: str) -> int:
         if not text.isdecimal() or int(text) < self.least:
@@ -280,8 +279,7 @@ GROUPS = {  # of `pytest --help`, by the first option of each
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Opt:
+class Opt(NamedTuple):
     """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file.
 
     Attributes:
@@ -339,7 +337,8 @@ def opt(read: Any, *of: Any, **more: Any) -> Any:
     return field(default=row.default, metadata={"opt": row})
 
 
-@dataclass(frozen=True, slots=True)
+# Every run of pytest makes this class, so it has no more methods than it needs.
+@dataclass(frozen=True, slots=True, repr=False)
 class Options:
     """Options of a run as values. source: where each is from, "command line", "environment", "ini" or "default"."""
 
@@ -639,7 +638,7 @@ def _rows() -> Iterator[Opt]:
     for each in fields(Options):
         if row := each.metadata.get("opt"):
             group = GROUPS.get(each.name, group)
-            yield replace(row, name=each.name, group=group)
+            yield row._replace(name=each.name, group=group)
 
 
 OPTS: tuple[Opt, ...] = tuple(_rows())

@@ -176,7 +176,7 @@ def test_one_is_found_by_its_name(tmp_path):
     assert baseline(tmp_path, "h200-vllm-0.26.0") == baseline(tmp_path, "h200-vllm-0.26.0.jsonl.xz")
     with pytest.raises(BadUsage, match="no baseline ../h200-vllm-0.26.0 in .*\n.*one of h200-vllm-0.26.0"):
         baseline(tmp_path, "../h200-vllm-0.26.0")
-    with pytest.raises(BadUsage, match="baseline accept RECORDS"):
+    with pytest.raises(BadUsage, match="slmserve compare RECORDS --save"):
         baseline(tmp_path / "none", "h200-vllm-0.26.0")
     assert baselines(tmp_path / "none") == []
 
