@@ -115,11 +115,6 @@ def asking(uuid: str, *, of_device: bool = True) -> Ask:
     return ask
 
 
-def of_card(ask: Ask) -> list[Finding]:
-    checks = (of_sharing, of_users, of_gpu_memory, of_power, of_clocks, of_temperature, of_persistence, of_errors)
-    return [check(ask) for check in checks]
-
-
 def of_sharing(ask: Ask) -> Finding:
     """MIG and the compute mode: who may use the card, and how much of it."""
     mig, mode = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetComputeMode")
@@ -224,6 +219,9 @@ def of_errors(ask: Ask) -> Finding:
     )
 
 
+CARD_CHECKS = (of_sharing, of_users, of_gpu_memory, of_power, of_clocks, of_temperature, of_persistence, of_errors)
+
+
 def _either(ask: Ask, one: str, other: str, *arguments: object) -> Any:
     answer = ask(one, *arguments)
     return ask(other, *arguments) if answer is None else answer
@@ -300,27 +298,18 @@ def of_a_second(
     sleep(1.0)
     values = source.read(clock()).values
     source.close()
-    return [_steal(values.get(STOLEN_CORES), cores), _work(values, cores)]
-
-
-def _steal(stolen: float | None, cores: int) -> Finding:
-    if stolen is None:
-        return Finding("steal", "ok", "the host does not say")
-    found = f"{stolen / cores:.1%} of the CPU time over a second"
-    taken = stolen > STEAL_SHARE * cores
-    return first_of("steal", found, (taken, "warning", "other guests take CPU time: use a host of your own"))
-
-
-def _work(values: Mapping[int, float | None], cores: int) -> Finding:
-    busy, own, waited = (values.get(number) for number in (HOST_CORES, OWN_CORES, CPU_PRESSURE))
-    if busy is None:
-        return Finding("other work", "ok", "the host does not say")
-    others = max(0.0, busy - (own or 0.0))
-    pressure = "" if waited is None else f", a task waited for a CPU {waited:.0%} of the time"
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    found = f"{others:.2f} cores over a second{pressure}{load}"
-    much = others > BUSY_SHARE * cores
-    return first_of("other work", found, (much, "warning", "it takes cores from the engine: wait, or end it"))
+    stolen, busy, own, waited = (values.get(n) for n in (STOLEN_CORES, HOST_CORES, OWN_CORES, CPU_PRESSURE))
+    steal, work = (Finding(name, "ok", "the host does not say") for name in ("steal", "other work"))
+    if stolen is not None:
+        found, taken = f"{stolen / cores:.1%} of the CPU time over a second", stolen > STEAL_SHARE * cores
+        steal = first_of("steal", found, (taken, "warning", "other guests take CPU time: use a host of your own"))
+    if busy is not None:
+        others = max(0.0, busy - (own or 0.0))
+        pressure = "" if waited is None else f", a task waited for a CPU {waited:.0%} of the time"
+        load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+        found, much = f"{others:.2f} cores over a second{pressure}{load}", others > BUSY_SHARE * cores
+        work = first_of("other work", found, (much, "warning", "it takes cores from the engine: wait, or end it"))
+    return [steal, work]
 
 
 def pieces_on_each_core() -> list[float]:
@@ -472,10 +461,9 @@ def of_lock(path: Path) -> Finding:
 
 def of_extras(there: Callable[[str], object] = find_spec) -> list[Finding]:
     """Packages that give more output; none is needed to measure."""
-    extras = {"pytest-benchmark": ("pytest_benchmark", "benchmark"), "vl-convert-python": ("vl_convert", "report")}
     found = []
-    for name, (module, extra) in extras.items():
-        advice = "" if there(module) else f"pip install 'pytest-slmserve[{extra}]', if wanted"
+    for name, module in (("pytest-benchmark", "pytest_benchmark"), ("vl-convert-python", "vl_convert")):
+        advice = "" if there(module) else f"pip install {name}, if wanted"
         found.append(Finding(name, "ok", "not installed" if advice else "installed", advice))
     return found
 
@@ -517,7 +505,8 @@ def examine(pythons: Sequence[str], places: Places | None = None) -> list[Findin
     device = gpu.uuid if gpu else "cpu"
     findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
     if gpu:
-        findings += of_card(asking(gpu.uuid))
+        ask = asking(gpu.uuid)
+        findings += [check(ask) for check in CARD_CHECKS]
         findings.append(of_mps(places))
     findings.append(of_lock(DeviceLock(device, places.temporary).path))
     return [*findings, *of_host(places), *of_extras()]
