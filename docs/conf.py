@@ -15,8 +15,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3  # pages link into each other as deep as this
 # Types that a signature names and no page explains: the standard library's, and aliases.
-ALIASES = "Bound|Expected|GateLaunch|GpuPeaks|Progress|Reads|Recorded|ReplicaGroup|Sharing|T|WindowBarrier"
-nitpick_ignore_regex = [("py:class", rf"collections\.abc\..*|(.*\.)?({ALIASES})")]
+ALIASES = "Bound|GateLaunch|GpuPeaks|Progress|Recorded|ReplicaGroup|Sharing|T|WindowBarrier"
+nitpick_ignore_regex = [("py:class", rf"collections\.abc\..*|(.*\.)?({ALIASES})"), ("py:obj", r"typing\.Literal\[.*")]
 copybutton_prompt_text = "$ "
 
 html_theme = "furo"
