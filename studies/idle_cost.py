@@ -10,6 +10,7 @@ grows slower meanwhile, or has other work, changes all three. The study takes a 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ def main() -> int:
     installed = sorted({entry.name for entry in entry_points(group="pytest11")})
     if missing := {name for name in PLUGINS.values() if name} - set(installed):
         parser.error(f"not installed here: {', '.join(sorted(missing))}")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a checkout has no compiled files yet, an installation has
     spent_ms: dict[str, list[float]] = {arm: [] for arm in PLUGINS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

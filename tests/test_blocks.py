@@ -185,7 +185,8 @@ class Desk:
                 self.printed = result.stdout.str()
             case ["pytest", *arguments]:
                 config = self.pytester.parseconfig(*arguments)
-                read_options({opt.name: config.getoption(opt.key) for opt in OPTS}, {}, {})
+                given = {opt.name: config.getoption(opt.key) for opt in OPTS if not opt.ini_only}
+                read_options(given, {opt.key: config.getini(opt.key) for opt in OPTS if opt.ini_only}, {})
                 assert [word for word in config.args if not Path(path_of(word)).exists()] == []
             case ["tox", "-e", name, *_]:
                 assert re.search(rf"^ +{name}: |^\[testenv:{name}\]", (CHECKOUT / "tox.ini").read_text(), re.MULTILINE)

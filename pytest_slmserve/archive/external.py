@@ -10,7 +10,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -63,12 +63,12 @@ class Columns:
         return tuple(name for name in astuple(replace(self, latency_unit=None)) if name is not None)
 
 
-def curve_of(rows: Sequence[Row], columns: Columns) -> Curve:
+def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
     """Curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold."""
     groups = grouped(rows, lambda row: knob_of(row, columns.knob))
     return Curve(
         subject="external results",
-        points=tuple(point_of(load, group, columns) for load, group in sorted(groups.items())),
+        points=tuple(_point_of(load, group, columns) for load, group in sorted(groups.items())),
         axes=Axes(columns.knob, columns.throughput, columns.latency),
     )
 
@@ -80,7 +80,7 @@ def kv_blocks_of(rows: Sequence[Row], columns: Columns) -> int | None:
     return int(max(_within(row, columns.kv_blocks, 1, LARGEST, "is no number of KV blocks") for row in rows))
 
 
-def point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
+def _point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
     """Point whose repeats are `rows`; not valid where one of them preempted, though it keeps its figures.
 
     e2e_s is the latency, whatever it is, and output_tokens_per_s the throughput, of whatever tokens. batch is output
@@ -169,13 +169,11 @@ def rate_of(row: Row, column: str) -> float:
 
 
 def knob_of(row: Row, column: str) -> int:
-    return _whole(row, column, LARGEST_KNOB, "is no knob: a knob has to be a positive whole number")
-
-
-def _whole(row: Row, column: str, largest: float, why_not: str) -> int:
-    if not value_of(row, column).is_integer():
+    why_not = "is no knob: a knob has to be a positive whole number"
+    value = _within(row, column, 1, LARGEST_KNOB, why_not)
+    if not value.is_integer():
         raise BadUsage(f"{row.place}: {column} is {_shown(row.cells[column])}, which {why_not}", "another column")
-    return int(_within(row, column, 1, largest, why_not))
+    return int(value)
 
 
 def _within(row: Row, column: str, low: float, high: float, why_not: str) -> float:
@@ -190,13 +188,19 @@ def _shown(cell: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def matching(rows: Sequence[Row], conditions: Sequence[str], option: str = "--where") -> list[Row]:
-    """Rows with all of NAME=VALUE, equal as text or numbers. Raises BadUsage where none is left, naming the option."""
-    pairs = [condition(text, option) for text in conditions]
+def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
+    """Return the rows that meet all conditions NAME=VALUE of `--where`, as texts or as numbers. Raises BadUsage for
+    what is no condition, for a column that is not there, and if no row is left."""
+    pairs = []
+    for text in conditions:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise BadUsage(f"--where {text}: there is no condition in it", "--where NAME=VALUE")
+        pairs.append((name.strip(), value.strip()))
     check_columns(rows, [name for name, _ in pairs])
-    left = [row for row in rows if holds(row, pairs)]
+    left = [row for row in rows if all(_same(row.cells.get(name), value) for name, value in pairs)]
     if not left:
-        tried = " ".join(f"{option} {text}" for text in conditions)
+        tried = " ".join(f"--where {text}" for text in conditions)
         raise BadUsage(f"no row is left after {tried}" if tried else "there are no rows", _values(rows, pairs))
     return left
 
@@ -223,18 +227,6 @@ def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[
     return left, told
 
 
-def holds(row: Row, pairs: Sequence[tuple[str, str]]) -> bool:
-    return all(_same(row.cells.get(name), value) for name, value in pairs)
-
-
-def condition(text: str, option: str) -> tuple[str, str]:
-    """Name and value. Raises BadUsage."""
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise BadUsage(f"{option} {text}: there is no condition in it", f"{option} NAME=VALUE")
-    return name.strip(), value.strip()
-
-
 def _same(cell: object, wanted: str) -> bool:
     if cell is None:
         return wanted == ""
@@ -256,34 +248,25 @@ def mixtures(rows: Sequence[Row]) -> list[str]:
     """One sentence for each column of words in which rows differ that are taken as one curve."""
     return [
         f"rows of different {name} ({some(kinds)}) are taken as one curve; --where {name}=... chooses"
-        for name, kinds in words(rows).items()
+        for name, kinds in word_columns(rows).items()
     ]
 
 
 def taken_as_repeats(rows: Sequence[Row], columns: Columns) -> Iterator[str]:
-    """One sentence for each column of numbers in which rows differ that have the same knob."""
+    """Yield one sentence for each column of numbers in which rows of the same knob differ, if each of its values stands
+    in several rows, as those of settings do and measurements do not. The number of a run is no setting."""
     groups = list(grouped(rows, lambda row: knob_of(row, columns.knob)).values())
-    yield from mixed_repeats(rows, groups, {*columns.names, *words(rows)})
-
-
-def mixed_repeats(rows: Sequence[Row], groups: Sequence[Sequence[Row]], others: Container[str | None]) -> Iterator[str]:
-    """One sentence for each column, but for the `others`, in which rows of one of the groups differ."""
+    others = {*columns.names, *word_columns(rows), RUN}
     for name in dict.fromkeys(name for row in rows for name in row.cells):
-        if name not in others and (kinds := _mixed(name, rows, groups)):
-            yield f"rows of different {name} ({some(kinds)}) are taken as repeats; --where {name}=... chooses"
+        if name in others or any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
+            continue
+        by_group = ({text_of(row, name) for row in group} for group in groups)
+        differing = sorted({text for texts in by_group if len(texts) > 1 for text in texts})
+        if differing and min(Counter(text_of(row, name) for row in rows).values()) > 1:
+            yield f"rows of different {name} ({some(differing)}) are taken as repeats; --where {name}=... chooses"
 
 
-def _mixed(name: str, rows: Sequence[Row], groups: Sequence[Sequence[Row]]) -> list[str]:
-    """Values in which repeats differ, if each stands in several rows, as settings do and measurements do not. The
-    number of a run is no setting."""
-    if name == RUN or any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
-        return []
-    recurring = min(Counter(text_of(row, name) for row in rows).values()) > 1
-    differing = {text for group in groups if len(kinds := {text_of(r, name) for r in group}) > 1 for text in kinds}
-    return sorted(differing) if recurring else []
-
-
-def words(rows: Sequence[Row]) -> dict[str, list[str]]:
+def word_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Columns of words in which rows differ, and these words; an empty cell is one where others are words.
 
     Numbers may be measurements, and where no two rows agree it is a name or a date: neither is among them.
@@ -292,15 +275,11 @@ def words(rows: Sequence[Row]) -> dict[str, list[str]]:
     for name in dict.fromkeys(name for row in rows for name in row.cells):
         kinds = list(dict.fromkeys(text_of(row, name) for row in rows))
         plain = not any(isinstance(row.cells.get(name), (list, dict)) for row in rows)
-        shared = len(kinds) > 1 and (len(kinds) < len(rows) or yes_or_no(kinds))
+        switch = {kind.casefold() for kind in kinds} <= {"true", "false"}
+        shared = len(kinds) > 1 and (len(kinds) < len(rows) or switch)
         if plain and shared and all(number_of(kind) is None for kind in kinds):
             found[name] = kinds
     return found
-
-
-def yes_or_no(kinds: Sequence[str]) -> bool:
-    """Is it a switch, and no name?"""
-    return {kind.casefold() for kind in kinds} <= {"true", "false"}
 
 
 def text_of(row: Row, name: str) -> str:
@@ -328,7 +307,7 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
     left_out = {"warm-ups of a sweep": 0, "for an earlier file has the same": 0}
     for path in paths:
         own = set()
-        for row in read(path):
+        for row in read_results(path):
             own.add(same := repr(sorted(row.cells.items())))
             if text_of(row, RUN) == WARM_UP:
                 left_out["warm-ups of a sweep"] += 1
@@ -340,7 +319,7 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
     return found, [f"left out, {why}: {number}" for why, number in left_out.items() if number]
 
 
-def read(path: Path) -> list[Row]:
+def read_results(path: Path) -> list[Row]:
     """Rows of a CSV or JSON file, told apart by how it begins; names and values as a terminal may show them. Raises
     BadUsage."""
     try:

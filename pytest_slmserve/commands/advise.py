@@ -81,7 +81,7 @@ def add_verify(command: cli.Parser) -> None:
 
 def run_advise(given: argparse.Namespace) -> int:
     """Print batch, memory and number of engines, from archives or from external results, and return the exit status."""
-    wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
+    wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, _verify_options(given)
     curves: Sequence[Curve] = ()
     if given.html and terms:
         raise BadUsage("--html shows an advice, and --verify measures it", "one of them")
@@ -98,7 +98,7 @@ def run_advise(given: argparse.Namespace) -> int:
         asked = subjects.of_curves(curves, model, longest, contents.notes)
     found = plan(asked.subjects, replace(wish, gpu_bytes=wish.gpu_bytes or asked.source.gpu_bytes))
     if terms and found.possible:
-        return verify(found, asked.source, curves, terms, given.json)
+        return _verify(found, asked.source, curves, terms, given.json)
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
     advice = "\n".join([text.text(found, asked.source), *gpus_advice(mine)])
     print(as_json(advice_facts(found, asked.source, mine)) if given.json else advice)
@@ -111,7 +111,7 @@ def run_advise(given: argparse.Namespace) -> int:
     return status
 
 
-def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_object: bool) -> int:
+def _verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_object: bool) -> int:
     """Print the advice, verify it on engines that are started so, and return the exit status."""
     alone = run_advice.trials(found, curves, terms.python)
     joint = run_advice.joint_of(found, alone, terms.sharing)
@@ -138,7 +138,7 @@ def _show(line: LiveLine, case: Case, title: str, progress: Progress) -> None:
     line.show(Status(subject=title).measuring(progress))
 
 
-def terms_of(given: argparse.Namespace) -> VerifyOptions | None:
+def _verify_options(given: argparse.Namespace) -> VerifyOptions | None:
     """The options of verifying the advice; None without --verify. Raises BadUsage where a number is out of range."""
     words = {"repeats": given.repeats, "margin": given.verify_margin, "sharing": given.sharing}
     words |= {"records": given.records, "python": given.python}

@@ -116,11 +116,11 @@ def write(
     made: dict[Path, File] = {}
     for place, values in places.items():
         path = folder / export.path_of(place, commits[place])
-        with readable(path):
+        with _readable(path):
             made[path] = export.result_file(place, commits[place], values, there.get(path))
     descriptions = {folder / name / "machine.json": export.machine_file(name, w) for name, w in machines.items()}
     listed = folder / "benchmarks.json"
-    with readable(folder):
+    with _readable(folder):
         benchmarks = export.benchmarks_file((there | made).values(), load(listed) if listed.exists() else None)
     new = {path: file for path, file in descriptions.items() if not path.exists()}
     for path, file in {**new, **made, listed: benchmarks}.items():
@@ -129,7 +129,7 @@ def write(
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     """Raises BadUsage where what is there is not what asv or this command writes."""
     try:
         yield
@@ -138,7 +138,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def load(path: Path) -> File:
-    with readable(path):
+    with _readable(path):
         try:
             file: File = json.loads(content(path))
         except OSError as error:

@@ -71,7 +71,7 @@ def of_size(name: str, found: str, have: int, wanted: int, least: int, advice: s
     return first_of(name, found, (have < least, "problem", advice), (have < wanted, "warning", advice))
 
 
-def gib(size: int) -> str:
+def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
@@ -93,7 +93,7 @@ def of_gpu(look: Callable[[], Gpu] = first_gpu) -> tuple[Gpu | None, Finding]:
     except BadUsage as error:
         needs = "--slm-gpu needs a GPU and its driver; --slm-cpu runs with vLLM's CPU backend"
         return None, Finding("GPU", "warning", error.problem, needs)
-    words = f"{gpu.name}, {gib(gpu.memory_bytes)}, driver {gpu.driver}, CUDA {gpu.cuda}, {gpu.uuid}"
+    words = f"{gpu.name}, {_gib(gpu.memory_bytes)}, driver {gpu.driver}, CUDA {gpu.cuda}, {gpu.uuid}"
     count = asking(gpu.uuid, of_device=False)("nvmlDeviceGetCount") or 1
     others = f" (one of {count}: CUDA_VISIBLE_DEVICES chooses)" if count > 1 else ""
     return gpu, Finding("GPU", "ok", f"{words}{others}")
@@ -113,11 +113,6 @@ def asking(uuid: str, *, of_device: bool = True) -> Ask:
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
     return ask
-
-
-def of_card(ask: Ask) -> list[Finding]:
-    checks = (of_sharing, of_users, of_gpu_memory, of_power, of_clocks, of_temperature, of_persistence, of_errors)
-    return [check(ask) for check in checks]
 
 
 def of_sharing(ask: Ask) -> Finding:
@@ -155,7 +150,7 @@ def of_gpu_memory(ask: Ask, share: float = SHARE) -> Finding:
     lacks = memory.total - memory.used < share * memory.total
     return first_of(
         "GPU memory",
-        f"{gib(memory.used)} of {gib(memory.total)} used",
+        f"{_gib(memory.used)} of {_gib(memory.total)} used",
         (lacks, "problem", f"free it, or --slm-gpu-memory-utilization {fits:g}"),
         (memory.used > GPU_MEMORY_AT_REST, "warning", "somebody is there, perhaps idle: nvidia-smi"),
     )
@@ -222,6 +217,9 @@ def of_errors(ask: Ask) -> Finding:
         (count or failed, "problem", "do not measure on it"),
         (pending, "warning", "an administrator should reset it when idle"),
     )
+
+
+CARD_CHECKS = (of_sharing, of_users, of_gpu_memory, of_power, of_clocks, of_temperature, of_persistence, of_errors)
 
 
 def _either(ask: Ask, one: str, other: str, *arguments: object) -> Any:
@@ -300,27 +298,18 @@ def of_a_second(
     sleep(1.0)
     values = source.read(clock()).values
     source.close()
-    return [_steal(values.get(STOLEN_CORES), cores), _work(values, cores)]
-
-
-def _steal(stolen: float | None, cores: int) -> Finding:
-    if stolen is None:
-        return Finding("steal", "ok", "the host does not say")
-    found = f"{stolen / cores:.1%} of the CPU time over a second"
-    taken = stolen > STEAL_SHARE * cores
-    return first_of("steal", found, (taken, "warning", "other guests take CPU time: use a host of your own"))
-
-
-def _work(values: Mapping[int, float | None], cores: int) -> Finding:
-    busy, own, waited = (values.get(number) for number in (HOST_CORES, OWN_CORES, CPU_PRESSURE))
-    if busy is None:
-        return Finding("other work", "ok", "the host does not say")
-    others = max(0.0, busy - (own or 0.0))
-    pressure = "" if waited is None else f", a task waited for a CPU {waited:.0%} of the time"
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    found = f"{others:.2f} cores over a second{pressure}{load}"
-    much = others > BUSY_SHARE * cores
-    return first_of("other work", found, (much, "warning", "it takes cores from the engine: wait, or end it"))
+    stolen, busy, own, waited = (values.get(n) for n in (STOLEN_CORES, HOST_CORES, OWN_CORES, CPU_PRESSURE))
+    steal, work = (Finding(name, "ok", "the host does not say") for name in ("steal", "other work"))
+    if stolen is not None:
+        found, taken = f"{stolen / cores:.1%} of the CPU time over a second", stolen > STEAL_SHARE * cores
+        steal = first_of("steal", found, (taken, "warning", "other guests take CPU time: use a host of your own"))
+    if busy is not None:
+        others = max(0.0, busy - (own or 0.0))
+        pressure = "" if waited is None else f", a task waited for a CPU {waited:.0%} of the time"
+        load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+        found, much = f"{others:.2f} cores over a second{pressure}{load}", others > BUSY_SHARE * cores
+        work = first_of("other work", found, (much, "warning", "it takes cores from the engine: wait, or end it"))
+    return [steal, work]
 
 
 def pieces_on_each_core() -> list[float]:
@@ -376,7 +365,7 @@ def of_memory(places: Places) -> Finding:
         free, total = sizes["MemAvailable"], sizes["MemTotal"]
     except (OSError, KeyError, ValueError, IndexError):
         return Finding("memory", "ok", "the host does not say")
-    found = f"{gib(free)} of {gib(total)} free"
+    found = f"{_gib(free)} of {_gib(total)} free"
     return of_size("memory", found, free, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
 
 
@@ -394,7 +383,7 @@ def of_shared_memory(places: Places, free: Free = free_bytes) -> Finding:
         return Finding("shared memory", "warning", f"no {places.shm}", "mount one: several GPUs need it")
     found = free(places.shm)
     advice = "docker run --shm-size=1g, or --ipc=host"
-    return of_size("shared memory", f"{gib(found)} free", found, ENOUGH_SHARED, 0, advice)
+    return of_size("shared memory", f"{_gib(found)} free", found, ENOUGH_SHARED, 0, advice)
 
 
 def of_cache(places: Places, free: Free = free_bytes) -> Finding:
@@ -402,7 +391,7 @@ def of_cache(places: Places, free: Free = free_bytes) -> Finding:
     base = Path(places.env.get("XDG_CACHE_HOME", places.home / ".cache"))
     folder = Path(places.env.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
     there = "there is one" if (folder / "torch_compile_cache").is_dir() else "nothing compiled yet"
-    found = f"{there} in {folder}, {gib(size := free(folder))} free"
+    found = f"{there} in {folder}, {_gib(size := free(folder))} free"
     return of_size("compile cache", found, size, ENOUGH_DISK, LEAST_DISK, "free some, or VLLM_CACHE_ROOT=FOLDER")
 
 
@@ -472,10 +461,9 @@ def of_lock(path: Path) -> Finding:
 
 def of_extras(there: Callable[[str], object] = find_spec) -> list[Finding]:
     """Packages that give more output; none is needed to measure."""
-    extras = {"pytest-benchmark": ("pytest_benchmark", "benchmark"), "vl-convert-python": ("vl_convert", "report")}
     found = []
-    for name, (module, extra) in extras.items():
-        advice = "" if there(module) else f"pip install 'pytest-slmserve[{extra}]', if wanted"
+    for name, module in (("pytest-benchmark", "pytest_benchmark"), ("vl-convert-python", "vl_convert")):
+        advice = "" if there(module) else f"pip install {name}, if wanted"
         found.append(Finding(name, "ok", "not installed" if advice else "installed", advice))
     return found
 
@@ -494,11 +482,11 @@ def run_doctor(given: argparse.Namespace) -> int:
     """Print the page about this host and the interpreters."""
     findings = examine(given.python or [sys.executable])
     terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print("\n".join(lines(findings, colour=terminal)))
+    print("\n".join(finding_lines(findings, colour=terminal)))
     return FAILS if any(finding.state == "problem" for finding in findings) else PASSES
 
 
-def lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
+def finding_lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
     """The text of each finding, in columns, and a line that counts them."""
     width = max(len(finding.name) for finding in findings)
     rows = []
@@ -517,7 +505,8 @@ def examine(pythons: Sequence[str], places: Places | None = None) -> list[Findin
     device = gpu.uuid if gpu else "cpu"
     findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
     if gpu:
-        findings += of_card(asking(gpu.uuid))
+        ask = asking(gpu.uuid)
+        findings += [check(ask) for check in CARD_CHECKS]
         findings.append(of_mps(places))
     findings.append(of_lock(DeviceLock(device, places.temporary).path))
     return [*findings, *of_host(places), *of_extras()]

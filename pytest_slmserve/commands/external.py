@@ -14,11 +14,11 @@ from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
 from pytest_slmserve.analysis.sweep.batching import Slo, parse_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.archive import external
-from pytest_slmserve.archive.external import Columns, Row, read
+from pytest_slmserve.archive.external import Columns, Row, read_results
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import PASSES
 from pytest_slmserve.report.as_json import as_csv
-from pytest_slmserve.report.external import sweep
+from pytest_slmserve.report.external import external_json, external_rows, external_text
 from pytest_slmserve.report.page.content import of_sweep
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.text_table import counted
@@ -97,11 +97,11 @@ def report_external(given: argparse.Namespace) -> int:
         raise TooFewPoints("; ".join([problem, *notes]), "results of more loads, or other conditions")
     found = plan([ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish)
     if given.csv:
-        print_csv(sweep.entries(curve, found), notes)
+        print_csv(external_rows(curve, found), notes)
         return PASSES
-    print((sweep.as_json if given.json else sweep.text)(curve, found, columns_of(given), given.tolerance, notes))
+    print((external_json if given.json else external_text)(curve, found, _columns_of(given), given.tolerance, notes))
     if given.html:
-        text = sweep.text(curve, found, columns_of(given), given.tolerance, notes)
+        text = external_text(curve, found, _columns_of(given), given.tolerance, notes)
         write_section(given.html, "External results", [of_sweep(curve, given.tolerance, text)])
     return PASSES
 
@@ -116,7 +116,7 @@ def take_vllms_names(given: argparse.Namespace) -> None:
     """Names the columns that were not named, where all files are results of `vllm bench serve`."""
     if None not in (given.knob, given.throughput, given.latency):
         return
-    cells = [row.cells for path in given.paths for row in read(path)]
+    cells = [row.cells for path in given.paths for row in read_results(path)]
     if cells and all(each.keys() >= set(VLLMS.values()) for each in cells):
         for option, name in VLLMS.items():
             setattr(given, option, getattr(given, option) or name)
@@ -125,14 +125,14 @@ def take_vllms_names(given: argparse.Namespace) -> None:
 def read_external(given: argparse.Namespace) -> tuple[Curve, list[str], int | None]:
     """The curve in the files, what is odd about them, and the KV blocks of the engine, if told. Raises BadUsage."""
     take_vllms_names(given)
-    columns = columns_of(given)
-    rows, left_out = rows_of(given, columns)
-    curve = external.curve_of(rows, columns)
+    columns = _columns_of(given)
+    rows, left_out = _rows_of(given, columns)
+    curve = external.external_curve(rows, columns)
     notes = [*left_out, *external.mixtures(rows), *external.taken_as_repeats(rows, columns)]
     return curve, notes, external.kv_blocks_of(rows, columns)
 
 
-def rows_of(given: argparse.Namespace, columns: Columns) -> tuple[list[Row], list[str]]:
+def _rows_of(given: argparse.Namespace, columns: Columns) -> tuple[list[Row], list[str]]:
     """Rows of all files that meet the conditions and have a value in each column, and sentences on those that have not.
     Raises BadUsage where none does, or where a column is not there."""
     rows, left_out = external.results(given.paths)
@@ -141,7 +141,7 @@ def rows_of(given: argparse.Namespace, columns: Columns) -> tuple[list[Row], lis
     return left, [*left_out, *without]
 
 
-def columns_of(given: argparse.Namespace) -> Columns:
+def _columns_of(given: argparse.Namespace) -> Columns:
     """Columns as the arguments name them. Raises BadUsage where one that is needed is not named."""
     if missing := [f"--{name}" for name in ("knob", "throughput", "latency") if getattr(given, name) is None]:
         raise BadUsage("external results need to be told their columns", f"{' '.join(missing)} NAME")

@@ -70,7 +70,8 @@ def add_arguments(command: Parser) -> None:
     users = "requests kept in flight; with --request-rate and --num-prompts: in flight at most"
     command.add_argument("--max-concurrency", metavar="N", type=int, help=users)
     sent = (
-        "requests sent per second, whatever comes back; several are measured one after the other: 1,2,4; inf: at once"
+        "requests to send per second, however fast responses arrive; a list such as 1,2,4 is measured rate by rate; "
+        "inf sends all at once"
     )
     command.add_argument("--request-rate", metavar="RATE,...", type=rates, help=sent)
     command.add_argument("--ramp", metavar="RATE,...", type=rates, help="one load whose rate goes up in steps: 5,10,20")
@@ -83,7 +84,8 @@ def add_arguments(command: Parser) -> None:
     command.add_argument("--step", metavar="S", type=some_seconds, help="seconds of each step of --ramp, 30 or 30s")
     command.add_argument("--speed", metavar="X", type=float, default=1.0, help="speed of --trace: 2 is twice as fast")
     number = (
-        "end after so many requests, all of which count; of --max-concurrency or one rate (default: a steady window)"
+        "send exactly N requests, then stop; needs --max-concurrency or a single --request-rate "
+        "(default: requests are sent for --window seconds)"
     )
     command.add_argument("--num-prompts", metavar="N", type=int, help=number)
     settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
@@ -112,7 +114,7 @@ def rates(text: str) -> tuple[float, ...]:
     except ValueError:
         found = ()
     if not found or not all(rate > 0 for rate in found):
-        raise BadUsage(f"{text!r} are no rates", "requests per second above 0, with commas between them: 1,2,4")
+        raise BadUsage(f"invalid rates {text!r}", "requests per second above 0, separated by commas, for example 1,2,4")
     return found
 
 
@@ -122,7 +124,7 @@ def seconds(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found < math.inf:
-        raise BadUsage(f"{text!r} are no seconds", "30, or 30s")
+        raise BadUsage(f"invalid duration {text!r}", "seconds, for example 30 or 30s")
     return found
 
 
@@ -139,8 +141,8 @@ def asked(given: argparse.Namespace) -> Asked:
     given.settle = SETTLE_S if given.settle is None else given.settle
     if given.trace:
         return [traced(given)]
-    loads = loads_of(given)
-    return list(zip(loads, requests_for(loads, given), strict=True))
+    loads = _loads_of(given)
+    return list(zip(loads, _requests_for(loads, given), strict=True))
 
 
 def check_belonging(given: argparse.Namespace) -> None:
@@ -151,16 +153,16 @@ def check_belonging(given: argparse.Namespace) -> None:
         if (getattr(given, name) or 0) > MOST:
             raise BadUsage(f"--{name.replace('_', '-')} is more than {MOST:,}", "a smaller number")
     if given.step is not None and not given.ramp:
-        raise BadUsage("--step is of a ramp", "--ramp 5,10,20 --step 30")
+        raise BadUsage("--step requires --ramp", "--ramp 5,10,20 --step 30")
     if given.speed != 1 and not given.trace:
-        raise BadUsage("--speed is of a trace", "--trace PATH --speed 2")
+        raise BadUsage("--speed requires --trace", "--trace PATH --speed 2")
     if given.burstiness != 1 and not (given.request_rate or given.ramp):
-        raise BadUsage("--burstiness is for rates", "--request-rate 10 --burstiness 0.5")
+        raise BadUsage("--burstiness requires --request-rate or --ramp", "--request-rate 10 --burstiness 0.5")
     if not given.burstiness > 0:
-        raise BadUsage(f"--burstiness {given.burstiness:g} is no shape of gaps", "--burstiness 0.5, which is uneven")
+        raise BadUsage(f"--burstiness {given.burstiness:g} is not positive", "--burstiness 0.5, which is uneven")
     if given.settle is not None and (given.max_concurrency or given.num_prompts is not None):
         raise BadUsage(
-            "--settle is for rates, ramps and traces in a window", "--request-rate 10 --window 60 --settle 5"
+            "--settle applies only to rates, ramps and traces in a window", "--request-rate 10 --window 60 --settle 5"
         )
     if given.trace and given.num_prompts is not None:
         raise BadUsage("--trace has a window, not a number of requests", "--window 60")
@@ -173,27 +175,27 @@ def check_one_load(given: argparse.Namespace) -> None:
     if not typed:
         raise BadUsage("no load is given", "--max-concurrency 64, or --request-rate 10")
     if len(typed) > 1 and typed != HELD_BACK:
-        raise BadUsage(f"{' and '.join(words)} are {len(typed)} loads", "one of them")
+        raise BadUsage(f"{' and '.join(words)} cannot be combined", "only one of them")
     if typed == HELD_BACK and given.num_prompts is None:
-        raise BadUsage("a rate with a limit on what is in flight is of a number of requests", "--num-prompts 512")
+        raise BadUsage("--request-rate with --max-concurrency also needs --num-prompts", "--num-prompts 512")
     if given.num_prompts is not None and given.num_prompts < 1:
-        raise BadUsage(f"--num-prompts {given.num_prompts} is no number of requests", "--num-prompts 512")
+        raise BadUsage(f"--num-prompts {given.num_prompts} is not positive", "--num-prompts 512")
     if given.max_concurrency is not None and given.max_concurrency < 1:
-        why = f"--max-concurrency {given.max_concurrency} is no number of requests in flight"
+        why = f"--max-concurrency {given.max_concurrency} is not positive"
         raise BadUsage(why, "--max-concurrency 1")
 
 
-def loads_of(given: argparse.Namespace) -> list[Load]:
+def _loads_of(given: argparse.Namespace) -> list[Load]:
     if given.ramp:
         return [ramp(given)]
     if given.num_prompts is not None and given.window is not None:
-        raise BadUsage("--num-prompts and --window are two ways to end", "one of them")
+        raise BadUsage("--num-prompts and --window cannot be combined", "only one of them")
     if given.max_concurrency is not None and not given.request_rate:
-        return [closed_loop(given)]
+        return [_closed_loop(given)]
     return [at_rate(given, rate) for rate in given.request_rate] if given.num_prompts is None else [job_of(given)]
 
 
-def closed_loop(given: argparse.Namespace) -> ClosedLoop:
+def _closed_loop(given: argparse.Namespace) -> ClosedLoop:
     if given.num_prompts is not None and given.num_prompts < given.max_concurrency:
         why = f"--num-prompts {given.num_prompts} cannot keep {given.max_concurrency} in flight"
         raise BadUsage(why, f"--num-prompts {given.max_concurrency}")
@@ -210,7 +212,7 @@ def job_of(given: argparse.Namespace) -> OpenLoop:
     return job(given.num_prompts, rate, given.seed, given.max_concurrency, given.burstiness)
 
 
-def least_s(load: Load) -> float:
+def least_seconds(load: Load) -> float:
     """Seconds that a load takes at least: how long the requests of an endpoint last is not known beforehand."""
     if isinstance(load, OpenLoop):
         arrivals_s = (load.requests or 0) / load.rate
@@ -221,9 +223,9 @@ def least_s(load: Load) -> float:
 def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
     if rate == math.inf:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
-    arrivals = Arrivals("gamma", rate, given.burstiness, given.seed, duration_s=length_s(given))
+    arrivals = Arrivals("gamma", rate, given.burstiness, given.seed, duration_s=_length_s(given))
     words = f"gamma {given.burstiness:g}, {rate:g}/s, seed {given.seed}"
-    return windowed(given, words, rate, times_of(arrivals, length_s(given)))
+    return windowed(given, words, rate, times_of(arrivals, _length_s(given)))
 
 
 def ramp(given: argparse.Namespace) -> OpenLoop:
@@ -252,7 +254,7 @@ def windowed(given: argparse.Namespace, words: str, rate: float, times: tuple[fl
     return OpenLoop(rate=rate, window_s=window_s, settle_s=given.settle, arrivals=words, schedule_s=times)
 
 
-def length_s(given: argparse.Namespace) -> float:
+def _length_s(given: argparse.Namespace) -> float:
     """The load goes on after the window, so that what was sent in it ends under it."""
     length: float = 2 * given.settle + (given.window or WINDOW_S)
     return length
@@ -271,8 +273,8 @@ def times_of(arrivals: Arrivals, within_s: float) -> tuple[float, ...]:
 def traced(given: argparse.Namespace) -> tuple[Load, Workload]:
     """A trace's own times and lengths, from its beginning. Raises BadDataset where no request of it counts."""
     if not 0 < given.speed < math.inf:
-        raise BadUsage(f"--speed {given.speed:g} is no speed", "--speed 2, which is twice as fast")
-    length, window = length_s(given), given.window or WINDOW_S
+        raise BadUsage(f"--speed {given.speed:g} is not positive", "--speed 2, which is twice as fast")
+    length, window = _length_s(given), given.window or WINDOW_S
     hint, most = "more --max-model-len, or --window", given.max_model_len or LONGEST
     trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=length * given.speed)
     arrivals = trace.arrivals(given.speed)
@@ -298,7 +300,7 @@ def check_lengths(given: argparse.Namespace) -> None:
     if of_a_trace and (given.sharegpt is not None or fixed):
         raise BadUsage("a trace has lengths of its own", "no other lengths beside it")
     if given.max_model_len is not None and not of_a_trace:
-        raise BadUsage("--max-model-len is of a trace", "--lengths-from PATH, or --trace PATH")
+        raise BadUsage("--max-model-len requires --trace or --lengths-from", "--lengths-from PATH, or --trace PATH")
     if given.max_model_len is not None and given.max_model_len < 2:
         raise BadUsage(f"no request has up to {given.max_model_len} tokens", f"--max-model-len {LONGEST}")
     if given.tokenizer and not given.sharegpt:
@@ -316,7 +318,7 @@ def check_lengths(given: argparse.Namespace) -> None:
         raise BadUsage("the replies of ShareGPT have lengths of their own", "no --output-len, or --sharegpt-rule vllm")
 
 
-def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
+def _requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
     """One workload per load, with as many requests as the load sends, all distinct while there are enough. A server's
     prefix cache would answer a repeat, within a load or in the next one, from what it has kept."""
     numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
@@ -327,7 +329,7 @@ def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 def workload_of(given: argparse.Namespace, number: int) -> Workload:
     """A workload of `number` requests, or of as many as there are. Raises BadDataset where no conversation fits."""
-    spec = workload_spec(given, number)
+    spec = _workload_spec(given, number)
     most = given.max_model_len or LONGEST
     requests, source = requests_of(spec, vocabulary_of(given.model), most, lambda: named_tokenizer(spec))
     if not requests:
@@ -335,7 +337,7 @@ def workload_of(given: argparse.Namespace, number: int) -> Workload:
     return Workload(replace(spec, requests=len(requests)), tuple(requests), source)
 
 
-def workload_spec(given: argparse.Namespace, number: int) -> WorkloadSpec:
+def _workload_spec(given: argparse.Namespace, number: int) -> WorkloadSpec:
     if given.lengths_from:
         drawn = WorkloadSpec("trace-lengths", str(given.lengths_from), prompt_tokens=None, output_tokens=None)
         return replace(drawn, requests=number, seed=given.seed)
@@ -419,7 +421,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 def run_measure(given: argparse.Namespace) -> int:
     """Serve, store, print."""
-    terms = terms_of(given)
+    terms = _terms_of(given)
     export = export_to(given.export, terms.slo) if given.export else None
     if export and export.path == given.records:
         raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
@@ -430,9 +432,9 @@ def run_measure(given: argparse.Namespace) -> int:
     own_prompts = given.seed is None  # who gives one wants the very requests again
     wanted = asked(given)
     if given.attainment is not None and len(wanted) == 1 and not given.ramp:
-        raise BadUsage("--attainment is of several rates or steps", "--request-rate 10,20,40")
+        raise BadUsage("--attainment needs several rates or steps", "--request-rate 10,20,40")
     if given.processes < 1:
-        raise BadUsage(f"--processes {given.processes} send nothing", "--processes 2")
+        raise BadUsage(f"--processes {given.processes} is not positive", "--processes 2")
     found, moved = measured(given, wanted, export, own_prompts)
     if given.csv:
         print(as_csv(row for m in found for row in rows_of_load(m, terms)), end="")
@@ -447,10 +449,10 @@ def run_measure(given: argparse.Namespace) -> int:
     return status
 
 
-def terms_of(given: argparse.Namespace) -> ValidityCriteria:
+def _terms_of(given: argparse.Namespace) -> ValidityCriteria:
     attainment = ATTAINMENT if given.attainment is None else given.attainment
     if not 0 < attainment <= 1:
-        raise BadUsage(f"--attainment {attainment:g} is no share of requests", f"--attainment {ATTAINMENT:g}")
+        raise BadUsage(f"--attainment {attainment:g} is not a share between 0 and 1", f"--attainment {ATTAINMENT:g}")
     if not 0 <= given.allow_failed <= MOST_FAILED:
         problem = (
             f"--allow-failed {given.allow_failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
@@ -504,7 +506,7 @@ def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> 
 
 def _status(number: int, every: Sequence[Load], elapsed_s: float = 0.0) -> Status:
     """The load of this number, from 0; the time left is what all loads take at least."""
-    now, *later = map(least_s, every[number:])
+    now, *later = map(least_seconds, every[number:])
     place = f"load {number + 1} of {len(every)}" if len(every) > 1 else ""
     left = left_text(max(0.0, now - elapsed_s) + sum(later), more=True)
     return Status(place, left, every[number].title)

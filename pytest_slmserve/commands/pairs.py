@@ -48,7 +48,7 @@ def add_pairs(commands: Commands) -> None:
 def run_pairs(given: argparse.Namespace) -> int:
     """Print the verdict, by as many of the pairs as it takes, and return its exit status."""
     check_share("margin", given.margin)
-    rows = external.read(given.path)
+    rows = external.read_results(given.path)
     if not rows:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
     external.check_columns(rows, SIDES)

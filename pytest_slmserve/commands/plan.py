@@ -37,11 +37,11 @@ def run_plan(command: Parser, given: argparse.Namespace) -> int:
     if {"-h", "--help"} & set(given.words):
         command.print_help()
         return PASSES
-    done = subprocess.run([sys.executable, "-m", "pytest", *QUIET, *words_of(given.words)], check=False)
+    done = subprocess.run([sys.executable, "-m", "pytest", *QUIET, *planned_words(given.words)], check=False)
     return done.returncode
 
 
-def words_of(words: Sequence[str]) -> list[str]:
+def planned_words(words: Sequence[str]) -> list[str]:
     """Return the words for pytest: with a mode, and with tests. The value of each of our options is put behind "=",
     because a path that stands alone is one of tests."""
     flags = {opt.flag for opt in OPTS if not opt.is_flag and not opt.bare}

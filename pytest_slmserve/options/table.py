@@ -6,9 +6,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pytest_slmserve.schema.errors import (
     Caches,
@@ -45,7 +45,7 @@ def archive(text: str) -> bool | str:
         return text
 
 
-def words(text: str) -> tuple[str, ...]:
+def word_list(text: str) -> tuple[str, ...]:
     found = tuple(word.strip() for word in text.split(",") if word.strip())
     if not found:
         raise ValueError("names with commas between them")
@@ -64,7 +64,7 @@ def ascending(text: str) -> tuple[int, ...]:
 
 
 def sharings(text: str) -> tuple[str, ...]:
-    found, known = words(text), get_args(OwnSharing)
+    found, known = word_list(text), get_args(OwnSharing)
     if unknown := set(found) - set(known):
         raise ValueError(f"of {', '.join(known)}, with commas between them: {', '.join(sorted(unknown))} is unknown")
     return found
@@ -74,7 +74,7 @@ def urls(text: str) -> tuple[str, ...]:
     """URLs that requests go to. Raises BadUsage for one that holds credentials: an error must not repeat it."""
     from pytest_slmserve.schema.specs import completed
 
-    found = tuple(map(completed, words(text)))
+    found = tuple(map(completed, word_list(text)))
     if len(set(found)) < len(found):
         raise ValueError("URLs that differ, with commas between them")
     return found
@@ -97,7 +97,7 @@ def share(text: str) -> float:
     return number
 
 
-def gpu_memory(text: str) -> int:
+def memory_size(text: str) -> int:
     """Bytes of a size such as 40GiB."""
     from pytest_slmserve.schema.errors import BadUsage
     from pytest_slmserve.schema.kv_cache import parse_memory
@@ -223,11 +223,11 @@ def ray_resource(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
 class OneOf:
     """Parser of a word that is one of `choices`."""
 
-    choices: tuple[str, ...]
+    def __init__(self, choices: tuple[str, ...]) -> None:
+        self.choices = choices
 
     def __call__(self, text: str) -> str:
         if text not in self.choices:
@@ -235,12 +235,11 @@ class OneOf:
         return text
 
 
-@dataclass(frozen=True, slots=True)
 class AtLeast:
     """Parser of a whole number that is `least` or more, and `most` at most."""
 
-    least: int
-    most: int = 1 << 63
+    def __init__(self, least: int, most: int = 1 << 63) -> None:
+        self.least, self.most = least, most
 
     def __call__(self, text: str) -> int:
         if not text.isdecimal() or int(text) < self.least:
@@ -280,8 +279,7 @@ GROUPS = {  # of `pytest --help`, by the first option of each
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Opt:
+class Opt(NamedTuple):
     """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file.
 
     Attributes:
@@ -339,7 +337,8 @@ def opt(read: Any, *of: Any, **more: Any) -> Any:
     return field(default=row.default, metadata={"opt": row})
 
 
-@dataclass(frozen=True, slots=True)
+# Every run of pytest makes this class, so it has no more methods than it needs.
+@dataclass(frozen=True, slots=True, repr=False)
 class Options:
     """Options of a run as values. source: where each is from, "command line", "environment", "ini" or "default"."""
 
@@ -360,7 +359,7 @@ class Options:
         ini_only=True,
     )
     models: tuple[str, ...] | None = opt(
-        words,
+        word_list,
         None,
         "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode",
         "A,B",
@@ -459,7 +458,7 @@ class Options:
     )
     gpu_memory_utilization: float = opt(share, 0.9, "share of the GPU's memory that the engine may take", "SHARE")
     gpu_memory: int | None = opt(
-        gpu_memory,
+        memory_size,
         None,
         "plan as if the GPU had only this much memory, for example 40GiB; default: all of it",
         "SIZE",
@@ -639,7 +638,7 @@ def _rows() -> Iterator[Opt]:
     for each in fields(Options):
         if row := each.metadata.get("opt"):
             group = GROUPS.get(each.name, group)
-            yield replace(row, name=each.name, group=group)
+            yield row._replace(name=each.name, group=group)
 
 
 OPTS: tuple[Opt, ...] = tuple(_rows())

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
-from pytest_slmserve.analysis.device.sensor_health import Health, health
-from pytest_slmserve.analysis.metrics.validity import trustworthy
-from pytest_slmserve.analysis.points import ReplicaPoint, shared_points
-from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.plan.cases import Case, engine_title
 from pytest_slmserve.plugin.items import (
     BASELINE,
     NEEDS_A_MODE,
@@ -28,13 +21,7 @@ from pytest_slmserve.plugin.items import (
     spec_from_marker,
     words_of,
 )
-from pytest_slmserve.run.session import Session
-from pytest_slmserve.run.sweeps import Sweeps
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
-from pytest_slmserve.schema.records import Measurement, Run, Samples, Steps, Telemetry
-from pytest_slmserve.schema.specs import ReplicaSpec
-from pytest_slmserve.telemetry.sampler import Sampler
+from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.advisor import Advice
@@ -42,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
+    from pytest_slmserve.plugin.measuring import Carry, PlannedCase, SharedEngines, Watching
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
     from pytest_slmserve.run.session import Session
@@ -166,6 +154,8 @@ def slm_point(
     `points`: pairs of a model and the requests in flight."""
 
     sweeps = slm_sweeps if is_planned_point(request.node) else None
+    from pytest_slmserve.plugin.measuring import PlannedCase
+
     return PlannedCase(slm_session, request.param, slm_carrier, sweeps)
 
 
@@ -193,6 +183,8 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
         spec = planner.replicas(models or [model or planner.models[0]] * n, sharing, pinned, thread_percentage)
         if why := cannot_share(spec, planner.host.device):
             pytest.skip(why)
+        from pytest_slmserve.plugin.measuring import SharedEngines
+
         return SharedEngines(slm_session, spec)
 
     return of
@@ -203,12 +195,16 @@ def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> P
     """One engine alone, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
     options."""
 
+    from pytest_slmserve.plugin.measuring import PlannedCase
+
     return PlannedCase(slm_session, request.param)
 
 
 @pytest.fixture
 def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedCase:
     """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
+
+    from pytest_slmserve.plugin.measuring import PlannedCase
 
     return PlannedCase(slm_session, request.param, slm_carrier)
 
@@ -242,6 +238,8 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
 def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """One engine over several GPUs, or a replica on each; parametrised over models, GPUs and loads by the marker and
     the options."""
+
+    from pytest_slmserve.plugin.measuring import PlannedCase
 
     return PlannedCase(slm_session, request.param)
 
@@ -335,6 +333,8 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
         raise BadUsage("no sensors are read in this run", "not --slm-telemetry off")
+    from pytest_slmserve.plugin.measuring import watching
+
     return lambda: watching(sampler, environment)
 
 
@@ -389,104 +389,3 @@ class NoReporter:
     @pytest.fixture
     def slm_carrier(self) -> Carry:
         return lambda measurements: None
-
-
-Carry = Callable[[Sequence[Measurement]], None]  # shows measurements to whoever else is there
-
-
-@dataclass(frozen=True, repr=False)
-class PlannedCase:
-    """The case of a test. sweeps: those of the run, where it is a point of one."""
-
-    session: Session
-    case: Case
-    carry: Carry = lambda measurements: None
-    sweeps: Sweeps | None = None
-
-    def measure(self) -> Verdict:
-        """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted. The test
-        is skipped where an adaptive sweep does not need this point, or the engine turns out to have no room for it."""
-        try:
-            wanted = self._repeats()
-            repeats = self.session.executor.measure(self.case, wanted)
-        except DoesNotFit as error:
-            pytest.skip(error.problem)
-        self.carry([m for group in repeats for m in group])
-        return trustworthy(repr(self), repeats, wanted)
-
-    def _repeats(self) -> int:
-        if self.sweeps is None:
-            return self.session.options.repeats
-        model, concurrency = self.case.model, self.case.concurrency
-        wanted = self.sweeps.repeats(model, concurrency)
-        if wanted is None:
-            pytest.skip(self.sweeps.why_not(model, concurrency))
-        return wanted
-
-    def __repr__(self) -> str:
-        return self.case.id
-
-
-@dataclass(frozen=True, repr=False)
-class SharedEngines:
-    """Several engines on one device, started when they are first measured."""
-
-    session: Session
-    spec: ReplicaSpec
-
-    @checked("slm_replicas(...).measure")
-    def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> ReplicaPoint:
-        """Put `concurrency` requests in flight in all, the same number in each; more words are fields of ClosedLoop."""
-        case = self.session.planner.replicas_case(self.spec, concurrency, load)
-        groups = self.session.executor.measure(case, repeats)
-        return shared_points(m for group in groups for m in group)[0]
-
-    def __repr__(self) -> str:
-        return f"{len(self.spec)} replicas ({engine_title(self.spec)})"
-
-
-NOBODY, NOTHING = Samples(*[()] * 8), Steps(*[()] * 7)
-
-
-@dataclass(repr=False)
-class SampledBlock:
-    """Sensor readings over a block; there are none before the block has ended, and reading them raises BadUsage."""
-
-    environment: Environment
-    run: Run | None = None
-
-    @property
-    def seen(self) -> Run:
-        if self.run is None:
-            raise BadUsage("the block that is watched has not ended", "ask after the with statement")
-        return self.run
-
-    @property
-    def telemetry(self) -> Telemetry:
-        """Rows; their times are seconds since the block began."""
-        assert self.seen.telemetry is not None
-        return self.seen.telemetry
-
-    @property
-    def figures(self) -> DeviceFigures:
-        return device_figures(self.seen)
-
-    @property
-    def health(self) -> Health:
-        return health(self.seen, self.environment)
-
-
-Watching = Callable[[], AbstractContextManager[SampledBlock]]
-
-
-@contextmanager
-def watching(sampler: Sampler, environment: Environment) -> Iterator[SampledBlock]:
-    """Reads the sensors until the block ends, by an exception too."""
-    watched = SampledBlock(environment)
-    with sampler.recording() as recording:
-        began_s = recording.clock()
-        try:
-            yield watched
-        finally:
-            window_s = 0.0, recording.clock() - began_s
-    watched.run = Run(NOBODY, NOTHING, window_s, began_s=began_s, telemetry=recording.telemetry(began_s, window_s))

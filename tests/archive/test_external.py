@@ -16,10 +16,10 @@ from pytest_slmserve.archive.external import (
     Columns,
     Row,
     check_columns,
-    curve_of,
+    external_curve,
     matching,
     mixtures,
-    read,
+    read_results,
     results,
     taken_as_repeats,
     unit_of,
@@ -37,7 +37,7 @@ def test_names_and_values_are_printable(tmp_path):
     line, told = tmp_path / "a.csv", tmp_path / "b.json"
     line.write_text("max_num_seqs,\x1b[2Jkind\n4,\x1b]0;owned\x07\n", "utf-8")
     told.write_text('{"max_num_seqs": 4, "\\u001b[2Jkind": ["\\u202e"]}', "utf-8")
-    (row,), (other,) = read(line), read(told)
+    (row,), (other,) = read_results(line), read_results(told)
     assert row.cells == {"max_num_seqs": "4", r"\x1b[2Jkind": r"\x1b]0;owned\x07"}
     assert other.cells == {"max_num_seqs": 4, r"\x1b[2Jkind": [r"\u202e"]}
 
@@ -51,7 +51,7 @@ def result(concurrency: object, rate: object = 100.0, **more: object) -> dict[st
 
 def written(path: Path, text: str) -> list[Row]:
     path.write_text(text, "utf-8")
-    return read(path)
+    return read_results(path)
 
 
 def rows(*cells: dict[str, object]) -> list[Row]:
@@ -59,11 +59,11 @@ def rows(*cells: dict[str, object]) -> list[Row]:
 
 
 def points(found: list[Row], columns: Columns) -> tuple[Point, ...]:
-    return curve_of(found, columns).points
+    return external_curve(found, columns).points
 
 
 def test_a_csv_becomes_a_curve(tmp_path):
-    curve = curve_of(written(tmp_path / "a.csv", CSV), COLUMNS)
+    curve = external_curve(written(tmp_path / "a.csv", CSV), COLUMNS)
     found = curve.points
     assert [p.concurrency for p in found] == [row[0] for row in ROWS]
     assert (found[2].repeats, found[2].e2e_repeats, found[2].batch_repeats) == ((5734.137894,), (7.509587e-3,), (32.0,))
@@ -76,7 +76,7 @@ def test_a_csv_becomes_a_curve(tmp_path):
 def test_other_delimiters_and_a_mark_at_the_start(tmp_path, delimiter):
     path = tmp_path / "a.csv"
     path.write_text("\ufeff" + CSV.replace(",", delimiter), "utf-8")
-    assert [row.cells for row in read(path)] == [row.cells for row in written(tmp_path / "b.csv", CSV)]
+    assert [row.cells for row in read_results(path)] == [row.cells for row in written(tmp_path / "b.csv", CSV)]
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,10 @@ def test_damaged_files(tmp_path, text, words):
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(BadUsage, match="cannot read .*: No such file"):
-        read(tmp_path / "a.csv")
+        read_results(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadUsage, match="no text in UTF-8"):
-        read(tmp_path / "b.csv")
+        read_results(tmp_path / "b.csv")
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n", "[]"])

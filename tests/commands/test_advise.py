@@ -101,7 +101,7 @@ def test_wrong_usage_is_4(tmp_path, capsys, arguments, words):
 
 def test_results_that_are_not_ours_need_their_columns(tmp_path, capsys):
     status, out, err = run(capsys, "advise", external(tmp_path))
-    assert (status, out) == (4, "") and "is not an archive" in err
+    assert (status, out) == (4, "") and "external results need to be told their columns" in err
     status, out, err = run(capsys, "advise", external(tmp_path), *NAMES, "--model", "no-such-model")
     assert (status, out) == (4, "") and "unknown model 'no-such-model'" in err
 

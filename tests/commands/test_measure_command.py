@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.measure import asked, least_s
+from pytest_slmserve.commands.measure import asked, least_seconds
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import text_table
@@ -101,7 +101,7 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
     assert (found["prompt_tokens"], found["output_tokens"]) == (640, 320)
     assert told["max_concurrent_requests"] == found["in_flight_max"] == peak_of(tmp_path / "r.jsonl") == 4
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
-    (point,) = external.curve_of(external.read(saved), columns).points
+    (point,) = external.external_curve(external.read_results(saved), columns).points
     assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["tpot_s"],))
 
 
@@ -535,26 +535,32 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
     ("arguments", "problem"),
     [
         ((), "no load is given"),
-        (("--ramp", "4,8", "--trace", "t.csv"), "--ramp and --trace are 2 loads"),
-        (("--max-concurrency", "4", "--trace", "t.csv"), "--max-concurrency and --trace are 2 loads"),
-        (("--max-concurrency", "4", "--request-rate", "9"), "is of a number of requests"),
-        (("--max-concurrency", "0"), "--max-concurrency 0 is no number of requests in flight"),
+        (("--ramp", "4,8", "--trace", "t.csv"), "--ramp and --trace cannot be combined"),
+        (("--max-concurrency", "4", "--trace", "t.csv"), "--max-concurrency and --trace cannot be combined"),
+        (("--max-concurrency", "4", "--request-rate", "9"), "also needs --num-prompts"),
+        (("--max-concurrency", "0"), "--max-concurrency 0 is not positive"),
         (("--max-concurrency", "1000000000"), "--max-concurrency is more than 10,000,000"),
         (("--max-concurrency", "1", "--input-len", "1000000000"), "--input-len is more than 10,000,000"),
         (("--request-rate", "1e9"), "more than 10,000,000 requests come within 20 s"),
         (("--ramp", "1,1e9", "--step", "9"), "more than 10,000,000 requests come within 18 s"),
         (("--max-concurrency", "4", "--num-prompts", "3"), "--num-prompts 3 cannot keep 4 in flight"),
-        (("--max-concurrency", "4", "--num-prompts", "9", "--window", "3"), "two ways to end"),
-        (("--request-rate", "4", "--num-prompts", "9", "--window", "3"), "two ways to end"),
+        (
+            ("--max-concurrency", "4", "--num-prompts", "9", "--window", "3"),
+            "--num-prompts and --window cannot be combined",
+        ),
+        (
+            ("--request-rate", "4", "--num-prompts", "9", "--window", "3"),
+            "--num-prompts and --window cannot be combined",
+        ),
         (("--request-rate", "4,8", "--num-prompts", "9"), "several rates are judged in windows"),
         (("--request-rate", "inf", "--num-prompts", "9", "--burstiness", "2"), "all at once has no burstiness"),
-        (("--request-rate", "4", "--num-prompts", "0"), "--num-prompts 0 is no number of requests"),
-        (("--request-rate", "4", "--burstiness", "-1"), "--burstiness -1 is no shape of gaps"),
-        (("--max-concurrency", "4", "--settle", "1"), "--settle is for rates, ramps and traces in a window"),
-        (("--max-concurrency", "4", "--attainment", "0.5"), "--attainment is of several rates or steps"),
-        (("--max-concurrency", "4", "--processes", "0"), "--processes 0 send nothing"),
+        (("--request-rate", "4", "--num-prompts", "0"), "--num-prompts 0 is not positive"),
+        (("--request-rate", "4", "--burstiness", "-1"), "--burstiness -1 is not positive"),
+        (("--max-concurrency", "4", "--settle", "1"), "--settle applies only to rates, ramps and traces in a window"),
+        (("--max-concurrency", "4", "--attainment", "0.5"), "--attainment needs several rates or steps"),
+        (("--max-concurrency", "4", "--processes", "0"), "--processes 0 is not positive"),
         (("--max-concurrency", "4", "--timeout", "0"), "in 0 s nothing is measured"),
-        (("--max-concurrency", "4", "--max-model-len", "64"), "--max-model-len is of a trace"),
+        (("--max-concurrency", "4", "--max-model-len", "64"), "--max-model-len requires --trace or --lengths-from"),
         (
             ("--max-concurrency", "4", "--lengths-from", "t.csv", "--max-model-len", "1"),
             "no request has up to 1 tokens",
@@ -564,16 +570,16 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--request-rate", "inf"), "all requests come at once: how many?"),
         (("--ramp", "4,inf", "--step", "9"), "no step at which all requests come at once"),
         (("--ramp", "4,8", "--step", "9", "--num-prompts", "9"), "--ramp has steps, not a number of requests"),
-        (("--request-rate", "nan"), "'nan' are no rates"),
+        (("--request-rate", "nan"), "invalid rates 'nan'"),
         (("--ramp", "4,8"), "a ramp is judged in steps"),
         (("--ramp", "4,8", "--step", "9", "--window", "3"), "a ramp is judged in steps"),
         (("--ramp", "4,8", "--step", "3"), "over before it has settled for 5 s"),
-        (("--request-rate", "4", "--step", "3"), "--step is of a ramp"),
-        (("--request-rate", "4,x"), "'4,x' are no rates"),
-        (("--request-rate", "0"), "'0' are no rates"),
-        (("--request-rate", "4", "--window", "-1"), "'-1' are no seconds"),
+        (("--request-rate", "4", "--step", "3"), "--step requires --ramp"),
+        (("--request-rate", "4,x"), "invalid rates '4,x'"),
+        (("--request-rate", "0"), "invalid rates '0'"),
+        (("--request-rate", "4", "--window", "-1"), "invalid duration '-1'"),
         (("--request-rate", "4", "--window", "0"), "in 0 s nothing is measured"),
-        (("--request-rate", "4,8", "--attainment", "90"), "--attainment 90 is no share"),
+        (("--request-rate", "4,8", "--attainment", "90"), "--attainment 90 is not a share"),
         (("--request-rate", "4", "--goodput", "itl:10ms"), "not request by request"),
         (("--max-concurrency", "4", "--allow-failed", "0.2"), "gives a load up where more than 0.05 fail"),
         (("--max-concurrency", "4", "--export", "bench.json"), "'bench.json' is no export"),
@@ -590,10 +596,10 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--trace", "t.csv", "--sharegpt"), "a trace has lengths of its own"),
         (("--trace", "t.csv", "--input-len", "9"), "a trace has lengths of its own"),
         (("--trace", "t.csv", "--num-prompts", "9"), "--trace has a window, not a number of requests"),
-        (("--trace", "t.csv", "--speed", "0"), "--speed 0 is no speed"),
-        (("--trace", "t.csv", "--burstiness", "2"), "--burstiness is for rates"),
-        (("--max-concurrency", "4", "--burstiness", "2"), "--burstiness is for rates"),
-        (("--request-rate", "4", "--speed", "2"), "--speed is of a trace"),
+        (("--trace", "t.csv", "--speed", "0"), "--speed 0 is not positive"),
+        (("--trace", "t.csv", "--burstiness", "2"), "--burstiness requires --request-rate or --ramp"),
+        (("--max-concurrency", "4", "--burstiness", "2"), "--burstiness requires --request-rate or --ramp"),
+        (("--request-rate", "4", "--speed", "2"), "--speed requires --trace"),
         (("--max-concurrency", "4", "--extra-body", "[1]"), "is no JSON object"),
         (
             ("--max-concurrency", "4", "--extra-body", '{"a": {"api_key": "x1y2"}}'),
@@ -649,4 +655,4 @@ def test_a_terminal_sees_which_load_how_far_and_what_is_left_and_then_only_the_r
     ],
 )
 def test_a_load_takes_at_least_its_window_or_its_arrivals(load, seconds):
-    assert least_s(load) == seconds
+    assert least_seconds(load) == seconds

@@ -10,25 +10,25 @@ from scripts import CHECKOUT, in_checkout
 from shipped import BENCHMARKS
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.commands.plan import SHIPPED, words_of
+from pytest_slmserve.commands.plan import SHIPPED, planned_words
 from pytest_slmserve.options.table import OPTS
 
 
 def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert words_of([]) == ["--slm-gpu", "--slm-plan", *SHIPPED]
-    assert words_of(["--slm-simulate", "-k", "point"]) == ["--slm-plan", "--slm-simulate", "-k", "point", *SHIPPED]
+    assert planned_words([]) == ["--slm-gpu", "--slm-plan", *SHIPPED]
+    assert planned_words(["--slm-simulate", "-k", "point"]) == ["--slm-plan", "--slm-simulate", "-k", "point", *SHIPPED]
     (tmp_path / "test_mine.py").touch()
     mine = "test_mine.py::test_it"
-    assert words_of([mine, "--slm-cpu"]) == ["--slm-plan", mine, "--slm-cpu"]
+    assert planned_words([mine, "--slm-cpu"]) == ["--slm-plan", mine, "--slm-cpu"]
     (tmp_path / "python").touch()
-    assert words_of(["--slm-python", "python", "--slm-cpu"]) == [
+    assert planned_words(["--slm-python", "python", "--slm-cpu"]) == [
         "--slm-plan",
         "--slm-python=python",
         "--slm-cpu",
         *SHIPPED,
     ]
-    assert words_of(["--pyargs", "my.tests"]) == ["--slm-gpu", "--slm-plan", "--pyargs", "my.tests"]
+    assert planned_words(["--pyargs", "my.tests"]) == ["--slm-gpu", "--slm-plan", "--pyargs", "my.tests"]
 
 
 def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_path, monkeypatch, capfd):

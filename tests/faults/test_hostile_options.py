@@ -33,7 +33,7 @@ OF_MEASURE = (
 def options(case: Case, name: str, texts: Iterator[str]) -> None:
     """By a plan, which does all but start: a run would take as long as it was asked to."""
     (case.folder / "test_it.py").write_text(TESTS, "utf-8")
-    flag = next(opt.flag for opt in OPTS if opt.name == name)
+    flag = next(opt.flag for opt in OPTS if opt.name == name).replace("-o ", "--override-ini=")
     plant(case, [(text, pytest_run([f"{flag}={text}", *PLAN])) for text in texts], (0, 4, 5))
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pytest_slmserve.plugin.fixtures import watching
+from pytest_slmserve.plugin.measuring import watching
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import FOREIGN_PROCESSES, SM_ACTIVE

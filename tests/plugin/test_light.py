@@ -16,16 +16,13 @@ LOOK = f"""
 """
 IDLE = [
     ".options",
-    ".options.parsers",
     ".options.table",
     ".plugin",
-    ".plugin.calls",
     ".plugin.fixtures",
     ".plugin.hooks",
     ".plugin.items",
     ".schema",
     ".schema.errors",
-    ".schema.literals",
     ".schema.printable",
 ]
 

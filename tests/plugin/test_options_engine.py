@@ -257,6 +257,14 @@ def test_a_path_after_the_sign_is_not_warned_of_nor_one_in_the_project(pytester,
         pytester.runpytest_inprocess("--slm-simulate", *words).assert_outcomes(passed=1, warnings=0)
 
 
+# max_num_seqs
+
+
+def test_the_most_sequences_of_a_step_are_those_that_were_asked_for(sweep, archive):
+    sweep("--slm-max-num-seqs=32", "--slm-concurrency=1,16", "-k", "point").assert_outcomes(passed=2)
+    assert {m.spec.max_num_seqs for m in archive().measurements} == {32}
+
+
 # env
 
 

@@ -296,3 +296,19 @@ def test_the_core_suite_is_planned_to_take_15_minutes_on_a_gpu_at_most(pytester)
     [end] = [line for line in result.outlines if " end: " in line]
     minutes, _, seconds = end.split()[0].partition(":")
     assert 300 < int(minutes) * 60 + int(seconds) <= 900
+
+
+# names that are no options
+
+
+def test_a_mistyped_option_names_the_nearest_one(pytester):
+    text = usage_error(pytester.runpytest_inprocess("--slm-simulat"))
+    assert "unrecognized arguments: --slm-simulat, did you mean --slm-simulate?" in text
+    text = usage_error(pytester.runpytest_inprocess("--slm-gate-pairs=4"))
+    assert "unrecognized arguments: --slm-gate-pairs\n  try: -o slm_gate_pairs=12, or slm_gate_pairs in the ini" in text
+
+
+def test_an_option_of_a_project_s_own_may_have_the_prefix(pytester):
+    pytester.makeconftest('def pytest_addoption(parser): parser.addoption("--slm-mine", action="store_true")')
+    pytester.makepyfile("def test_it(): pass")
+    pytester.runpytest_inprocess("--slm-mine").assert_outcomes(passed=1)

@@ -235,7 +235,7 @@ def test_a_folder_gets_a_file_of_each_measurement(sweep, archive, pytester):
 
 def test_a_file_gets_an_object_a_line_that_judge_reads(sweep, pytester):
     sweep("--slm-export=vllm-bench=all.json", "--slm-concurrency=1,16")
-    points = external.curve_of(external.read(pytester.path / "all.json"), COLUMNS).points
+    points = external.external_curve(external.read_results(pytester.path / "all.json"), COLUMNS).points
     assert [(point.concurrency, len(point.repeats)) for point in points] == [(1, 2), (16, 2)]
 
 

@@ -123,7 +123,7 @@ def test_without_it_a_truncated_file_is_an_error_that_names_byte_and_conversatio
     text = usage_error(sweep(*torn))
     assert "byte" in text
     assert "after 1199 whole conversations" in text
-    assert "--override-ini=slm_accept_truncated=1" in text
+    assert "-o slm_accept_truncated=1" in text
 
 
 def test_with_it_the_run_goes_on_and_the_record_says_so(sweep, torn, archive):

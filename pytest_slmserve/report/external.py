@@ -29,13 +29,13 @@ from pytest_slmserve.report.text_table import (
 from pytest_slmserve.schema.errors import TooFewPoints
 
 
-def text(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes: Sequence[str]) -> str:
+def external_text(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes: Sequence[str]) -> str:
     """Table and findings. found: advice on this curve alone. tolerance: gain per doubling below which it is flat."""
     (advice,) = found.advices
     pairs = [*findings(curve, tolerance, advice.subject.b_half), ("batch", batch_text(advice, found))]
     pairs += [("closed form", caps)] if (caps := caps_text(advice.decision)) else []
     pairs += [("note", note) for note in _notes(curve, found, columns, notes)]
-    return "\n".join([table(entries(curve, found), _columns(columns)), "", named(pairs)])
+    return "\n".join([table(external_rows(curve, found), _columns(columns)), "", named(pairs)])
 
 
 def _columns(columns: Columns) -> tuple[Column[dict[str, Any]], ...]:
@@ -57,7 +57,7 @@ def stem(latency: str) -> str:
     return latency.removesuffix("_ms").removesuffix("_s")
 
 
-def as_json(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes: Sequence[str]) -> str:
+def external_json(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes: Sequence[str]) -> str:
     """One object. Seconds and shares, nothing rounded; null is what is not known or not reached."""
     (advice,) = found.advices
     notes, law, seen = list(_notes(curve, found, columns, notes)), None, advice.decision
@@ -79,13 +79,13 @@ def as_json(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes
         "limit_s": seen.limit and seen.limit.seconds,
         **facts(seen, "caps", "reason"),
         "advised": advice.advised,
-        "points": entries(curve, found),
+        "points": external_rows(curve, found),
         "notes": notes,
     }
     return json_text(record)
 
 
-def entries(curve: Curve, found: Plan) -> list[dict[str, Any]]:
+def external_rows(curve: Curve, found: Plan) -> list[dict[str, Any]]:
     """Rows, one for each load, invalid ones too; means over its repeats. concurrency: the knob. tokens_per_s: of
     whatever tokens, in `repeats` of each row. gain_per_doubling: since the last valid load. batch: requests in flight
     by Little's law; little: how far the reported mean of running requests is from that, a share."""

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Axes, Curve
 from pytest_slmserve.archive.external import Columns
-from pytest_slmserve.report.external.sweep import as_json, text
+from pytest_slmserve.report.external import external_json, external_text
 
 COLUMNS = Columns(
     knob="max_num_seqs",
@@ -65,7 +65,7 @@ def said(
         [ModelSweep(name="results", points=curve.points, b_half=b_half)], Objectives(slo=slo, threshold=threshold)
     )
     facts = (curve, found, columns, TOLERANCE, ["planted note"])
-    return Said(text(*facts), json.loads(as_json(*facts)))
+    return Said(external_text(*facts), json.loads(external_json(*facts)))
 
 
 def planted(knob: int, *scales: float, lost: float = 0.0, **facts: object) -> Point:

