@@ -16,7 +16,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3  # pages link into each other as deep as this
 # Types that a signature names and no page explains: the standard library's, and aliases.
 ALIASES = "Bound|GateLaunch|GpuPeaks|Progress|Recorded|ReplicaGroup|Sharing|T|WindowBarrier"
-nitpick_ignore_regex = [("py:class", rf"collections\.abc\..*|(.*\.)?({ALIASES})")]
+nitpick_ignore_regex = [("py:class", rf"collections\.abc\..*|(.*\.)?({ALIASES})"), ("py:obj", r"typing\.Literal\[.*")]
 copybutton_prompt_text = "$ "
 
 html_theme = "furo"

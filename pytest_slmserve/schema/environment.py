@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -105,3 +106,9 @@ def differences(
 
 def _known(value: object) -> str:
     return "not known" if value is None else str(value)
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "0.26.0rc1+cu130" is (0, 26, 0)."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(int(part) for part in found[1].split(".")) if found else ()

@@ -20,6 +20,7 @@ from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
 from pytest_slmserve.schema.specs import GIB
 
 Expected = Literal["passes", "fails", "either"]
+Reads = Literal["sweeps", "replicas", "gpus", "jobs", "arithmetic"]
 AnyRampUp = Literal["*", "staggered", "burst"]
 AnyInterface = Literal["*", "engine", "server", "endpoint"]
 Parameters = Mapping[str, Any]
@@ -41,7 +42,7 @@ class Claim:
     kind: str
     statement: str
     source: str
-    of: Literal["sweeps", "replicas", "gpus", "jobs", "arithmetic"] = "sweeps"
+    of: Reads = "sweeps"
     parameters: Parameters = field(default_factory=dict)
     expected: Expected = "passes"
     evidence: str = ""

@@ -7,7 +7,6 @@ and `models_read` names the models whose measurements it takes.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -28,7 +27,7 @@ from pytest_slmserve.analysis.sweep import curve as curves
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.environment import Environment, release
 from pytest_slmserve.schema.errors import BadUsage, Interface, Platform, RampUp, Sharing
 from pytest_slmserve.schema.records import known_fields
 
@@ -279,12 +278,6 @@ def claim_of(name: str) -> Claim:
     known = [claim.name for claim in CLAIMS]
     near = get_close_matches(str(name), known)
     raise BadUsage(f"unknown claim {name!r}", " or ".join(near) or f"one of {', '.join(known)}")
-
-
-def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "0.26.0rc1+cu130" is (0, 26, 0)."""
-    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    return tuple(int(part) for part in found[1].split(".")) if found else ()
 
 
 def row_for(

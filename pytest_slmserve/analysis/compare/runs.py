@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from statistics import fmean
 
-from pytest_slmserve.analysis.claims.table import release
 from pytest_slmserve.analysis.compare.baseline import (
     ComparedCase,
     ComparedPair,
@@ -42,6 +41,7 @@ from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.analysis.gate.diagnosis import Difference, differences
 from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, Interval, ends, factor, grouped
 from pytest_slmserve.analysis.stats.noise import Differences, Repeat
+from pytest_slmserve.schema.environment import release
 from pytest_slmserve.schema.loads import ClosedLoop, is_steady
 from pytest_slmserve.schema.records import Measurement, hosts_of
 

@@ -9,11 +9,11 @@ from strategies import H200, curves, law, measurement, noisy_curve
 
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.claim import ClaimRow
-from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, release, row_for
+from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, row_for
 from pytest_slmserve.analysis.metrics.roofline import GPUS
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.environment import Environment, release
 from pytest_slmserve.schema.errors import BadUsage
 
 NAMES = [claim.name for claim in CLAIMS]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from gpus import alone, engine
 
-from pytest_slmserve.analysis.claims.table import claim_of
+from pytest_slmserve.analysis.claims.table import applies, claim_of
 from pytest_slmserve.analysis.compare.deployments import CLAIM, neighbours_do_not_disturb, pairs_of
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import curve_of
@@ -50,8 +50,9 @@ def test_without_both_there_is_nothing_to_tell():
 
 
 def test_a_run_alone_has_no_neighbours():
-    judged = claim_of(CLAIM).applies
-    assert judged(curve()) and not judged(curve_of("opt-tiny", alone(engine())))
+    neighbours = claim_of(CLAIM)
+    alone_only = curve_of("opt-tiny", alone(engine()))
+    assert applies(neighbours, curve()) and not applies(neighbours, alone_only)
 
 
 @pytest.mark.parametrize(
