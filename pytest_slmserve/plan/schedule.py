@@ -182,11 +182,11 @@ def _parts(whole: Group, others: Sequence[Placement], gpus: int, count: int) -> 
     return [Group.from_items(whole.engine, cells) for cells in parts if cells]
 
 
-def spread_lines(cells: Sequence[PlannedItem], gpus: int, whole: bool = False) -> list[str]:
-    """The plan on so many GPUs: each GPU's engines in order, then its end. whole: none is divided. Raises BadUsage."""
+def spread_lines(cells: Sequence[PlannedItem], gpus: int) -> list[str]:
+    """The plan on so many GPUs: each GPU's engines in order, then its end. Raises BadUsage."""
     groups = groups_of(cells)
     in_all = {group.engine: len(group.cells) for group in groups}
-    placed = spread(groups if whole else divided(groups, gpus), gpus)
+    placed = spread(divided(groups, gpus), gpus)
     on_each: dict[int, list[str]] = {gpu: [] for gpu in range(gpus)}
     for placement in placed:
         group, begins, seconds = placement.group, clock(placement.begins_s), clock(placement.group.seconds)

@@ -192,8 +192,6 @@ def test_as_text():
         "GPU 1: opt-125m from 0:00 (1 of 3 items, 1:55 min)",
         "spread by engine: 2:55 min on 2 GPUs, no order takes less than 1:58 min; one engine after the other: 3:55 min",
     ]
-    whole = spread_lines(cells_of("opt-125m", [60, 60, 60]), 2, whole=True)
-    assert whole[0] == "GPU 0: opt-125m from 0:00 (3 items, 3:55 min)"
     assert spread_lines([], 1) == [
         "GPU 0: nothing",
         "spread by engine: 0:00 min on 1 GPU, no order takes less than 0:00 min; one engine after the other: 0:00 min",
