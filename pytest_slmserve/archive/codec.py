@@ -114,13 +114,12 @@ def _telemetry(found: Telemetry) -> dict[str, Any]:
 
 
 def _sensed_columns(columns: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
-    return {str(number): _sensed(number, values) for number, values in columns.items()}
-
-
-def _sensed(number: int, values: Sequence[float | None]) -> list[int | None] | int | None:
     """Differences in whole multiples of the sensor's resolution; one value for a column that never changes."""
-    whole = [None if value is None else _whole(value * per_unit(number)) for value in values]
-    return whole[0] if len(set(whole)) == 1 else _differences(whole)
+    coded = {}
+    for number, values in columns.items():
+        whole = [None if value is None else _whole(value * per_unit(number)) for value in values]
+        coded[str(number)] = whole[0] if len(set(whole)) == 1 else _differences(whole)
+    return coded
 
 
 def _columns(table: Samples | Steps, ticks: Mapping[int, int]) -> Iterator[tuple[str, Any]]:
@@ -181,11 +180,14 @@ def engine_of(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]
 def measurement_of(
     facts: dict[str, Any], spec: EngineSpec, resolved: Resolved, environment: Environment
 ) -> Measurement:
+    workload: WorkloadReference = converted(WorkloadReference, facts["workload"])
+    if min(workload.requests, workload.longest, workload.mean_prompt_tokens, workload.mean_output_tokens) <= 0:
+        raise ValueError("a workload without requests or tokens")
     return Measurement(
         spec=spec,
         resolved=resolved,
         environment=environment,
-        workload=_workload(facts["workload"]),
+        workload=workload,
         load=load_of(facts["load"], converted),
         run=_run(facts["run"]),
         launch=facts["engine"],
@@ -194,13 +196,6 @@ def measurement_of(
         paired=converted(GateLaunch, facts["paired"]) if facts.get("paired") else None,
         neighbours=converted(int, facts.get("neighbours", 0)),
     )
-
-
-def _workload(facts: dict[str, Any]) -> WorkloadReference:
-    made: WorkloadReference = converted(WorkloadReference, facts)
-    if min(made.requests, made.longest, made.mean_prompt_tokens, made.mean_output_tokens) <= 0:
-        raise ValueError("a workload without requests or tokens")
-    return made
 
 
 def converted(kind: Any, value: Any) -> Any:
@@ -288,13 +283,13 @@ def _telemetry_of(facts: dict[str, Any]) -> Telemetry:
 
 
 def _columns_of(facts: dict[str, Any], rows: int) -> dict[int, tuple[float | None, ...]]:
-    return {int(number): _values(int(number), coded, rows) for number, coded in facts.items()}
-
-
-def _values(number: int, coded: Any, rows: int) -> tuple[float | None, ...]:
-    """The inverse of `_sensed`."""
-    whole = _sums(_whole_numbers(coded)) if isinstance(coded, list) else _whole_numbers([coded] * rows)
-    return tuple(None if value is None else value / per_unit(number) for value in whole)
+    """The inverse of `_sensed_columns`."""
+    found = {}
+    for number, coded in facts.items():
+        units = per_unit(int(number))
+        whole = _sums(_whole_numbers(coded)) if isinstance(coded, list) else _whole_numbers([coded] * rows)
+        found[int(number)] = tuple([None if value is None else value / units for value in whole])
+    return found
 
 
 def _whole_numbers(values: Any) -> list[int | None]:
@@ -326,17 +321,12 @@ def _column(cls: type, name: str, coded: Any, rows: int, clock: Sequence[float])
         raise ValueError(f"{name}: a number that cannot be meant")
     values: tuple[Any, ...]
     if _is_stamp(name):
-        values = _stamps(name, told, clock)
+        if known and not 0 <= min(known) <= max(known) < len(clock):
+            raise ValueError(f"{name}: a tick that its clock does not have")
+        values = tuple([None if tick is None else clock[tick] for tick in told])
     else:
         values = tuple(told) if _stored_name(name) == name else _from_millionths(told)
     return values if isinstance(coded, list) else values * rows
-
-
-def _stamps(name: str, ticks: Sequence[int | None], clock: Sequence[float]) -> tuple[float | None, ...]:
-    told = [tick for tick in ticks if tick is not None]
-    if told and not 0 <= min(told) <= max(told) < len(clock):
-        raise ValueError(f"{name}: a tick that its clock does not have")
-    return tuple([None if tick is None else clock[tick] for tick in ticks])
 
 
 def _from_millionths(values: Iterable[int | None]) -> tuple[Any, ...]:
