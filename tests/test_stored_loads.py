@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from strategies import loads
 
-from pytest_slmserve.archive.codec import built
+from pytest_slmserve.archive.codec import converted
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, is_job, is_steady, load_facts, load_of
 
 WINDOW = {"rate": 4.0, "settle_s": 5.0, "window_s": 10.0, "arrivals": "gamma 1, 4/s, seed 0"}
@@ -31,19 +31,19 @@ STORED = [  # as archives hold them, and their keys with them
 @pytest.mark.parametrize(("facts", "load"), STORED)
 def test_a_stored_load_is_read_and_its_key_is_that_of_its_facts(facts, load):
     ramp_up = {"ramp_up": "staggered"} if facts["kind"] == "closed_loop" else {}
-    assert load_of(facts, built) == load
+    assert load_of(facts, converted) == load
     assert json.dumps(load_facts(load), sort_keys=True) == json.dumps(facts | ramp_up, sort_keys=True)
 
 
 def test_an_unknown_kind_of_load_is_refused():
     with pytest.raises(ValueError, match="unknown kind of load 'wave'"):
-        load_of({"kind": "wave", "requests": 16}, built)
+        load_of({"kind": "wave", "requests": 16}, converted)
 
 
 @given(loads())
 def test_every_load_comes_back_from_its_facts(load):
     facts = json.loads(json.dumps(load_facts(load), allow_nan=False))
-    assert load_of(facts, built) == load and load_facts(load_of(facts, built)) == load_facts(load)
+    assert load_of(facts, converted) == load and load_facts(load_of(facts, converted)) == load_facts(load)
 
 
 @given(loads(), loads())

@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.analysis.stats.estimates import grouped
-from pytest_slmserve.archive.codec import built, typed
+from pytest_slmserve.archive.codec import converted
 from pytest_slmserve.archive.store import Archive, RunChoice, chosen, make_folder, read
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -261,12 +261,12 @@ def _facts(kept: StoredNoise) -> dict[str, Any]:
 
 
 def _kept(facts: Mapping[str, Any]) -> StoredNoise:
-    place: NoiseKey = built(NoiseKey, dict(facts))
-    noise: PairNoise = built(PairNoise, facts["noise"])
-    worse = {name: built(Rates, rates) for name, rates in facts["worse"].items()}
+    place: NoiseKey = converted(NoiseKey, dict(facts))
+    noise: PairNoise = converted(PairNoise, facts["noise"])
+    worse = {name: converted(Rates, rates) for name, rates in facts["worse"].items()}
     terms = GateCriteria(place.margin, pairs=place.pairs)
-    seen = Calibration(terms, len(noise.costs), built(Rates, facts["unchanged"]), worse)
-    return StoredNoise(place, typed(str, facts["measured_at"]), noise, seen)
+    seen = Calibration(terms, len(noise.costs), converted(Rates, facts["unchanged"]), worse)
+    return StoredNoise(place, converted(str, facts["measured_at"]), noise, seen)
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:

@@ -9,14 +9,12 @@ stamps of a run are one clock, in microseconds, each once and in order; columns 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from itertools import accumulate, pairwise
 from string import ascii_lowercase, ascii_uppercase, digits
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import WorkloadReference, load_facts, load_of
@@ -31,7 +29,6 @@ from pytest_slmserve.schema.records import (
     Steps,
     Stream,
     Telemetry,
-    known_fields,
 )
 from pytest_slmserve.schema.sensors import per_unit
 from pytest_slmserve.schema.specs import EngineSpec
@@ -175,9 +172,9 @@ def _differences(values: Iterable[int | None]) -> list[int | None]:
 def engine_of(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
     model = facts.get("model")
     return (
-        built(EngineSpec, {**facts["spec"], "model_facts": model}),
-        built(Resolved, facts["resolved"]),
-        built(Environment, facts["environment"]),
+        converted(EngineSpec, {**facts["spec"], "model_facts": model}),
+        converted(Resolved, facts["resolved"]),
+        converted(Environment, facts["environment"]),
     )
 
 
@@ -189,83 +186,51 @@ def measurement_of(
         resolved=resolved,
         environment=environment,
         workload=_workload(facts["workload"]),
-        load=load_of(facts["load"], built),
+        load=load_of(facts["load"], converted),
         run=_run(facts["run"]),
         launch=facts["engine"],
-        measured_at=typed(str, facts["measured_at"]),
-        replica=built(Replica, facts["replica"]) if facts.get("replica") else None,
-        paired=built(GateLaunch, facts["paired"]) if facts.get("paired") else None,
-        neighbours=typed(int, facts.get("neighbours", 0)),
+        measured_at=converted(str, facts["measured_at"]),
+        replica=converted(Replica, facts["replica"]) if facts.get("replica") else None,
+        paired=converted(GateLaunch, facts["paired"]) if facts.get("paired") else None,
+        neighbours=converted(int, facts.get("neighbours", 0)),
     )
 
 
 def _workload(facts: dict[str, Any]) -> WorkloadReference:
-    made: WorkloadReference = built(WorkloadReference, facts)
+    made: WorkloadReference = converted(WorkloadReference, facts)
     if min(made.requests, made.longest, made.mean_prompt_tokens, made.mean_output_tokens) <= 0:
         raise ValueError("a workload without requests or tokens")
     return made
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+def converted(kind: Any, value: Any) -> Any:
+    """A JSON value as the annotation `kind` has it: lists become tuples, objects dataclasses. Entries that a class has
+    no field for are left out: a later minor release may have added some. Raises ValueError or TypeError."""
+    import msgspec  # here, for an idle run reads no records
+
+    found = msgspec.convert(value, kind)
+    _check_size(found)
+    return found
 
 
-def built(cls: type, facts: dict[str, Any]) -> Any:
-    """`cls` from the entries that it has, each of the type that it says. Raises TypeError."""
-    made = {}
-    for name, value in known_fields(cls, facts).items():
-        try:
-            made[name] = typed(_hints(cls)[name], value)
-        except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
-    return cls(**made)
-
-
-@functools.cache  # it is asked of each number of an archive
-def _parts(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
-    """Origin and arguments of an annotation, and whether it is a dataclass."""
-    return get_origin(kind), get_args(kind), is_dataclass(kind) and isinstance(kind, type)
-
-
-def typed(kind: Any, value: Any) -> Any:
-    """A JSON value as the annotation `kind` has it: lists become tuples, objects dataclasses. Raises TypeError."""
-    origin, inner, has_fields = _parts(kind)
-    if has_fields:
-        return built(kind, value)
-    if origin in (Union, UnionType):
-        return None if value is None else typed(next(k for k in inner if k is not NoneType), value)
-    if origin in (tuple, Sequence) and isinstance(value, list):
-        kinds = [inner[0]] * len(value) if origin is Sequence or inner[-1] is Ellipsis else inner
-        return tuple(typed(k, v) for k, v in zip(kinds, value, strict=True))
-    if not _fits(origin or kind, inner, value):
-        raise TypeError(f"{value!r:.40} is no {getattr(kind, '__name__', kind)}")
-    return value
-
-
-def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
-    """Whole numbers stay whole where fractions are allowed, or keys made of them would change."""
-    if kind is Any:
-        return True
-    if kind is Literal:
-        return value in inner
-    if kind is float:
-        return type(value) in (int, float) and abs(value) < LARGEST
-    if kind is int:
-        return type(value) is int and abs(value) < LARGEST
-    return isinstance(value, tuple if kind is Sequence else kind)  # a text is a sequence too
+def _check_size(found: Any) -> None:
+    """Raises ValueError where a whole number is too large for the arithmetic of fractions."""
+    if isinstance(found, int) and abs(found) >= LARGEST:
+        raise ValueError("a number that cannot be meant")
+    for each in fields(found) if is_dataclass(found) else ():
+        _check_size(getattr(found, each.name))
 
 
 def _run(facts: dict[str, Any]) -> Run:
-    start, stop = _from_millionths(typed(tuple[int, int], facts["window_us"]))
+    start, stop = _from_millionths(converted(tuple[int, int], facts["window_us"]))
     clock = _clock_of(facts["clock_us"])
     return Run(
         samples=Samples(**_table(Samples, facts["samples"], clock)),
         steps=Steps(**_table(Steps, facts["steps"], clock)),
         window_s=(start, stop),
-        failures=typed(int, facts["failures"]),
-        first_failure=typed(str | None, facts["first_failure"]),
-        began_s=None if "began_us" not in facts else typed(int, facts["began_us"]) / 1e6,
+        failures=converted(int, facts["failures"]),
+        first_failure=converted(str | None, facts["first_failure"]),
+        began_s=None if "began_us" not in facts else converted(int, facts["began_us"]) / 1e6,
         telemetry=None if "telemetry" not in facts else _telemetry_of(facts["telemetry"]),
         stream=None if "stream" not in facts else _stream_of(facts["stream"]),
         failed=_failed_of(facts),
@@ -276,20 +241,20 @@ def _clock_of(coded: Sequence[Any]) -> list[float]:
     """The inverse of `_gaps`, in seconds."""
     if not coded:
         return []
-    places = [typed(str, text).encode("ascii").translate(VALUES) for text in coded[1:]] or [b""]
+    places = [converted(str, text).encode("ascii").translate(VALUES) for text in coded[1:]] or [b""]
     if len(set(map(len, places))) > 1 or any(NO_DIGIT in place for place in places):
         raise ValueError("its clock has places of unequal length, or what is no digit")
     gaps: Sequence[int] = places[0]
     for place in places[1:]:
         gaps = [gap << 6 | digit for gap, digit in zip(gaps, place, strict=True)]
-    return [stamp / 1e6 for stamp in accumulate(gaps, initial=typed(int, coded[0]))]
+    return [stamp / 1e6 for stamp in accumulate(gaps, initial=converted(int, coded[0]))]
 
 
 def _failed_of(facts: dict[str, Any]) -> Failures | None:
     """A record of before failures had rows has only their number."""
     if "failed" not in facts:
         return None
-    found: Failures = built(Failures, facts["failed"])
+    found: Failures = converted(Failures, facts["failed"])
     columns = (found.request, found.sent_s, found.ended_s, found.kind, found.scheduled_s)
     if {len(column) for column in columns if column is not None} != {facts["failures"]}:
         raise ValueError(f"rows of failures that are not {facts['failures']}")
@@ -298,7 +263,7 @@ def _failed_of(facts: dict[str, Any]) -> Failures | None:
 
 def _stream_of(facts: dict[str, Any]) -> Stream:
     """The stream of a record, whose numbers are few and therefore plain. Raises ValueError for bins of 0 s or less."""
-    found: Stream = built(Stream, facts)
+    found: Stream = converted(Stream, facts)
     if found.bin_s <= 0:
         raise ValueError(f"bins of {found.bin_s} s")
     return found
@@ -307,13 +272,13 @@ def _stream_of(facts: dict[str, Any]) -> Stream:
 def _telemetry_of(facts: dict[str, Any]) -> Telemetry:
     times = _whole_numbers(facts["time_us"])
     found = Telemetry(
-        sources=tuple(typed(str, source) for source in facts["sources"]),
-        interval_s=typed(int, facts["interval_us"]) / 1e6,
+        sources=tuple(converted(str, source) for source in facts["sources"]),
+        interval_s=converted(int, facts["interval_us"]) / 1e6,
         time_s=_from_millionths(_sums(times)),
         span_s=_from_millionths(_whole_numbers(facts["span_us"])),
         columns=_columns_of(facts["columns"], len(times)),
-        missing={str(reason): typed(int, count) for reason, count in facts["missing"].items()},
-        notes=tuple(typed(str, note) for note in facts["notes"]),
+        missing={str(reason): converted(int, count) for reason, count in facts["missing"].items()},
+        notes=tuple(converted(str, note) for note in facts["notes"]),
         gpus=tuple(_columns_of(each, len(times)) for each in facts.get("gpus", ())),
     )
     columns = (column for each in (found.columns, *found.gpus) for column in each.values())
@@ -333,7 +298,8 @@ def _values(number: int, coded: Any, rows: int) -> tuple[float | None, ...]:
 
 
 def _whole_numbers(values: Any) -> list[int | None]:
-    return [None if value is None else typed(int, value) for value in values]
+    found: list[int | None] = converted(list[int | None], values)
+    return found
 
 
 def _table(cls: type, facts: dict[str, Any], clock: Sequence[float]) -> dict[str, tuple[Any, ...]]:
@@ -350,7 +316,7 @@ def _table(cls: type, facts: dict[str, Any], clock: Sequence[float]) -> dict[str
 def _column(cls: type, name: str, coded: Any, rows: int, clock: Sequence[float]) -> tuple[Any, ...]:
     """The inverse of what `_columns` makes of one column: one value stands for all rows."""
     told = coded if isinstance(coded, list) else [coded]
-    optional = set(get_args(get_args(_hints(cls)[name])[0])) & {NoneType}
+    optional = {NoneType} if "None" in str(cls.__annotations__[name]) else set()
     if foreign := set(map(type, told)) - {bool if name == "finished" else int} - optional:
         raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
     if isinstance(coded, list) and name != "finished":

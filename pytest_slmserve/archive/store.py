@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 from pytest_slmserve.analysis.compare.comparability import moment
 from pytest_slmserve.analysis.stats.estimates import grouped
-from pytest_slmserve.archive.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
+from pytest_slmserve.archive.codec import converted, engine_line, engine_of, measurement_line, measurement_of
 from pytest_slmserve.archive.pages import archives_in
 from pytest_slmserve.engines.launch.device_lock import try_lock
 from pytest_slmserve.schema.environment import Environment
@@ -505,9 +505,13 @@ def torn_end(path: Path, lines: Sequence[bytes | None]) -> str:
 
 
 def _what(error: Exception) -> str:
+    import msgspec
+
     match error:
-        case json.JSONDecodeError():
-            return f"is not JSON ({error.msg} at column {error.colno})"
+        case msgspec.ValidationError():  # a subclass of the next
+            return f"cannot be used ({error})"
+        case msgspec.DecodeError() | UnicodeDecodeError():
+            return f"is not JSON ({error})"
         case KeyError():
             return f"has no entry {error}"
         case BadUsage():
@@ -520,7 +524,9 @@ def facts_of(line: bytes) -> dict[str, Any]:
     """The object that a line holds, without its checksum; an empty line has no kind. Raises one of _DAMAGE."""
     if not line.strip():
         return {"kind": None}
-    facts = json.loads(line, parse_constant=_no_constant)
+    import msgspec  # here, for an idle run reads no records
+
+    facts = msgspec.json.decode(line)
     if not isinstance(facts, dict):
         raise ValueError("not an object with a kind")
     plain = line.isascii() and b"\\" not in line and b"\x7f" not in line
@@ -560,15 +566,11 @@ def engine_before(found: ScannedLines, facts: dict[str, Any]) -> tuple[EngineSpe
     return found.engines[facts["engine"]]
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
-
-
 def _session(facts: dict[str, Any]) -> RunHeader:
     """Another format may have other fields: then only its number is wanted."""
-    if typed(int, facts["format"]) != FORMAT:
+    if converted(int, facts["format"]) != FORMAT:
         return RunHeader(facts["format"], "", None, {}, {})
-    made: RunHeader = built(RunHeader, facts)
+    made: RunHeader = converted(RunHeader, facts)
     return made
 
 

@@ -39,7 +39,7 @@ from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.live_line import LiveLine, Status, left_text
 from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
-from pytest_slmserve.report.page.content import Part
+from pytest_slmserve.report.page.content import load_part
 from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
 from pytest_slmserve.report.text_table import folded
 from pytest_slmserve.run.executor import measure
@@ -444,7 +444,8 @@ def run_measure(given: argparse.Namespace) -> int:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
     status = PASSES if not moved and all(valid(each, terms) for each in found) else FAILS
     if given.html:
-        part = Part(given.model, "good" if status == PASSES else "bad", [], [], page(found, terms, as_object=False))
+        text = page(found, terms, as_object=False)
+        part = load_part(given.model, found, terms.slo, status == PASSES, text)
         write_section(given.html, "Load", [part], found, [given.records], status=status)
     return status
 

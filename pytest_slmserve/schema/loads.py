@@ -29,8 +29,8 @@ class ClosedLoop:
     """
 
     concurrency: int
-    window_s: float = 5.0
-    settle_lifetimes: float = 1.0
+    window_s: int | float = 5.0  # a whole number stays one: keys are hashes of what was asked
+    settle_lifetimes: int | float = 1.0
     requests: int | None = None
     ramp_up: RampUp = "staggered"
 
@@ -82,14 +82,14 @@ class OpenLoop:
     `settle_s` and is judged by itself.
     """
 
-    rate: float = math.inf
+    rate: int | float = math.inf
     requests: int | None = None
-    window_s: float | None = None
-    settle_s: float = 0.0
+    window_s: int | float | None = None
+    settle_s: int | float = 0.0
     arrivals: str = ""
-    steps: tuple[tuple[float, float], ...] = ()
+    steps: tuple[tuple[int | float, int | float], ...] = ()
     seed: int = 0
-    burstiness: float = 1.0
+    burstiness: int | float = 1.0
     max_concurrency: int | None = None
     schedule_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
@@ -185,14 +185,14 @@ def load_facts(load: Load) -> dict[str, Any]:
     return {**finite, "kind": "job" if is_job(load) else "open_loop"}
 
 
-def load_of(facts: dict[str, Any], build: Callable[[type, dict[str, Any]], Any]) -> Load:
-    """The load that a record keeps. build: makes a value of a class from those entries that it has."""
+def load_of(facts: dict[str, Any], convert: Callable[[Any, Any], Any]) -> Load:
+    """The load that a record keeps. convert: makes a value of a class from those entries that it has."""
     match facts["kind"]:
         case "closed_loop":
-            closed: ClosedLoop = build(ClosedLoop, facts)
+            closed: ClosedLoop = convert(ClosedLoop, facts)
             return closed
         case "open_loop" | "job":
-            told: OpenLoop = build(OpenLoop, {name: value for name, value in facts.items() if value is not None})
+            told: OpenLoop = convert(OpenLoop, {name: value for name, value in facts.items() if value is not None})
             return replace(told, burstiness=math.inf) if facts.get("burstiness", 1) is None else told
     raise ValueError(f"unknown kind of load {facts['kind']!r}")
 

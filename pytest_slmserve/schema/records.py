@@ -78,11 +78,11 @@ class Failures:
     it had failed. kind: how, in a word or two. scheduled_s: when each was to be sent; None without a schedule.
     """
 
-    request: Sequence[int]
-    sent_s: Sequence[float]
-    ended_s: Sequence[float]
-    kind: Sequence[str]
-    scheduled_s: Sequence[float] | None = None
+    request: tuple[int, ...]
+    sent_s: tuple[float, ...]
+    ended_s: tuple[float, ...]
+    kind: tuple[str, ...]
+    scheduled_s: tuple[float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.request)
@@ -153,10 +153,10 @@ class Stream:
 
     bin_s: float
     begins_s: float
-    tokens: Sequence[float]
+    tokens: tuple[float, ...]
     gaps: Mapping[str, Any]
     tokens_per_chunk: float | None = None
-    scheduled_s: Sequence[float] | None = None
+    scheduled_s: tuple[float, ...] | None = None
     cpu_s: float | None = None
     stamp_uncertainty_s: tuple[float, float] | None = None
     refused: tuple[str, ...] = ()

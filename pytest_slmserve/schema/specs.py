@@ -103,7 +103,7 @@ class EngineSpec:
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     kv_cache_bytes: int = 4 * GIB
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: int | float = 0.9
     enforce_eager: bool = False
     prefix_caching: bool = False
     seed: int = 0

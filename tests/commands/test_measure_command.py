@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from conversations import write_dataset
+from html_pages import Page
 from interfaces import somebodys_server, url_of
 from terminals import Screen
 
@@ -82,6 +83,8 @@ def test_measure_prints_a_page_and_keeps_a_record(there, tmp_path):
     assert (kept.spec.interface, kept.spec.model, len(kept.run.samples)) == ("endpoint", "slm", 40)
     assert there._key not in (tmp_path / "r.jsonl").read_text("utf-8") + done.out + done.err + html.read_text("utf-8")
     assert read(html).measurements == (kept,) and "40 requests ended in the window" in html.read_text("utf-8")
+    drawn = [spec["description"] for spec in Page(html.read_text("utf-8")).charts.values()]
+    assert {"TTFT quantiles", "TPOT quantiles", "E2E quantiles", "ITL quantiles"} <= set(drawn)
 
 
 def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-HEAVY = ("vllm", "torch", "numpy", "psutil", "pynvml", "transformers", "vl_convert", "tabulate", "ijson", "ray")
+HEAVY = (
+    "vllm",
+    "torch",
+    "numpy",
+    "msgspec",
+    "psutil",
+    "pynvml",
+    "transformers",
+    "vl_convert",
+    "tabulate",
+    "ijson",
+    "ray",
+)
 LOOK = f"""
     import atexit, sys
 

@@ -409,13 +409,13 @@ def memory(rows: Sequence[MemoryRow]) -> Spec | None:
     return _stacked(values, MEMORY_COLOURS, x, "memory of the GPU by engine") if values else None
 
 
-def quantiles(name: str, values: Values) -> Spec:
-    """Share of the requests over their latency, a line for each load. values: ms, share and load."""
+def quantiles(name: str, values: Values, of: str = IN_FLIGHT) -> Spec:
+    """Share of the requests over their latency, a line for each load. values: ms, share, load. of: what a load is."""
     x = axis("x", f"{name}, ms", scale="log")
     y = axis("y", "share of requests, %")
     legend = {"orient": "bottom", "columns": 6, "symbolType": "stroke"}
     scale = {"scheme": {"name": "viridis", "extent": [0.15, 0.9]}}
-    colour = {"field": "load", "type": "ordinal", "title": IN_FLIGHT, "scale": scale, "legend": legend}
+    colour = {"field": "load", "type": "ordinal", "title": of, "scale": scale, "legend": legend}
     encoding = _xy(x, y, {"color": colour}) | {"order": {"field": "y"}}
     layers: list[Spec] = [{"mark": {"type": "line", "aria": False}, "encoding": encoding}]
     return _chart(layers, x, y, f"{name} quantiles", values, height=220)

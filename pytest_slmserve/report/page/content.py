@@ -16,7 +16,6 @@ from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
-from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import grouped, percentile
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -37,7 +36,9 @@ from pytest_slmserve.report.compare import (
 from pytest_slmserve.report.compare import COLUMNS as HISTORY
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import text as gates
+from pytest_slmserve.report.loads import is_windowed
 from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.page.pictures import rates_picture
 from pytest_slmserve.report.tables import replicas as replica_tables
 from pytest_slmserve.report.tables import run as run_tables
 from pytest_slmserve.report.tables.findings import findings
@@ -46,7 +47,7 @@ from pytest_slmserve.report.tables.jobs import goodput_columns, jobs_title, serv
 from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.text_table import ABSENT, Column, figure, laid_out, milliseconds, telling
 from pytest_slmserve.schema.environment import SIMULATED, Environment
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Measurement
 
 GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
@@ -317,7 +318,7 @@ def _model(label: str, curve: Curve, found: Findings) -> dict[str, Any]:
         "head": [line.strip() for line in run_tables.heading(curve)],
         "findings": list(findings(curve, tolerance)),
         "charts": [Chart(title, spec, NOTES.get(title, "")) for title, spec in made if spec],
-        "quantiles": list(_quantiles(curve)),
+        "quantiles": list(_quantiles({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})),
         "course_title": f"One window at {largest.concurrency} in flight",
         "course": [Chart(title, spec) for title, spec in course],
         "tables": tables,
@@ -342,27 +343,41 @@ NOTES = {
 }
 
 
-def _quantiles(curve: Curve) -> Iterator[Chart]:
+def _quantiles(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[Chart]:
+    """Charts of the latencies of all requests under each load, and of the gaps between tokens. of: what a load is."""
     requests = {
-        point: [latency.request_latency(m.run.samples, row) for (m,) in point.used for row in latency.judged_rows(m)]
-        for point in curve.valid
+        load: [latency.request_latency(m.run.samples, row) for m in each for row in latency.judged_rows(m)]
+        for load, each in loads.items()
     }
     for name in ("TTFT", "TPOT", "E2E"):
         values = []
-        for point, seen in requests.items():
+        for load, seen in requests.items():
             known = sorted(value for one in seen if (value := getattr(one, f"{name.lower()}_s")) is not None)
-            values += _shares(point, partial(percentile, known))
+            values += _shares(load, partial(percentile, known))
         if values:
-            yield Chart(name, charts.quantiles(name, values))
-    gaps = [(point, latency.gaps_of(m.run for group in point.used for m in group)) for point in curve.valid]
-    if values := [row for point, seen in gaps if seen for row in _shares(point, seen.percentile)]:
-        yield Chart("ITL", charts.quantiles("ITL", values))
+            yield Chart(name, charts.quantiles(name, values, of))
+    gaps = [(load, latency.gaps_of(m.run for m in each)) for load, each in loads.items()]
+    if values := [row for load, seen in gaps if seen for row in _shares(load, seen.percentile)]:
+        yield Chart("ITL", charts.quantiles("ITL", values, of))
 
 
-def _shares(point: Point, latency_s: Callable[[float], float | None]) -> list[dict[str, float]]:
+def _shares(load: float, latency_s: Callable[[float], float | None]) -> list[dict[str, float]]:
     """Latency in ms that each share of the requests, or of the gaps, keeps."""
     known = [(share, seconds) for share in SHARES if (seconds := latency_s(share)) is not None and seconds > 0]
-    return [{"x": 1e3 * seconds, "y": 100 * share, "load": point.concurrency} for share, seconds in known]
+    return [{"x": 1e3 * seconds, "y": 100 * share, "load": load} for share, seconds in known]
+
+
+def load_part(name: str, measured: Sequence[Measurement], slo: Slo | None, good: bool, text: str) -> Part:
+    """Return the part of a page on loads that a server was measured under: requests served and latencies over the rate,
+    and the latencies of all requests."""
+    drawn = []
+    if at_rates := [m for m in measured if is_windowed(m.load)]:
+        drawn += [Chart(panel["description"], panel) for panel in rates_picture(at_rates, slo).panels]
+        by_load = {m.load.rate: [m] for m in at_rates if isinstance(m.load, OpenLoop)}
+        drawn += _quantiles(by_load, "requests/s asked for")
+    else:
+        drawn += _quantiles({float(m.load.max_concurrency or 0): [m] for m in measured})
+    return Part(name, "good" if good else "bad", drawn, [], text)
 
 
 def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any] | None:

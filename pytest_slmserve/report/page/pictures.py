@@ -110,7 +110,7 @@ def pictures(
     others = [
         *_replicas(named),
         *_several_gpus(named),
-        *([_rates(at_rates, slo)] if at_rates else []),
+        *([rates_picture(at_rates, slo)] if at_rates else []),
         *_jobs([job for job in jobs if job.valid]),
     ]
     if not (known or others):
@@ -307,7 +307,7 @@ def _latency(sweeps: Sequence[tuple[str, Curve]], slo: Slo | None) -> Picture:
     return Picture("latency", _origins(seen), tuple(panels))
 
 
-def _rates(measurements: Sequence[Measurement], slo: Slo | None) -> Picture:
+def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Picture:
     """Requests served per second, and those within the SLO, over the rate sent; p50 and p99 of TTFT, TPOT and E2E. A
     ramp is a line by itself; loads that differ only in their rate are another."""
     groups = []
