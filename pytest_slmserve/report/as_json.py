@@ -41,6 +41,8 @@ def plain(value: Any) -> Any:
             return str(value)
         case Mapping():
             return {str(name): plain(each) for name, each in value.items()}
+        case frozenset() | set():  # in an order that the run of Python does not decide
+            return sorted(plain(each) for each in value)
         case Iterable():
             return [plain(each) for each in value]
     return plain(facts(value))

@@ -60,3 +60,7 @@ def test_what_is_no_value_is_an_error():
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
 def test_every_plain_value_is_json_and_finite_numbers_stay(value):
     assert json.loads(as_json(value), parse_constant=pytest.fail) == plain(value)
+
+
+def test_a_set_has_one_order():
+    assert plain(frozenset({"b", "c", "a"})) == ["a", "b", "c"]
