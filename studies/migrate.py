@@ -28,6 +28,7 @@ from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Resolved, replica_set, series_key
+from pytest_slmserve.schema.sensors import SPEED_PROBE
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
 
 Facts = dict[str, Any]
@@ -78,6 +79,9 @@ def run_of(run: Facts) -> Facts:
     """The run of a record. In format 1 stamps were columns of their own: they get one clock of all of them."""
     if "stream" in run:
         run = {**run, "stream": renamed(run["stream"], STREAM)}
+    if "telemetry" in run:
+        sources = [source.replace("canary", SPEED_PROBE) for source in run["telemetry"]["sources"]]
+        run = {**run, "telemetry": {**run["telemetry"], "sources": sources}}
     if "clock_us" in run:
         return run
     stamps: dict[tuple[str, str], list[int | None]] = {}

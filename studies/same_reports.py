@@ -9,8 +9,8 @@ The words and the line breaks of a text may differ, and the names and the order 
 word by itself, so those in names, paths, dates, versions and hashes do not count.
 
 With --cache the script keeps what OLD_CHECKOUT prints, by its commit, and does not run it again. Each --renamed gives
-words of a command line and what NEW_CHECKOUT calls them: --renamed=--slo=--goodput, --renamed="baseline
-accept=compare --save". Exit status 1 where anything differs.
+words of a command line and what NEW_CHECKOUT calls them: --renamed="baseline accept=compare --save". Exit status 1
+where anything differs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from common import parser_of
 
 PACKAGE = "pytest_slmserve"
 SUFFIX = ".jsonl.xz"
-REPORTS = ("report", "report --strict --slo ttft:200ms,tpot:50ms,e2e:5s")  # as commit 10e69de spells them
+REPORTS = ("report", "report --strict --goodput ttft:200ms,tpot:50ms,e2e:5s")  # as commit 11516fa spells them
 SINGLE = ("advise", "advise --json", "baseline accept")  # of one archive: several may be of different devices
 GATES = ("gate --direction lower --margin 0.15", "gate --direction lower --margin 0.15 --json")
 VALUE = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?(/\d[\d,]*|/s)?|true|false|\*")  # a star: Pareto-optimal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -401,3 +402,13 @@ def test_each_room_says_in_one_sentence_or_two_what_lives_there() -> None:
 
 def test_folders_are_at_most_two_deep() -> None:
     assert [name for name in package() if name.count(".") > 2] == []
+
+
+def test_each_answer_of_the_architecture_page_is_a_file() -> None:
+    page = FOLDER.parent / "docs" / "architecture.md"
+    if not page.is_file():
+        pytest.skip("no checkout")
+    _, _, table = page.read_text("utf-8").partition("## Where to look")
+    rows = [line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ") and "?" in line]
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(rows) >= 20 and [name for name in named if not (FOLDER / name).exists()] == []

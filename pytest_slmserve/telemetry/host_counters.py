@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import psutil
 
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
+from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU, SPEED_PROBE
 from pytest_slmserve.telemetry.base import NO_GPU, Reading
 from pytest_slmserve.telemetry.host_probe import own_cores
 
@@ -241,7 +241,9 @@ class CanarySource:
     """
 
     def __init__(self, core: int | None = None, rest_s: float = 0.0) -> None:
-        self.name = f"canary (Python {sys.version_info.major}.{sys.version_info.minor})"  # whose speed it tells, too
+        self.name = (
+            f"{SPEED_PROBE} (Python {sys.version_info.major}.{sys.version_info.minor})"  # whose speed it tells, too
+        )
         self.core, self.rest_s = core, rest_s
         self.asked_s = float("-inf")
         self._process: subprocess.Popen[bytes] | None = None

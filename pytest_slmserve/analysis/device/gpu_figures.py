@@ -17,7 +17,7 @@ from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.kv_cache import kv_bytes
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run, Telemetry
-from pytest_slmserve.schema.sensors import CANARY_CPU
+from pytest_slmserve.schema.sensors import CANARY_CPU, SPEED_PROBE
 
 Join = Callable[[Sequence[float]], float]
 WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
@@ -448,4 +448,4 @@ def _place(measurement: Measurement) -> Place | None:
     seen = measurement.run.telemetry
     if seen is None or CANARY_CPU not in seen.columns:
         return None
-    return measurement.environment.host, tuple(name for name in seen.sources if name.startswith("canary"))
+    return measurement.environment.host, tuple(name for name in seen.sources if name.startswith(SPEED_PROBE))

@@ -13,8 +13,8 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 
-FORMATS = sorted((Path(__file__).parents[2] / "data").glob("archive-format-*.jsonl"))
-NAME = "canary (Python 3.12)"
+FORMATS = sorted((Path(__file__).parents[2] / "data").glob("archive-format-3.jsonl"))
+NAME = "host-speed probe (Python 3.12)"
 
 
 def beside(cpu_s, host: str | None = "a", name: str = NAME, wall_s: float = 0.01) -> Measurement:
@@ -39,7 +39,7 @@ def test_hosts_are_compared_with_themselves_alone():
 
 
 def test_so_are_pythons():
-    assert speeds(beside(0.004), beside(0.008, name="canary (Python 3.10)")) == pytest.approx([1.0, 1.0])
+    assert speeds(beside(0.004), beside(0.008, name="host-speed probe (Python 3.10)")) == pytest.approx([1.0, 1.0])
 
 
 def test_one_lucky_piece_is_not_the_speed_of_a_host():
@@ -81,7 +81,7 @@ def test_the_figures_of_a_window_are_means_over_its_pieces():
 
 
 @pytest.mark.parametrize("path", FORMATS, ids=lambda path: path.name)
-def test_older_records_have_no_canary_and_are_read_as_ever(path):
+def test_records_without_a_probe_tell_no_speed(path):
     found = read(path).measurements
     assert found and fastest_pieces(found) == {} and host_speed(found, {}) is None
     assert all(device_figures(m.run).canary_s is None for m in found)
