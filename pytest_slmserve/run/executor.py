@@ -118,7 +118,7 @@ class Results:
 
 T = TypeVar("T")
 
-SECOND_CHANCES = 1
+EXTRA_ATTEMPTS = 1  # of each case, where a repeat is not clean
 WARM_UP = 64  # requests at once
 
 
@@ -126,33 +126,41 @@ class RemoteExecutor(Protocol):
     """Measures cases in place of an executor."""
 
     def fetch(self, case: Case) -> None:
-        """Wait until all repeats of it are in the results. Raises what kept it from being measured."""
+        """Wait until all repeats of the case are in the results. Raises the error that kept it from being measured."""
 
     def close(self) -> None:
-        """Take what has come, and stop what still runs there; may be called twice."""
+        """Take the repeats that have come, and stop the tasks that still run; may be called twice."""
 
 
 @dataclass(repr=False)
 class Executor:
-    """repeats: clean ones that are wanted of each case. on_progress: called while a repeat is measured, with its title.
-    asked: cases that were asked for, by key, with the clean repeats that are wanted of each. remote: measures instead
-    of the devices here."""
+    """Measures the cases of a run.
+
+    A case is measured until it has the number of clean repeats that was requested. A repeat that is invalid or degraded
+    (for example because another process used the GPU) is stored and shown like any other, and the case gets one extra
+    attempt.
+    """
 
     devices: Devices
     results: Results
-    repeats: int
-    archive: Archive | None = None
+    repeats: int  # clean repeats of each case, unless a caller requests another number
+    archive: Archive | None = None  # None if the run keeps no records
     export: Export | None = None
-    remote: RemoteExecutor | None = None
-    on_progress: Callable[[Case, str, Progress], None] = lambda case, title, progress: None
-    asked: dict[str, tuple[Case, int]] = field(default_factory=dict)
-    _warmed: str | None = None  # the launch that has served something
+    remote: RemoteExecutor | None = None  # measures in place of the devices of this host
+    on_progress: Callable[[Case, str, Progress], None] = lambda case, title, progress: None  # title: of the repeat
+    asked: dict[str, tuple[Case, int]] = field(default_factory=dict)  # requested cases by key, with the clean repeats
+    _warmed: str | None = None  # the launch that has served a request before its first job
 
     def measure(self, case: Case, repeats: int | None = None, why: str = "") -> list[ReplicaGroup]:
-        """All repeats of a case: those that are known, and new ones until enough are clean. why: added to their titles.
+        """Measure the repeats that are missing for a case, and return all that it has, also unclean ones.
 
-        One that is invalid or degraded (another process in the way, say) is kept, shown, and measured again, once for
-        each case.
+        Args:
+            repeats: Number of clean repeats wanted. Defaults to that of the run.
+            why: Reason for measuring the case again, for example "the noise is not known yet". Shown with the progress.
+
+        Raises:
+            DoesNotFit: The engine's KV cache is too small for the load.
+            EngineFailed: The engine did not start, or crashed.
         """
         self.ask([case], repeats)
         found = self.results.request(case.key)
@@ -164,32 +172,32 @@ class Executor:
         return found
 
     def ask(self, cases: Sequence[Case], repeats: int | None = None) -> None:
-        """Note what will be measured, so that progress tells of all of it from the first case on. Who asks for fewer
-        repeats than before asks for a round of them."""
+        """Note cases that will be measured, so that the progress shows all of them from the first one on. The largest
+        number of repeats that was requested for a case stays."""
         for case in cases:
             _, before = self.asked.get(case.key, (case, 0))
             self.asked[case.key] = case, max(before, repeats or self.repeats)
 
     def iter_repeats(self, case: Case, repeats: int | None = None, why: str = "") -> Iterator[ReplicaGroup]:
-        """Measure what is missing of a case; each repeat is given when it has been kept."""
+        """Measure the repeats that are missing for a case, and yield each one as soon as it is stored."""
         known = self.results.repeats.setdefault(case.key, [])
-        for number in missing_repeats(known, repeats or self.repeats, is_clean):
-            group = self._measure(case, f"{case.title}, repeat {number}{why and f' ({why})'}")
+        reason = f" ({why})" if why else ""
+        while self.count_missing(case, repeats):
+            group = self._measure(case, f"{case.title}, repeat {len(known) + 1}{reason}")
             self.keep(case, group)
             yield group
 
     def count_missing(self, case: Case, repeats: int | None = None) -> int:
-        """The number of repeats of a case that are still to be made, if each new one is clean."""
+        """Return the number of repeats of a case that are still to be made, if each new one is clean."""
         return count_missing(self.results.repeats.get(case.key, ()), repeats or self.repeats, is_clean)
 
     def keep(self, case: Case, group: ReplicaGroup) -> None:
-        """Know a repeat from now on. The archive has it on return."""
+        """Add a repeat to the results, and write it into the archive and the export."""
         self.results.repeats.setdefault(case.key, []).append(group)
         self._write(group)
 
     def measure_once(self, case: Case, title: str, paired: GateLaunch) -> ReplicaGroup:
-        """One more repeat, on the engine that runs or on one that is started. The archive has it on return, the results
-        do not. paired: its part in a gate."""
+        """Measure one repeat as a part of a gate, and write it. A gate counts pairs, so the results do not have it."""
         group = tuple(replace(m, paired=paired) for m in self._measure(case, title))
         self._write(group)
         return group
@@ -203,29 +211,26 @@ class Executor:
 
     def _measure(self, case: Case, title: str) -> ReplicaGroup:
         if self.archive:
-            self.archive.check_writable()
+            self.archive.check_writable()  # a repeat that cannot be stored is not worth its GPU time
         devices = self.devices
         running: Engine | ReplicaEngines
         match case.engine:
-            case ReplicaSpec() as several:
-                running = devices.replicas(several)
-            case alone:
-                running = devices.engine(alone)
-                check_room(running, case)
-                self._warm(running, case)
+            case ReplicaSpec() as replicas:
+                running = devices.replicas(replicas)
+            case spec:
+                running = devices.engine(spec)
+                _check_room(running, case)
+                [workload], [load] = case.workloads, case.loads
+                if is_job(load) and running.launch != self._warmed:
+                    # A job has no ramp-up, and the first requests of a fresh engine are slow.
+                    running.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))
+                    self._warmed = running.launch
         return measure_case(running, case, partial(self.on_progress, case, title), devices.sampler_of(case.engine))
 
-    def _warm(self, engine: Engine, case: Case) -> None:
-        """Serve some requests before a job. It has no ramp, and the first ones of a fresh engine are slow."""
-        [workload], [load] = case.workloads, case.loads
-        if is_job(load) and engine.launch != self._warmed:
-            engine.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))
-            self._warmed = engine.launch
 
-
-def check_room(engine: Engine, case: Case) -> None:
-    """Raises DoesNotFit where a plan could not know how many requests the KV cache holds, and the engine says that it
-    holds fewer than the load keeps in flight."""
+def _check_room(engine: Engine, case: Case) -> None:
+    """Raise DoesNotFit if the engine reports a KV cache for fewer requests than the load keeps in flight. A load that
+    the plan could check has been checked there."""
     [workload], [load] = case.workloads, case.loads
     planned = kv_capacity(engine.spec, workload.longest)
     if not isinstance(load, ClosedLoop) or planned is not None:
@@ -236,16 +241,10 @@ def check_room(engine: Engine, case: Case) -> None:
         raise DoesNotFit(problem, f"--slm-concurrency up to {room}, or shorter requests")
 
 
-def missing_repeats(known: Sequence[T], repeats: int, is_clean: Callable[[T], bool]) -> Iterator[int]:
-    """Numbers of the repeats still to be made, while those that are made are put into `known`: until so many are clean,
-    with a second chance for one that is not."""
-    for _ in range(repeats - len(known) + SECOND_CHANCES):
-        if sum(map(is_clean, known)) >= repeats:
-            return
-        yield len(known) + 1
-
-
 def count_missing(known: Sequence[T], repeats: int, is_clean: Callable[[T], bool]) -> int:
-    """The number of repeats still to be made, if each new one is clean; as in `missing_repeats`, an unclean one has a
-    single second chance."""
-    return max(0, min(repeats - sum(map(is_clean, known)), repeats - len(known) + SECOND_CHANCES))
+    """Return the number of repeats still to be made, if each new one is clean.
+
+    A case is measured until `repeats` are clean, with one extra attempt for one that is not; call this again after each
+    repeat to know whether another one is due.
+    """
+    return max(0, min(repeats - sum(map(is_clean, known)), repeats - len(known) + EXTRA_ATTEMPTS))

@@ -35,7 +35,7 @@ from pytest_slmserve.options.table import FEWEST_PAIRS, Options, joined
 from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.gate.text import calibration_text
 from pytest_slmserve.report.text_table import counted
-from pytest_slmserve.run.executor import missing_repeats
+from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import (
@@ -344,7 +344,7 @@ class OneGate:
     def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: GateLaunch) -> list[Measurement]:
         name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
         case, repeats = self.session.planner.case(spec, [self.workload], [load]), list[ReplicaGroup]()
-        for _ in missing_repeats(repeats, 1, is_clean):
+        while count_missing(repeats, 1, is_clean):
             repeats.append(self.session.executor.measure_once(case, name, paired))
         return [m for group in repeats for m in group]
 

@@ -15,7 +15,7 @@ from processes import gone
 from runs import POINTS, START_S, STEADY, PytestRun, nothing_left_of
 
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
-from pytest_slmserve.run.executor import SECOND_CHANCES
+from pytest_slmserve.run.executor import EXTRA_ATTEMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 HOLD = """
@@ -96,7 +96,7 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
     by_themselves(tmp_path, 2)
     run = pytest_run("--slm-window=3", "--slm-repeats=9")
     engine = run.engine()
-    run.measured(1 + SECOND_CHANCES)
+    run.measured(1 + EXTRA_ATTEMPTS)
     time.sleep(1)
     before = {m.id for m in run.archived()}
     run.kill()

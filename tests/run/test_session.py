@@ -77,7 +77,7 @@ def test_a_noisy_measurement_is_not_repeated_and_is_reused(opened):
 def test_there_is_no_third_chance(opened, monkeypatch):
     broken_at_first(monkeypatch, 9)
     found = point(opened())
-    assert len(found) == 2 + executor.SECOND_CHANCES and not trustworthy("opt-125m-8", [(m,) for m in found], 2)
+    assert len(found) == 2 + executor.EXTRA_ATTEMPTS and not trustworthy("opt-125m-8", [(m,) for m in found], 2)
 
 
 def test_what_was_measured_before_an_engine_died_is_on_disk(opened):

@@ -246,5 +246,5 @@ def test_there_is_no_prediction_where_the_law_does_not_describe_the_curve():
 
 
 def test_numbers_that_others_have_too_agree():
-    assert FEWEST_BATCHES == FEWEST_POINTS and adaptive.SECOND_CHANCES == executor.SECOND_CHANCES
+    assert FEWEST_BATCHES == FEWEST_POINTS and adaptive.SECOND_CHANCES == executor.EXTRA_ATTEMPTS
     assert math.isclose(adaptive.SHARE, 1 / 3)
