@@ -19,7 +19,6 @@ from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import text
-from pytest_slmserve.report.advice import text as verification
 from pytest_slmserve.report.advice.text import advice_facts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.live_line import LiveLine, Status
@@ -127,10 +126,10 @@ def _verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: V
         print(f"interrupted: nothing runs any more; what was measured is in {terms.records}", file=sys.stderr)
         return cli.INTERRUPTED
     if as_object:
-        measured = verification.verification_facts(seen, session.notes)
+        measured = text.verification_facts(seen, session.notes)
         print(as_json({**advice_facts(found, source), "verification": measured}))
     else:
-        print(verification.text_verification(seen, session.notes))
+        print(text.text_verification(seen, session.notes))
     return cli.exit_status(seen.state)
 
 

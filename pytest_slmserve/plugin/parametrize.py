@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_slmserve.analysis.advice import verification as kv_blocks
+from pytest_slmserve.analysis.advice import verification
 from pytest_slmserve.analysis.claims.table import claim_of, models_read
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, OUTPUTS
 from pytest_slmserve.plan.case_lists import A_JOB, gpus_cases, job_cases, point_cases, replica_cases
@@ -104,7 +104,7 @@ def model_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
         models = dict.fromkeys(case.model for case in job_cases(session.planner, words) if not case.skip_reason)
         named = [model for model in models if named is None or model in named]
     chosen = session.planner.models if named is None else named_models(session, words.get("claim"), named)
-    of_blocks, found = session.platform != "remote" and words.get("claim") == kv_blocks.KV_BLOCKS, []
+    of_blocks, found = session.platform != "remote" and words.get("claim") == verification.KV_BLOCKS, []
     for model in chosen:
         unknown = of_blocks and predicted_blocks(session.planner.spec(model)) is None
         marks = [pytest.mark.skip(reason=ONLY_THE_ENGINE)] if unknown else []

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_slmserve.analysis.claims import claim
-from pytest_slmserve.analysis.claims import table as lookup
+from pytest_slmserve.analysis.claims import claim, table
 from pytest_slmserve.analysis.claims.stored import planned_curve, planned_curves
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
 from pytest_slmserve.analysis.points import by_series
@@ -105,7 +104,7 @@ class Verdicts:
         """The expectation of a claim for this model on this host."""
         planner = self.planner
         ramp_up = overrides.ramp_up or planner.options.ramp_up
-        return lookup.row_for(name, model, planner.host.environment, planner.interface, ramp_up)
+        return table.row_for(name, model, planner.host.environment, planner.interface, ramp_up)
 
     def judge(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report."""
@@ -116,13 +115,13 @@ class Verdicts:
     def verdict(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
         """The verdict on one claim for one model from what was measured so far. A model of which nothing was measured
         here has no curve: what can be judged of it is arithmetic."""
-        row, claim, jobs = self.row(name, model, overrides), lookup.claim_of(name), self.results.job_points()
+        row, claim, jobs = self.row(name, model, overrides), table.claim_of(name), self.results.job_points()
         if claim.of == "gpus":
             curve = self._curve_on_gpus(model)
         else:
             curve = self._known_curve(model, overrides, planned=claim.of == "sweeps")
         curve = replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
-        return lookup.judge_row(name, curve, row, with_jobs(self.curves(), jobs))
+        return table.judge_row(name, curve, row, with_jobs(self.curves(), jobs))
 
     def _curve_on_gpus(self, model: str) -> Curve:
         """The curve of a model on the fewest GPUs, which includes what the model served on more; an empty curve where

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
@@ -143,7 +142,7 @@ class Session:
     def begin(self, compares: bool = False) -> None:
         """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
         if archive := self.executor.archive:
-            rows = [lookup.row_to_record(row) for row in table.ROWS]
+            rows = [table.row_to_record(row) for row in table.ROWS]
             plan = self.verdicts.plan()
             plan |= {"command": self.command} if self.command else {}
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none

@@ -16,7 +16,6 @@ from typing import Any
 from pytest_slmserve.analysis.claims.claim import NEXT_SMALLER, PUBLISHED
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM
 from pytest_slmserve.analysis.points import Figure, Point, ratio
-from pytest_slmserve.analysis.stats import estimates as student_t
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
     ends,
@@ -25,6 +24,7 @@ from pytest_slmserve.analysis.stats.estimates import (
     percent_interval,
     pooled_sd,
     possible,
+    quantile,
     times,
 )
 from pytest_slmserve.analysis.stats.noise import TAIL, launch_means
@@ -304,7 +304,7 @@ def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 
     centre = fmean(values)
     if noise.sd is None:
         return Interval(centre)
-    half = student_t.quantile(1 - TAIL / several, noise.df) * noise.sd / math.sqrt(len(values))
+    half = quantile(1 - TAIL / several, noise.df) * noise.sd / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
 
 

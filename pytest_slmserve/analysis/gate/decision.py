@@ -21,7 +21,6 @@ from functools import lru_cache
 from statistics import fmean, median
 from typing import Literal
 
-from pytest_slmserve.analysis.stats import estimates as student_t
 from pytest_slmserve.analysis.stats.estimates import (
     FIRST_LOOKS,
     NORMAL,
@@ -32,6 +31,7 @@ from pytest_slmserve.analysis.stats.estimates import (
     looks_until,
     percent,
     sample_sd,
+    shift,
     student_interval,
 )
 from pytest_slmserve.analysis.verdict import State, all_of
@@ -278,7 +278,7 @@ def _detectable(sd: float | None, n: int, terms: GateCriteria, margin: float, fa
     if sd is None or not looks:
         return None
     critical, error = boundaries(looks, max(n, terms.pairs), terms.alpha / family)[-1], sd / math.sqrt(n)
-    out_of_noise = student_t.shift(POWER, critical, n - 1) * error
+    out_of_noise = shift(POWER, critical, n - 1) * error
     return growth(max(out_of_noise, math.log1p(margin) / 2 + NORMAL.inv_cdf(POWER) * error))
 
 

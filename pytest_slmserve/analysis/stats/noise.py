@@ -18,8 +18,7 @@ from operator import itemgetter
 from statistics import fmean, variance
 from typing import NamedTuple
 
-from pytest_slmserve.analysis.stats import estimates as student_t
-from pytest_slmserve.analysis.stats.estimates import Interval, grouped
+from pytest_slmserve.analysis.stats.estimates import Interval, grouped, quantile
 
 TAIL = 0.025  # outside each end of a 95 % interval
 LEAST = 1e-5  # of the median variance: repeats that are equal by chance have no logarithm of one
@@ -113,7 +112,7 @@ class Differences:
         if not self.known:
             return Interval(value)
         ratio, df = noise
-        half = student_t.quantile(1 - tail, df) * math.sqrt(ratio * scale)
+        half = quantile(1 - tail, df) * math.sqrt(ratio * scale)
         return Interval(value, value - half, value + half)
 
 

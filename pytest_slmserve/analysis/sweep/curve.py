@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, by_series, e2e_s, on_hosts_of, points_of
-from pytest_slmserve.analysis.stats import estimates as student_t
+from pytest_slmserve.analysis.stats import estimates
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
 from pytest_slmserve.analysis.sweep.adaptive import Prediction, next_load, predictions
@@ -369,7 +369,7 @@ def _remedy(curve: Curve, seen: Interval, bound: float, loads: tuple[int, ...]) 
         return "--slm-sweep full with --slm-resume measures the rest"
     if seen.low is None or seen.high is None or curve.load is None:
         return f"more repeats at {where}"
-    certainty = student_t.above(gains.tail_at(there, curve.looks), max(1, sum(len(p.repeats) - 1 for p in curve.valid)))
+    certainty = estimates.above(gains.tail_at(there, curve.looks), max(1, sum(len(p.repeats) - 1 for p in curve.valid)))
     reach, distance = (seen.high - seen.low) / 2 * SURE / certainty, abs(seen.value - bound)
     if distance * MOST_REPEATS**0.5 < reach * there**0.5:
         return f"at {where} it is too near to its bound for {MOST_REPEATS} repeats to tell"

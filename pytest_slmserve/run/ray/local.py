@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.compare import deployments as interference
+from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, gpus_of
@@ -145,7 +145,7 @@ class LocalGpus(Cluster):
     def _notes(self, session: Session) -> list[str]:
         judged = {each.verdict.claim for each in session.verdicts.judged}
         beside = any(m.neighbours for m in session.results.measurements())
-        return [UNCHECKED] if beside and interference.CLAIM not in judged else []
+        return [UNCHECKED] if beside and deployments.CLAIM not in judged else []
 
 
 def measure_alone(session: Session, model: str) -> None:
