@@ -22,7 +22,7 @@ from typing import Any
 from common import parser_of
 from pack import FILTERS
 
-from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_line, measurement_of
+from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.archive.store import FORMAT, line_of
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.schema.environment import Environment
@@ -152,7 +152,9 @@ def migrated(lines: Iterable[str]) -> Iterator[Facts]:
             model = known_model(spec["model"])
             described = {name: value for name, value in asdict(model).items() if name != "config"} if model else None
             environment = renamed(facts["environment"], ENVIRONMENT)
-            engines[number] = engine_of({**facts, "spec": spec, "model": described, "environment": environment})
+            engines[number] = engine_from_record(
+                {**facts, "spec": spec, "model": described, "environment": environment}
+            )
         elif facts["kind"] == "measurement":
             load = renamed(facts["load"], LOAD)
             load["kind"] = {"burst": "job"}.get(load["kind"], load["kind"])

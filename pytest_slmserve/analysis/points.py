@@ -18,8 +18,8 @@ from pytest_slmserve.analysis.metrics.latency import (
     Slo,
     checked_slo,
     goodput_of,
+    pooled_goodput,
     pooled_latencies,
-    together,
 )
 from pytest_slmserve.analysis.metrics.summary import Summary, rates_of_all, summarize
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
@@ -70,8 +70,8 @@ class Repeats(Generic[T]):
         `.attainment` is their share, `.per_s` their rate. None where there is no valid repeat. Raises BadUsage for what
         is no SLO, and for a bound on ITL."""
         bounds = checked_slo(slo) if isinstance(slo, str) else slo
-        each = (together([goodput_of(m, bounds) for m in group], at_once=True) for group in self.used)
-        return together(list(each))
+        each = (pooled_goodput([goodput_of(m, bounds) for m in group], at_once=True) for group in self.used)
+        return pooled_goodput(list(each))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Point(Summary, Repeats[Summary]):
 Figure = Callable[[Any], Sequence[float]]  # the values that the repeats of a point have of it
 
 
-def tokens_per_s(point: Repeats[Any]) -> Sequence[float]:
+def output_rate(point: Repeats[Any]) -> Sequence[float]:
     return point.repeats
 
 
@@ -94,12 +94,12 @@ def e2e_s(point: Repeats[Any]) -> Sequence[float]:
     return point.e2e_repeats
 
 
-def figure(name: str) -> Figure:
+def figure_named(name: str) -> Figure:
     """The figure of this name, of the repeats that know it."""
     return lambda point: [value for s in point.each if (value := getattr(s, name)) is not None]
 
 
-def differences(points: Iterable[Repeats[Any]], what: Figure = tokens_per_s) -> Differences:
+def point_differences(points: Iterable[Repeats[Any]], what: Figure = output_rate) -> Differences:
     """Differences between points in a positive figure; those next to each other are alike."""
     return _differences(tuple(_sample(point, what) for point in points))
 
@@ -124,13 +124,13 @@ def ratio(
     of: Repeats[Any],
     to: Repeats[Any],
     among: Sequence[Repeats[Any]] = (),
-    what: Figure = tokens_per_s,
+    what: Figure = output_rate,
     several: int = 1,
 ) -> Interval:
     """A figure of one point over that of another. among: points whose repeats tell the noise, by default these two.
     several: of how many ratios this one is chosen, so that the interval has to hold for all (Bonferroni)."""
     points = among or (to, of)
-    return factor(differences(points, what).between(points.index(to), points.index(of), TAIL / several))
+    return factor(point_differences(points, what).between(points.index(to), points.index(of), TAIL / several))
 
 
 def at_common_loads(first: Sequence[Point], second: Sequence[Point]) -> tuple[list[tuple[Point, Point]], list[Point]]:

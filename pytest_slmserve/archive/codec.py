@@ -168,7 +168,7 @@ def _differences(values: Iterable[int | None]) -> list[int | None]:
     return coded
 
 
-def engine_of(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
+def engine_from_record(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
     model = facts.get("model")
     return (
         converted(EngineSpec, {**facts["spec"], "model_facts": model}),

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 from pytest_slmserve.analysis.compare.comparability import moment
 from pytest_slmserve.analysis.stats.estimates import grouped
-from pytest_slmserve.archive.codec import converted, engine_line, engine_of, measurement_line, measurement_of
+from pytest_slmserve.archive.codec import converted, engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.archive.pages import archives_in
 from pytest_slmserve.engines.launch.device_lock import try_lock
 from pytest_slmserve.schema.environment import Environment
@@ -546,7 +546,7 @@ def decode(found: ScannedLines, line: bytes) -> None:
         case "session":
             found.sessions.append(_session(facts))
         case "engine":
-            found.engines[facts["id"]] = engine_of(facts)
+            found.engines[facts["id"]] = engine_from_record(facts)
         case "measurement":
             found.measurements.append(measurement_of(facts, *engine_before(found, facts)))
             found.written_by.append(_writer(found))

@@ -99,7 +99,7 @@ def run_advise(given: argparse.Namespace) -> int:
     if terms and found.possible:
         return _verify(found, asked.source, curves, terms, given.json)
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
-    advice = "\n".join([text.text(found, asked.source), *gpus_advice(mine)])
+    advice = "\n".join([text.advice_text(found, asked.source), *gpus_advice(mine)])
     print(as_json(advice_facts(found, asked.source, mine)) if given.json else advice)
     status = cli.PASSES if found.possible else cli.INCONCLUSIVE
     if given.html:
@@ -119,7 +119,7 @@ def _verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: V
             line = LiveLine(sys.stderr)
             session.executor.on_progress, session.devices.pool.on_wait = partial(_show, line), line.on_wait
             if not as_object:
-                print(f"{text.text(found, source)}\n", flush=True)
+                print(f"{text.advice_text(found, source)}\n", flush=True)
             seen = run_advice.verify(session, alone, joint, terms)
             line.clear()
     except KeyboardInterrupt:
@@ -129,7 +129,7 @@ def _verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: V
         measured = text.verification_facts(seen, session.notes)
         print(as_json({**advice_facts(found, source), "verification": measured}))
     else:
-        print(text.text_verification(seen, session.notes))
+        print(text.verification_text(seen, session.notes))
     return cli.exit_status(seen.state)
 
 

@@ -15,7 +15,7 @@ from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as asv_ledger
 from pytest_slmserve.report.export import asv as export
-from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Seen, Value, kind, release_of
+from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Seen, Value, indexed_release, kind
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -54,7 +54,7 @@ def init_asv(given: argparse.Namespace) -> int:
         added = asv_ledger.make(folder / asv_ledger.LEDGER, rows)
         new = {name: text for name, text in files.items() if not (folder / name).exists()}
         if rows != own:
-            new[asv_ledger.RELEASES] = asv_ledger.as_text(rows)
+            new[asv_ledger.RELEASES] = asv_ledger.ledger_text(rows)
         for name, text in new.items():
             (folder / name).write_text(text, "utf-8")
             print(f"written: {folder / name}")
@@ -72,14 +72,14 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     """A file for each release and machine, the machine's own, and the list of benchmarks."""
     export.statistics()  # before what else may be missing: without them there is nothing to write
     contents = read_all(given)
-    found = export.seen(contents.measurements)
+    found = export.steady_measurements(contents.measurements)
     if not found:
         raise BadUsage("there is no valid measurement of a sweep of one engine", "records of --slm-gpu or --slm-cpu")
     name = given.machine  # it becomes the name of a folder
     if name is not None and (name != Path(name).name or name in ("", "..")):
         raise BadUsage(f"--machine {name!r} is no name of a folder", "--machine gpu-runner-1")
     places = export.values(found, name)
-    ledger = asv_ledger.read(given.into)
+    ledger = asv_ledger.ledger_commits(given.into)
     for release in (place.release for place in places if place.release not in ledger):
         row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / asv_ledger.RELEASES}'
         raise BadUsage(f"vLLM {release} has no row in the ledger", f"{row}, then slmserve asv init --into {given.into}")
@@ -98,7 +98,7 @@ def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: s
     if invalid := sum(concurrency_of(m) is not None for m in measurements) - len(found):
         yield f"left out: {counted(invalid, 'measurement')}, invalid"
     each = (one.measurement.environment for one in found)
-    for (release, name), alike in grouped(each, lambda where: (release_of(where), machine or kind(where))).items():
+    for (release, name), alike in grouped(each, lambda where: (indexed_release(where), machine or kind(where))).items():
         if (hosts := len({where.host for where in alike})) > 1:
             together = f"vLLM {release} on {name}: launches of {hosts} hosts are taken together"
             yield f"{together}; hosts of one kind can differ by some per cent"
@@ -115,7 +115,7 @@ def write(
     there = {path: load(path) for path in folder.glob("*/*.json") if path.name != "machine.json"}
     made: dict[Path, File] = {}
     for place, values in places.items():
-        path = folder / export.path_of(place, commits[place])
+        path = folder / export.result_path(place, commits[place])
         with _readable(path):
             made[path] = export.result_file(place, commits[place], values, there.get(path))
     descriptions = {folder / name / "machine.json": export.machine_file(name, w) for name, w in machines.items()}
@@ -125,7 +125,7 @@ def write(
     new = {path: file for path, file in descriptions.items() if not path.exists()}
     for path, file in {**new, **made, listed: benchmarks}.items():
         save(path, file)
-    return {folder / export.path_of(place, commits[place]): len(values) for place, values in places.items()}
+    return {folder / export.result_path(place, commits[place]): len(values) for place, values in places.items()}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from pytest_slmserve.report.as_json import as_csv, as_json, facts
 from pytest_slmserve.report.compare import RunSide, days_of, measured_facts
 from pytest_slmserve.report.page.content import of_runs
 from pytest_slmserve.report.page.writer import write_section
-from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, named, table
+from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, named_lines, table
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import is_file
@@ -101,7 +101,7 @@ def run_compare(given: argparse.Namespace) -> int:
         for each in candidates
     ]
     if given.json:
-        print(as_json({"margin": given.margin, "comparisons": [report.comparison_facts(*each) for each in found]}))
+        print(as_json({"margin": given.margin, "comparisons": [report.change_facts(*each) for each in found]}))
     elif given.csv:
         print(as_csv(row for each in found for row in report.comparison_rows(*each)), end="")
     else:
@@ -205,7 +205,7 @@ def _baseline_text(found: Baseline) -> str:
     others = len(found.measurements) - sum(row["measured"] for row in rows)
     missing = f"{others} of loads without a window, or of engines among several of which some are missing"
     notes = [*found.notes, *([missing] if others else [])]
-    text = [head, named(about), "", table(rows, columns, always=len(columns))]
+    text = [head, named_lines(about), "", table(rows, columns, always=len(columns))]
     return "\n".join([*text, *(f"note: {note}" for note in notes)])
 
 

@@ -29,7 +29,7 @@ from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import SensorSource
-from pytest_slmserve.telemetry.canary_process import piece, timed
+from pytest_slmserve.telemetry.canary_process import probe_work, timed
 from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
 from pytest_slmserve.telemetry.host_probe import PROBE_S, Gpu, check_vllm, cpu_model, first_gpu, interpreter, own_cores
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
@@ -316,7 +316,7 @@ def pieces_on_each_core() -> list[float]:
     """CPU seconds of the canary's pieces, on one core after the other; none where cores cannot be chosen."""
     times: list[float] = []
     if allowed := sorted(own_cores()):
-        piece()  # an interpreter is slower at what it does for the first time
+        probe_work()  # an interpreter is slower at what it does for the first time
         with suppress(OSError):  # a container may forbid it
             for core in allowed[:: max(1, len(allowed) // MOST_CORES)][:MOST_CORES]:
                 os.sched_setaffinity(0, {core})

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.advice.advisor import plan
 from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
-from pytest_slmserve.analysis.sweep.batching import Slo, parse_slo
+from pytest_slmserve.analysis.sweep.batching import Slo, parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import Columns, Row, read_results
@@ -154,4 +154,4 @@ def check_wanted(given: argparse.Namespace) -> Slo | None:
     cli.check_share("efficiency", given.efficiency)
     if given.b_half is not None and not 0 < given.b_half < 1e9:
         raise BadUsage(f"--b-half {given.b_half:g} is no batch", "a number above 0")
-    return parse_slo(given.slo_itl) if given.slo_itl is not None else None
+    return parse_relative_slo(given.slo_itl) if given.slo_itl is not None else None

@@ -502,7 +502,7 @@ def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> 
     if as_object:
         return as_json(loads.rates_facts(found, terms) if several else loads.facts_of_load(found[0], terms))
     of_rates = several or steps_of(found[0])
-    return folded(loads.rates_text(found, terms) if of_rates else loads.as_text(found[0], terms))
+    return folded(loads.rates_text(found, terms) if of_rates else loads.load_text(found[0], terms))
 
 
 def _status(number: int, every: Sequence[Load], elapsed_s: float = 0.0) -> Status:

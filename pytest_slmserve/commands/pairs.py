@@ -22,7 +22,7 @@ from pytest_slmserve.commands.cli import (
 )
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import text as report
-from pytest_slmserve.report.page.content import GATE_KINDS, compared
+from pytest_slmserve.report.page.content import GATE_KINDS, endpoint_part
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -55,10 +55,10 @@ def run_pairs(given: argparse.Namespace) -> int:
     values = [[rate_of(row, side) if text_of(row, side) else None for side in SIDES] for row in rows]
     series = decision.PairSeries(given.path.name, given.direction, tuple((old, new) for old, new in values))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
-    text = "\n".join([report.text([found]), *report.interim_lines([found])])
+    text = "\n".join([report.endpoints_text([found]), *report.interim_lines([found])])
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
         words, look = GATE_KINDS[found.outcome]
-        part = compared(f"{series.name}: {words}", look, [found], [], {series.name: series}, text)
+        part = endpoint_part(f"{series.name}: {words}", look, [found], [], {series.name: series}, text)
         write_section(given.html, "Gate", [part], status=exit_status(found.outcome))
     return exit_status(found.outcome)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pytest_slmserve.analysis.advice.other_gpu import gpu_named, limit_sweeps, measured_there, predicted
+from pytest_slmserve.analysis.advice.other_gpu import gpu_named, limit_sweeps, measured_there, predicted_elsewhere
 from pytest_slmserve.analysis.metrics.roofline import peaks_for
 from pytest_slmserve.analysis.sweep.curve import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
@@ -39,7 +39,7 @@ def run_predict(given: argparse.Namespace) -> int:
     found, notes = [], list(contents.notes)
     for curve, name in zip(others, labels(others), strict=True):
         try:
-            prediction = predicted(curve, gpu)
+            prediction = predicted_elsewhere(curve, gpu)
         except TooFewPoints as error:
             notes.append(f"{name}: {error.problem}")
         else:

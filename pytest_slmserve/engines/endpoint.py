@@ -66,7 +66,7 @@ class Fresh:
         if len(ids) <= place + 1:
             return None
         if self.words:
-            return " ".join((words_of(ids[:1]), MARK, words_of(ids[1 + place :])))
+            return " ".join((prompt_words(ids[:1]), MARK, prompt_words(ids[1 + place :])))
         return [ids[0], MARK, *ids[1 + place :]]
 
     def _text(self, ids: tuple[int, ...]) -> str:
@@ -80,7 +80,7 @@ def fresh(workload: Workload, words: bool) -> Fresh:
     return Fresh((LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)), words, largest)
 
 
-def words_of(ids: tuple[int, ...]) -> str:
+def prompt_words(ids: tuple[int, ...]) -> str:
     """Text of about as many tokens as there are ids: common words, one token each for most tokenizers."""
     return " ".join(map(_word, ids))
 
@@ -97,10 +97,10 @@ def lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
         status, _, text = ask_once("GET", page, headers, None, PAGE_S)
     except (OSError, http.client.HTTPException):
         return None
-    return counted(text) if status == 200 else None
+    return cache_lookups_in(text) if status == 200 else None
 
 
-def counted(page: str) -> tuple[int, int] | None:
+def cache_lookups_in(page: str) -> tuple[int, int] | None:
     """Tokens looked up and found, by the text of such a page, of all its engines; None where it has no counters."""
     totals: dict[str, float] = {}
     try:
@@ -182,7 +182,7 @@ class EndpointEngine:
         return self._asked(self.body(Request((5, 6, 7), 2)))
 
     def _told(self, text: str) -> str:
-        return told(text, self._key)
+        return told_by_server(text, self._key)
 
     def _asked(self, body: str) -> tuple[int, str, str]:
         """Status, content type and text of one answer."""
@@ -205,7 +205,9 @@ class EndpointEngine:
         else token ids for completions, words for a chat or a server that refuses ids."""
         asked = completion(request, self.spec.model)
         own = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
-        asked["prompt"] = own or request.text or (words_of(request.prompt) if self._in_words else list(request.prompt))
+        asked["prompt"] = (
+            own or request.text or (prompt_words(request.prompt) if self._in_words else list(request.prompt))
+        )
         if self._chats:
             asked["messages"] = [{"role": "user", "content": asked.pop("prompt")}]
         for name in self.without:
@@ -261,7 +263,7 @@ def headers_of(key: str) -> dict[str, str]:
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
 
-def told(text: str, key: str) -> str:
+def told_by_server(text: str, key: str) -> str:
     """The first characters of a server's text, without our key: some servers repeat the key that they refuse."""
     return printable(hidden(text, [key]))[:TOLD]
 
@@ -274,7 +276,7 @@ def only_model(url: str, timeout_s: float) -> str:
     listed = urlunsplit(parts._replace(path=f"{path}/models"))
     try:
         _, _, text = ask_once("GET", listed, headers_of(key), None, min(ANSWER_S, timeout_s))
-        names = [told(str(each["id"]), key) for each in json.loads(text)["data"]]
+        names = [told_by_server(str(each["id"]), key) for each in json.loads(text)["data"]]
     except ConnectionRefusedError as error:
         raise BadUsage(f"{url} does not answer: {error}", "the URL of a server that runs") from None
     except (OSError, http.client.HTTPException, ValueError, TypeError, LookupError):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.hf_generate import BatchedEngine, SimulatedBatches
-from pytest_slmserve.engines.launch.child_process import waiting
+from pytest_slmserve.engines.launch.child_process import waiting_for_engine
 from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
 from pytest_slmserve.engines.load_client import TIMEOUT_S
 from pytest_slmserve.engines.offline import OfflineEngine
@@ -126,7 +126,7 @@ class Pool:
         self.starts.append(spec)
         began = time.monotonic()
         try:
-            with waiting(partial(self.on_wait, spec)):
+            with waiting_for_engine(partial(self.on_wait, spec)):
                 started = start(spec)
         except EngineFailed as error:
             self._failed = spec, error
@@ -167,6 +167,6 @@ def abreast(pool: Pool, launches: Sequence[Launch]) -> Iterator[list[Callable[[]
                 held.append(engine)
             starts.append(partial(turn, launch, engine))
         for engine in held:
-            with waiting(partial(pool.on_wait, engine.spec)):
+            with waiting_for_engine(partial(pool.on_wait, engine.spec)):
                 engine.await_turn()
         yield starts

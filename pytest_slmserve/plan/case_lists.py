@@ -210,7 +210,7 @@ def job_case(
     if why is None:
         spec = planner.spec(model, gpu_memory=memory)
         workload = sized_workload(planner, model, requests, lengths or (None, None))
-        workload = workload if shorter == 1 else shortened(workload, shorter)
+        workload = workload if shorter == 1 else shortened_workload(workload, shorter)
         why = _job_misfit(spec, workload, kv_requests, max_num_seqs, memory)
     if why is not None:
         return Case(id=name, model=model, skip_reason=why)
@@ -268,7 +268,7 @@ def sized_workload(
     return planner.requests(model, spec)
 
 
-def shortened(workload: Workload, by: int) -> Workload:
+def shortened_workload(workload: Workload, by: int) -> Workload:
     """A copy of `workload` with the same prompts, and output lengths divided by `by`, of one token at least."""
     requests = tuple(Request(r.prompt, max(1, r.output_tokens // by)) for r in workload.requests)
     return Workload(workload.spec, requests, f"{workload.source}, outputs over {by}")

@@ -40,7 +40,7 @@ def clock(seconds: float) -> str:
     return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
 
 
-def each_of(engine: Engines) -> tuple[EngineSpec, ...]:
+def engines_of_set(engine: Engines) -> tuple[EngineSpec, ...]:
     """The engines of a set, or the one that is none."""
     return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
 
@@ -165,7 +165,7 @@ class Case:
         """Specifications of the case's engines. Raises ValueError where this host cannot have them."""
         if self.engines is None:
             raise ValueError(f"{self.id} has no engine: {self.skip_reason}")
-        return each_of(self.engines)
+        return engines_of_set(self.engines)
 
     def replicas(self) -> tuple[Replica | None, ...]:
         """The part of each engine in one repeat, which gets a name of its own; None for an engine of no set."""

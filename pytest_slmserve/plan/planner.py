@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_slmserve.engines.replicas.replica_set import cannot_share
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case, Engines, each_of, gpus_of
+from pytest_slmserve.plan.cases import Case, Engines, engines_of_set, gpus_of
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema.catalog import hub_name, restriction, short_name
@@ -100,11 +100,11 @@ def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
         why = f"--slm-concurrency: {cut[0][0]} requests in flight do not fit {spec.model}: {cut[0][1]}"
         smaller = f"up to {capacity}, shorter requests (--slm-input-len)"
         raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
-    loads = tuple(load_of(options, spec.platform, n) for n in wanted if n not in dict(cut))
+    loads = tuple(closed_loop_of(options, spec.platform, n) for n in wanted if n not in dict(cut))
     return Sweep(spec, loads, capacity, cut, options.sweep == "adaptive")
 
 
-def load_of(options: Options, platform: Platform, concurrency: int, ramp_up: RampUp | None = None) -> ClosedLoop:
+def closed_loop_of(options: Options, platform: Platform, concurrency: int, ramp_up: RampUp | None = None) -> ClosedLoop:
     """Closed loop of so many requests in flight. ramp_up: None for that of the options."""
     defaults = DEFAULTS[platform]
     return ClosedLoop(concurrency, window_s=options.window or defaults.window_s, ramp_up=ramp_up or options.ramp_up)
@@ -257,7 +257,7 @@ class Planner:
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
         """Names of the devices of `spec`, as locks and sensors use them. Raises BadUsage where one is not there."""
         if self.platform == "remote":
-            return tuple(url_lock(engine.url) for engine in each_of(spec))
+            return tuple(url_lock(engine.url) for engine in engines_of_set(spec))
         check_there(self.host, spec.gpus)
         return tuple(self.host.gpus[i].uuid for i in spec.gpus) if self.host.gpus else (self.host.device,)
 
@@ -313,7 +313,7 @@ class Planner:
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
         """The environment that `spec` is measured in: this host, with the versions that the specification's own
         interpreter has. Its cores are those of all of its GPUs, where each GPU has a part of them."""
-        return self._environment(each_of(spec)[0]).on(gpus_of(spec))
+        return self._environment(engines_of_set(spec)[0]).on(gpus_of(spec))
 
     def _environment(self, spec: EngineSpec) -> Environment:
         own = spec.python, spec.env
@@ -330,7 +330,7 @@ class Planner:
         return self._environments[own]
 
     def load(self, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
-        return load_of(self.options, self.platform, concurrency, overrides.ramp_up)
+        return closed_loop_of(self.options, self.platform, concurrency, overrides.ramp_up)
 
     def case(self, engines: Engines, workloads: Sequence[Workload], loads: Sequence[Load], **names: str) -> Case:
         """The case of these engines on this host; names: its `model` and `id`."""

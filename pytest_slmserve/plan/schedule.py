@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_slmserve.analysis.stats.estimates import grouped
-from pytest_slmserve.plan.cases import Engines, PlannedItem, clock, each_of, engine_title, gpus_of, start_estimate_s
+from pytest_slmserve.plan.cases import (
+    Engines,
+    PlannedItem,
+    clock,
+    engine_title,
+    engines_of_set,
+    gpus_of,
+    start_estimate_s,
+)
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.specs import EngineSpec
@@ -66,7 +74,7 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
     last of them. Within one width the longest is first, for all wait for one that begins late."""
 
     def subject(group: Group) -> tuple[str, str]:
-        engine = each_of(group.engine)[0]
+        engine = engines_of_set(group.engine)[0]
         return engine.model, engine.interface
 
     alike = grouped(groups, subject)

@@ -13,7 +13,7 @@ from pytest_slmserve.plan.cases import (
     Case,
     Engines,
     PlannedItem,
-    each_of,
+    engines_of_set,
     repeat_estimate_s,
     start_estimate_s,
 )
@@ -153,7 +153,7 @@ def length_of(session: Session, items: Sequence[Any], rows: Sequence[PlannedItem
     if session.options.on_all_gpus:
         gpus = slot_count(session.options, session.host)
         seconds = makespan_s(spread(divided(groups, gpus), gpus))
-    models = {spec.model for group in groups for spec in each_of(group.engine)} | gates
+    models = {spec.model for group in groups for spec in engines_of_set(group.engine)} | gates
     often = [counted(starts, "engine start")] if session.platform != "remote" else []
     roughly = "up to" if session.options.sweep == "adaptive" else "about"
     long = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"

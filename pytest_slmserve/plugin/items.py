@@ -147,9 +147,9 @@ def load_for(
 ) -> ClosedLoop:
     """The closed loop of a point. own: fields of it, other than the options and the marker say. Raises BadUsage for one
     without a window."""
-    from pytest_slmserve.plan.planner import load_of
+    from pytest_slmserve.plan.planner import closed_loop_of
 
-    load = replace(load_of(session.options, spec.platform, concurrency, overrides.ramp_up), **own)
+    load = replace(closed_loop_of(session.options, spec.platform, concurrency, overrides.ramp_up), **own)
     if load.requests is not None:
         raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
     return load

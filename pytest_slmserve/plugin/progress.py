@@ -13,7 +13,7 @@ import pytest
 from pytest_slmserve.plan.cases import Case, Engines, engine_title, start_estimate_s
 from pytest_slmserve.plugin.estimates import TimeLeft, may_ask_for_more, time_left
 from pytest_slmserve.plugin.items import cases_of_items, is_gate
-from pytest_slmserve.report.live_line import StartWatch, Status, columns_of
+from pytest_slmserve.report.live_line import StartWatch, Status, terminal_columns
 from pytest_slmserve.report.text_table import folded
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.records import Progress
@@ -149,7 +149,7 @@ class ProgressLine:
         """Go to the next line and come back, by relative moves: the terminal may scroll in between. Past pytest's
         writer, which counts the columns of the line that it is on; of a longer one the cursor is on the last row."""
         with self._uncaptured():
-            columns = columns_of(sys.stdout)
+            columns = terminal_columns(sys.stdout)
             column = self.writer.width_of_current_line % columns + 1
             sys.stdout.write(f"\n{status.within(columns) if status else ''}\x1b[K\x1b[1A\x1b[{column}G")
             sys.stdout.flush()

@@ -22,7 +22,17 @@ from pytest_slmserve.analysis.compare.runs import (
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.report.as_json import facts, plain
 from pytest_slmserve.report.gate.text import difference_text
-from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, ends, figure, hanging, named, table
+from pytest_slmserve.report.text_table import (
+    ABSENT,
+    Column,
+    between,
+    counted,
+    figure,
+    hanging,
+    interval_text,
+    named_lines,
+    table,
+)
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Measurement
@@ -109,11 +119,11 @@ def comparison_text(baseline: RunSide, candidate: RunSide, found: RunComparison)
 
 
 def _parts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Iterator[str]:
-    yield named([("baseline", _about(baseline)), ("candidate", _about(candidate))])
+    yield named_lines([("baseline", _about(baseline)), ("candidate", _about(candidate))])
     if found.changes or found.differences:
         yield f"\n{difference_text(found.differences)}"
     for subject, changes in groupby(found.changes, key=lambda each: each.subject):
-        yield f"\n{subject}\n{table(rows_of(list(changes)), CHANGES, always=len(CHANGES))}"
+        yield f"\n{subject}\n{table(change_rows(list(changes)), CHANGES, always=len(CHANGES))}"
     yield ""
     for name, only in (("baseline", found.baseline_only), ("candidate", found.candidate_only)):
         if only:
@@ -149,12 +159,12 @@ CHANGES: tuple[Column[tuple[MetricChange, bool]], ...] = (
     Column("baseline", lambda row: _value(row[0], row[0].baseline)),
     Column("candidate", lambda row: _value(row[0], row[0].candidate)),
     Column("ratio", lambda row: figure(row[0].ratio.value, 4)),
-    Column("95 %", lambda row: ends(row[0].ratio, lambda end: figure(end, 4)), "left"),
+    Column("95 %", lambda row: interval_text(row[0].ratio, lambda end: figure(end, 4)), "left"),
     Column("verdict", lambda row: row[0].verdict.value, "left"),
 )
 
 
-def rows_of(changes: Sequence[MetricChange]) -> list[tuple[MetricChange, bool]]:
+def change_rows(changes: Sequence[MetricChange]) -> list[tuple[MetricChange, bool]]:
     """Each with whether it is the first of its case."""
     loads = ["", *(each.load for each in changes)]
     return [(each, each.load != before) for each, before in zip(changes, loads)]
@@ -185,7 +195,7 @@ def counts_text(found: RunComparison) -> str:
     return f"of {counted(len(found.changes), 'metric')}: {', '.join(each)}; margin {percent(found.margin)}"
 
 
-def comparison_facts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> dict[str, Any]:
+def change_facts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> dict[str, Any]:
     """One comparison for JSON."""
     sides = {"baseline": _side_facts(baseline), "candidate": _side_facts(candidate)}
     return {**sides, **facts(found), "counts": {verdict.value: count for verdict, count in found.counts.items()}}
@@ -218,9 +228,11 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("\nmetric", lambda row: METRICS[row[0].metric][0], "left"),
     Column("\nrelease", lambda row: row[1].release, "left"),
     Column("\nvalue", lambda row: value_text(row[0], row[1].mean.value)),
-    Column("95 %\nof value", lambda row: ends(row[1].mean, lambda end: value_text(row[0], end)), "left", rank=1),
+    Column(
+        "95 %\nof value", lambda row: interval_text(row[1].mean, lambda end: value_text(row[0], end)), "left", rank=1
+    ),
     Column("\nratio", lambda row: figure(row[1].step.ratio.value, 4) if row[1].step else ""),
-    Column("95 %\nof ratio", lambda row: ends(row[1].step.ratio, FOUR) if row[1].step else "", "left"),
+    Column("95 %\nof ratio", lambda row: interval_text(row[1].step.ratio, FOUR) if row[1].step else "", "left"),
     Column("\nverdict", lambda row: step_words(row[1].step) if row[1].step else "", "left"),
 )
 

@@ -23,7 +23,7 @@ from pytest_slmserve.report.text_table import (
     hundredths,
     listed,
     milliseconds,
-    named,
+    named_lines,
     table,
 )
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -35,7 +35,7 @@ def external_text(curve: Curve, found: Plan, columns: Columns, tolerance: float,
     pairs = [*findings(curve, tolerance, advice.subject.b_half), ("batch", batch_text(advice, found))]
     pairs += [("closed form", caps)] if (caps := caps_text(advice.decision)) else []
     pairs += [("note", note) for note in _notes(curve, found, columns, notes)]
-    return "\n".join([table(external_rows(curve, found), _columns(columns)), "", named(pairs)])
+    return "\n".join([table(external_rows(curve, found), _columns(columns)), "", named_lines(pairs)])
 
 
 def _columns(columns: Columns) -> tuple[Column[dict[str, Any]], ...]:

@@ -63,7 +63,7 @@ def left_text(seconds: float, more: bool = False, over: bool = False) -> str:
     return f"{left}, longer than planned" if seconds >= 1.0 else "longer than planned"
 
 
-def columns_of(stream: TextIO) -> int:
+def terminal_columns(stream: TextIO) -> int:
     """Columns of the terminal behind a stream, whatever the environment says."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or UNKNOWN
@@ -97,7 +97,7 @@ class LiveLine:
         self._starts = StartWatch()
 
     def show(self, status: Status) -> None:
-        self._write(status.within(columns_of(self.stream)))
+        self._write(status.within(terminal_columns(self.stream)))
 
     def on_wait(self, spec: Engines, log: Path) -> None:
         """Shows how far the start of an engine is."""

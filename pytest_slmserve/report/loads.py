@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, RATE, HighestLoad, Peak
 from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
 from pytest_slmserve.report.tables.findings import lines_of, word_for
-from pytest_slmserve.report.tables.jobs import Served, found_in, goodput_columns
+from pytest_slmserve.report.tables.jobs import Served, goodput_columns, goodput_found
 from pytest_slmserve.report.text_table import Column, figure, hanging, hundredths, milliseconds, table
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
 from pytest_slmserve.schema.records import Measurement
@@ -40,7 +40,7 @@ CHUNK = 0.05  # tokens: a busy server now and then sends two at once, and an end
 STRICT = ValidityCriteria()
 
 
-def latencies(measurement: Measurement) -> dict[str, Percentiles]:
+def latency_facts(measurement: Measurement) -> dict[str, Percentiles]:
     """Latency percentiles by name, in seconds; ITL is of the gaps in the window."""
     seen = latencies_of(measurement)
     found = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2e": seen.e2e_s, "normalized": seen.normalized_latency_s}
@@ -96,9 +96,9 @@ def figures_of(measurement: Measurement, terms: ValidityCriteria) -> dict[str, A
     }
 
 
-def as_text(measurement: Measurement, terms: ValidityCriteria = STRICT) -> str:
+def load_text(measurement: Measurement, terms: ValidityCriteria = STRICT) -> str:
     """A head, a table of latencies where there are any, what was good, and what is wrong."""
-    told, found = [], latencies(measurement)
+    told, found = [], latency_facts(measurement)
     if served := good(measurement, terms.slo):
         each = ", ".join(f"{name} {hundredths(share)} %" for name, share in served.by_slo)
         share = f"{hundredths(served.attainment)} % of {served.requests} requests are good ({each})"
@@ -180,7 +180,7 @@ def _head(m: Measurement) -> Iterator[str]:
 def load_texts(measurements: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[str]:
     """Pages on endpoints' closed loops of so many requests, each by itself, for they are no points of a sweep; then on
     all open loops, one for each series."""
-    yield from (as_text(m, terms) for m in measurements if is_counted_loop(m))
+    yield from (load_text(m, terms) for m in measurements if is_counted_loop(m))
     yield from (rates_text(points, terms) for points in rate_series(measurements))
 
 
@@ -316,7 +316,7 @@ def _body(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[st
 def _rates_table(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
     def latency(name: str, part: str, rank: int) -> Column[Measurement]:
         return Column(
-            f"{name.upper()} ms\n{part}", lambda m: milliseconds(getattr(latencies(m)[name], part)), rank=rank
+            f"{name.upper()} ms\n{part}", lambda m: milliseconds(getattr(latency_facts(m)[name], part)), rank=rank
         )
 
     columns: list[Column[Measurement]] = [
@@ -348,7 +348,7 @@ def _goodput(points: Sequence[Measurement], terms: ValidityCriteria, slo: Slo) -
 def _found_in(points: Sequence[Measurement], terms: ValidityCriteria) -> tuple[Peak | None, HighestLoad | None]:
     """The peak of goodput and the highest rate at which enough requests are good, by the valid points."""
     served = ((m, None if problems(m, terms.failed_share) else good(m, terms.slo)) for m in points)
-    return found_in([Served(_rate(m), each, m.run.failures) for m, each in served], terms.attainment, RATE)
+    return goodput_found([Served(_rate(m), each, m.run.failures) for m, each in served], terms.attainment, RATE)
 
 
 def _over_all(points: Sequence[Measurement], terms: ValidityCriteria) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ from pytest_slmserve.report.gate.text import (
     next_step,
     title,
 )
-from pytest_slmserve.report.tables.findings import AnyPoint, first_of_each_kind, kind_of, served_on
+from pytest_slmserve.report.tables.findings import AnyPoint, first_of_each_kind, reason_kind, served_on
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import highest_good_load, jobs_title
 from pytest_slmserve.report.tables.replicas import alone_at, deployed
@@ -40,7 +40,7 @@ from pytest_slmserve.report.tables.run import Colour, by_outcome, run_lines, tal
 from pytest_slmserve.report.text_table import (
     Column,
     change,
-    changes,
+    change_interval,
     command_lines,
     counted,
     figure,
@@ -209,7 +209,7 @@ def best_deployments(found: Findings) -> Iterator[str]:
             best = max(valid, key=lambda p: p.output_tokens_per_s or 0.0)
             alone = alone_at(best, found.curves)
             gain = ratio(best, alone, several=len(valid)) if alone else None
-            over = f", {change(gain)} % (95 %: {changes(gain)}) over one engine" if gain else ""
+            over = f", {change(gain)} % (95 %: {change_interval(gain)}) over one engine" if gain else ""
             rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
             of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
             yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
@@ -323,7 +323,7 @@ def disturbances(found: Findings) -> tuple[str, list[str]]:
     wrong = [(_standing(point), label, load, point) for label, load, point in points]
     wrong = sorted((each for each in wrong if each[0]), key=lambda each: STANDINGS.index(each[0]))
     sentences = []
-    for (standing, _), group in grouped(wrong, lambda each: (each[0], kind_of(_reason(each[3])))).items():
+    for (standing, _), group in grouped(wrong, lambda each: (each[0], reason_kind(_reason(each[3])))).items():
         loads = grouped(dict.fromkeys((label, load) for _, label, load, _ in group), itemgetter(0)).items()
         names = "; ".join(f"{label} at {', '.join(load for _, load in same)}" for label, same in loads)
         sentences.append(f"{standing}: {names}: {_reason(group[0][3])}")

@@ -62,16 +62,16 @@ def change(ratio: Interval | None) -> str:
     return hundredths(None if ratio is None else ratio.value - 1, signed=True)
 
 
-def ends(seen: Interval | None, show: Callable[[float], str]) -> str:
+def interval_text(seen: Interval | None, show: Callable[[float], str]) -> str:
     """The 95 % interval, "1.2 to 3.4"; "-" where the noise is unknown."""
     if seen is None or seen.low is None or seen.high is None:
         return ABSENT
     return f"{show(seen.low)} to {show(seen.high)}"
 
 
-def changes(ratio: Interval | None) -> str:
+def change_interval(ratio: Interval | None) -> str:
     """The 95 % interval of a ratio as changes in per cent, "+1.2 to +3.4"; "-" where the noise is unknown."""
-    return ends(ratio, lambda end: hundredths(end - 1, signed=True))
+    return interval_text(ratio, lambda end: hundredths(end - 1, signed=True))
 
 
 def whole(number: int | None) -> str:
@@ -257,7 +257,7 @@ def command_lines(before: str, command: str) -> list[str]:
     return lines
 
 
-def named(pairs: Sequence[tuple[str, str]]) -> str:
+def named_lines(pairs: Sequence[tuple[str, str]]) -> str:
     """A line for each name and what is said of it, the texts below each other."""
     width = max((len(name) for name, _ in pairs), default=0) + 2
     return "\n".join(hanging(f"{name:<{width}}{text}", width) for name, text in pairs)

@@ -21,7 +21,7 @@ from pytest_slmserve.analysis.advice.verification import (
     verified,
     verified_together,
 )
-from pytest_slmserve.analysis.sweep.batching import parse_slo
+from pytest_slmserve.analysis.sweep.batching import parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.engines.replicas.replica_set import cannot_share
@@ -48,7 +48,7 @@ def advice_of(session: Session, model: str, slo_itl: str | None, efficiency: flo
     """
     if not 0 < efficiency < 1:
         raise BadUsage(f"an efficiency of {efficiency:g} is no share between 0 and 1", "efficiency=0.1")
-    slo, name = None if slo_itl is None else parse_slo(slo_itl), short_name(model)
+    slo, name = None if slo_itl is None else parse_relative_slo(slo_itl), short_name(model)
     curves = [curve for curve in session.verdicts.curves() if curve.subject == name]
     if not curves:
         raise _inconclusive(session, name, "nothing of it was measured in this run (slm_sweep, or a planned sweep)")

@@ -15,7 +15,7 @@ import time
 STEPS = 30_000  # 3 to 6 ms; another number, or other work, would make older records incomparable
 
 
-def piece() -> int:
+def probe_work() -> int:
     """Work as an interpreter has it: arithmetic, small integers made and dropped, a table of 50 KB."""
     seen: dict[int, int] = {}
     for number in range(STEPS):
@@ -26,12 +26,12 @@ def piece() -> int:
 
 def timed() -> tuple[int, int]:
     began, used = time.perf_counter_ns(), time.thread_time_ns()
-    piece()
+    probe_work()
     cpu, wall = time.thread_time_ns() - used, time.perf_counter_ns() - began
     return wall // 1000, cpu // 1000
 
 
-def main(parent: str, *core: str) -> None:
+def _main(parent: str, *core: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal it comes to all; the parent decides when we end
     if core:
         os.sched_setaffinity(0, {int(core[0])})
@@ -39,10 +39,10 @@ def main(parent: str, *core: str) -> None:
         gone = os.pidfd_open(int(parent))
     except ProcessLookupError:
         return
-    piece()  # an interpreter is slower at what it does for the first time
+    probe_work()  # an interpreter is slower at what it does for the first time
     while gone not in (ready := select.select([0, gone], [], [])[0]) and ready and os.read(0, 1 << 10):
         os.write(1, b"%d %d\n" % timed())
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _main(*sys.argv[1:])

@@ -38,7 +38,7 @@ def bindings() -> Any:
     return pynvml
 
 
-def place(nv: Any, device: Any, device_uuid: str) -> tuple[Any, Callable[[Any], object]]:
+def gpm_place(nv: Any, device: Any, device_uuid: str) -> tuple[Any, Callable[[Any], object]]:
     """The GPU that has the counters, and what fills a sample with those of this device only."""
     if not device_uuid.startswith("MIG-"):
         return device, partial(call, nv, "nvmlGpmSampleGet", device)
@@ -63,7 +63,7 @@ def said(error: Any) -> str:
     return f"NVML says {error}"
 
 
-def reason(nv: Any, code: int) -> str:
+def code_text(nv: Any, code: int) -> str:
     """Text of NVML's error code for one value among several."""
     return f"NVML says {nv.NVMLError(code)}"
 
@@ -118,7 +118,7 @@ class Gpm:
             for sample in held:
                 self._free(sample)
         codes = [(metric, answer.nvmlReturn) for metric, answer in zip(self.metrics, answers)]
-        return {self.metrics.pop(metric): reason(self._nv, code) for metric, code in codes if code in UNABLE}
+        return {self.metrics.pop(metric): code_text(self._nv, code) for metric, code in codes if code in UNABLE}
 
     def ratios(self, now_s: float, missing: list[str]) -> tuple[dict[int, float | None], float | None]:
         """All ratios from one pair of samples, and the length of the time between them in seconds."""
@@ -167,7 +167,7 @@ class Gpm:
 
     def _ratio(self, number: int, answer: Any, missing: list[str]) -> float | None:
         if answer.nvmlReturn:
-            missing.append(f"{number}: {reason(self._nv, answer.nvmlReturn)}")
+            missing.append(f"{number}: {code_text(self._nv, answer.nvmlReturn)}")
             return None
         return known(number, answer.value * PERCENT, missing)
 
@@ -286,7 +286,7 @@ class NvmlSource:
         """Have GPM's ratios in every reading, where the GPU has any."""
         nv = self._nv
         try:
-            gpu, take = place(nv, self._device, device_uuid)
+            gpu, take = gpm_place(nv, self._device, device_uuid)
             if not call(nv, "nvmlGpmQueryDeviceSupport", gpu).isSupportedDevice:
                 raise nv.NVMLError(NOT_SUPPORTED)
             gpm = Gpm(nv, take)
@@ -335,7 +335,7 @@ class NvmlSource:
     def _field_refusal(self, field: Field, answer: Any) -> str | None:
         """The reason why the GPU does not have the field; None where it does, or may have it."""
         if answer.nvmlReturn in REFUSED or (answer.nvmlReturn and field.wide):
-            return reason(self._nv, answer.nvmlReturn)
+            return code_text(self._nv, answer.nvmlReturn)
         if field.wide and answer.valueType not in WIDE_TYPES:
             return f"field {field.id} of this driver is something else"
         return None
@@ -391,7 +391,7 @@ class NvmlSource:
 
     def _field_value(self, field: Field, answer: Any, missing: list[str]) -> float | None:
         if answer.nvmlReturn:
-            missing.append(f"{field.number}: {reason(self._nv, answer.nvmlReturn)}")
+            missing.append(f"{field.number}: {code_text(self._nv, answer.nvmlReturn)}")
             return None
         return known(field.number, getattr(answer.value, VALUE_TYPES[answer.valueType]) * field.unit, missing)
 

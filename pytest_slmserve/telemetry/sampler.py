@@ -39,7 +39,7 @@ class Recording:
         now = self.clock()
         readings = [reading for source in self.sources if (reading := self._ask(source, now))]
         if readings:
-            self.rows.append((now, merged(readings)))
+            self.rows.append((now, merged_readings(readings)))
 
     def _ask(self, source: SensorSource, now: float) -> Reading | None:
         if source.name in self.failed:
@@ -80,7 +80,7 @@ def columns_of(rows: Sequence[Mapping[int, float | None]]) -> dict[int, tuple[fl
     return {n: tuple(rounded(n, row.get(n)) for row in rows) for n in numbers}
 
 
-def merged(readings: Sequence[Reading]) -> Reading:
+def merged_readings(readings: Sequence[Reading]) -> Reading:
     """Several sources' readings as one: the first that has a number or a span counts."""
     values: dict[int, float | None] = {}
     for reading in reversed(readings):

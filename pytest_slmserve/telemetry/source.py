@@ -13,7 +13,7 @@ from pytest_slmserve.telemetry.dcgm import ADDRESS, open_dcgm
 from pytest_slmserve.telemetry.dcgm_exporter import open_exporter
 from pytest_slmserve.telemetry.host_counters import open_canary, open_host
 from pytest_slmserve.telemetry.nvml import open_nvml
-from pytest_slmserve.telemetry.sampler import Sampler, merged
+from pytest_slmserve.telemetry.sampler import Sampler, merged_readings
 
 
 class SeveralGpus:
@@ -28,7 +28,7 @@ class SeveralGpus:
         self._gpus = [tuple(sources) for sources in gpus]
 
     def read(self, now_s: float) -> Reading:
-        each = [merged([source.read(now_s) for source in sources]) for sources in self._gpus]
+        each = [merged_readings([source.read(now_s) for source in sources]) for sources in self._gpus]
         missing = tuple(f"GPU {i}: {why}" for i, reading in enumerate(each) for why in reading.missing)
         return Reading({}, each[0].span_s, missing, tuple(reading.values for reading in each))
 

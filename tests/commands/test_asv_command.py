@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     for name, text in asv_ledger.initial_files().items():
         (made / name).write_text(text, "utf-8")
-    (made / asv_ledger.RELEASES).write_text(asv_ledger.as_text(ROWS), "utf-8")
+    (made / asv_ledger.RELEASES).write_text(asv_ledger.ledger_text(ROWS), "utf-8")
     asv_ledger.make(made / asv_ledger.LEDGER, ROWS)
     return made
 
@@ -212,10 +212,10 @@ def test_a_folder_begins_with_the_releases_and_stays_as_it_is(tmp_path, capsys) 
 def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, capsys) -> None:
     shipped = asv_ledger.rows_in(asv_ledger.initial_files()["releases.json"])
     listed = tmp_path / "releases.json"
-    listed.write_text(asv_ledger.as_text(shipped[:-2]), "utf-8")
+    listed.write_text(asv_ledger.ledger_text(shipped[:-2]), "utf-8")
     assert f"written: {listed}\n" in init(capsys, tmp_path)[1]
     assert asv_ledger.rows_in(listed.read_text("utf-8")) == shipped
-    listed.write_text(asv_ledger.as_text([*shipped, ("99.0", "2030-01-01")]), "utf-8")
+    listed.write_text(asv_ledger.ledger_text([*shipped, ("99.0", "2030-01-01")]), "utf-8")
     status, out, _ = init(capsys, tmp_path)
     assert status == 0 and out == f"{tmp_path}/ledger: {len(shipped) + 1} releases, 1 added\n"
 

@@ -20,11 +20,11 @@ from interfaces import SIMULATED, problems_of, small_workload, somebodys_server,
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_line, measurement_of
-from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, words_of
+from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
+from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
 from pytest_slmserve.engines.loadgen.streams import TOLD, shortened
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.report.loads import as_text, in_words
+from pytest_slmserve.report.loads import in_words, load_text
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request
@@ -92,7 +92,7 @@ def test_a_client_that_lagged_makes_a_run_invalid(endpoint):
 def test_a_record_keeps_the_stream_and_not_the_schedule_twice(endpoint):
     found = measure(endpoint, small_workload(), EVERY_20_MS, this_host("remote"))
     lines = json.loads(json.dumps([engine_line(found), measurement_line(found)]))
-    again = measurement_of(lines[1], *engine_of(lines[0]))
+    again = measurement_of(lines[1], *engine_from_record(lines[0]))
     assert again.run.stream == found.run.stream and again.load == found.load and again.id == found.id
     assert "schedule_s" not in lines[1]["load"]
 
@@ -120,7 +120,7 @@ def test_a_chat_is_asked_in_words_and_completions_in_ids(there):
     chat = EndpointEngine.__new__(EndpointEngine)
     chat.spec, chat._further = spec_of(there, path="/v1/chat/completions"), {"ignore_eos": None, "top_k": 1}
     asked = json.loads(chat.body(Request((5, 6, 7), 9)))
-    assert asked["messages"] == [{"role": "user", "content": words_of((5, 6, 7))}]
+    assert asked["messages"] == [{"role": "user", "content": prompt_words((5, 6, 7))}]
     assert len(asked["messages"][0]["content"].split()) == 3
     assert asked["top_k"] == 1 and not {"prompt", "ignore_eos"} & set(asked)
 
@@ -253,8 +253,10 @@ def test_an_error_in_the_stream_is_told_before_anything_is_measured(there, monke
 def test_requests_that_ended_early_are_counted(endpoint):
     found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
     short = replace(found.run.samples, output_tokens=(4, *found.run.samples.output_tokens[1:]))
-    told = as_text(replace(found, run=replace(found.run, samples=short)))
-    assert "1 of 20 requests ended early, 7.8 output tokens in the mean" in told and "ended early" not in as_text(found)
+    told = load_text(replace(found, run=replace(found.run, samples=short)))
+    assert "1 of 20 requests ended early, 7.8 output tokens in the mean" in told and "ended early" not in load_text(
+        found
+    )
     steady = replace(found, load=ClosedLoop(2))
     as_asked, early = (
         summarize(replace(steady, run=replace(found.run, samples=s))) for s in (found.run.samples, short)
@@ -275,7 +277,7 @@ def test_the_page_says_what_a_chunk_is(endpoint):
     found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
 
     def page(tokens_per_chunk):
-        return as_text(
+        return load_text(
             replace(found, run=replace(found.run, stream=replace(found.run.stream, tokens_per_chunk=tokens_per_chunk)))
         )
 
@@ -287,7 +289,7 @@ def test_the_page_says_what_a_chunk_is(endpoint):
 def test_the_page_tells_the_throughput_of_requests_and_of_tokens_both_ways(endpoint):
     found = measure(endpoint, small_workload(), ClosedLoop(2, requests=40), this_host("remote"))
     line = re.search(
-        r"^([\d.,]+) requests/s, ([\d.,]+) output and ([\d.,]+) prompt tokens/s over", as_text(found), re.M
+        r"^([\d.,]+) requests/s, ([\d.,]+) output and ([\d.,]+) prompt tokens/s over", load_text(found), re.M
     )
     requests, outputs, prompts = (float(number.replace(",", "")) for number in line.groups())
     seconds = found.run.window_s[1] - found.run.window_s[0]
@@ -377,7 +379,7 @@ def test_where_no_server_answers_no_model_is_asked_for():
 def test_a_load_of_which_nothing_came_has_no_table_of_dashes(endpoint):
     found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
     none = replace(found.run, samples=Samples(*[()] * 8), stream=None, failures=20, first_failure="HTTP 400: no")
-    told = as_text(replace(found, run=none))
+    told = load_text(replace(found, run=none))
     assert "TTFT" not in told and "INVALID: 20 requests failed, the first with HTTP 400: no" in told
 
 

@@ -14,7 +14,7 @@ from interfaces import problems_of, small_workload, somebodys_server, stand_in, 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share, problems
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, EndpointEngine, counted, fresh, lookups
+from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, EndpointEngine, cache_lookups_in, fresh, lookups
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import server_arguments
 from pytest_slmserve.run.executor import measure
@@ -61,9 +61,11 @@ def test_a_prompt_that_is_too_short_stays_as_it_is():
 def test_the_counters_of_several_engines_are_added_up():
     page = 'vllm:prefix_cache_queries_total{engine="0"} 100.0\nvllm:prefix_cache_queries_total{engine="1"} 50.0\n'
     page += 'vllm:prefix_cache_hits_total{engine="0"} 3e1\nvllm:prefix_cache_hits_created{engine="0"} 1.7e9\n'
-    assert counted(page) == (150, 30)
-    assert counted('vllm:gpu_prefix_cache_queries_total{m="x"} 5\nvllm:gpu_prefix_cache_hits_total{m="x"} 2') == (5, 2)
-    assert counted("llamacpp:prompt_tokens_total 5\n") is None and counted("") is None
+    assert cache_lookups_in(page) == (150, 30)
+    assert cache_lookups_in(
+        'vllm:gpu_prefix_cache_queries_total{m="x"} 5\nvllm:gpu_prefix_cache_hits_total{m="x"} 2'
+    ) == (5, 2)
+    assert cache_lookups_in("llamacpp:prompt_tokens_total 5\n") is None and cache_lookups_in("") is None
 
 
 # A stand-in for a server that caches

@@ -11,7 +11,7 @@ from interfaces import SIMULATED
 from terminals import Screen, set_columns
 
 from pytest_slmserve.report import live_line
-from pytest_slmserve.report.live_line import LiveLine, StartWatch, Status, columns_of, left_text
+from pytest_slmserve.report.live_line import LiveLine, StartWatch, Status, left_text, terminal_columns
 from pytest_slmserve.schema.records import Progress
 
 PLANNED = Status("case 7 of 33", "3:40 left", "opt-1.3b at 64, repeat 1")
@@ -66,9 +66,9 @@ def test_the_width_is_that_of_the_terminal_and_not_of_the_environment(monkeypatc
     ours, theirs = pty.openpty()
     set_columns(theirs, columns)
     with os.fdopen(theirs, "w") as stream:
-        assert columns_of(stream) == expected
+        assert terminal_columns(stream) == expected
     os.close(ours)
-    assert columns_of(io.StringIO()) == 80
+    assert terminal_columns(io.StringIO()) == 80
 
 
 def test_stages_are_looked_up_now_and_then(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.compare.deployments import deployments, with_wider
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.report.page.pictures import pictures
-from pytest_slmserve.report.tables.replicas import gpus_report, name_of
+from pytest_slmserve.report.tables.replicas import deployment_name, gpus_report
 from pytest_slmserve.report.tables.run import heading
 
 
@@ -83,9 +83,9 @@ def test_tables_of_one_model_say_in_what_they_differ(curve):
 
 def test_names_of_deployments(curve):
     one, *_, both = deployments(curve)
-    assert [name_of(one), name_of(both)] == ["one engine", "2 replicas, a GPU each"]
-    assert name_of(replace(both, sharing="mps")) == "2 replicas, mps"
-    assert name_of(replace(both, tensor_parallel_size=2)) == "2 replicas, a GPU each, TP 2"
+    assert [deployment_name(one), deployment_name(both)] == ["one engine", "2 replicas, a GPU each"]
+    assert deployment_name(replace(both, sharing="mps")) == "2 replicas, mps"
+    assert deployment_name(replace(both, tensor_parallel_size=2)) == "2 replicas, a GPU each, TP 2"
 
 
 def test_advice_ends_with_what_to_deploy_on_several_gpus(curve, tmp_path, capsys):

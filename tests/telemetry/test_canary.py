@@ -67,7 +67,8 @@ def test_a_reading_tells_of_the_piece_that_the_one_before_began(canary, process)
 
 
 def test_it_does_the_same_work_each_time():
-    script = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import canary_process as c; print(c.piece())"
+    script = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import canary_process as c; "
+    script += "print(c.probe_work())"
     told = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
     assert int(told.stdout) == sum(n for n in range(30_000) if n * 7919 % 1021 == 0)
 

@@ -16,7 +16,7 @@ from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU, HOST_CORES, POWER, SM_ACTIVE
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.sampler import Recording, Sampler, merged
+from pytest_slmserve.telemetry.sampler import Recording, Sampler, merged_readings
 
 
 @dataclass
@@ -119,7 +119,7 @@ readings = st.builds(Reading, numbers, st.none() | st.floats(0.1, 1))
 
 @given(st.lists(readings, min_size=1, max_size=4))
 def test_of_several_sources_the_first_that_has_a_number_counts(several):
-    both = merged(several)
+    both = merged_readings(several)
     assert both.values.keys() == set().union(*(r.values.keys() for r in several))
     for number, value in both.values.items():
         assert value == next(r.values[number] for r in several if number in r.values)

@@ -25,7 +25,7 @@ from pytest_slmserve.analysis.advice.batch_choice import (
     utilization,
 )
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, ceiling_tokens_per_s
-from pytest_slmserve.analysis.points import Figure, Point, differences, e2e_s, tokens_per_s
+from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent
 from pytest_slmserve.analysis.sweep.gains import valid_points
 
@@ -215,7 +215,7 @@ def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives)
     point = next((p for p in subject.usable if p.concurrency == batch), None)
     wait: Interval | None
     if point is not None:
-        rate = around(point, subject.usable, tokens_per_s)
+        rate = around(point, subject.usable, output_rate)
         wait = around(point, subject.usable, e2e_s)
     elif (by_law := decision.laws.tokens_per_s(batch)) is not None:
         rate, line = Interval(by_law), decision.laws.wait
@@ -236,7 +236,7 @@ def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives)
 def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
     """The mean of a point's repeats, with its interval."""
     valid = valid_points(points)
-    return replace(factor(differences(valid, what).mean(valid.index(point))), value=fmean(what(point)))
+    return replace(factor(point_differences(valid, what).mean(valid.index(point))), value=fmean(what(point)))
 
 
 def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:

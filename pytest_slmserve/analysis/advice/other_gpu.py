@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.metrics.roofline import (
     peaks_for,
     peaks_of,
 )
-from pytest_slmserve.analysis.points import JobPoint, Point, differences, job_points, limit_groups
+from pytest_slmserve.analysis.points import JobPoint, Point, job_points, limit_groups, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor, percent, percent_interval
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
@@ -70,7 +70,7 @@ def gpu_named(name: str) -> Peaks:
     raise BadUsage(f"the data sheet of {name} is not known", f"one of {', '.join(gpu.family for gpu in GPUS)}")
 
 
-def predicted(curve: Curve, gpu: Peaks) -> CarriedLaw:
+def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
     """Prediction for one GPU of that kind. Raises TooFewPoints where no law describes the sweep, and where its work or
     its own data sheet is not known."""
     work, here = work_of_curve(curve), peaks_of_curve(curve)
@@ -146,7 +146,7 @@ def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple
     and that of each point of the fit, as far as the law at this batch depends on it. several: loads whose intervals
     hold together."""
     tail, fitted = TAIL / several, with_batches(prediction.curve.points)
-    here, own = differences(fitted), differences(there.valid)
+    here, own = point_differences(fitted), point_differences(there.valid)
     halves = [_half(here.mean(i, tail)) for i in range(len(fitted))]
     laws, found = _moved_laws(fitted), []
     for i, point in enumerate(there.valid):

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.advice.batch_choice import (
     decide,
     with_tpot,
 )
-from pytest_slmserve.analysis.device.gpu_figures import memory_used
+from pytest_slmserve.analysis.device.gpu_figures import most_memory_used
 from pytest_slmserve.analysis.metrics.roofline import IDLE, idle_share
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point, ratio
@@ -186,7 +186,7 @@ def _footprint(curve: Curve, spec: EngineSpec, resolved: Resolved, longest: int)
     windows = kv_windows(spec, resolved)
     if weights is None or per_token is None or windows is None:
         return None
-    beyond = int(memory_used(curve.trusted) or 0.0) - weights - kv_bytes(spec, resolved)
+    beyond = int(most_memory_used(curve.trusted) or 0.0) - weights - kv_bytes(spec, resolved)
     return Footprint(
         weight_bytes=weights,
         kv_bytes_per_token=per_token,

@@ -9,18 +9,18 @@ from statistics import fmean
 from pytest_slmserve.analysis.advice.advisor import Advice, Gains, OperatingPoint, Unit, around
 from pytest_slmserve.analysis.advice.batch_choice import with_tpot
 from pytest_slmserve.analysis.compare.deployments import HOW
-from pytest_slmserve.analysis.device.gpu_figures import memory_used
+from pytest_slmserve.analysis.device.gpu_figures import most_memory_used
 from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.points import (
     Point,
     ReplicaPoint,
     e2e_s,
     engines,
+    output_rate,
     points_of,
     ratio,
     shared_points,
     system_throughput,
-    tokens_per_s,
 )
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, mean, percent, percent_interval, times
 from pytest_slmserve.analysis.stats.noise import Differences, Repeat
@@ -136,14 +136,14 @@ def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement], mar
         advice=advice,
         point=point,
         kv_blocks=(predicted_blocks(spec, resolved), resolved.kv_blocks),
-        memory_bytes=memory_used(found),
+        memory_bytes=most_memory_used(found),
         preemptions=preempted(found),
     )
     if seen.valid and advice.advised:
         known = replace(
             known,
             ratio=over_predicted(advice.advised, seen, usable),
-            tokens_per_s=around(seen, [*usable, seen], tokens_per_s),
+            tokens_per_s=around(seen, [*usable, seen], output_rate),
             latency_s=around(seen, [*usable, seen], e2e_s),
         )
     blocks = kv_blocks_as_predicted(spec, resolved, records=(found[0].id,))
@@ -156,7 +156,7 @@ def over_predicted(predicted: OperatingPoint, seen: Point, usable: Sequence[Poin
     before = next((p for p in usable if p.concurrency == predicted.batch), None)
     if before is not None:
         return ratio(seen, before, valid_points([*usable, seen]))
-    now = around(seen, [*usable, seen], tokens_per_s)
+    now = around(seen, [*usable, seen], output_rate)
     return now.mapped(lambda end: end / predicted.tokens_per_s.value)
 
 

@@ -90,7 +90,7 @@ ARITHMETIC: dict[str, tuple[str, ...]] = {CLAIM: tuple(PUBLISHED), REQUEST_CLAIM
 ARITHMETIC |= {BATCH_CLAIM: (REQUEST_MODEL,), HUNDREDS_CLAIM: tuple(PUBLISHED)[1:]}
 
 
-def kv_budget_bytes(model: str, budget_bytes: int = BUDGET_BYTES) -> int:
+def table_1_budget_bytes(model: str, budget_bytes: int = BUDGET_BYTES) -> int:
     """Bytes of the budget that the weights of a catalogue model leave for its KV cache."""
     return budget_bytes - (CATALOGUE[model].weight_bytes() or 0)
 
@@ -102,12 +102,12 @@ def request_bytes(model: str, tokens: int = KNOWN) -> int:
 
 def largest_batch(model: str, tokens: int = KNOWN, budget_bytes: int = BUDGET_BYTES) -> int:
     """Requests of a catalogue model that fit into the budget less the weights, each allocated for so many tokens."""
-    return kv_budget_bytes(model, budget_bytes) // request_bytes(model, tokens)
+    return table_1_budget_bytes(model, budget_bytes) // request_bytes(model, tokens)
 
 
 def paged_batch(model: str, tokens: int, budget_bytes: int = BUDGET_BYTES) -> int:
     """Requests that fit in pages of 16 tokens: at the `MEAN` length what an engine holds at one moment."""
-    blocks = kv_blocks(kv_budget_bytes(model, budget_bytes), BLOCK_SIZE, request_bytes(model, 1))
+    blocks = kv_blocks(table_1_budget_bytes(model, budget_bytes), BLOCK_SIZE, request_bytes(model, 1))
     return requests_that_fit(blocks, BLOCK_SIZE, tokens)
 
 

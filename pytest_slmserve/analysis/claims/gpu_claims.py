@@ -45,14 +45,14 @@ NO_DECODING = "no reading of the sensors fell between prompts (many do after a b
 IDLE_TENSOR = "the tensor cores did not run at any load"
 
 
-def each_of(point: Point, name: str) -> list[float]:
+def values_of(point: Point, name: str) -> list[float]:
     """Measured values of one figure in the repeats of a point; what is no finite number counts as not measured."""
     return [value for s in point.each if (value := getattr(s, name)) is not None and math.isfinite(value)]
 
 
 def _above_0(name: str) -> Callable[[Any], list[float]]:
     """Values of a figure as `each_of` has them. What reads 0 of a GPU that serves was not measured."""
-    return lambda point: [value for value in each_of(point, name) if value > 0]
+    return lambda point: [value for value in values_of(point, name) if value > 0]
 
 
 energies_j, powers_w, utilisations = map(_above_0, ("energy_per_token_j", "power_w", "gpu_util"))
@@ -61,8 +61,8 @@ energies_j, powers_w, utilisations = map(_above_0, ("energy_per_token_j", "power
 # Of each claim on a share that no load exceeds: words, and the share in each repeat. arXiv:2404.03353: "average SM
 # activity remains low" (figure 3), and CPU overheads take up to 50 % of the latency.
 NEVER_ABOVE: dict[str, tuple[str, Callable[[Point], list[float]]]] = {
-    SM_ACTIVITY: ("of the SMs have work", lambda point: each_of(point, "sm_active")),
-    HOST_SHARE: ("of the time no kernel runs", lambda point: [1 - busy for busy in each_of(point, "engine_active")]),
+    SM_ACTIVITY: ("of the SMs have work", lambda point: values_of(point, "sm_active")),
+    HOST_SHARE: ("of the time no kernel runs", lambda point: [1 - busy for busy in values_of(point, "engine_active")]),
 }
 
 
@@ -75,9 +75,9 @@ def few_warps(curve: Curve, bound: float) -> Verdict:
     if reason := obstacle(curve):
         return Verdict.inconclusive(FEW_WARPS, curve.subject, reason, bound)
     largest = curve.valid[-1]
-    if not each_of(largest, "sm_occupancy"):
+    if not values_of(largest, "sm_occupancy"):
         return Verdict.inconclusive(FEW_WARPS, curve.subject, NO_PROFILE, bound)
-    seen = possible(_around(largest, curve.valid, lambda p: each_of(p, "sm_occupancy")), most=1.0)
+    seen = possible(_around(largest, curve.valid, lambda p: values_of(p, "sm_occupancy")), most=1.0)
     active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
     why = f"at {largest.concurrency} in flight {percent_interval(seen)} of the warps that fit were resident{active}"
     why += f" (bound {percent(bound)}){unsure(seen)}"
@@ -170,15 +170,15 @@ def memory_bound(curve: Curve, margin: float) -> Verdict:
     not run at all there is no such number, and no doubt either. arXiv:2503.08311: decode stays memory-bound at large
     batches; by shapes, grouped keys at a short context need not (`roofline.regime`).
     """
-    seen_at = {p.concurrency: each_of(p, "tensor_active") if p.dram_active else [] for p in curve.valid}
-    decoding = {p.concurrency: each_of(p, "decode_tensor") if p.decode_dram else [] for p in curve.valid}
-    points = [p for p in curve.valid if each_of(p, "saturation_gap")]
+    seen_at = {p.concurrency: values_of(p, "tensor_active") if p.dram_active else [] for p in curve.valid}
+    decoding = {p.concurrency: values_of(p, "decode_tensor") if p.decode_dram else [] for p in curve.valid}
+    points = [p for p in curve.valid if values_of(p, "saturation_gap")]
     unseen = _unseen(NO_PROFILE, seen_at) or _unseen(NO_DECODING, decoding)
     if reason := obstacle(curve) or unseen or ("" if points else IDLE_TENSOR):
         return Verdict.inconclusive(MEMORY_BOUND, curve.subject, reason, margin)
 
     def nearer(several: int) -> list[tuple[Interval, Point]]:
-        return [(factor(_around(p, points, lambda q: each_of(q, "saturation_gap"), several)), p) for p in points]
+        return [(factor(_around(p, points, lambda q: values_of(q, "saturation_gap"), several)), p) for p in points]
 
     state, seen, least = every(above, margin, nearer)
     why = (
@@ -196,11 +196,11 @@ def saturates_dram(curve: Curve, near: float) -> Verdict:
     memory, `memory_bound` fails where it is bound by arithmetic, and this alone fails where neither is near its end.
     arXiv:2503.08311: DRAM bandwidth saturates.
     """
-    decoding = {p.concurrency: each_of(p, "decode_dram") for p in curve.valid}
+    decoding = {p.concurrency: values_of(p, "decode_dram") for p in curve.valid}
     if reason := obstacle(curve) or _unseen(NO_DECODING, decoding):
         return Verdict.inconclusive(SATURATED, curve.subject, reason, near)
     largest = curve.valid[-1]
-    dram = _around(largest, curve.valid, lambda p: each_of(p, "decode_dram"))
+    dram = _around(largest, curve.valid, lambda p: values_of(p, "decode_dram"))
     seen = possible(dram.mapped(lambda share: share / REACHABLE_DRAM))
     why = (
         f"at {largest.concurrency} in flight DRAM is active for {percent_interval(seen)} of what it can reach, tensor "
@@ -293,7 +293,7 @@ def _unseen(what: str, seen: Mapping[int, Sequence[float]]) -> str:
 
 def _other_limits(points: Sequence[Point]) -> str:
     """Reason why energies under different power limits cannot be compared; empty where there is one limit at most."""
-    limits = sorted({limit for p in points for limit in each_of(p, "power_limit_w")})
+    limits = sorted({limit for p in points for limit in values_of(p, "power_limit_w")})
     return f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W" if len(limits) > 1 else ""
 
 

@@ -14,12 +14,12 @@ from pytest_slmserve.analysis.points import (
     CONTINUOUS,
     Figure,
     JobPoint,
-    differences,
     e2e_s,
-    figure,
+    figure_named,
     limit_groups,
+    output_rate,
+    point_differences,
     ratio,
-    tokens_per_s,
 )
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped, percent, times
 from pytest_slmserve.analysis.stats.noise import TAIL
@@ -39,17 +39,17 @@ LARGER = 1.25  # times the batch: less is the KV cache's doing, not the limit's
 # requests, and words. arXiv:2404.03353, figure 2, right: "a slight increase in latency"; longer outputs reduce the
 # batch, which is why throughput falls.
 LONGEST: dict[str, tuple[Figure, bool, str]] = {
-    LONGER: (tokens_per_s, True, "requests of {long} output tokens are served {times} as fast as those of {short}"),
-    SHRINKS: (figure("batch"), False, "the mean batch of {long} output tokens is {times} that of {short}"),
+    LONGER: (output_rate, True, "requests of {long} output tokens are served {times} as fast as those of {short}"),
+    SHRINKS: (figure_named("batch"), False, "the mean batch of {long} output tokens is {times} that of {short}"),
     SLIGHTLY: (e2e_s, False, "a request of {long} output tokens lasts {times} as long as one of {short}"),
 }
 # Figures by which models of one size are compared, and words.
-COMPARED = {tokens_per_s: "it serves {times} what {name} does", e2e_s: "it takes {times} as long as {name}"}
+COMPARED = {output_rate: "it serves {times} what {name} does", e2e_s: "it takes {times} as long as {name}"}
 # The OPT that others of its size are compared with.
 SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
 
 
-def kv_blocks(point: JobPoint) -> int:
+def kv_blocks_of_job(point: JobPoint) -> int:
     """0 where the engine did not report them."""
     return point.kv_blocks or 0
 
@@ -64,7 +64,7 @@ def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
     slowest = _slowest(grid_of(curve.jobs))
     if reason := _missing(slowest, 1, "no job at a rate was measured"):
         return Verdict.inconclusive(FOLLOWS, curve.subject, reason, bound)
-    served = differences(slowest, figure("requests_per_s"))
+    served = point_differences(slowest, figure_named("requests_per_s"))
 
     def kept_up(several: int) -> list[tuple[Interval, JobPoint]]:
         return [(_kept_up(served.mean(i, TAIL / several), p), p) for i, p in enumerate(slowest)]
@@ -112,8 +112,8 @@ def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Ve
     model within a factor of `bound` of those of the OPT of its size? value: the ratio that decides. arXiv:2404.03353,
     figure 2, left."""
     name = compared_with(curve.subject)[1]
-    reference = [job for other in others if other.subject == name for job in sizes_of(other.jobs)]
-    pairs = [(p, q) for p in sizes_of(curve.jobs) for q in reference if _same_size(p, q)]
+    reference = [job for other in others if other.subject == name for job in jobs_of_size(other.jobs)]
+    pairs = [(p, q) for p in jobs_of_size(curve.jobs) for q in reference if _same_size(p, q)]
     used = [p for pair in pairs for p in pair]
     if reason := _missing(used, 2, f"no job was measured of both {curve.subject} and {name}"):
         return Verdict.inconclusive(ALIKE, curve.subject, reason, bound)
@@ -136,7 +136,7 @@ def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> 
     than `flat` times what the one before it does, and none that holds them preempts. value: throughput of the first
     that holds them over that of the smallest.
     """
-    points = sorted(caches_of(curve.jobs), key=kv_blocks)
+    points = sorted(caches_of(curve.jobs), key=kv_blocks_of_job)
     fitting = [p for p in points if p.fits]
     if reason := _missing(points, 2, "jobs on engines with two sizes of a KV cache are needed"):
         return Verdict.inconclusive(KV, curve.subject, reason, bound)
@@ -314,7 +314,7 @@ def _slowest(grid: Sequence[JobPoint]) -> list[JobPoint]:
     return [p for p in grid if p.load.rate == lowest and not p.load.at_once]
 
 
-def sizes_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+def jobs_of_size(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """Jobs of one engine whose requests come all at once: those of the most lengths and numbers of requests."""
     at_once = [p for p in _of_fixed_lengths(jobs) if p.load.at_once]
     return most_varied(at_once, same_engine, lambda p: (p.output_tokens, p.requests))
@@ -364,6 +364,6 @@ def _missing(points: Sequence[JobPoint], least: int, why: str) -> str | None:
         return why
     if invalid := next((point for point in points if not point.valid), None):
         return "; ".join(invalid.problems) or "a job has no valid repeat"
-    if not differences(points).known:
+    if not point_differences(points).known:
         return "noise unknown: one repeat of each job; --slm-repeats 2"
     return None

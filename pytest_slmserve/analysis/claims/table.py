@@ -245,7 +245,7 @@ def _applies_to_jobs(kind: str, curve: Curve) -> bool:
         case job_claims.WAITS:
             return len({p.load.at_once for p in job_claims.grid_of(curve.jobs)}) > 1
         case job_claims.ALIKE:
-            return len(job_claims.sizes_of(curve.jobs)) > 1 and curve.subject in job_claims.SIZED_AS
+            return len(job_claims.jobs_of_size(curve.jobs)) > 1 and curve.subject in job_claims.SIZED_AS
         case job_claims.KV:
             return len({p.kv_blocks for p in job_claims.caches_of(curve.jobs)}) > 1
         case job_claims.LIMIT_MARGINAL:

@@ -30,11 +30,11 @@ from pytest_slmserve.analysis.points import (
     e2e_s,
     engines,
     job_point,
+    output_rate,
     point_of,
     ratio,
     replica_groups,
     shared_point,
-    tokens_per_s,
 )
 from pytest_slmserve.analysis.stats.estimates import Interval, grouped, percent
 from pytest_slmserve.analysis.verdict import Verdict, above, below
@@ -126,7 +126,7 @@ class Metric:
 
 
 METRICS = (
-    Metric(THROUGHPUT, "output tokens/s", tokens_per_s, higher_is_better=True),
+    Metric(THROUGHPUT, "output tokens/s", output_rate, higher_is_better=True),
     Metric(LATENCY, "mean E2E", e2e_s, higher_is_better=False),
 )
 
@@ -142,7 +142,7 @@ def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurem
     """
     pairs = _pairs(baseline, candidate)
     if not pairs:
-        there, here = (", ".join(listed(cells(side))) or "none" for side in (baseline, candidate))
+        there, here = (", ".join(listed_cases(cells(side))) or "none" for side in (baseline, candidate))
         why = "no model was measured under one load with one workload on both sides: the baseline has"
         return [Verdict.inconclusive(COMMON, "baseline", f"{why} {there}; this run {here}")]
     return [_verdict(pair, metric, margin) for pair in pairs for metric in METRICS]
@@ -152,7 +152,7 @@ def on_one_side(baseline: Sequence[Measurement], candidate: Sequence[Measurement
     """Notes on measurements whose case the other side has not measured, one sentence per side."""
     there, here = cells(baseline), cells(candidate)
     sides = (("the baseline", [c for c in there if c not in here]), ("this run", [c for c in here if c not in there]))
-    return tuple(f"measured by {side} alone: {', '.join(listed(only))}" for side, only in sides if only)
+    return tuple(f"measured by {side} alone: {', '.join(listed_cases(only))}" for side, only in sides if only)
 
 
 def cells(
@@ -187,14 +187,14 @@ def unseen(baseline: Served, candidate: Served, same_boot: bool) -> float | None
 
     Where no sensor measured the waiting, as on a CPU, launches are taken to differ as hosts do, and hosts by anything.
     """
-    waits = waiting(baseline, candidate)
+    waits = idle_share_of(baseline, candidate)
     if waits is None:
         return math.log1p(HOST) if same_boot else None
     least, share = (LAUNCH, LAUNCH_OF_WAITING) if same_boot else (HOST, HOST_OF_WAITING)
     return max(math.log1p(least), share * -math.log(max(1 - waits, LEAST_BUSY)))
 
 
-def waiting(*points: Served) -> float | None:
+def idle_share_of(*points: Served) -> float | None:
     """Share of the time in which no kernel ran, the largest of those known: the device waited for its host."""
     ran = [p.gpu_util if p.engine_active is None else p.engine_active for p in points]
     return max((max(0.0, 1 - share) for share in ran if share is not None), default=None)
@@ -292,12 +292,12 @@ def _signed(ratio: float) -> str:
 def _remark(pair: ComparedPair, seen: Interval, by: float) -> str:
     if seen.low is None:
         return "; noise unknown: one repeat on each side; --slm-repeats 2"
-    where, waits = "launch" if pair.same_boot else "host or boot", waiting(pair.baseline, pair.candidate)
+    where, waits = "launch" if pair.same_boot else "host or boot", idle_share_of(pair.baseline, pair.candidate)
     told = "" if waits is None else f", and a GPU that waits for its host for {percent(waits)} of the time"
     return f"; widened by a factor of {math.exp(by):.4g} each way for another {where}{told}"
 
 
-def listed(some: Iterable[ComparedCase]) -> list[str]:
+def listed_cases(some: Iterable[ComparedCase]) -> list[str]:
     """ "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" for each set of engines, and each other load by itself"""
     cells = list(some)
     steady = grouped((cell for cell in cells if cell.steady), lambda cell: (cell.engines, cell.details))

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.points import (
     Point,
     ReplicaPoint,
     at_common_loads,
-    figure,
+    figure_named,
     figure_ratio,
     on_hosts_of,
     points_of,
@@ -239,7 +239,7 @@ def _judged(curve: Curve, claim: str, state: State, why: str, bound: float, seen
     return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *(one.served for one in pair))
 
 
-RATE, LATENCY = figure("output_tokens_per_s"), figure("e2e_s")
+RATE, LATENCY = figure_named("output_tokens_per_s"), figure_named("e2e_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ def _but_for_the_interface(curve: Curve) -> str | None:
 CLAIM = "neighbours-do-not-disturb"
 
 
-def pairs_of(curve: Curve) -> tuple[list[tuple[Point, Point]], list[Point]]:
+def neighbour_pairs(curve: Curve) -> tuple[list[tuple[Point, Point]], list[Point]]:
     """The points beside others and alone, of each load that was measured in both ways, and all points."""
     beside, alone = (
         [p for p in points_of(m for m in curve.measurements if bool(m.neighbours) is busy) if p.valid]
@@ -319,7 +319,7 @@ def pairs_of(curve: Curve) -> tuple[list[tuple[Point, Point]], list[Point]]:
 def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
     """Is each cell that was measured in both ways the same within the margin? value, low, high: of output tokens/s
     alone over those beside others, at the load that decides."""
-    pairs, among = pairs_of(curve)
+    pairs, among = neighbour_pairs(curve)
     if not pairs:
         why = "none of its loads was measured both alone and beside others"
         return Verdict.inconclusive(CLAIM, curve.subject, why, margin)

@@ -29,16 +29,16 @@ from pytest_slmserve.analysis.compare.baseline import (
     Served,
     cells,
     compared_pair,
-    listed,
+    idle_share_of,
+    listed_cases,
     requested_engine,
     served,
     subjects,
-    waiting,
     widened,
 )
 from pytest_slmserve.analysis.compare.comparability import MACHINE_FACTS, warnings
 from pytest_slmserve.analysis.gate.decision import MARGIN
-from pytest_slmserve.analysis.gate.diagnosis import Difference, differences
+from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
 from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, Interval, ends, factor, grouped
 from pytest_slmserve.analysis.stats.noise import Differences, Repeat
 from pytest_slmserve.schema.environment import release
@@ -144,13 +144,13 @@ def compare_runs(
                 both.append((one, other))
             else:
                 only[0 if one else 1].append(f"{subject}, with another engine")
-    only[0].extend(listed(case for case in there if case not in here))
-    only[1].extend(listed(case for case in here if case not in there))
+    only[0].extend(listed_cases(case for case in there if case not in here))
+    only[1].extend(listed_cases(case for case in here if case not in there))
     gated = sum(m.paired is not None for m in (*baseline, *candidate))
     notes = [text for one, other in both for text in warnings(one[0], other[0])]
     notes += [f"launches of gates are left out ({gated} measurements): `report` judges them"] if gated else []
     sides: list[Sequence[Measurement]] = [list(chain(*side)) for side in zip(*both)]
-    differ = differences(*(sides or (baseline, candidate)))
+    differ = fact_differences(*(sides or (baseline, candidate)))
     return RunComparison(margin, tuple(changes), differ, tuple(only[0]), tuple(only[1]), tuple(dict.fromkeys(notes)))
 
 
@@ -174,7 +174,7 @@ def metric_change(
 ) -> MetricChange | None:
     """Change of one metric; None where a side has not measured it."""
     sides = [by_launch(side, metric.name) for side in (pair.baseline, pair.candidate)]
-    if not all(map(is_measured, sides)):
+    if not all(map(has_repeats, sides)):
         return None
     enough = min(map(len, sides)) >= LAUNCHES
     seen = factor(repeated(sides).between(0, 1))
@@ -202,7 +202,7 @@ def by_launch(side: Served, name: str) -> list[list[Repeat]]:
     return list(grouped(repeats, lambda repeat: repeat.launch).values())
 
 
-def is_measured(side: Sequence[Sequence[Repeat]]) -> bool:
+def has_repeats(side: Sequence[Sequence[Repeat]]) -> bool:
     """Are there repeats, each a positive number?"""
     return bool(side) and all(0 < repeat.value < math.inf for repeat in chain(*side))
 
@@ -227,7 +227,7 @@ def _unseen(pair: ComparedPair, case: ComparedCase, metric: ComparedMetric, enou
     """By how much more both sides may differ than their repeats tell, as a difference of logarithms; None: unknown."""
     if enough and pair.same_boot:
         return 0.0
-    known = metric.bounded and case.steady and waiting(pair.baseline, pair.candidate) is not None
+    known = metric.bounded and case.steady and idle_share_of(pair.baseline, pair.candidate) is not None
     return pair.unseen if known else None
 
 
@@ -378,7 +378,7 @@ def _subjects(found: Sequence[HistoryCase]) -> list[str]:
 
 def _history(of: HistoryCase, subject: str, metric: ComparedMetric) -> ReleaseHistory:
     """The history of one metric, of the releases that measured it."""
-    known = [(each, side) for each in of.releases if is_measured(side := by_launch(each.figures, metric.name))]
+    known = [(each, side) for each in of.releases if has_repeats(side := by_launch(each.figures, metric.name))]
     noise = repeated([side for _, side in known])
     steps: list[MetricChange | None] = [None]
     for (one, _), (other, _) in pairwise(known):

@@ -24,7 +24,7 @@ WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPE
 SLOWEST = (of.SM_CLOCK, of.MEMORY_CLOCK)  # the others wait for it
 
 
-def together(telemetry: Telemetry) -> Telemetry:
+def joined_gpus(telemetry: Telemetry) -> Telemetry:
     """All GPUs as one device, beside what the host said; unknown where one GPU's value is, for the rest is not all."""
     if not telemetry.gpus:
         return telemetry
@@ -180,7 +180,7 @@ def watched(run: Run) -> SensorWindow | None:
     """The run's telemetry with its window; None where no row tells of the window."""
     if run.telemetry is None:
         return None
-    telemetry = together(run.telemetry)
+    telemetry = joined_gpus(run.telemetry)
     stamps = enumerate(zip(telemetry.time_s, telemetry.span_s))
     rows = tuple(row for row, (at, span) in stamps if _belongs(at, span, run.window_s))
     return SensorWindow(telemetry, run.window_s, rows) if rows and run.window_s[1] > run.window_s[0] else None
@@ -397,13 +397,13 @@ def gpu_memory(group: ReplicaGroup) -> GpuMemory | None:
     apart = bool(first.replica and first.replica.sharing == "gpus")
     gpus = sum(m.spec.tensor_parallel_size for m in (group if apart else group[:1]))
     memory = GpuMemory(tuple(engines), each * gpus)
-    used = int(memory_used(group) or 0.0)
+    used = int(most_memory_used(group) or 0.0)
     if memory.engine_bytes > memory.total_bytes:
         return None
     return GpuMemory(memory.engines, memory.total_bytes, used) if used >= memory.engine_bytes else memory
 
 
-def memory_used(measurements: Iterable[Measurement]) -> float | None:
+def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
     """Bytes of the device in use at most, by anybody; None where no sensor tells."""
     seen = (device_figures(m.run).memory_used_bytes for m in measurements)
     return max((used for used in seen if used is not None), default=None)
@@ -439,7 +439,7 @@ def host_speed(measurements: Iterable[Measurement], fastest: Mapping[Place, floa
     return mean_of_known(speeds)
 
 
-def waiting(canary_s: float | None, canary_cpu_s: float | None) -> float | None:
+def probe_waiting(canary_s: float | None, canary_cpu_s: float | None) -> float | None:
     """Share of a piece's time in which it had no core."""
     return max(0.0, 1 - canary_cpu_s / canary_s) if canary_s and canary_cpu_s is not None else None
 

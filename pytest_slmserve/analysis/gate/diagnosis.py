@@ -194,7 +194,7 @@ class Diagnosis:
 
 def diagnose(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Diagnosis:
     """baseline, candidate: all measurements of each side, in any order. Invalid ones tell of their launch alone."""
-    return Diagnosis(splits(baseline, candidate), start_ups(baseline, candidate), differences(baseline, candidate))
+    return Diagnosis(splits(baseline, candidate), start_ups(baseline, candidate), fact_differences(baseline, candidate))
 
 
 # Where the time goes
@@ -303,7 +303,7 @@ def _ready_s(measurements: Iterable[Measurement]) -> dict[str, float]:
 Facts = Mapping[str, Any]
 
 
-def differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Difference, ...]:
+def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Difference, ...]:
     """Facts that are not the same: of the environments, of what the engines made of their specifications, and of these.
 
     Only of models that both sides have measured. What differs in what was resolved is not named a second time as asked

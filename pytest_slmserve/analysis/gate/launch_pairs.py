@@ -14,7 +14,7 @@ from operator import attrgetter
 from statistics import fmean
 from typing import get_args
 
-from pytest_slmserve.analysis.device.gpu_figures import memory_used
+from pytest_slmserve.analysis.device.gpu_figures import most_memory_used
 from pytest_slmserve.analysis.gate.decision import (
     Better,
     Calibration,
@@ -197,8 +197,8 @@ class Gated:
 
 def _memory(launch: Launch) -> float | None:
     """Bytes of the device's memory in use at most, over all loads; None where one of them was not watched."""
-    each = [memory_used([m]) for m in launch.measurements]
-    return None if None in each else memory_used(launch.measurements)
+    each = [most_memory_used([m]) for m in launch.measurements]
+    return None if None in each else most_memory_used(launch.measurements)
 
 
 def _of_load(name: str, label: str, better: Better, figure: str, which: int) -> Endpoint:

@@ -425,7 +425,7 @@ def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
     return goodput(run.samples, run.window_s, slo, rows=judged_rows(measurement), failed=judged_failures(measurement))
 
 
-def together(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodput | None:
+def pooled_goodput(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodput | None:
     """Several windows of one load as one: requests are summed, goodput is their mean, or its sum where the windows were
     `at_once`, of engines that served beside each other. None where one is not known, and of none."""
     found = [each for each in seen if each is not None]

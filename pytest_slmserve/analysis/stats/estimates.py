@@ -31,11 +31,11 @@ def survival(t: float, df: float) -> float:
 @lru_cache(maxsize=1024)
 def quantile(p: float, df: float) -> float:
     """The t that a share `p` of all values lies below, 0.5 <= p < 1."""
-    return above(1 - p, df)
+    return t_above(1 - p, df)
 
 
 @lru_cache(maxsize=1024)
-def above(tail: float, df: float) -> float:
+def t_above(tail: float, df: float) -> float:
     """The t that a share `tail` of all values lies above, 0 < tail <= 0.5: exact for small tails too."""
     low, high = 0.0, 1.0
     while survival(high, df) > tail:
@@ -289,7 +289,7 @@ def looks_until(pairs: int) -> tuple[int, ...]:
 def boundaries(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ...]:
     """Critical values of t at each look, so that one of them is exceeded with probability `alpha` at most where nothing
     has changed. maximum: pairs at which all of it is spent."""
-    return tuple(above(tail, n - 1) for tail, n in zip(tails(looks, maximum, alpha), looks))
+    return tuple(t_above(tail, n - 1) for tail, n in zip(tails(looks, maximum, alpha), looks))
 
 
 @lru_cache(maxsize=256)

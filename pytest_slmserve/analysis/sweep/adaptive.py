@@ -20,7 +20,14 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval, percent
-from pytest_slmserve.analysis.sweep.gains import DESCRIBES, FEWEST_BATCHES, differences, gains, plateau, valid_points
+from pytest_slmserve.analysis.sweep.gains import (
+    DESCRIBES,
+    FEWEST_BATCHES,
+    gain_differences,
+    gains,
+    plateau,
+    valid_points,
+)
 from pytest_slmserve.analysis.verdict import State, below
 
 SHARE = 1 / 3  # of what the whole grid would take: no repeat is made beyond it
@@ -160,7 +167,7 @@ def next_repeat(grid: Grid, points: Iterable[Point]) -> Wanted | None:
     spent_s = sum((len(p.repeats) + p.left_out) * each_s[p.concurrency] for p in valid)
     left_s = SHARE * grid.repeats * sum(each_s.values()) - spent_s
     cheap = [p for p in may if each_s[p.concurrency] <= left_s]
-    start, known_noise = _from(valid, grid.tolerance), differences(valid).known
+    start, known_noise = _from(valid, grid.tolerance), gain_differences(valid).known
     chosen = _first(cheap, start) or (None if known_noise else _first(may, 0))
     why = f"noise hides the gain from {last.start} to {last.end}" if known_noise else "the noise is not known yet"
     return Wanted(chosen.concurrency, len(chosen.repeats) + 1, why) if chosen else None

@@ -21,7 +21,7 @@ from statistics import fmean
 from pytest_slmserve.analysis.points import Point, e2e_s
 from pytest_slmserve.analysis.stats.estimates import MAX_LOG, percent
 from pytest_slmserve.analysis.stats.noise import Differences
-from pytest_slmserve.analysis.sweep.gains import ChosenLoad, Fit, differences, fit_law, valid_points
+from pytest_slmserve.analysis.sweep.gains import ChosenLoad, Fit, fit_law, gain_differences, valid_points
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 EFFICIENCY = 0.1  # epsilon of the published figures
@@ -106,7 +106,7 @@ class Batching:
         return tuple(note for note in (self.base.note, self.limit and self.limit.note) if note)
 
 
-def parse_slo(text: str) -> Slo:
+def parse_relative_slo(text: str) -> Slo:
     """2x@32: twice the latency at 32. 30ms, 0.03s: a latency. Raises BadUsage."""
     if found := RELATIVE.fullmatch(text):
         factor, at = float(found[1]), int(found[2])
@@ -211,14 +211,14 @@ def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: f
     def largest(sign: int) -> int | None:
         return max(_within(points, base, limit, threshold, sign), default=None)
 
-    known = differences(points, e2e_s).known
+    known = gain_differences(points, e2e_s).known
     return ChosenLoad(largest(0), largest(-1) if known else None, largest(1) if known else None, known)
 
 
 def _within(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float, sign: int) -> Iterator[int]:
     """Loads within both conditions. sign: of the noise granted to them, 0 for none."""
     valid = valid_points(points)
-    speed, wait, loads = differences(valid), differences(valid, e2e_s), [p.concurrency for p in valid]
+    speed, wait, loads = gain_differences(valid), gain_differences(valid, e2e_s), [p.concurrency for p in valid]
     alone = 0 if base.repeats else None
     limited = loads.index(limit.at) if limit and limit.at else None
     for number, p in enumerate(valid):

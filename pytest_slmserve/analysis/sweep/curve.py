@@ -324,7 +324,7 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
         return f"invalid at {curve.axes.at(_listed(p.concurrency for p in invalid))} ({reason})"
     if len(curve.valid) < FEWEST_POINTS:
         return f"{len(curve.valid)} valid points, {FEWEST_POINTS} are needed"
-    if not gains.differences(curve.points).known:
+    if not gains.gain_differences(curve.points).known:
         return f"noise unknown: one repeat of each point{'' if curve.axes.knob else '; --slm-repeats 2'}"
     return None
 
@@ -369,7 +369,9 @@ def _remedy(curve: Curve, seen: Interval, bound: float, loads: tuple[int, ...]) 
         return "--slm-sweep full with --slm-resume measures the rest"
     if seen.low is None or seen.high is None or curve.load is None:
         return f"more repeats at {where}"
-    certainty = estimates.above(gains.tail_at(there, curve.looks), max(1, sum(len(p.repeats) - 1 for p in curve.valid)))
+    certainty = estimates.t_above(
+        gains.tail_at(there, curve.looks), max(1, sum(len(p.repeats) - 1 for p in curve.valid))
+    )
     reach, distance = (seen.high - seen.low) / 2 * SURE / certainty, abs(seen.value - bound)
     if distance * MOST_REPEATS**0.5 < reach * there**0.5:
         return f"at {where} it is too near to its bound for {MOST_REPEATS} repeats to tell"

@@ -16,7 +16,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis import points as sweep_points
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
-from pytest_slmserve.analysis.points import Figure, Point, e2e_s, tokens_per_s
+from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate
 from pytest_slmserve.analysis.stats.estimates import Interval, growth, possible, student_interval, tails
 from pytest_slmserve.analysis.stats.noise import TAIL, Differences, launch_means
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -47,9 +47,9 @@ def valid_points(points: Sequence[Point]) -> list[Point]:
     return sorted((p for p in points if p.valid), key=lambda p: p.concurrency)
 
 
-def differences(points: Sequence[Point], repeats: Figure = tokens_per_s) -> Differences:
+def gain_differences(points: Sequence[Point], repeats: Figure = output_rate) -> Differences:
     """Differences between the valid points, in ascending order."""
-    return sweep_points.differences(valid_points(points), repeats)
+    return sweep_points.point_differences(valid_points(points), repeats)
 
 
 def looks_from(first: int) -> tuple[int, ...]:
@@ -67,12 +67,12 @@ def tail_at(repeats: int, looks: Sequence[int]) -> float:
 
 
 def gains(
-    points: Sequence[Point], repeats: Figure = tokens_per_s, looks: Sequence[int] = (), several: int = 1
+    points: Sequence[Point], repeats: Figure = output_rate, looks: Sequence[int] = (), several: int = 1
 ) -> tuple[Gain, ...]:
     """Relative change per doubling between neighbouring valid points: of throughput, or of another repeated figure.
     several: of how many gains the extreme one is chosen, so that its interval has to hold for all (Bonferroni)."""
     valid = valid_points(points)
-    seen = differences(valid, repeats)
+    seen = gain_differences(valid, repeats)
     return tuple(
         _gain(a, b, seen.between(i, i + 1, _tail(a, b, looks) / several)) for i, (a, b) in enumerate(pairwise(valid))
     )
@@ -135,7 +135,7 @@ def advantages(
     negative where the other point is worse in one of them. Its interval likewise: the smaller of both ends.
     """
     valid = valid_points(points)
-    speed, wait, at = differences(valid), differences(valid, e2e_s), valid.index(point)
+    speed, wait, at = gain_differences(valid), gain_differences(valid, e2e_s), valid.index(point)
     found = []
     for i, other in enumerate(valid):
         if i != at:

@@ -49,7 +49,7 @@ def stage_of(log: Path) -> str:
 
 
 @contextmanager
-def waiting(waiter: Waiter) -> Iterator[None]:
+def waiting_for_engine(waiter: Waiter) -> Iterator[None]:
     """Has `waiter` hear now and then, in this thread, the log of an engine that is not ready yet."""
     token = _WAITER.set(waiter)
     try:

@@ -20,7 +20,7 @@ import resource
 import socket
 import sys
 
-from pytest_slmserve.engines.loadgen.processes import converse
+from pytest_slmserve.engines.loadgen.processes import serve_parent
 from pytest_slmserve.engines.worker.slm_guarded import guarded
 
 
@@ -29,13 +29,13 @@ def allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def main() -> None:
+def _main() -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)
     with guarded(parent):
         allow_many_connections()
-        converse(socket.socket(fileno=descriptor))
+        serve_parent(socket.socket(fileno=descriptor))
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -71,7 +71,7 @@ def lost_in(failed: Iterable[Lost]) -> Message:
     return {field.name: [getattr(each, field.name) for each in ordered] for field in fields(Lost)}
 
 
-def found_in(
+def columns_found(
     rows: Iterable[RequestRow], window: Window, steps: Sequence[Window] = (), on_schedule: bool = False
 ) -> Message:
     """samples, scheduled, received, gaps, step_gaps, tokens_per_chunk, and chunks, which is the number behind it.
@@ -139,7 +139,7 @@ def gap_bin(gap_s: float) -> int:
     return math.floor(math.log(gap_s / LEAST_S) / STEP) if gap_s >= LEAST_S else -1
 
 
-def merged(parts: Sequence[Message]) -> Message:
+def merged_columns(parts: Sequence[Message]) -> Message:
     """The columns of several client processes, merged into those of one: rows in the order sent, counts added."""
     columns = [zip(*part["samples"], part["scheduled"] or repeat_none(part)) for part in parts]
     rows = sorted((row for part in columns for row in part), key=lambda row: row[1])
@@ -304,7 +304,7 @@ class LoadRun:
             "event": "done",
             "began": self.began,
             "window": window,
-            **found_in(self.rows, window, self._steps, self._on_schedule),
+            **columns_found(self.rows, window, self._steps, self._on_schedule),
             "failed": lost_in(self.failed),
             "failures": len(self.failed),
             "unsent": driver.unsent,

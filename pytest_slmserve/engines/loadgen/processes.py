@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
-from pytest_slmserve.engines.loadgen.load_run import LoadRun, merged, parts_of
+from pytest_slmserve.engines.loadgen.load_run import LoadRun, merged_columns, parts_of
 from pytest_slmserve.engines.loadgen.streams import Streams
 from pytest_slmserve.engines.worker.slm_lines import Ended, Lines
 from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
@@ -29,7 +29,7 @@ class Parts:
         self.lines = lines
         self._pids: list[int] = []
         self._parts: list[Lines] = []
-        for cores in cores_of_each(processes):
+        for cores in client_cores(processes):
             self._parts.append(Lines(self._fork(cores, serve)))
         for part in self._parts:
             part.say(**{**greeting, "processes": 1})
@@ -99,7 +99,7 @@ class ProcessesRun:
             "event": "done",
             "began": parts[0]["began"],
             "window": [min(p["window"][0] for p in parts), max(p["window"][1] for p in parts)],
-            **merged(parts),
+            **merged_columns(parts),
         }
 
     def _take(self, index: int, message: Message) -> None:
@@ -139,7 +139,7 @@ class ProcessesRun:
             self.parts[index].say(op="open", window=window)
 
 
-def cores_of_each(processes: int) -> list[list[int]]:
+def client_cores(processes: int) -> list[list[int]]:
     """Parts of the cores that may be used: of equal size, or all of them for each where there are too few."""
     cores = sorted(os.sched_getaffinity(0))
     return [cores[index::processes] if len(cores) >= processes else cores for index in range(processes)]
@@ -174,13 +174,13 @@ class StreamingClient:
         self.streams.close()
 
 
-def converse(end: socket.socket) -> None:
+def serve_parent(end: socket.socket) -> None:
     """Serve the parent's messages until one is `close`, or the parent is gone; `failed` if the client cannot start."""
     lines = Lines(end)
     try:
         greeting = lines.hear()
         assert greeting
-        client = start(lines, greeting)
+        client = start_client(lines, greeting)
     except Ended:
         return
     except (ValueError, OSError) as error:
@@ -199,6 +199,6 @@ def converse(end: socket.socket) -> None:
         client.close()
 
 
-def start(lines: Lines, greeting: Message) -> StreamingClient | Parts:
+def start_client(lines: Lines, greeting: Message) -> StreamingClient | Parts:
     processes = greeting["processes"]
-    return StreamingClient(lines, greeting) if processes == 1 else Parts(lines, greeting, processes, converse)
+    return StreamingClient(lines, greeting) if processes == 1 else Parts(lines, greeting, processes, serve_parent)

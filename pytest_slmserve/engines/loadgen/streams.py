@@ -180,7 +180,9 @@ class Streams:
         """No connection comes about: the one that waits longest will not be served."""
         self._refused += 1
         if self._without_connection:
-            self._fail(self._without_connection.popleft(), "no connection", f"no connection: {named(error)}")
+            self._fail(
+                self._without_connection.popleft(), "no connection", f"no connection: {system_error_text(error)}"
+            )
 
     def _advance(self, connection: Connection, clock: Clock) -> None:
         try:
@@ -204,7 +206,7 @@ class Streams:
         self._drop(connection)
         stream = self._streams.get(connection)
         if stream:
-            self._broke_off(stream, named(error))
+            self._broke_off(stream, system_error_text(error))
         elif not connection.open:
             self._fail_waiting(error)
 
@@ -371,7 +373,7 @@ def secure_context() -> ssl.SSLContext:
     return context
 
 
-def named(error: Exception) -> str:
+def system_error_text(error: Exception) -> str:
     """An error of the system, without the address that some of them repeat."""
     text = getattr(error, "strerror", None) or str(error)
     return f"{type(error).__name__}: {text}"

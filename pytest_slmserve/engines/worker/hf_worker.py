@@ -167,7 +167,7 @@ class BatchServer:
             )
 
 
-def serve(parent: Parent) -> None:
+def serve_batches(parent: Parent) -> None:
     batches = BatchServer(parent, parent.hear())
     try:
         facts = batches.start()
@@ -179,12 +179,12 @@ def serve(parent: Parent) -> None:
         parent.say(**batches.answer(message))
 
 
-def main() -> None:
+def _main() -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)
     with guarded(parent), suppress(Ended):
-        serve(Parent(socket.socket(fileno=descriptor)))
+        serve_batches(Parent(socket.socket(fileno=descriptor)))
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -65,7 +65,7 @@ def sizes_of(folder: Path) -> dict[str, Any]:
     return {"parameters": total, "active": round(total - idle), "completed": completed}
 
 
-def told(model: str) -> dict[str, Any]:
+def model_line(model: str) -> dict[str, Any]:
     """The line of one model. `missing` names the error where it has no configuration, `problem` says why it cannot be
     counted."""
     try:
@@ -81,4 +81,4 @@ def told(model: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        print(json.dumps(told(name)), flush=True)
+        print(json.dumps(model_line(name)), flush=True)

@@ -43,7 +43,7 @@ class Facts:
         return {
             "weight_bytes": None if packed else sum(weights.values()),
             "attention_backend": ", ".join(sorted(backends)) or None,
-            "kv_windows": kv_windows(getattr(self.model_runner, "kv_cache_config", None)),  # type: ignore[attr-defined]
+            "kv_windows": group_windows(getattr(self.model_runner, "kv_cache_config", None)),  # type: ignore[attr-defined]
             "compile_s": getattr(getattr(self, "compilation_config", None), "compilation_time", None),
         }
 
@@ -51,7 +51,7 @@ class Facts:
 KINDS = {"FullAttentionSpec": None, "MLAAttentionSpec": None, "MambaSpec": 0}  # of caches, and what they look back
 
 
-def kv_windows(config: Any) -> list[int | None] | None:
+def group_windows(config: Any) -> list[int | None] | None:
     """Tokens that each group of layers looks back, None for all, 0 where it has a state of one size. None where a
     group is of a kind that we do not know, or their blocks are not equally long."""
     windows, sizes = [], set()

@@ -20,7 +20,7 @@ UNNAMED = (
 )
 
 
-def main() -> None:
+def _main() -> None:
     module, *arguments, descriptor, parent = sys.argv[1:]
     os.close(int(descriptor))
     if module == CLI and not distributed():
@@ -39,4 +39,4 @@ def distributed() -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    _main()

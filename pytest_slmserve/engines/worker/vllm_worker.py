@@ -156,7 +156,7 @@ class Server:
         found = []
         for number, (prompt, tokens) in enumerate(zip(self.prompts, outputs)):
             longer = {"prompt_token_ids": [*prompt["prompt_token_ids"], *tokens]}
-            async for answer in self.engine.generate(longer, scored(), f"scores{self.runs}-{number}"):
+            async for answer in self.engine.generate(longer, scoring_parameters(), f"scores{self.runs}-{number}"):
                 table = answer.prompt_logprobs
             found.append([row[token].logprob for row, token in zip(table[-len(tokens) :], tokens)])
         self.runs += 1
@@ -216,7 +216,7 @@ def greedy(tokens: int) -> Any:
     )
 
 
-def scored() -> Any:
+def scoring_parameters() -> Any:
     """The sampling parameters for the log probability of each token of a prompt."""
     parameters = greedy(1)
     parameters.prompt_logprobs = 0
@@ -426,19 +426,19 @@ def use_fast_event_loop() -> None:
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 
-async def converse(server_class: type[Server], sock: socket.socket) -> None:
+async def serve_plugin(server_class: type[Server], sock: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=sock, limit=LINE_LIMIT)
     await server_class(reader, writer).serve()
 
 
-def main(server_class: type[Server] = Server) -> None:
+def _main(server_class: type[Server] = Server) -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)  # an engine core that kept it open would hide our end from the parent,
     os.register_at_fork(after_in_child=partial(os.close, descriptor))  # spawned, or forked, as vLLM does by default
     with guarded(parent):
         use_fast_event_loop()
-        asyncio.run(converse(server_class, socket.socket(fileno=descriptor)))
+        asyncio.run(serve_plugin(server_class, socket.socket(fileno=descriptor)))
 
 
 if __name__ == "__main__":
-    main()
+    _main()

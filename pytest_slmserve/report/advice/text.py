@@ -22,24 +22,24 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.tables.findings import served_on
-from pytest_slmserve.report.tables.replicas import best_on_several, name_of
+from pytest_slmserve.report.tables.replicas import best_on_several, deployment_name
 from pytest_slmserve.report.tables.run import verdict_lines
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
     between,
     counted,
-    ends,
     figure,
     folded,
     gib,
     hanging,
     hundredths,
+    interval_text,
     laid_out,
     layout,
     listed,
     milliseconds,
-    named,
+    named_lines,
     table,
     whole,
 )
@@ -78,13 +78,13 @@ def starts(plan: Plan) -> Iterator[Start]:
 
 def _commands(serving: Sequence[tuple[Advice, int]], gpu_bytes: int | None) -> tuple[tuple[str, ...], ...]:
     return tuple(
-        (*serve(advice.subject.engine, batch, gpu_bytes), "--port", str(port))
+        (*serve_words(advice.subject.engine, batch, gpu_bytes), "--port", str(port))
         for port, (advice, batch) in enumerate(serving, FIRST_PORT)
         if advice.subject.engine
     )
 
 
-def serve(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
+def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
     """The words of one command. What is not known of the engine is left to vLLM."""
     words = ["env", *engine.env] if engine.env else []
     words += ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
@@ -97,7 +97,7 @@ def serve(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str,
     return (*words, *engine.arguments)
 
 
-def lines(words: Sequence[str], width: int) -> str:
+def shell_lines(words: Sequence[str], width: int) -> str:
     """One command on several lines of a terminal, continued for a shell and broken only before an option."""
     groups: list[list[str]] = [[]]  # the command, and each option with what follows it
     for word in words:
@@ -151,19 +151,19 @@ FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowa
 NEEDS = ("kv_blocks", "kv_bytes", "total_bytes", "utilization", "freed_bytes", "freed_share")
 
 
-def text(plan: Plan, source: ResultSource) -> str:
+def advice_text(plan: Plan, source: ResultSource) -> str:
     """Heading, table, reasons, commands."""
-    pieces = [folded(heading(plan, source))]
+    pieces = [folded(advice_heading(plan, source))]
     if plan.possible:
         with laid_out(every_column=True):  # what is asked for must not be what a narrow terminal leaves out
             pieces += [table(plan.advices, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
-    pieces += [reasons(advice, plan) for advice in plan.advices]
+    pieces += [advice_reasons(advice, plan) for advice in plan.advices]
     if remarks := list(general(plan, source)):
         pieces.append("\n".join(hanging(remark, 2) for remark in remarks))
     return "\n\n".join([*pieces, *commands(plan)])
 
 
-def heading(plan: Plan, source: ResultSource) -> str:
+def advice_heading(plan: Plan, source: ResultSource) -> str:
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
         memory = (
@@ -193,10 +193,10 @@ def _mark(advice: Advice) -> str:
     return ", ".join(word for word in ("predicted" if advice.decision.predicted else "", lowered, trial) if word)
 
 
-def reasons(advice: Advice, plan: Plan) -> str:
+def advice_reasons(advice: Advice, plan: Plan) -> str:
     notes = [("note", note) for note in (*advice.decision.notes, *advice.subject.notes)]
     pairs = [(f"  {name}", said) for name, said in (*_findings(advice, plan), *notes)]
-    return f"{advice.subject.name}\n{named(pairs)}"
+    return f"{advice.subject.name}\n{named_lines(pairs)}"
 
 
 def _findings(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
@@ -348,7 +348,8 @@ def commands(plan: Plan) -> Iterator[str]:
     """Each way to start engines, broken for a terminal."""
     for start in starts(plan):
         sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
-        yield "\n".join([hanging("; ".join(sentences), 2), *(lines(words, layout().width) for words in start.commands)])
+        commands = [shell_lines(words, layout().width) for words in start.commands]
+        yield "\n".join([hanging("; ".join(sentences), 2), *commands])
 
 
 def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve] | None = None) -> dict[str, Any]:
@@ -390,7 +391,11 @@ def _on_several(curve: Curve) -> Iterator[dict[str, Any]]:
     """The best deployments for each number of GPUs and concurrency, a dict each; nothing without a choice."""
     for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
         chosen = {
-            f"best_{wish}": {"deployment": name_of(one), **facts(one, "engines", "tensor_parallel_size"), wish: value}
+            f"best_{wish}": {
+                "deployment": deployment_name(one),
+                **facts(one, "engines", "tensor_parallel_size"),
+                wish: value,
+            }
             for wish, (one, value) in best.items()
         }
         yield {"model": curve.subject, "gpus": gpus, "concurrency": load, **chosen}
@@ -402,7 +407,7 @@ VERIFICATION_COLUMNS: tuple[Column[Verified], ...] = (
     Column("tokens/s\npredicted", lambda v: _rate(v.advice.advised.tokens_per_s if v.advice.advised else None)),
     Column("tokens/s\nmeasured", lambda v: _rate(v.tokens_per_s)),
     Column("of it\n%", lambda v: hundredths(v.ratio.value if v.ratio else None)),
-    Column("95 %\n", lambda v: ends(v.ratio, hundredths), "left", rank=2),
+    Column("95 %\n", lambda v: interval_text(v.ratio, hundredths), "left", rank=2),
     Column("ms/token\npredicted", lambda v: _latency(v.advice.advised.latency_s if v.advice.advised else None), rank=1),
     Column("ms/token\nmeasured", lambda v: _latency(v.latency_s), rank=1),
     Column(
@@ -425,7 +430,7 @@ JOINT = ("models", "loads", "sharing", "gain", "bound", "latency_s", "preemption
 ONE_BY_ONE = "1 is what serving one after the other would give"
 
 
-def text_verification(seen: Verification, notes: Sequence[str] = ()) -> str:
+def verification_text(seen: Verification, notes: Sequence[str] = ()) -> str:
     """Table, what several engines served together, verdicts, notes."""
     engines = "the engine" if len(seen.alone) == 1 else "each engine"
     heading = f"verified: {engines} as advised, measured anew, {counted(seen.repeats, 'repeat')} each"
@@ -508,7 +513,7 @@ class PredictedSweep:
 Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None where only the other GPU has it
 
 
-def rows_of(one: PredictedSweep, there: Curve | None) -> list[Row]:
+def predicted_loads(one: PredictedSweep, there: Curve | None) -> list[Row]:
     """Loads of the sweep and of the one there, ascending."""
     here = {p.concurrency: fmean(p.repeats) for p in one.prediction.curve.valid}
     seen: dict[int, tuple[Interval | None, Point]] = {p.concurrency: (None, p) for p in one.prediction.curve.valid}
@@ -550,7 +555,7 @@ def prediction_text(one: PredictedSweep) -> Iterator[str]:
     yield hanging(f"{one.name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2)
     for there in one.there or (None,):
         load: Column[Row] = Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"]))
-        yield table(rows_of(one, there), (load, *OTHER_GPU_COLUMNS))
+        yield table(predicted_loads(one, there), (load, *OTHER_GPU_COLUMNS))
     here = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
     beyond = f"T_inf {figure(one.prediction.t_inf, 4)}, b_half {figure(one.prediction.b_half)}"
     yield hanging(f"law: here {here}; on {gpu} {beyond}", 2)
@@ -578,4 +583,4 @@ def prediction_facts(one: PredictedSweep) -> dict[str, Any]:
 def prediction_rows(one: PredictedSweep) -> Iterator[Row]:
     """A row for each load of each sweep there, or of the prediction alone."""
     for there in one.there or (None,):
-        yield from rows_of(one, there)
+        yield from predicted_loads(one, there)

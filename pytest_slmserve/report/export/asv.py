@@ -115,7 +115,7 @@ class Value:
     degraded: bool = False
 
 
-def seen(measurements: Iterable[Measurement]) -> list[Seen]:
+def steady_measurements(measurements: Iterable[Measurement]) -> list[Seen]:
     """The valid measurements from sweeps of one engine, in the order measured."""
     found = []
     for m in sorted(measurements, key=lambda m: (m.measured_at, m.launch)):
@@ -146,7 +146,7 @@ def kind(environment: Environment) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
 
 
-def release_of(environment: Environment) -> str:
+def indexed_release(environment: Environment) -> str:
     """The vLLM release by the package index, without the build after a "+". Raises BadUsage where no vLLM served."""
     if environment.vllm is None:
         raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
@@ -178,7 +178,7 @@ def _place(each: Seen, machine: str | None) -> BenchmarkHost:
         "host": f"{where.cores or UNKNOWN} cores, {where.cpu or UNKNOWN}",
         "engine": settings(each.measurement.spec),
     }
-    return BenchmarkHost(machine or kind(where), release_of(where), tuple(curve.items()), where.torch or UNKNOWN)
+    return BenchmarkHost(machine or kind(where), indexed_release(where), tuple(curve.items()), where.torch or UNKNOWN)
 
 
 def _serving(group: Sequence[Seen]) -> Iterator[Value]:
@@ -204,7 +204,7 @@ def _starting(group: Sequence[Seen]) -> Iterator[Value]:
             yield Value(START, (repr(model),), tuple(samples.values()), latest, tuple(samples))
 
 
-def rounded(value: float) -> float:
+def rounded_value(value: float) -> float:
     """Far finer than any noise, and short in a file."""
     return float(f"{value:.{DIGITS}g}")
 
@@ -215,7 +215,7 @@ def _by_launch(figures: Iterable[tuple[Measurement, float | None]]) -> dict[str,
     for m, figure in figures:
         if figure is not None:
             launches.setdefault(m.launch, []).append(figure)
-    return {launch: rounded(fmean(each)) for launch, each in launches.items()}
+    return {launch: rounded_value(fmean(each)) for launch, each in launches.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class ResultRow:
     started_at: int = 0  # ms
 
 
-def path_of(place: BenchmarkHost, commit: Commit) -> str:
+def result_path(place: BenchmarkHost, commit: Commit) -> str:
     return f"{place.machine}/{commit.hash[:8]}-{place.env_name}.json"
 
 
@@ -244,7 +244,7 @@ def result_file(place: BenchmarkHost, commit: Commit, found: Iterable[Value], ol
 
     Raises BadUsage where asv_runner is not installed, and one of UNUSABLE where `old` is no such file.
     """
-    rows = {} if old is None else rows_of(old)
+    rows = {} if old is None else result_rows(old)
     for value in found:
         row = rows.setdefault(value.benchmark, ResultRow({}))
         row.facts[value.parameters] = _joined(row.facts.get(value.parameters), value)
@@ -279,7 +279,7 @@ def _joined(old: Facts | None, value: Value) -> Facts:
         return old
     if old and value.degraded == bool(old.get("degraded")):
         launched = _of_launches(old, launched) | launched
-    return {**facts_of(tuple(launched.values())), "launches": list(launched), "degraded": value.degraded}
+    return {**asv_facts(tuple(launched.values())), "launches": list(launched), "degraded": value.degraded}
 
 
 def _of_launches(old: Facts, new: Mapping[str, float]) -> dict[str, float]:
@@ -293,11 +293,11 @@ def _of_launches(old: Facts, new: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def facts_of(samples: Sequence[float]) -> Facts:
+def asv_facts(samples: Sequence[float]) -> Facts:
     """A value, the median, with asv's statistics. Raises BadUsage where asv_runner is not installed."""
     result, stats = statistics()(list(samples), 1)
     return {
-        "result": rounded(result),
+        "result": rounded_value(result),
         "samples": list(samples),
         # Five significant digits, as asv writes statistics.
         **{f"stats_{name}": float(f"{v:.4e}") if isinstance(v, float) else v for name, v in stats.items()},
@@ -314,7 +314,7 @@ def statistics() -> Callable[[list[float], int], tuple[float, Facts]]:
     return found
 
 
-def rows_of(file: File) -> dict[str, ResultRow]:
+def result_rows(file: File) -> dict[str, ResultRow]:
     """Rows of a result file, by benchmark; asv leaves out the columns at the end that have nothing."""
     rows = {}
     for name, row in file["results"].items():
@@ -351,7 +351,7 @@ def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
     file; its benchmarks that are not ours are kept."""
     keys: dict[str, set[tuple[str, ...]]] = {}
     for file in results:
-        for name, row in rows_of(file).items():
+        for name, row in result_rows(file).items():
             keys.setdefault(name, set()).update(row.facts)
 
     def unit(name: str) -> str | None:  # None: no benchmark of ours
@@ -401,7 +401,7 @@ def rows_in(text: str) -> list[Row]:
     return [(str(release), str(day)) for release, day in json.loads(text)]
 
 
-def as_text(rows: Sequence[Row]) -> str:
+def ledger_text(rows: Sequence[Row]) -> str:
     """A list of releases with a line for each, so that a new row is a new line."""
     return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n]\n"
 
@@ -421,7 +421,7 @@ def git(ledger: Path, *arguments: str, given: str = "") -> str:
     return subprocess.run(command, input=given, env=env, check=True, capture_output=True, text=True).stdout
 
 
-def rows_of_asv_ledger(ledger: Path) -> list[Row]:
+def ledger_rows(ledger: Path) -> list[Row]:
     """Rows that the ledger holds, in its order."""
     lines = git(ledger, "log", "--reverse", "--format=%s %as", BRANCH).splitlines()
     return [(line.split()[-2], line.split()[-1]) for line in lines]
@@ -444,7 +444,7 @@ def make(ledger: Path, rows: Sequence[Row]) -> int:
     """Make or continue it; the number of commits added. Raises ValueError where rows are no continuation."""
     if len({release for release, _ in rows}) < len(rows):
         raise ValueError("a release stands there twice: nothing was changed")
-    have = rows_of_asv_ledger(ledger) if ledger.exists() else []
+    have = ledger_rows(ledger) if ledger.exists() else []
     for number, old in enumerate(have):
         if list(rows[number : number + 1]) != [old]:
             raise ValueError(
@@ -458,7 +458,7 @@ def make(ledger: Path, rows: Sequence[Row]) -> int:
     return len(rows) - len(have)
 
 
-def read(folder: Path) -> dict[str, Commit]:
+def ledger_commits(folder: Path) -> dict[str, Commit]:
     """The commit of each release. Raises BadUsage where the folder has no ledger."""
     form = "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
     try:

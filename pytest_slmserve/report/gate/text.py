@@ -24,7 +24,17 @@ from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Ga
 from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.text_table import ABSENT, Column, counted, ends, figure, hanging, hundredths, named, table
+from pytest_slmserve.report.text_table import (
+    ABSENT,
+    Column,
+    counted,
+    figure,
+    hanging,
+    hundredths,
+    interval_text,
+    named_lines,
+    table,
+)
 from pytest_slmserve.schema.environment import SIMULATED
 from pytest_slmserve.schema.errors import Side
 from pytest_slmserve.schema.records import Measurement
@@ -78,10 +88,10 @@ def split_text(split: Split) -> str:
     rows += [split.steps, replace(_times(1000, split.step), name="ms per step")]
     rows += [replace(_times(1000, each), name=f"{each.name}, ms") for each in split.canary]
     shown = table(rows, DIAGNOSIS_COLUMNS, always=len(DIAGNOSIS_COLUMNS))
-    return "\n".join([heading, shown, *(hanging(line, 2) for line in findings(split))])
+    return "\n".join([heading, shown, *(hanging(line, 2) for line in gate_findings(split))])
 
 
-def findings(split: Split) -> Iterator[str]:
+def gate_findings(split: Split) -> Iterator[str]:
     """The part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
     change, sides = split.total.relative, {"baseline": split.baseline, "candidate": split.candidate}
     if change is None or abs(change) < NOTABLE:
@@ -163,7 +173,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("better", lambda row: row[0].better, "left", rank=5),
     Column("pairs", lambda row: str(row[0].n), rank=3),
     Column("candidate /\nbaseline", lambda row: ABSENT if row[0].ratio is None else f"{row[0].ratio.value:.4f}"),
-    Column("95 %", lambda row: ends(row[0].ratio, "{:.4f}".format), "left", rank=1),
+    Column("95 %", lambda row: interval_text(row[0].ratio, "{:.4f}".format), "left", rank=1),
     Column("spread\n%", lambda row: _percents(row[0].sd), rank=4),
     Column("detectable\n% worse", lambda row: _percents(_detectable(*row)), rank=2),
     Column("margin\n%", lambda row: f"{100 * row[0].margin:.3g}" if row[1] else ABSENT, rank=3),
@@ -183,7 +193,7 @@ INTERIM: tuple[Column[Step], ...] = (
 
 def gate_text(gated: Gated) -> str:
     """Text of a gate: what was compared, the table, the diagnosis if it failed, and the launches that do not count."""
-    found = text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
+    found = endpoints_text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
     pieces = [title(gated), *([SIMULATED] if is_simulated(gated) else ())]
     pieces += [*(f"  {side}: {words}" for side, words in _sides(gated)), f"  {caches_text(gated)}"]
     pieces += ["", found, *_exact(gated)]
@@ -358,11 +368,11 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
     }
 
 
-def text(found: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> str:
+def endpoints_text(found: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> str:
     """Table, and why each gated endpoint has its outcome. shown: endpoints that are not gated."""
     rows = [*((each, True) for each in found), *((each, False) for each in shown)]
     said = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in found]
-    return "\n".join([table(rows, COLUMNS, always=len(COLUMNS)), "", named(said)])
+    return "\n".join([table(rows, COLUMNS, always=len(COLUMNS)), "", named_lines(said)])
 
 
 def interim_steps(found: Sequence[Comparison]) -> list[Step]:

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, MetricChange, ReleaseHistory
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
-from pytest_slmserve.analysis.points import Figure, Point, Repeats, differences, e2e_s, figure, tokens_per_s
+from pytest_slmserve.analysis.points import Figure, Point, Repeats, e2e_s, figure_named, output_rate, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, factor
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.gains import Fit, fit
@@ -107,11 +107,11 @@ PADDING = 10  # pixels between marks and the end of an axis
 ROW = 26  # pixels of an interval's row
 
 
-def intervals(points: Sequence[Repeats[Any]], what: Figure = tokens_per_s) -> list[Interval]:
+def intervals(points: Sequence[Repeats[Any]], what: Figure = output_rate) -> list[Interval]:
     """The 95 % interval of each point's mean; the noise is that of all these points."""
     if any(not what(point) for point in points):
         return [Interval(math.nan) for _ in points]
-    seen = differences(points, what)
+    seen = point_differences(points, what)
     return [factor(seen.mean(i)) for i in range(len(points))]
 
 
@@ -175,7 +175,7 @@ def throughputs(named: Sequence[tuple[str, Curve]]) -> Spec:
     x = load_axis(sorted({row["x"] for row in points}))
     y = axis("y", TOKENS_PER_S) | {"scale": {"domain": [0, most], "nice": False}}  # wide intervals leave the chart
     names = [name for name, _ in named]
-    spec = lines(points, x, y, names, joined=False)
+    spec = line_chart(points, x, y, names, joined=False)
     at = {channel: {"field": channel, "type": "quantitative"} for channel in "xy"} | {"color": _series(names)["color"]}
     ring = {"type": "point", "filled": False, "size": 260, "strokeWidth": 2, "aria": False}
     under = [row for row in roofs if row["y"] <= most]
@@ -211,7 +211,7 @@ def margin_at(seen: Comparison) -> float:
     return 1 + seen.margin if seen.better == "lower" else 1 / (1 + seen.margin)
 
 
-def lines(
+def line_chart(
     rows: Values,
     x: Spec,
     y: Spec,
@@ -298,7 +298,7 @@ def latency(curve: Curve) -> Spec:
     values: Values = []
     for name, field in LATENCIES:
         points = [point for point in curve.valid if getattr(point, field) is not None]
-        for point, seen in zip(points, intervals(points, e2e_s if field == "e2e_s" else figure(field))):
+        for point, seen in zip(points, intervals(points, e2e_s if field == "e2e_s" else figure_named(field))):
             low, high = (None if end is None else 1e3 * end for end in (seen.low, seen.high))
             ms = getattr(point, field)
             row = {"x": point.concurrency, "y": 1e3 * ms, "low": low, "high": high, "series": name}
@@ -373,7 +373,7 @@ def shares(curve: Curve) -> Spec | None:
     return _chart(layers, _loads(curve), axis("y", "%"), f"use of the device, {curve.subject}", height=200)
 
 
-def step_parts(rows: Sequence[StepRow], subject: str) -> Spec | None:
+def step_parts_chart(rows: Sequence[StepRow], subject: str) -> Spec | None:
     """Parts of the mean step of each load, in per cent, one behind the other; None where none is known."""
     values: Values = []
     for row in rows:
@@ -421,7 +421,7 @@ def quantiles(name: str, values: Values, of: str = IN_FLIGHT) -> Spec:
     return _chart(layers, x, y, f"{name} quantiles", values, height=220)
 
 
-def goodput(names: Sequence[str], loads: Iterable[int], field: str, title: str) -> Spec:
+def goodput_chart(names: Sequence[str], loads: Iterable[int], field: str, title: str) -> Spec:
     """Goodput, or the share of good requests, over the load. The page's script fills it in."""
     series, y = _series(names), axis("y", title)
     x = load_axis(sorted(set(loads)))
@@ -498,7 +498,7 @@ def energy(curve: Curve) -> Spec | None:
     return _chart(_dots(values), _loads(curve), y, f"energy over {IN_FLIGHT}, {curve.subject}", height=200)
 
 
-def gains(found: Sequence[tuple[str, Interval]], over: str = "one engine") -> Spec | None:
+def gain_chart(found: Sequence[tuple[str, Interval]], over: str = "one engine") -> Spec | None:
     """Throughput of several engines over that of one, by the name of the deployment."""
     values = [_estimate(name, gain, 1.0, above(gain, 1.0), f"{shown(gain.value)} times") for name, gain in found]
     return _intervals(values, "times the throughput of one engine", f"gain over {over}") if values else None
@@ -545,7 +545,7 @@ def _course(
     ]
 
 
-def changes(found: Sequence[MetricChange], margin: float, description: str) -> Spec:
+def change_chart(found: Sequence[MetricChange], margin: float, description: str) -> Spec:
     """Candidate over baseline of one metric at each load, and the ratio from which on it is worse by the margin."""
     states = {Judgement.WORSE: State.FAILS, Judgement.INCONCLUSIVE: State.INCONCLUSIVE}
     values = []

@@ -25,12 +25,12 @@ from pytest_slmserve.report.compare import (
     METRICS,
     RunSide,
     case_text,
+    change_rows,
     comparison_text,
     counts_text,
     days_of,
     history_by_case,
     measured_facts,
-    rows_of,
     rows_of_history,
 )
 from pytest_slmserve.report.compare import COLUMNS as HISTORY
@@ -43,7 +43,7 @@ from pytest_slmserve.report.tables import replicas as replica_tables
 from pytest_slmserve.report.tables import run as run_tables
 from pytest_slmserve.report.tables.findings import findings
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
-from pytest_slmserve.report.tables.jobs import goodput_columns, jobs_title, served
+from pytest_slmserve.report.tables.jobs import goodput_columns, job_goodput, jobs_title
 from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.text_table import ABSENT, Column, figure, laid_out, milliseconds, telling
 from pytest_slmserve.schema.environment import SIMULATED, Environment
@@ -289,7 +289,7 @@ def _claims(found: Findings) -> Iterator[dict[str, Any]]:
         for verdict, row in pairs:
             words = run_tables.outcome_words(verdict, row, strict=found.strict)
             look = "open" if words == "inconclusive" else "bad" if words.isupper() else "good"
-            said = {"subject": verdict.subject, "why": run_tables.reason(verdict, row, strict=found.strict)}
+            said = {"subject": verdict.subject, "why": run_tables.verdict_reason(verdict, row, strict=found.strict)}
             rows.append({"state": verdict.state.value, "words": words.lower(), "look": look, **said})
         chart = Chart("Interval of each subject against its bound", spec) if spec else None
         about = {"statement": claim.statement if claim else "", "source": claim.source if claim else ""}
@@ -307,7 +307,7 @@ def _model(label: str, curve: Curve, found: Findings) -> dict[str, Any]:
         ("Batch held", charts.batch(curve)),
         ("Use of the device", charts.shares(curve)),
         ("Energy", charts.energy(curve)),
-        (STEP_PARTS, charts.step_parts(steps := step_rows(curve), curve.subject)),
+        (STEP_PARTS, charts.step_parts_chart(steps := step_rows(curve), curve.subject)),
     ]
     tables = [as_table(f"Points of {label}", curve.points, run_tables.point_columns(curve))]
     tables += [as_table(f"{STEP_PARTS}, {label}", steps, STEP)] if steps else []
@@ -384,7 +384,7 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any]
     """Goodput under an SLO as a table, and what the page needs to compute it for another one; None without points."""
     if not shown:
         return None
-    rows = [(label, served(curve, point, slo)) for label, curve in shown for point in curve.valid]
+    rows = [(label, job_goodput(curve, point, slo)) for label, curve in shown for point in curve.valid]
     columns = [column for column in goodput_columns("in\nflight", slo, 4) if column.name in GOODPUT]
     table = HtmlTable(
         "Goodput of each load",
@@ -397,8 +397,8 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any]
         "bounds": {name: slo.bounds.get(name) for name in ("ttft", "tpot", "e2e")},
         "table": table,
         "charts": [
-            Chart("Goodput over load", charts.goodput(names, loads, "per_s", "goodput, requests/s")),
-            Chart("Share of good requests", charts.goodput(names, loads, "percent", "good requests, %")),
+            Chart("Goodput over load", charts.goodput_chart(names, loads, "per_s", "goodput, requests/s")),
+            Chart("Share of good requests", charts.goodput_chart(names, loads, "percent", "good requests, %")),
         ],
         "requests": [
             {"series": label, "x": point.concurrency, "windows": list(map(_window, point.used))}
@@ -470,7 +470,7 @@ def _replicas(found: Findings) -> Iterator[PageSection]:
     parts = []
     for title, _, entries in replica_tables.replicas_by_host(found.curves, found.shared):
         named = [(f"{e.engines}, {e.sharing}, {e.served.concurrency} in flight", e.gain) for e in entries]
-        spec = charts.gains([(name, gain) for name, gain in named if gain])
+        spec = charts.gain_chart([(name, gain) for name, gain in named if gain])
         tables = [
             as_table("Throughput", entries, (*replica_tables.NAMES, *replica_tables.SERVED)),
             as_table("Sensors", entries, (*replica_tables.NAMES, *replica_tables.SENSED)),
@@ -512,10 +512,10 @@ def _gate(gated: Gated) -> Part:
     with laid_out(TEXT_WIDTH):
         text = gates.gate_text(gated)
     look = GATE_KINDS[gated.outcome][1]
-    return compared(gates.title(gated), look, gated.gated, gated.shown, {each.name: each for each in series}, text)
+    return endpoint_part(gates.title(gated), look, gated.gated, gated.shown, {each.name: each for each in series}, text)
 
 
-def compared(
+def endpoint_part(
     title: str,
     look: str,
     gated: Sequence[Comparison],
@@ -554,8 +554,8 @@ def of_runs(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Part
         for name in DRAWN:
             if alike := [each for each in changes if each.metric == name]:
                 title = f"{subject}: {METRICS[name][0]}"
-                drawn.append(Chart(title, charts.changes(alike, found.margin, title)))
-        tables.append(as_table(subject, rows_of(changes), CHANGES))
+                drawn.append(Chart(title, charts.change_chart(alike, found.margin, title)))
+        tables.append(as_table(subject, change_rows(changes), CHANGES))
     with laid_out(TEXT_WIDTH):
         text = comparison_text(baseline, candidate, found)
     look = "bad" if found.counts[Judgement.WORSE] else "open" if found.counts[Judgement.INCONCLUSIVE] else "good"

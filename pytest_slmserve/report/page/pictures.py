@@ -18,7 +18,14 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims.claim import PUBLISHED
 from pytest_slmserve.analysis.claims.gpu_claims import NO_DECODING, NO_PROFILE, at_table_1
-from pytest_slmserve.analysis.claims.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, limits_of, ways_of
+from pytest_slmserve.analysis.claims.job_claims import (
+    SIZED_AS,
+    caches_of,
+    grid_of,
+    kv_blocks_of_job,
+    limits_of,
+    ways_of,
+)
 from pytest_slmserve.analysis.compare.deployments import PairReplicas as Pair
 from pytest_slmserve.analysis.compare.deployments import compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, gated_series, nothing_counts, shown_series
@@ -32,10 +39,10 @@ from pytest_slmserve.analysis.points import (
     JobPoint,
     Point,
     Repeats,
-    figure,
+    figure_named,
     figure_ratio,
+    output_rate,
     ratio,
-    tokens_per_s,
 )
 from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
@@ -51,7 +58,7 @@ from pytest_slmserve.report.page.charts import (
     bars,
     gate_forest,
     intervals,
-    lines,
+    line_chart,
     load_axis,
     pareto,
     share_axis,
@@ -128,7 +135,7 @@ def pictures(
             for name, curve in shaped
             for p in curve.valid
         ]
-        panel = lines(rows, _load_axis(shaped), share_axis("throughput, of each model's largest"), _names(shaped))
+        panel = line_chart(rows, _load_axis(shaped), share_axis("throughput, of each model's largest"), _names(shaped))
         drawn.append(Picture("relative-throughput", _origins(shaped), (panel,)))
     drawn.append(_latency(sweeps, slo))
     drawn.append(
@@ -187,7 +194,7 @@ def save_picture(picture: Picture, path: Path) -> None:
         import vl_convert
     except ImportError:
         raise BadUsage("a picture needs vl-convert-python", "pip install vl-convert-python") from None
-    spec = json.dumps(whole(picture))
+    spec = json.dumps(whole_picture(picture))
     match path.suffix:
         case ".png":
             drawn: bytes = vl_convert.vegalite_to_png(spec, scale=SCALE)
@@ -201,7 +208,7 @@ def save_picture(picture: Picture, path: Path) -> None:
         raise BadUsage(f"cannot write {path}: {error.strerror}", "another path, in a folder that is there") from None
 
 
-def whole(picture: Picture) -> Spec:
+def whole_picture(picture: Picture) -> Spec:
     """Return one specification of all panels, 900 pixels wide, with title, legend and the theme of the page."""
     columns = min(picture.columns, len(picture.panels))
     width = WIDTH // columns - MARGIN
@@ -257,7 +264,7 @@ def _share_of_most(point: Point, curve: Curve) -> float:
 
 
 def _row(x: float, seen: Interval, series: str, hollow: object = False, **more: Any) -> dict[str, Any]:
-    """Row of `lines`. hollow: whether the point is degraded."""
+    """Row of `line_chart`. hollow: whether the point is degraded."""
     return {
         "x": x,
         "y": seen.value,
@@ -273,7 +280,8 @@ def _known(points: Sequence[Point], name: str) -> list[tuple[Point, Interval]]:
     """Points at which the figure is known, with its interval from the repeats."""
     found = [p for p in points if (value := getattr(p, name)) is not None and math.isfinite(value)]
     return [
-        (p, Interval(getattr(p, name), seen.low, seen.high)) for p, seen in zip(found, intervals(found, figure(name)))
+        (p, Interval(getattr(p, name), seen.low, seen.high))
+        for p, seen in zip(found, intervals(found, figure_named(name)))
     ]
 
 
@@ -303,7 +311,7 @@ def _latency(sweeps: Sequence[tuple[str, Curve]], slo: Slo | None) -> Picture:
         if rows:
             rules = [{"y": limits[latency][0], "text": limits[latency][1]}] if latency in limits else []
             y = axis("y", f"{latency.upper()}, ms", scale="log")
-            panels.append(lines(rows, _load_axis(seen), y, _names(seen), strokes=(P50, P99), rules=rules))
+            panels.append(line_chart(rows, _load_axis(seen), y, _names(seen), strokes=(P50, P99), rules=rules))
     return Picture("latency", _origins(seen), tuple(panels))
 
 
@@ -333,7 +341,7 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
     ]
     strokes = ("served", f"good: {slo}") if slo else ("served",)
     equal: Values = [{"x": 0, "y": 0}, {"x": most, "y": most}]
-    panels = [lines(served, x, axis("y", "requests/s"), names, strokes=strokes, guide=equal)]
+    panels = [line_chart(served, x, axis("y", "requests/s"), names, strokes=strokes, guide=equal)]
     limits = _bounds(slo)
     for latency in ("ttft", "tpot", "e2e"):
         rows = [
@@ -346,7 +354,7 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
         if rows:
             rules = [{"y": limits[latency][0], "text": limits[latency][1]}] if latency in limits else []
             y = axis("y", f"{latency.upper()}, ms", scale="log")
-            panels.append(lines(rows, x, y, names, strokes=(P50, P99), rules=rules))
+            panels.append(line_chart(rows, x, y, names, strokes=(P50, P99), rules=rules))
     return Picture("rates", tuple(dict.fromkeys(_origin(m.environment, m.workload) for m, _ in groups)), tuple(panels))
 
 
@@ -390,7 +398,8 @@ def _against_load(
             seen += [pair for pair in sweeps if pair[0] in there and pair not in seen]
             rules = [{"y": reach[heading], "text": "achievable peak"}] if reach and heading in reach else []
             names = _names(sweeps)
-            panels.append(lines(rows, _load_axis(sweeps), share_axis(heading), names, strokes=strokes, rules=rules))
+            x, y = _load_axis(sweeps), share_axis(heading)
+            panels.append(line_chart(rows, x, y, names, strokes=strokes, rules=rules))
     return Picture(name, _origins(seen), tuple(panels)) if panels else Picture(name, why_not=unknown)
 
 
@@ -414,7 +423,7 @@ def _utilisation(sweeps: Sequence[tuple[str, Curve]]) -> Picture:
         ]
         if rows:
             y = share_axis(f"share of the most tokens/s (numbers: {IN_FLIGHT})")
-            panels.append(lines(rows, share_axis(heading), y, _names(several)))
+            panels.append(line_chart(rows, share_axis(heading), y, _names(several)))
     return Picture("utilisation", _origins(several), tuple(panels))
 
 
@@ -530,7 +539,7 @@ def _replica_device(origins: tuple[str, ...], found: Sequence[_Compared], ways: 
                 y = share_axis(heading) if kind == "share" else axis("y", heading)
                 rules = [{"y": 1, "text": "one engine"}] if kind == "relative" else []
                 names = [each.name for each in found]
-                panels.append(lines(rows, _counts(counts, f"engines, {SHARINGS[way]}"), y, names, rules=rules))
+                panels.append(line_chart(rows, _counts(counts, f"engines, {SHARINGS[way]}"), y, names, rules=rules))
     why = "" if panels else "no sensor told what the device did while replicas ran"
     return Picture("replica-device", origins, tuple(panels), columns=3, why_not=why)
 
@@ -586,7 +595,7 @@ def _ratios(
     names = [each.name for each in found]
     scale = {"scale": {"domain": [min(ends) - 0.02, max(ends) + 0.02], "zero": False, "nice": False}}
     drawn = [
-        lines(
+        line_chart(
             rows,
             _counts(counts, f"replicas, {SHARINGS[way]}"),
             axis("y", heading) | scale,
@@ -622,7 +631,7 @@ def _replica_busy(origins: tuple[str, ...], found: Sequence[_Compared], ways: Se
     scale = {"domain": [min(0.9, *(row["y"] for each in rows.values() for row in each)) - 0.05, 1.1 * most]}
     turns = [{"x": each / 100, "y": 100 / each} for each in range(math.ceil(100 / (1.1 * most)), 101)]
     panels = [
-        lines(
+        line_chart(
             each,
             share_axis(f"time in which one engine runs a kernel, {SHARINGS[way]}"),
             axis("y", GAIN) | {"scale": scale | {"zero": False, "nice": False}},
@@ -654,7 +663,7 @@ def _several_gpus(named: Sequence[tuple[str, Curve]]) -> list[Picture]:
         for way, line in ways.items():
             most = [max(same, key=lambda d: d.tokens_per_s) for same in grouped(line, lambda d: d.gpus).values()]
             for one in sorted(most, key=lambda d: d.gpus):
-                (seen,) = intervals([one.served], tokens_per_s)
+                (seen,) = intervals([one.served], output_rate)
                 seen = Interval(one.tokens_per_s, seen.low, seen.high)
                 doubt, of = one.served.degraded, one.gpus
                 total.append(_row(of, seen, f"{model}, {way}", doubt))
@@ -667,12 +676,12 @@ def _several_gpus(named: Sequence[tuple[str, Curve]]) -> list[Picture]:
     names = list(dict.fromkeys(row["series"] for row in total))
     numbers = load_axis(sorted({row["x"] for row in total}), "GPUs")
     panels = [
-        lines(total, numbers, axis("y", "most output tokens/s", scale="log"), names),
-        lines(each, numbers, axis("y", "most output tokens/s per GPU", scale="log"), names),
+        line_chart(total, numbers, axis("y", "most output tokens/s", scale="log"), names),
+        line_chart(each, numbers, axis("y", "most output tokens/s per GPU", scale="log"), names),
     ]
     if blocks:
         x = axis("x", "KV blocks of the engine", scale="log")
-        panels.append(lines(blocks, x, axis("y", "most output tokens/s", scale="log"), names))
+        panels.append(line_chart(blocks, x, axis("y", "most output tokens/s", scale="log"), names))
     return [Picture("gpus", _origins(several), tuple(panels), columns=3)]
 
 
@@ -721,11 +730,11 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
             scale = "log" if x is length else "linear"
             where = (
                 load_axis(sorted({row["x"] for row in rows}), heading)
-                if x is not kv_blocks
+                if x is not kv_blocks_of_job
                 else axis("x", heading, "log")
             )
             rules = fitting if name == "kv-blocks" else []
-            panels.append(lines(rows, where, axis("y", title_, scale=scale), names, rules=rules))
+            panels.append(line_chart(rows, where, axis("y", title_, scale=scale), names, rules=rules))
         origins = tuple(dict.fromkeys(_origin(p.environment) for group in groups for p in group))
         found.append(Picture(name, origins, tuple(panels)))
 
@@ -735,7 +744,7 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
     tokens = {"output_tokens_per_s": TOKENS_PER_S, "e2e_s": "mean E2E latency, s"}
     picture("batch-limit", limits, attrgetter("spec.max_num_seqs"), "max_num_seqs", tokens)
     held = {"output_tokens_per_s": TOKENS_PER_S, "batch": "requests in the engine", "preemptions": "preemptions"}
-    picture("kv-blocks", by_model(caches_of, lambda p: p.kv_blocks), kv_blocks, "KV blocks", held)
+    picture("kv-blocks", by_model(caches_of, lambda p: p.kv_blocks), kv_blocks_of_job, "KV blocks", held)
     ways = by_model(ways_of, lambda p: p.batching)
     if ways:
         jobs = [p for g in ways for p in sorted(g, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]
@@ -757,5 +766,5 @@ def _of_job(point: JobPoint, field: str) -> Interval:
     value = getattr(point, field)
     if not value:
         return Interval(value)
-    (seen,) = intervals([point], figure(field))
+    (seen,) = intervals([point], figure_named(field))
     return Interval(value, seen.low, seen.high)

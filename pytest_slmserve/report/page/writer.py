@@ -127,7 +127,7 @@ def template() -> Any:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
         raise BadUsage("a page needs Jinja2", "pip install 'pytest-slmserve[report]'") from None
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=seen, trim_blocks=True)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=visible, trim_blocks=True)
     environment.filters |= {
         "parts": parts,
         "json": as_script_json,
@@ -169,7 +169,7 @@ def as_script_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def seen(value: object) -> object:
+def visible(value: object) -> object:
     """A value for the template: of a text only what can be seen."""
     return printable(value) if type(value) is str else value
 

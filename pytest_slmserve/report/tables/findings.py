@@ -38,7 +38,7 @@ def hosts(curve: Curve) -> int:
     return len(hosts_of(curve.trusted) - {None})
 
 
-def spread(point: Point) -> float | None:
+def relative_range(point: Point) -> float | None:
     """Largest less smallest of the repeats' output tokens/s, over their mean; None for a single one."""
     if len(point.repeats) < 2:
         return None
@@ -243,7 +243,7 @@ def _outside_the_engine(curve: Curve) -> str:
 
 
 def _agreement(curve: Curve) -> str:
-    seen = [(share, p.concurrency) for p in curve.valid if (share := spread(p)) is not None]
+    seen = [(share, p.concurrency) for p in curve.valid if (share := relative_range(p)) is not None]
     if not seen:
         return ""
     worst, where = max(seen)
@@ -333,10 +333,10 @@ def reasons(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
 
 def first_of_each_kind(texts: Sequence[str]) -> list[str]:
     """The first of the texts that differ only in their figures, and how many more there are."""
-    kinds = grouped(texts, kind_of).values()
+    kinds = grouped(texts, reason_kind).values()
     return [f"{first}{f', and {len(more)} more like it' if more else ''}" for first, *more in kinds]
 
 
-def kind_of(text: str) -> str:
+def reason_kind(text: str) -> str:
     """A reason without its figures."""
     return re.split(r":| [-+.\d]+ ", text, maxsplit=1)[0]

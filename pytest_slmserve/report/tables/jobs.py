@@ -95,11 +95,11 @@ def slo_report(curve: Curve, slo: Slo) -> str:
     """A row per point, and where goodput peaks; nothing where nothing was measured."""
     if not curve.points:
         return ""
-    rows = [served(curve, point, slo) for point in curve.points]
+    rows = [job_goodput(curve, point, slo) for point in curve.points]
     columns = goodput_columns("in\nflight", slo, 3)
     columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
     shown = table(rows, columns, always=len(columns))
-    best, highest = found_in(rows)
+    best, highest = goodput_found(rows)
     return "\n".join(
         [f"good: {slo}", shown, *(hanging(e.why, 2) for e in (best, highest) if e), hanging(GOODPUT_LEGEND, 0)]
     )
@@ -107,7 +107,7 @@ def slo_report(curve: Curve, slo: Slo) -> str:
 
 def highest_good_load(curve: Curve, slo: Slo) -> HighestLoad | None:
     """The highest load of a sweep at which enough requests are good; None where nothing valid was measured."""
-    return found_in([served(curve, point, slo) for point in curve.points])[1]
+    return goodput_found([job_goodput(curve, point, slo) for point in curve.points])[1]
 
 
 def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
@@ -125,13 +125,13 @@ def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
     ]
 
 
-def served(curve: Curve, point: Point, slo: Slo) -> Served:
+def job_goodput(curve: Curve, point: Point, slo: Slo) -> Served:
     """Goodput of the repeats that count. Dropped are those of all repeats: failures are no secret."""
     dropped = sum(m.run.failures for m in curve.measurements if concurrency_of(m) == point.concurrency)
     return Served(point.concurrency, point.goodput(slo), dropped)
 
 
-def found_in(
+def goodput_found(
     rows: Sequence[Served], attainment: float = ATTAINMENT, unit: str = IN_FLIGHT
 ) -> tuple[Peak | None, HighestLoad | None]:
     """The peak of goodput, and the highest load at which enough requests are good. attainment: the share of them that

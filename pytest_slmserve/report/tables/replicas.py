@@ -18,7 +18,7 @@ from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
     change,
-    changes,
+    change_interval,
     counted,
     figure,
     gib,
@@ -63,7 +63,7 @@ SERVED: tuple[Column[Entry], ...] = (
     Column("tokens\n/s", lambda e: figure(e.served.output_tokens_per_s, 4)),
     Column("\nsum", lambda e: _other_sum(e.served), rank=6),
     Column("gain\n%", lambda e: change(e.gain), rank=1),
-    Column("95 %\n", lambda e: changes(e.gain), "left", rank=2),
+    Column("95 %\n", lambda e: change_interval(e.gain), "left", rank=2),
     Column("E2E s\nlargest", lambda e: figure(getattr(e.served, "largest_e2e_s", e.served.e2e_s)), rank=3),
     Column("E2E s\np99", lambda e: figure(e.served.e2e_p99_s), rank=4),
     Column("\nvalid", lambda e: valid_cell(e.served), "left"),
@@ -270,14 +270,14 @@ def _table(curve: Curve, found: Sequence[Deployment]) -> str:
     columns: tuple[Column[Deployment], ...] = (
         Column("in\nflight", lambda one: str(one.concurrency)),
         Column("\nGPUs", lambda one: str(one.gpus)),
-        Column("\ndeployment", name_of, "left"),
+        Column("\ndeployment", deployment_name, "left"),
         Column("\nbatch", lambda one: figure(one.served.batch) if isinstance(one.served, Point) else ABSENT, rank=7),
         Column("KV\nblocks", lambda one: whole(one.kv_blocks), rank=6),
         Column("requests\n/s", lambda one: figure(requests_per_s(curve, one)), rank=4),
         Column("tokens\n/s", lambda one: figure(one.tokens_per_s, 4)),
         Column("tokens/s\nper GPU", lambda one: figure(one.tokens_per_s / one.gpus, 4), rank=4),
         Column("gain\n%", lambda one: change(gain(one)), rank=1),
-        Column("95 %\n", lambda one: changes(gain(one)), "left", rank=2),
+        Column("95 %\n", lambda one: change_interval(gain(one)), "left", rank=2),
         Column("E2E s\nmean", lambda one: figure(one.e2e_s), rank=1),
         Column("E2E s\np99", lambda one: figure(one.served.e2e_p99_s), rank=5),
         Column("power\nW", lambda one: figure(one.served.power_w), rank=3),
@@ -288,7 +288,7 @@ def _table(curve: Curve, found: Sequence[Deployment]) -> str:
     return table(found, columns)
 
 
-def name_of(one: Deployment) -> str:
+def deployment_name(one: Deployment) -> str:
     """ "one engine", "one engine, TP 2", "2 replicas, a GPU each", "2 replicas, mps" """
     parallel = "" if one.tensor_parallel_size == 1 else f", TP {one.tensor_parallel_size}"
     if one.sharing is None:
@@ -326,7 +326,7 @@ def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
     """The best deployment for each number of GPUs and each of three wishes, where there was a choice."""
     for gpus, load, best in best_on_several(curve, found):
         wishes = [
-            f"{WISHES[wish][0]}: {name_of(one)} ({figure(value)}{WISHES[wish][1]})"
+            f"{WISHES[wish][0]}: {deployment_name(one)} ({figure(value)}{WISHES[wish][1]})"
             for wish, (one, value) in best.items()
         ]
         yield f"{gpus} GPUs, {load} in flight: {'; '.join(wishes)}"

@@ -23,9 +23,9 @@ from pytest_slmserve.report.tables.findings import (
     findings,
     hosts,
     reasons,
+    relative_range,
     remark,
     served_on,
-    spread,
     valid_cell,
 )
 from pytest_slmserve.report.tables.jobs import job_report, slo_report
@@ -34,14 +34,14 @@ from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
     change,
-    changes,
+    change_interval,
     counted,
     figure,
     hanging,
     hundredths,
     listed,
     milliseconds,
-    named,
+    named_lines,
     table,
 )
 from pytest_slmserve.schema.loads import WorkloadReference
@@ -85,7 +85,7 @@ def sweep_report(
     lines = [*heading(curve), *(["", point_table(curve)] if curve.points else []), *remarks(curve)]
     lines += [line for table in further if table for line in ("", table)]
     seen = list(findings(curve, tolerance))
-    return "\n".join([*lines, *(["", named(seen)] if seen else [])])
+    return "\n".join([*lines, *(["", named_lines(seen)] if seen else [])])
 
 
 def run_lines(found: Findings) -> Iterator[tuple[str, Colour | None]]:
@@ -196,7 +196,7 @@ def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
         Column("\nbatch", lambda p: figure(p.batch, 4), rank=5),
         Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=2),
         Column("tokens\n/s", lambda p: figure(p.output_tokens_per_s, 4)),
-        Column("spread\n%", lambda p: hundredths(spread(p)), rank=8),
+        Column("spread\n%", lambda p: hundredths(relative_range(p)), rank=8),
         Column("E2E s\nmean", lambda p: figure(p.e2e_s)),
         Column("E2E s\np50", lambda p: figure(p.e2e_p50_s), rank=9),
         Column("E2E s\np99", lambda p: figure(p.e2e_p99_s), rank=1),
@@ -252,7 +252,7 @@ def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator
         statement = next((c.statement for c in CLAIMS if c.name == claim), "")
         yield f"{claim}: {statement}".rstrip(": "), None
         for verdict, row in group:
-            words, why = (tell(verdict, row, strict=strict) for tell in (outcome_words, reason))
+            words, why = (tell(verdict, row, strict=strict) for tell in (outcome_words, verdict_reason))
             line = hanging(f"  {words:<{STATES}}  {verdict.subject:<{width}}  {why}", 6 + STATES + width)
             yield line, COLOURS[outcome(verdict, row, strict=strict)]
     told = f"{counted(len(pairs), 'verdict')}: {tally(by_outcome(pairs, strict=strict))}"
@@ -270,7 +270,7 @@ def outcome_words(verdict: Verdict, row: ClaimRow | None, *, strict: bool) -> st
     return "inconclusive"
 
 
-def reason(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:
+def verdict_reason(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:
     """The reason of a verdict; of one that is not as expected with the evidence for what was."""
     if outcome(verdict, row, strict=strict) != "unexpected" or row is None or not row.evidence:
         return verdict.why
@@ -308,7 +308,7 @@ COLUMNS: tuple[Column[AtBothInterfaces], ...] = (
     Column("tokens/s\nengine", lambda at: figure(at.engine.output_tokens_per_s, 4)),
     Column("tokens/s\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
     Column("change\n%", lambda at: change(at.ratio)),
-    Column("95 %\n", lambda at: changes(at.ratio), rank=1),
+    Column("95 %\n", lambda at: change_interval(at.ratio), rank=1),
     Column("TTFT ms\nengine", lambda at: milliseconds(at.engine.ttft_s), rank=2),
     Column("TTFT ms\nserver", lambda at: milliseconds(at.server.ttft_s), rank=2),
     Column("TPOT ms\nengine", lambda at: milliseconds(at.engine.tpot_s), rank=3),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
-from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces, host_speed, waiting
+from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces, host_speed, probe_waiting
 from pytest_slmserve.analysis.metrics.roofline import StepParts, step_parts
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
@@ -30,7 +30,7 @@ class SensedPoint:
 
     @property
     def host_wait(self) -> float | None:
-        return waiting(self.point.canary_s, self.point.canary_cpu_s)
+        return probe_waiting(self.point.canary_s, self.point.canary_cpu_s)
 
 
 def _share(head: str, name: str, rank: int, about: str = "") -> Column[SensedPoint]:

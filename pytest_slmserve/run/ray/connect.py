@@ -19,7 +19,7 @@ from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_line, measurement_of
+from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.engines.launch.child_process import FOLDER, GUARDIAN
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, gpus_of
@@ -175,7 +175,7 @@ def _measured(session: Session, key: str, case: Case, repeats: int) -> Iterator[
     """Measures one case and yields its messages. An error ends no other case: the next may have an engine that runs."""
     try:
         for group in session.executor.iter_repeats(case, repeats):
-            yield CaseMeasured(key, packed(group))
+            yield CaseMeasured(key, packed_measurements(group))
     except SlmError as error:
         yield CaseEnded(key, error)
     else:
@@ -255,7 +255,7 @@ class UserNote:
 Message = TaskStarted | CaseMeasured | CaseEnded | UserNote
 
 
-def packed(found: Sequence[Measurement]) -> bytes:
+def packed_measurements(found: Sequence[Measurement]) -> bytes:
     """Measurements encoded as in the archive: small, and read by its rules."""
     lines = [
         line for m in found for line in (engine_line(m.launch, m.spec, m.resolved, m.environment), measurement_line(m))
@@ -265,7 +265,7 @@ def packed(found: Sequence[Measurement]) -> bytes:
 
 def unpacked(data: bytes) -> tuple[Measurement, ...]:
     lines = json.loads(gzip.decompress(data))
-    return tuple(measurement_of(run, *engine_of(engine)) for engine, run in zip(lines[::2], lines[1::2]))
+    return tuple(measurement_of(run, *engine_from_record(engine)) for engine, run in zip(lines[::2], lines[1::2]))
 
 
 ANSWER_S = 30.0  # seen: 2 s
@@ -413,7 +413,7 @@ def _unreachable(address: str, told: str) -> BadUsage:
     )
 
 
-def hosts_of(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, Host]:
+def node_hosts(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, Host]:
     """The host that each node reports, without the nodes that Ray still lists although they are gone. Raises BadUsage
     where a node cannot measure, or does not answer."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

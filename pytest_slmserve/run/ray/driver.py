@@ -27,9 +27,9 @@ from pytest_slmserve.run.ray.connect import (
     TaskStarted,
     UserNote,
     connect,
-    hosts_of,
     measuring,
     need_of,
+    node_hosts,
     nodes_of,
     one_host,
     run_task,
@@ -98,7 +98,7 @@ class Cluster:
         ray = connect(options)
         try:
             listed = measuring(nodes_of(ray.nodes(), options.ray_resource), platform)
-            found = hosts_of(ray, options, listed)
+            found = node_hosts(ray, options, listed)
             nodes = measuring(list(found), platform)  # that answered
             return cls(ray, options, nodes, one_host(found, this_host(platform, root)))
         except BaseException:

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.advice.other_gpu import (
     gpu_named,
     limit_sweeps,
     measured_there,
-    predicted,
+    predicted_elsewhere,
 )
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, work_of_curve
@@ -59,7 +59,7 @@ def test_a_step_of_memory_compute_and_host_is_predicted_on_another_gpu(host_s, t
     gpu = gpu_named(there.gpu_name)
     here = sweep(H100, physical(gpu_named("H100"), host_s))
     truth = physical(gpu, host_s)
-    prediction = predicted(here, gpu)
+    prediction = predicted_elsewhere(here, gpu)
     assert all(prediction.tokens_per_s(load) == pytest.approx(truth(load), rel=0.01) for load in LOADS)
     assert prediction.t_inf * LOADS[-1] / (LOADS[-1] + prediction.b_half) == pytest.approx(truth(LOADS[-1]), rel=0.01)
     assert carries(prediction, sweep(there, truth)).state is State.PASSES
@@ -73,13 +73,13 @@ def test_prompts_of_an_fp8_engine_are_computed_in_fp8_on_both():
     specs = [replace(m.spec, extra=(("quantization", "fp8"),)) for m in plain.measurements]
     here = curve_of("opt-1.3b", [replace(m, spec=spec) for m, spec in zip(plain.measurements, specs, strict=True)])
     truth = physical(in_fp8(gpu_named("H200")), 0.002)
-    prediction = predicted(here, gpu_named("H200"))
+    prediction = predicted_elsewhere(here, gpu_named("H200"))
     assert all(prediction.tokens_per_s(load) == pytest.approx(truth(load), rel=0.001) for load in LOADS)
 
 
 @pytest.mark.parametrize("slower", [0.8, 1.25])
 def test_what_is_measured_farther_off_refutes_it(slower):
-    prediction = predicted(sweep(H100, physical(gpu_named("H100"), 0.002)), gpu_named("H200"))
+    prediction = predicted_elsewhere(sweep(H100, physical(gpu_named("H100"), 0.002)), gpu_named("H200"))
     verdict = carries(prediction, sweep(H200, physical(gpu_named("H200"), 0.002, slower)))
     assert verdict.state is State.FAILS and "bound 10 % more or less" in verdict.why
 
@@ -90,7 +90,7 @@ def test_noise_of_either_side_leaves_it_inconclusive():
     noisy = replace(
         there, points=tuple(replace(p, repeats=(0.8 * fmean(p.repeats), 1.2 * fmean(p.repeats))) for p in there.points)
     )
-    assert carries(predicted(quiet, gpu_named("H200")), noisy).state is State.INCONCLUSIVE
+    assert carries(predicted_elsewhere(quiet, gpu_named("H200")), noisy).state is State.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("side", ["here", "there"])
@@ -102,7 +102,7 @@ def test_noise_of_a_load_is_no_noise_of_the_others(side):
     first, *others = curves[side].points
     noisy = replace(first, repeats=(0.95 * fmean(first.repeats), 1.05 * fmean(first.repeats)))
     curves[side] = replace(curves[side], points=(noisy, *others))
-    seen = [each for each, _ in errors(predicted(curves["here"], gpu_named("H100")), curves["there"])]
+    seen = [each for each, _ in errors(predicted_elsewhere(curves["here"], gpu_named("H100")), curves["there"])]
     assert seen[0].low < 0.95 < 1.05 < seen[0].high
     assert seen[-1].high - seen[-1].low < 0.5 * (seen[0].high - seen[0].low)
 
@@ -110,7 +110,7 @@ def test_noise_of_a_load_is_no_noise_of_the_others(side):
 def test_only_the_same_engine_workload_and_release_check_it():
     rate = physical(gpu_named("H100"), 0.002)
     here = sweep(H100, rate)
-    prediction = predicted(here, gpu_named("H200"))
+    prediction = predicted_elsewhere(here, gpu_named("H200"))
     there, older = sweep(H200, rate), sweep(replace(H200, vllm="0.20.2"), rate)
     assert measured_there(prediction, [here, there, older]) == [there]
 
@@ -120,7 +120,7 @@ def test_no_prediction_without_a_law_that_describes_the_sweep_or_a_data_sheet():
     unknown = sweep(replace(H200, gpu_name="Voodoo 5"), physical(gpu_named("H200"), 0.002))
     for curve in (bent, unknown):
         with pytest.raises(TooFewPoints):
-            predicted(curve, gpu_named("H200"))
+            predicted_elsewhere(curve, gpu_named("H200"))
 
 
 @pytest.mark.parametrize(("name", "family"), [("h200", "H200"), ("NVIDIA A100-SXM4-40GB", "A100-40"), ("L40S", "L40S")])
@@ -143,7 +143,7 @@ def test_jobs_under_several_batch_limits_are_a_sweep_of_the_limit():
     assert all(batch <= p.concurrency for curve in here for p in curve.points for batch in p.batch_repeats)
     off = []
     for curve in here:
-        prediction = predicted(curve, gpu_named("H100"))
+        prediction = predicted_elsewhere(curve, gpu_named("H100"))
         (checked,) = measured_there(prediction, [*here, *there])
         off.append(max(abs(prediction.tokens_per_s(p.batch) / fmean(p.repeats) - 1) for p in checked.points))
     assert off[0] > 0.25 and off[1] < 0.105

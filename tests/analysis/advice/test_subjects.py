@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import curves_of
-from pytest_slmserve.report.advice.text import serve
+from pytest_slmserve.report.advice.text import serve_words
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.environment import Environment
@@ -137,7 +137,7 @@ def test_variables_that_the_engine_was_measured_with_are_told():
     changed = curve_of("opt-1.3b", [replace(m, spec=replace(m.spec, env=env)) for m in curve.measurements])
     [subject] = of_curves([changed], None, None).subjects
     assert subject.engine.env == ("VLLM_USE_V2_MODEL_RUNNER=1",)
-    assert serve(subject.engine, 8, None)[:4] == ("env", "VLLM_USE_V2_MODEL_RUNNER=1", "vllm", "serve")
+    assert serve_words(subject.engine, 8, None)[:4] == ("env", "VLLM_USE_V2_MODEL_RUNNER=1", "vllm", "serve")
 
 
 def published(slower: float = 1.0, lost: float = 0.0) -> Curve:

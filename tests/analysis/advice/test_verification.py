@@ -32,8 +32,8 @@ from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State, within
-from pytest_slmserve.report.advice.text import text_verification as text
 from pytest_slmserve.report.advice.text import verification_facts
+from pytest_slmserve.report.advice.text import verification_text as text
 from pytest_slmserve.schema.records import Measurement, Replica, Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 

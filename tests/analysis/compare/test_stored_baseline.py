@@ -341,7 +341,7 @@ def test_the_constants_hold_of_what_was_measured_on_three_hosts():
             if len({m.spec.key for m in (*there[cell], *here[cell])}) > 1:
                 continue
             first, second = points_of(there[cell])[0], points_of(here[cell])[0]
-            if first.valid and second.valid and baseline.waiting(first, second) is not None:
+            if first.valid and second.valid and baseline.idle_share_of(first, second) is not None:
                 logs = math.log(second.output_tokens_per_s / first.output_tokens_per_s)
                 apart.append((abs(logs), unseen(first, second, same_boot=False), cell.name))
     assert len(apart) > 30 and max(apart)[0] > 5 * HOST, "there is something to allow for"

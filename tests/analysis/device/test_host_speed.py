@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200, WELL, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.device.gpu_figures import device_figures, fastest_pieces, host_speed, waiting
+from pytest_slmserve.analysis.device.gpu_figures import device_figures, fastest_pieces, host_speed, probe_waiting
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
@@ -70,9 +70,9 @@ def test_no_window_is_much_faster_than_the_fastest(times):
 
 
 def test_the_time_without_a_core():
-    assert waiting(0.008, 0.004) == 0.5
-    assert waiting(0.004, 0.004001) == 0.0, "two clocks, read one after the other"
-    assert waiting(None, 0.004) is waiting(0.004, None) is waiting(0.0, 0.0) is None
+    assert probe_waiting(0.008, 0.004) == 0.5
+    assert probe_waiting(0.004, 0.004001) == 0.0, "two clocks, read one after the other"
+    assert probe_waiting(None, 0.004) is probe_waiting(0.004, None) is probe_waiting(0.0, 0.0) is None
 
 
 def test_the_figures_of_a_window_are_means_over_its_pieces():

@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.device.gpu_figures import (
     each_gpu,
     figures_of_each_gpu,
     imbalance,
-    together,
+    joined_gpus,
     watched,
 )
 from pytest_slmserve.analysis.device.sensor_health import health
@@ -46,19 +46,19 @@ def test_power_adds_up_ratios_are_means_and_the_slowest_clock_counts():
 
 
 def test_reasons_of_a_clock_are_joined_bit_by_bit():
-    telemetry = together(several({of.CLOCK_REASONS: 4.0}, {of.CLOCK_REASONS: 1.0}))
+    telemetry = joined_gpus(several({of.CLOCK_REASONS: 4.0}, {of.CLOCK_REASONS: 1.0}))
     assert set(telemetry.columns[of.CLOCK_REASONS]) == {5.0}
 
 
 def test_what_one_of_them_does_not_say_is_not_known_of_all():
     unsaid = {of.POWER: lambda at: None if at > 5 else 300.0}
-    column = together(several(unsaid, {of.POWER: 200.0})).columns[of.POWER]
+    column = joined_gpus(several(unsaid, {of.POWER: 200.0})).columns[of.POWER]
     assert set(column) == {500.0, None} and column[-1] is None
 
 
 def test_one_gpu_stays_what_it_is():
     one = planted_telemetry()
-    assert together(one) is one and each_gpu(one) == () and figures_of_each_gpu(watched_run(one)) == ()
+    assert joined_gpus(one) is one and each_gpu(one) == () and figures_of_each_gpu(watched_run(one)) == ()
     assert device_figures(watched_run(one)).power_imbalance is None
     assert device_figures(watched_run(None)) == DeviceFigures()
 

@@ -19,8 +19,8 @@ from pytest_slmserve.analysis.gate.diagnosis import (
     Split,
     Windows,
     diagnose,
-    differences,
     explaining,
+    fact_differences,
     splits,
     start_ups,
 )
@@ -239,14 +239,14 @@ def test_start_up_that_one_side_does_not_tell_is_not_compared():
 
 
 def test_nothing_differs_between_launches_of_one_engine():
-    assert differences([traced(ready_s=20.0)], [traced(0.1, ready_s=60.0, launch="other")]) == ()
+    assert fact_differences([traced(ready_s=20.0)], [traced(0.1, ready_s=60.0, launch="other")]) == ()
 
 
 def test_what_differs_is_told_with_both_values():
     newer = replace(H200, vllm="0.27.0", torch="2.9.0", cuda="13.0")
     limits = replace(RESOLVED, async_scheduling=True, attention_backend="FLASHINFER", chunked_prefill=None)
     older = replace(RESOLVED, async_scheduling=False, attention_backend="FLASH_ATTN", chunked_prefill=None)
-    found = differences([traced(resolved=older)], [traced(resolved=limits, environment=newer)])
+    found = fact_differences([traced(resolved=older)], [traced(resolved=limits, environment=newer)])
     assert set(found) == {
         Difference("vllm", ("0.26.0",), ("0.27.0",)),
         Difference("torch", (None,), ("2.9.0",)),
@@ -261,8 +261,10 @@ def sized(*sizes: int):
 
 
 def test_capture_sizes_are_summarised():
-    assert differences([sized(1, 2, 4, 512)], [sized()]) == (Difference("capture_sizes", ("4 up to 512",), ("none",)),)
-    assert differences([sized(1, 2, 4)], [sized(1, 3, 4)]) == (
+    assert fact_differences([sized(1, 2, 4, 512)], [sized()]) == (
+        Difference("capture_sizes", ("4 up to 512",), ("none",)),
+    )
+    assert fact_differences([sized(1, 2, 4)], [sized(1, 3, 4)]) == (
         Difference("capture_sizes", ("(1, 2, 4)",), ("(1, 3, 4)",)),
     )
 
@@ -274,7 +276,7 @@ def with_spec(**asked: object):
 
 def test_what_was_asked_for_is_told_where_the_engine_does_not_tell():
     eager = with_spec(enforce_eager=True, extra=(("block_size", 32),), env=(("VLLM_X", "1"),), python="elsewhere")
-    assert differences([with_spec()], [eager]) == (
+    assert fact_differences([with_spec()], [eager]) == (
         Difference("enforce_eager", ("False",), ("True",)),
         Difference("extra.block_size", (None,), ("32",)),
         Difference("env.VLLM_X", (None,), ("1",)),
@@ -284,20 +286,20 @@ def test_what_was_asked_for_is_told_where_the_engine_does_not_tell():
 def test_a_limit_that_was_resolved_is_not_told_twice():
     asked = with_spec(max_num_seqs=64)
     resolved = replace(asked, resolved=replace(asked.resolved, max_num_seqs=64))
-    assert differences([with_spec()], [resolved]) == (Difference("max_num_seqs", ("1024",), ("64",)),)
-    assert differences([with_spec()], [asked]) == (Difference("max_num_seqs", ("1024",), ("64",)),)
+    assert fact_differences([with_spec()], [resolved]) == (Difference("max_num_seqs", ("1024",), ("64",)),)
+    assert fact_differences([with_spec()], [asked]) == (Difference("max_num_seqs", ("1024",), ("64",)),)
 
 
 def test_launches_of_a_side_may_differ():
     here, there = (traced(environment=replace(H200, host=host)) for host in ("a", "b"))
-    assert differences([here, there], [there]) == (Difference("host", ("a", "b"), ("b",)),)
-    assert differences([here, there], [there, here]) == ()
+    assert fact_differences([here, there], [there]) == (Difference("host", ("a", "b"), ("b",)),)
+    assert fact_differences([here, there], [there, here]) == ()
 
 
 def test_models_of_one_side_only_are_no_difference():
     other = replace(traced(model="opt-125m"), resolved=replace(RESOLVED, kv_blocks=7))
-    assert differences([traced(), other], [traced()]) == ()
-    assert differences([], [traced()]) == ()
+    assert fact_differences([traced(), other], [traced()]) == ()
+    assert fact_differences([], [traced()]) == ()
 
 
 def test_a_diagnosis_is_all_of_it():
@@ -305,7 +307,7 @@ def test_a_diagnosis_is_all_of_it():
     found = diagnose(baseline, candidate)
     assert found.splits == splits(baseline, candidate) != ()
     assert found.start_ups == start_ups(baseline, candidate) != ()
-    assert found.differences == differences(baseline, candidate) != ()
+    assert found.differences == fact_differences(baseline, candidate) != ()
     assert diagnose([], candidate) == Diagnosis((), (), ())
 
 

@@ -16,8 +16,8 @@ from pytest_slmserve.analysis.metrics.latency import (
     goodput,
     goodput_of,
     parse_slo,
+    pooled_goodput,
     slo_of_requests,
-    together,
 )
 from pytest_slmserve.analysis.metrics.window import finished_in_window
 from pytest_slmserve.schema.errors import BadUsage
@@ -176,11 +176,11 @@ def test_repeats_together():
     one, other = (
         goodput(samples_of(*rows), WINDOW, SLO) for rows in ((GOOD, SLOW_START), (GOOD, GOOD, GOOD, SLOW_TOKENS))
     )
-    both = together([one, other])
+    both = pooled_goodput([one, other])
     assert (both.requests, both.good, both.dropped, both.attainment) == (6, 4, 0, 4 / 6)
     assert both.per_s == (one.per_s + other.per_s) / 2
     assert dict(both.by_slo) == pytest.approx({"ttft": 5 / 6, "tpot": 5 / 6, "e2e": 1})
-    assert together([one]) == one and together([]) is None
+    assert pooled_goodput([one]) == one and pooled_goodput([]) is None
 
 
 def test_a_bound_on_gaps_cannot_be_held_against_records():

@@ -97,7 +97,7 @@ def test_a_look_too_many_would_be_seen(alpha):
     """What the boundaries are there for: four tests at `alpha` each are wrong far more often."""
     drawn()
     looks = looks_until(12)
-    naive = tuple(student_t.above(alpha, n - 1) for n in looks)
+    naive = tuple(student_t.t_above(alpha, n - 1) for n in looks)
     assert exceeded(looks, naive) > 1.6 * alpha
 
 
@@ -133,4 +133,4 @@ def test_each_planned_look_needs_less_than_the_one_before_and_more_than_a_single
     looks = looks_until(12)
     found = boundaries(looks, 12, alpha)
     assert list(found) == sorted(found, reverse=True)
-    assert all(c > student_t.above(alpha, n - 1) for n, c in zip(looks, found))
+    assert all(c > student_t.t_above(alpha, n - 1) for n, c in zip(looks, found))

@@ -46,8 +46,8 @@ def test_the_quantile_of_975_is_that_of_the_tables(df, expected):
 
 
 def test_a_small_tail_of_few_degrees():
-    assert student_t.above(0.0045, 3) == pytest.approx(6.0639, abs=5e-5)
-    assert CLOSED[3](student_t.above(0.0045, 3)) == pytest.approx(0.0045, abs=1e-12)
+    assert student_t.t_above(0.0045, 3) == pytest.approx(6.0639, abs=5e-5)
+    assert CLOSED[3](student_t.t_above(0.0045, 3)) == pytest.approx(0.0045, abs=1e-12)
 
 
 @pytest.mark.parametrize("df", CLOSED)
@@ -69,7 +69,7 @@ def test_both_sides_are_alike(t, df):
 
 @given(st.floats(1e-9, 0.499), DEGREES)
 def test_the_tail_above_a_quantile_is_the_one_asked_for(tail, df):
-    assert student_t.survival(student_t.above(tail, df), df) == pytest.approx(tail, rel=1e-7)
+    assert student_t.survival(student_t.t_above(tail, df), df) == pytest.approx(tail, rel=1e-7)
 
 
 @given(st.floats(0.501, 0.999999), DEGREES)
@@ -84,24 +84,24 @@ def test_farther_out_lies_less(t, more, df):
 
 @given(st.floats(1e-6, 0.4), DEGREES)
 def test_more_degrees_have_thinner_tails(tail, df):
-    assert student_t.above(tail, df + 1) < student_t.above(tail, df)
+    assert student_t.t_above(tail, df + 1) < student_t.t_above(tail, df)
 
 
 def test_with_many_degrees_it_is_the_normal_one():
-    assert student_t.above(0.01, 10**6) == pytest.approx(NORMAL.inv_cdf(0.99), abs=1e-4)
+    assert student_t.t_above(0.01, 10**6) == pytest.approx(NORMAL.inv_cdf(0.99), abs=1e-4)
 
 
 def test_ends_of_the_line():
     assert student_t.survival(0.0, 4) == 0.5
     assert student_t.survival(math.inf, 4) == 0 and student_t.survival(-math.inf, 4) == 1
-    assert student_t.above(0.5, 4) == pytest.approx(0, abs=1e-9)
+    assert student_t.t_above(0.5, 4) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("df", [0, -1])
 def test_without_a_degree_of_freedom_there_is_none(df):
     for ask in (
         lambda: student_t.survival(1.0, df),
-        lambda: student_t.above(0.1, df),
+        lambda: student_t.t_above(0.1, df),
         lambda: student_t.quantile(0.9, df),
     ):
         with pytest.raises(ValueError, match="degrees of freedom: at least 1"):

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.sweep.batching import (
     batching,
     latency_law,
     limit_of,
-    parse_slo,
+    parse_relative_slo,
     share_of_largest,
 )
 from pytest_slmserve.analysis.sweep.gains import ChosenLoad, fit
@@ -39,13 +39,13 @@ BATCHES = st.sets(st.integers(2, 1024), min_size=3, max_size=9).map(lambda found
     ],
 )
 def test_objectives(text, slo):
-    assert parse_slo(text) == slo
+    assert parse_relative_slo(text) == slo
 
 
 @pytest.mark.parametrize("text", ["", "2x", "x@32", "0x@32", "2x@0", "-2x@32", "2x@3.5", "30", "0ms", "30 ms", "nans"])
 def test_what_is_no_objective(text):
     with pytest.raises(BadUsage, match="no latency objective"):
-        parse_slo(text)
+        parse_relative_slo(text)
 
 
 @pytest.mark.parametrize(("factor", "chosen", "cap"), [(2, 96, 105), (4, 256, 250)])

@@ -7,7 +7,14 @@ import threading
 
 import pytest
 
-from pytest_slmserve.engines.launch.child_process import IMPORTING, MARKS, Child, stage_of, still_waiting, waiting
+from pytest_slmserve.engines.launch.child_process import (
+    IMPORTING,
+    MARKS,
+    Child,
+    stage_of,
+    still_waiting,
+    waiting_for_engine,
+)
 from pytest_slmserve.schema.errors import EngineFailed
 
 # As vLLM 0.32 logs them on a CPU, and 0.26 on a GPU.
@@ -34,9 +41,9 @@ def test_the_stage_is_that_of_the_last_mark(tmp_path):
 def test_only_who_waits_hears_and_only_in_its_thread(tmp_path):
     heard = []
     still_waiting(tmp_path)
-    with waiting(heard.append):
+    with waiting_for_engine(heard.append):
         still_waiting(tmp_path)
-        with waiting(lambda log: None):
+        with waiting_for_engine(lambda log: None):
             still_waiting(tmp_path)
         other = threading.Thread(target=still_waiting, args=(tmp_path,))
         other.start()
@@ -48,7 +55,7 @@ def test_only_who_waits_hears_and_only_in_its_thread(tmp_path):
 def test_a_child_that_says_nothing_is_heard_of_until_it_ends():
     child = Child([sys.executable, "-c", "import time; print('so far', flush=True); time.sleep(1.3)"], {})
     heard = []
-    with waiting(lambda log: heard.append(log.read_text())), pytest.raises(EngineFailed, match="ended"):
+    with waiting_for_engine(lambda log: heard.append(log.read_text())), pytest.raises(EngineFailed, match="ended"):
         child.receive(20.0, "starting")
     child.keep_log = False
     child.kill()

@@ -15,11 +15,11 @@ from pytest_slmserve.engines.loadgen.load_run import (
     LEAST_S,
     Lost,
     RequestRow,
-    found_in,
+    columns_found,
     gap_bin,
     gaps,
     lost_in,
-    merged,
+    merged_columns,
 )
 
 stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)
@@ -41,7 +41,7 @@ def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, fini
 
 @given(st.lists(stamps, min_size=1, max_size=5))
 def test_every_token_is_in_the_bin_of_its_time(streams):
-    width, begin, tokens = found_in([row(times) for times in streams], (0.0, 9e9))["received"]
+    width, begin, tokens = columns_found([row(times) for times in streams], (0.0, 9e9))["received"]
     assert sum(tokens) == sum(map(len, streams)) and tokens[0] and tokens[-1]
     first = round(begin / width)
     for at in streams[0]:
@@ -66,14 +66,14 @@ def test_gaps_count_where_both_ends_lie_in_the_window():
 @given(st.lists(stamps, max_size=5))
 def test_a_step_has_the_gaps_that_its_window_would_have_alone(streams):
     steps = [(1000.0, 1001.0), (1001.5, 1003.0)]
-    found = found_in([row(times) for times in streams], (1000.0, 1003.0), steps)
-    assert found["step_gaps"] == [found_in([row(times) for times in streams], each)["gaps"] for each in steps]
+    found = columns_found([row(times) for times in streams], (1000.0, 1003.0), steps)
+    assert found["step_gaps"] == [columns_found([row(times) for times in streams], each)["gaps"] for each in steps]
     assert all(sum(each["counts"].values()) <= sum(found["gaps"]["counts"].values()) for each in found["step_gaps"])
 
 
 def test_a_request_has_its_row_as_the_worker_has_it():
     rows = [row([5.0, 6.0], (7, 2), sent=2.0), row([4.0], sent=1.0, finished=False), row([], sent=3.0, finished=False)]
-    assert list(zip(*found_in(rows, (0.0, 9.0))["samples"])) == [
+    assert list(zip(*columns_found(rows, (0.0, 9.0))["samples"])) == [
         (0, 1.0, None, 4.0, 4.0, None, 1, False, None),
         (0, 2.0, None, 5.0, 6.0, 7, 2, True, None),
         (0, 3.0, None, None, None, None, 0, False, None),
@@ -82,18 +82,18 @@ def test_a_request_has_its_row_as_the_worker_has_it():
 
 def test_tokens_that_chunks_do_not_show_are_taken_from_the_usage():
     """Two tokens a chunk by the server's count: so it is with those that were cut off, too."""
-    found = found_in([row([1.0, 2.0], (7, 4)), row([1.0], finished=False)], (0.0, 9.0))
+    found = columns_found([row([1.0, 2.0], (7, 4)), row([1.0], finished=False)], (0.0, 9.0))
     assert (found["tokens_per_chunk"], found["samples"][6]) == (2.0, [4, 2])
     assert sum(found["received"][2]) == 6
 
 
 def test_one_that_was_cut_off_has_no_more_tokens_than_were_asked_for():
-    found = found_in([row([1.0, 2.0], (7, 4)), row([1.0, 2.0, 3.0], finished=False, asked=4)], (0.0, 9.0))
+    found = columns_found([row([1.0, 2.0], (7, 4)), row([1.0, 2.0, 3.0], finished=False, asked=4)], (0.0, 9.0))
     assert found["samples"][6] == [4, 4] and sum(found["received"][2]) == pytest.approx(8, abs=0.01)
 
 
 def test_without_any_usage_nobody_knows_the_tokens_of_a_chunk():
-    assert found_in([row([1.0, 2.0])], (0.0, 9.0))["tokens_per_chunk"] is None
+    assert columns_found([row([1.0, 2.0])], (0.0, 9.0))["tokens_per_chunk"] is None
 
 
 @given(st.lists(stamps, min_size=2, max_size=6), st.booleans())
@@ -103,9 +103,9 @@ def test_parts_together_are_what_one_process_would_have_found(streams, scheduled
         for i, times in enumerate(streams)
     ]
     windows = (1000.5, 1002.5), [(1000.5, 1001.5), (1002.0, 1002.5)]
-    found = [found_in(part, *windows, on_schedule=scheduled) for part in (rows, rows[::2], rows[1::2])]
+    found = [columns_found(part, *windows, on_schedule=scheduled) for part in (rows, rows[::2], rows[1::2])]
     whole, *parts = [json.loads(json.dumps(each)) for each in found]
-    both = merged([{**part, **NOTHING} for part in parts])
+    both = merged_columns([{**part, **NOTHING} for part in parts])
     sums = [[each.pop("sum_s") for each in (found["gaps"], *found["step_gaps"])] for found in (whole, both)]
     assert sums[0] == pytest.approx(sums[1], abs=1e-5), "each is rounded"
     assert {name: json.loads(json.dumps(both[name])) for name in whole} == whole
@@ -114,19 +114,19 @@ def test_parts_together_are_what_one_process_would_have_found(streams, scheduled
 
 def test_losses_of_parts_are_in_the_order_sent():
     lost = [Lost(i, float(9 - i), None if i % 2 else 1.5, 20.0, "timeout") for i in range(5)]
-    nothing = found_in([], (0.0, 1.0))
+    nothing = columns_found([], (0.0, 1.0))
     parts = [{**nothing, **NOTHING, "failed": lost_in(half)} for half in (lost[:2], lost[2:])]
-    both = merged(json.loads(json.dumps(parts)))["failed"]
+    both = merged_columns(json.loads(json.dumps(parts)))["failed"]
     assert both == lost_in(lost) and both["request"] == [4, 3, 2, 1, 0]
 
 
 def test_no_rows_are_no_columns():
-    nothing = found_in([], (0.0, 1.0))
+    nothing = columns_found([], (0.0, 1.0))
     assert (nothing["samples"], nothing["received"][2], nothing["gaps"]["counts"]) == ([], [], {})
-    assert merged([{**nothing, **NOTHING}] * 2)["samples"] == []
+    assert merged_columns([{**nothing, **NOTHING}] * 2)["samples"] == []
 
 
 @pytest.mark.parametrize(("on_schedule", "scheduled"), [(True, []), (False, None)])
 def test_whether_there_was_a_schedule_does_not_depend_on_what_came_of_it(on_schedule, scheduled):
-    nothing = found_in([], (0.0, 0.0), on_schedule=on_schedule)
-    assert nothing["scheduled"] == merged([{**nothing, **NOTHING}] * 2)["scheduled"] == scheduled
+    nothing = columns_found([], (0.0, 0.0), on_schedule=on_schedule)
+    assert nothing["scheduled"] == merged_columns([{**nothing, **NOTHING}] * 2)["scheduled"] == scheduled

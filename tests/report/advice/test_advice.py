@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.advice.advisor import Plan, plan
 from pytest_slmserve.analysis.advice.batch_choice import Footprint, ModelSweep, Objectives, ServedEngine
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.report.advice.text import advice_facts, lines, objective, serve, starts, text
+from pytest_slmserve.report.advice.text import advice_facts, advice_text, objective, serve_words, shell_lines, starts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.schema.specs import GIB
 
@@ -58,14 +58,14 @@ def flat(out: str) -> str:
 
 def test_a_narrow_terminal_has_every_column_and_no_longer_line(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    out = text(planned(), replace(SOURCE, latency="the mean time per output token after the first, TPOT"))
+    out = advice_text(planned(), replace(SOURCE, latency="the mean time per output token after the first, TPOT"))
     answers = out[: out.index("batch: what max_num_seqs")]
     assert "freed" in answers and "MPS" in answers and "not shown" not in answers
     assert max(map(len, answers.splitlines())) <= 80
 
 
 def test_one_model_as_text():
-    out = text(planned(), SOURCE)
+    out = advice_text(planned(), SOURCE)
     table = out.splitlines()[3:7]
     assert out.splitlines()[0] == "NVIDIA H200, 140 GiB of memory, of which engines may take 90 %"
     assert "at most 2 times the latency at 32 (TPOT)" in out.splitlines()[1]
@@ -84,7 +84,7 @@ def test_one_engine_and_two_for_a_trial():
     assert len(single.commands) == 1 and not single.mps and len(double.commands) == 2 and double.mps
     assert [options(shlex.join(words))["--port"] for words in double.commands] == ["8000", "8001"]
     assert {options(shlex.join(words))["--max-num-seqs"] for words in double.commands} == {"32"}
-    assert "start the MPS daemon" in flat(text(planned(), SOURCE))
+    assert "start the MPS daemon" in flat(advice_text(planned(), SOURCE))
 
 
 def test_a_model_whose_memory_is_not_known_is_served_alone():
@@ -92,7 +92,7 @@ def test_a_model_whose_memory_is_not_known_is_served_alone():
     unknown = subject("c", engine=replace(ENGINE, footprint=None))
     found = planned(subject("a"), unknown, subject("b"))
     both, alone = starts(found)
-    assert "together: these 2 models take 26.9 of the 126 GiB" in flat(text(found, SOURCE))
+    assert "together: these 2 models take 26.9 of the 126 GiB" in flat(advice_text(found, SOURCE))
     assert len(both.commands) == 2 and "2 engines that fit" in both.what
     assert len(alone.commands) == 1 and alone.what.startswith("one engine of c, alone")
     assert "--port" in alone.commands[0] and "--gpu-memory-utilization" not in alone.commands[0]
@@ -104,44 +104,44 @@ def test_several_models_share_the_gpu():
     found = planned(subject("a"), subject("b"), subject("c", batches=(8,)))
     [start] = starts(found)
     assert len(start.commands) == 2 and "2 engines that fit on the GPU together" in start.what
-    out = text(found, SOURCE)
+    out = advice_text(found, SOURCE)
     assert "together: these 2 models take 26.9 of the 126 GiB" in out and "each with its B_opt" in out
     assert "none: 1 load to judge by (8 in flight): two are needed" in out and "no advice" in out
 
 
 def test_models_that_do_not_fit_at_their_best_or_at_all():
     small = replace(WISH, gpu_bytes=20 * GIB)
-    out = flat(text(planned(subject("a"), subject("b"), wish=small), SOURCE))
+    out = flat(advice_text(planned(subject("a"), subject("b"), wish=small), SOURCE))
     assert "with less than B_opt" in out and "not 64" in out and "the memory does not hold that" in out
     assert "speeds are those of the GPU that was measured on, which has 140 GiB" in out
-    out = flat(text(planned(subject("a"), subject("b"), wish=replace(WISH, gpu_bytes=5 * GIB)), SOURCE))
+    out = flat(advice_text(planned(subject("a"), subject("b"), wish=replace(WISH, gpu_bytes=5 * GIB)), SOURCE))
     assert "note: nothing fits" in out and "fewer of them (--model)" in out and "vllm serve" not in out
     assert "does not even hold one request" in out
 
 
 def test_what_is_not_known_is_said():
     bare = subject(engine=None, points=tuple(point(b, [law(b)], [b / law(b)]) for b in GRID), output_share=None)
-    out = text(planned(bare, wish=Objectives(price_per_hour=3.5)), ResultSource("external results", "itl_ms"))
+    out = advice_text(planned(bare, wish=Objectives(price_per_hour=3.5)), ResultSource("external results", "itl_ms"))
     assert "the model is not known: --model NAME" in out
     assert "no cost: how many of the tokens are output" in out
     assert "no latency limit was given (--slo-itl)" in out and "vllm serve" not in out
     assert "GiB" not in out.splitlines()[4], "columns of nothing are left out"
-    nowhere = text(planned(wish=replace(WISH, gpu_bytes=None)), replace(SOURCE, gpu_bytes=None))
+    nowhere = advice_text(planned(wish=replace(WISH, gpu_bytes=None)), replace(SOURCE, gpu_bytes=None))
     assert "--gpu-memory 80GiB" in nowhere and "--gpu-memory-utilization" not in nowhere
 
 
 def test_nothing_measured():
-    out = text(plan([], WISH), SOURCE)
+    out = advice_text(plan([], WISH), SOURCE)
     assert "note: no sweep was measured" in out
     assert told(plan([], WISH))["models"] == []
 
 
 def test_a_prediction_is_said_in_the_table_and_below():
-    out = text(planned(subject(batches=(1, 32)), wish=replace(WISH, slo=RelativeSlo(4, 32))), SOURCE)
+    out = advice_text(planned(subject(batches=(1, 32)), wish=replace(WISH, slo=RelativeSlo(4, 32))), SOURCE)
     assert "predicted as the largest with" in out and out.splitlines()[6].endswith("predicted")
     assert "measure there before use" in out and "no limit of the memory is known" not in out
     unlimited = replace(WISH, slo=RelativeSlo(4, 32), gpu_bytes=None)
-    assert "no limit of the memory is known" in text(planned(subject(batches=(1, 32)), wish=unlimited), SOURCE)
+    assert "no limit of the memory is known" in advice_text(planned(subject(batches=(1, 32)), wish=unlimited), SOURCE)
 
 
 def test_objectives_in_words():
@@ -164,7 +164,7 @@ FOOTPRINTS = st.builds(
 @given(NAMES, FOOTPRINTS, st.integers(1, 2000), st.integers(1, 200), st.none() | st.integers(1, 10**6))
 def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, tokens):
     engine = ServedEngine(model=model, dtype="float16", max_num_batched_tokens=tokens, footprint=footprint)
-    words = serve(engine, batch, gib * GIB)
+    words = serve_words(engine, batch, gib * GIB)
     seen = options(shlex.join(words))
     assert shlex.split(shlex.join(words)) == list(words) and words[:3] == ("vllm", "serve", model)
     assert int(seen["--max-num-seqs"]) == batch and int(seen["--max-model-len"]) == footprint.longest
@@ -176,19 +176,20 @@ def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, toke
 
 @given(NAMES, st.integers(30, 200))
 def test_a_command_broken_for_a_terminal_is_the_same_for_a_shell(model, width):
-    words = (*serve(replace(ENGINE, model=model), 64, 140 * GIB), "--port", "8000")
-    assert shlex.split(lines(words, width).replace(" \\\n    ", " ")) == list(words)
+    words = (*serve_words(replace(ENGINE, model=model), 64, 140 * GIB), "--port", "8000")
+    assert shlex.split(shell_lines(words, width).replace(" \\\n    ", " ")) == list(words)
 
 
 def test_lines_are_as_long_as_they_may_be():
-    words = (*serve(ENGINE, 64, 140 * GIB), "--port", "8000")
-    assert all(len(row) <= 80 for row in lines(words, 80).splitlines()) and lines(words, 1000) == shlex.join(words)
+    words = (*serve_words(ENGINE, 64, 140 * GIB), "--port", "8000")
+    assert all(len(row) <= 80 for row in shell_lines(words, 80).splitlines())
+    assert shell_lines(words, 1000) == shlex.join(words)
 
 
 def test_what_is_not_known_of_the_engine_is_left_to_vllm():
     bare = replace(ENGINE, max_num_batched_tokens=None, footprint=None, arguments=("--enforce-eager",))
     assert (
-        shlex.join(serve(bare, 8, None))
+        shlex.join(serve_words(bare, 8, None))
         == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"
     )
 

@@ -33,14 +33,14 @@ def watched(m: Measurement) -> Measurement:
 
 def costs(*measurements: Measurement) -> dict[str, tuple[float, ...]]:
     """Samples by the last part of the benchmark's name, of records that all go to one file and have one load."""
-    (found,) = asv.values(asv.seen(measurements)).values()
+    (found,) = asv.values(asv.steady_measurements(measurements)).values()
     samples = {value.benchmark.rpartition(".")[2]: value.samples for value in found}
     assert len(samples) == len(found)
     return samples
 
 
 def place_of(m: Measurement) -> BenchmarkHost:
-    (place,) = asv.values(asv.seen([m]))
+    (place,) = asv.values(asv.steady_measurements([m]))
     return place
 
 
@@ -73,10 +73,14 @@ def test_without_sensors_there_is_no_energy_and_the_power_limit_is_not_known() -
 def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
     rates = {"one": (1000.0, 1100.0), "two": (990.0,), "three": (1010.0, 1030.0, 1050.0)}
     made = [measurement(8, r, launch=name, repeat=i) for name, each in rates.items() for i, r in enumerate(each)]
-    (samples,) = [v.samples for v in next(iter(asv.values(asv.seen(made)).values())) if v.benchmark.endswith(COSTS[0])]
+    (samples,) = [
+        v.samples
+        for v in next(iter(asv.values(asv.steady_measurements(made)).values()))
+        if v.benchmark.endswith(COSTS[0])
+    ]
     means = [sum(32_000 / r for r in each) / len(each) for each in rates.values()]
     assert sorted(samples) == pytest.approx(sorted(means), rel=1e-3)
-    facts = asv.facts_of(samples)
+    facts = asv.asv_facts(samples)
     result, stats = statistics.compute_stats(list(samples), 1)
     assert facts["result"] == pytest.approx(result, rel=1e-5) and facts["samples"] == list(samples)
     assert {name: facts[f"stats_{name}"] for name in stats} == pytest.approx(stats, rel=1e-4)
@@ -95,7 +99,7 @@ def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
     ids=["failed", "preempted", "burst", "counted", "replica", "alone-beside-replicas"],
 )
 def test_only_valid_measurements_of_a_sweep_of_one_engine_count(other: Measurement) -> None:
-    assert asv.seen([other]) == []
+    assert asv.steady_measurements([other]) == []
     assert costs(measurement(), other) == costs(measurement())
 
 
@@ -105,7 +109,7 @@ def test_a_launch_of_a_gate_counts() -> None:
 
 
 def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one() -> None:
-    sound, degraded = asv.seen([measurement(8, 1000.0), measurement(8, 500.0, launch="two")])
+    sound, degraded = asv.steady_measurements([measurement(8, 1000.0), measurement(8, 500.0, launch="two")])
     degraded = replace(degraded, degraded=("planted",))
 
     def samples(*found: Seen) -> tuple[float, ...]:
@@ -155,14 +159,14 @@ def test_other_requests_and_another_way_of_loading_are_other_benchmarks() -> Non
     other = replace(
         made[0], workload=replace(made[0].workload, hash="ffffff", spec=replace(made[0].workload.spec, seed=1))
     )
-    (found,) = asv.values(asv.seen([*made, other])).values()
+    (found,) = asv.values(asv.steady_measurements([*made, other])).values()
     groups = {value.benchmark.partition(".")[0] for value in found if value.benchmark != START}
     assert groups == {"64-32-staggered-012345", "64-32-burst-012345", "64-32-staggered-ffffff"}
 
 
 def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given() -> None:
     cpu = replace(H200, gpu_name=None, gpu_memory_bytes=None, cpu="Xeon(R) Gold", cores=8)
-    both = asv.seen([measurement(), measurement(environment=cpu)])
+    both = asv.steady_measurements([measurement(), measurement(environment=cpu)])
     assert {place.machine for place in asv.values(both)} == {"nvidia-h200", "xeon-r-gold-8-cores"}
     assert {place.machine for place in asv.values(both[:1], "runner-1")} == {"runner-1"}
     with pytest.raises(BadUsage, match=r"runner-1 cannot be the name of nvidia-h200 and of xeon"):
@@ -171,19 +175,19 @@ def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given() -> Non
 
 def test_a_simulated_engine_is_of_no_release() -> None:
     with pytest.raises(BadUsage, match="names no release"):
-        asv.values(asv.seen([measurement(environment=replace(H200, vllm=None))]))
+        asv.values(asv.steady_measurements([measurement(environment=replace(H200, vllm=None))]))
 
 
 def test_without_asv_runner_it_is_said_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
     with pytest.raises(BadUsage, match=r"pip install 'pytest-slmserve\[asv\]'"):
-        asv.facts_of([1.0])
+        asv.asv_facts([1.0])
 
 
 # Files
 
 PLACE = BenchmarkHost("nvidia-h200", "0.26.0", (("gpu", "NVIDIA H200"), ("driver", "1")), "2.11.0")
-SAMPLES = st.lists(st.floats(1e-3, 1e6).map(asv.rounded), min_size=1, max_size=4).map(tuple)
+SAMPLES = st.lists(st.floats(1e-3, 1e6).map(asv.rounded_value), min_size=1, max_size=4).map(tuple)
 SERVED = st.tuples(
     st.sampled_from([f"a.{name}" for name in COSTS]), st.sampled_from("xy").map(repr), st.integers(1, 99)
 )
@@ -207,7 +211,7 @@ def file_of(planted: Cells, old: asv.File | None = None, launch: str = "a") -> a
 
 
 def samples_in(file: asv.File) -> Cells:
-    rows = asv.rows_of(file).items()
+    rows = asv.result_rows(file).items()
     return {(name, key): tuple(facts["samples"]) for name, row in rows for key, facts in row.facts.items()}
 
 
@@ -263,7 +267,7 @@ def test_a_row_is_as_asv_wants_it(planted: Cells) -> None:
         assert columns["version"] == "1" and {len(columns[c]) for c in asv.PER_VALUE} == {len(keys)}
         for key, value in zip(keys, columns["result"]):
             known = planted.get((name, key))
-            assert value == (None if known is None else asv.rounded(statistics.quantile(known, 0.5)))
+            assert value == (None if known is None else asv.rounded_value(statistics.quantile(known, 0.5)))
     assert (file["commit_hash"], file["date"]) == (COMMIT.hash, 1_784_937_600_000)
     assert file["params"] == {"machine": "nvidia-h200", "gpu": "NVIDIA H200", "driver": "1"}
 
@@ -293,5 +297,5 @@ def test_parameters_are_in_the_order_of_numbers() -> None:
 def test_columns_that_asv_left_out_are_not_needed() -> None:
     """asv writes a column that is empty as null, and leaves empty ones at the end out."""
     file = {"result_columns": list(asv.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
-    (row,) = asv.rows_of(file).values()
+    (row,) = asv.result_rows(file).values()
     assert row.facts == {("'x'",): {"result": 3.5}} and row.started_at == 0

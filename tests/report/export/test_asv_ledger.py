@@ -30,7 +30,7 @@ def tags(ledger: Path) -> dict[str, str]:
 
 def test_a_commit_and_a_tag_for_each_release(tmp_path) -> None:
     ledger = tmp_path / "ledger"
-    assert asv_ledger.make(ledger, ROWS) == 3 and asv_ledger.rows_of_asv_ledger(ledger) == ROWS
+    assert asv_ledger.make(ledger, ROWS) == 3 and asv_ledger.ledger_rows(ledger) == ROWS
     assert asv_ledger.git(ledger, "show", "v0.20.1:requirements.txt") == "vllm==0.20.1\n"
     assert asv_ledger.git(ledger, "rev-list", "--reverse", "main").split() == list(tags(ledger).values())
 
@@ -84,7 +84,7 @@ def test_the_list_that_is_shipped_is_in_the_order_of_the_releases() -> None:
     text = asv_ledger.initial_files()[asv_ledger.RELEASES]
     rows = asv_ledger.rows_in(text)
     assert rows[: len(ROWS)] == ROWS and [day for _, day in rows] == sorted(day for _, day in rows)
-    assert asv_ledger.as_text(rows) == text, "as init writes it, so that a difference is a row"
+    assert asv_ledger.ledger_text(rows) == text, "as init writes it, so that a difference is a row"
 
 
 def test_every_result_that_is_kept_is_of_a_release_of_the_ledger(tmp_path) -> None:

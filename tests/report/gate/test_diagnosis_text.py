@@ -12,7 +12,7 @@ from pytest_slmserve.report.gate.text import (
     SPLIT_LEGEND,
     diagnosis_lines,
     difference_text,
-    findings,
+    gate_findings,
     split_text,
 )
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
@@ -43,7 +43,7 @@ def test_a_split_shows_every_part_of_both_sides():
 
 
 def test_the_part_that_explains_most_is_named_in_both_views():
-    said = list(findings(split(traced(0.004, idle=0.25, lag=0), traced(0.005, idle=0.2, lag=0))))
+    said = list(gate_findings(split(traced(0.004, idle=0.25, lag=0), traced(0.005, idle=0.2, lag=0))))
     assert said == [
         "most of the change is decode: 100 % of it",
         "most of the change is kernels: 107.5 % of it, and the other part went the other way",
@@ -52,16 +52,18 @@ def test_the_part_that_explains_most_is_named_in_both_views():
 
 
 def test_a_small_change_is_not_taken_apart():
-    said = list(findings(split(traced(0.004), traced(0.00401))))
+    said = list(gate_findings(split(traced(0.004), traced(0.00401))))
     assert said == ["time per request changed by less than 1 %: there is nothing to explain at this load"]
 
 
 def test_a_gap_that_nobody_saw_is_said_to_be_unknown():
     found = split(traced(), traced(0.005, idle=None))
     assert "host gap" not in rows(split_text(found))
-    assert list(findings(found))[-1] == ("host gap unknown: no sensor told how long the GPU ran no kernel (candidate)")
+    assert list(gate_findings(found))[-1] == (
+        "host gap unknown: no sensor told how long the GPU ran no kernel (candidate)"
+    )
     nobody = split(traced(idle=None), traced(idle=None))
-    assert list(findings(nobody))[-1].endswith("(baseline and candidate)")
+    assert list(gate_findings(nobody))[-1].endswith("(baseline and candidate)")
 
 
 def test_a_load_that_cannot_be_split_says_why():
@@ -70,9 +72,9 @@ def test_a_load_that_cannot_be_split_says_why():
     assert (
         "prefill and decode unknown: nearly every step holds a prompt at this load (0 and 0 steps only decode, 50 are "
         "wanted of each side); a smaller load tells them apart"
-    ) in list(findings(crowded))
+    ) in list(gate_findings(crowded))
     unnamed = split(traced(), measurement())
-    assert "prefill and decode unknown: no step is known to hold a prompt (candidate)" in list(findings(unnamed))
+    assert "prefill and decode unknown: no step is known to hold a prompt (candidate)" in list(gate_findings(unnamed))
 
 
 def test_differences_are_a_table():
@@ -116,7 +118,9 @@ def test_the_canaries_of_both_sides_are_compared():
     shown = rows(split_text(found))
     assert shown["canary, ms"] == ["5.00", "6.00", "+1.00", "+20.0"]
     assert shown["its CPU time, ms"] == ["4.00", "4.02", "+0.02", "+0.5"]
-    assert "the host was not the same beside both sides: canary +20.0 %, its CPU time +0.5 %" in list(findings(found))
+    assert "the host was not the same beside both sides: canary +20.0 %, its CPU time +0.5 %" in list(
+        gate_findings(found)
+    )
     said = list(diagnosis_lines(diagnose([with_canary(traced(), 0.005, 0.004)], [with_canary(traced(), 0.005, 0.004)])))
     assert " ".join(said[2].split()) == CANARY_LEGEND
     assert not any("the host was not the same" in line for line in said), "it was"

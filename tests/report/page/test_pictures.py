@@ -26,7 +26,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.as_json import point_facts
 from pytest_slmserve.report.loads import ValidityCriteria, is_windowed, rows_of_load
-from pytest_slmserve.report.page.pictures import Picture, gate_pictures, pictures, save_picture, whole
+from pytest_slmserve.report.page.pictures import Picture, gate_pictures, pictures, save_picture, whole_picture
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -124,7 +124,7 @@ def test_pictures_of_archives_are_specifications_that_vega_lite_knows(name, draw
     at_rates = [m for m in contents.measurements if is_windowed(m.load)]
     found = {p.name: p for p in pictures(curves, jobs, at_rates, parse_slo(SLO)) if p.panels}
     assert drawn <= found.keys()
-    assert [name for name, picture in found.items() if not vega_lite.is_valid(whole(picture))] == []
+    assert [name for name, picture in found.items() if not vega_lite.is_valid(whole_picture(picture))] == []
     assert all(picture.origins for picture in found.values())
 
 

@@ -6,7 +6,7 @@ import pytest
 from strategies import H200, law, measurement, noisy_curve, point
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, labels
-from pytest_slmserve.report.tables.findings import amount, findings, hosts, remark, skip_note, spread
+from pytest_slmserve.report.tables.findings import amount, findings, hosts, relative_range, remark, skip_note
 from pytest_slmserve.report.tables.run import sweep_report
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -89,8 +89,8 @@ def test_engines_and_requests_that_differ_are_named_in_words():
 
 
 def test_spread_is_over_the_mean():
-    assert spread(point(1, [90.0, 100.0, 110.0])) == pytest.approx(0.2)
-    assert spread(point(1, [90.0])) is None and spread(point(1, [])) is None
+    assert relative_range(point(1, [90.0, 100.0, 110.0])) == pytest.approx(0.2)
+    assert relative_range(point(1, [90.0])) is None and relative_range(point(1, [])) is None
 
 
 def test_repeats_agree_by_so_much():

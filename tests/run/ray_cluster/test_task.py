@@ -17,7 +17,7 @@ from pytest_slmserve.run.ray.connect import (
     CaseMeasured,
     carried_out,
     leave_threads_alone,
-    packed,
+    packed_measurements,
     task_of,
     unpacked,
 )
@@ -117,5 +117,5 @@ def test_the_engine_of_a_node_does_not_inherit_what_ray_gives_a_task(monkeypatch
 @given(measurements())
 @settings(max_examples=20)
 def test_what_is_unpacked_is_what_the_archive_would_hold(measurement):
-    once = unpacked(packed([measurement]))
-    assert unpacked(packed(once)) == once and once[0].key == measurement.key
+    once = unpacked(packed_measurements([measurement]))
+    assert unpacked(packed_measurements(once)) == once and once[0].key == measurement.key
