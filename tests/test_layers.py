@@ -269,6 +269,22 @@ def without_a_subject(sources: Sources) -> list[str]:
     ]
 
 
+def functions_of_one_name(sources: Sources) -> list[str]:
+    """Public functions of modules whose name stands more than once in the package."""
+    nodes = [node for text in sources.values() for node in ast.parse(text).body]
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = Counter(n.name for n in nodes if isinstance(n, functions) and not n.name.startswith("_"))
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+def folders_both_ways(sources: Sources) -> list[tuple[str, str]]:
+    """Pairs of folders that import each other; a folder and the one it lies in are no pair."""
+    modules = {name for name in sources if not any(other.startswith(f"{name}.") for other in sources)}
+    arrows = {(a.rpartition(".")[0], b.rpartition(".")[0]) for a, b in own_imports(sources) if {a, b} <= modules}
+    apart = [(a, b) for a, b in arrows if a and b and not inside(a, b) and not inside(b, a)]
+    return sorted((a, b) for a, b in apart if a < b and (b, a) in arrows)
+
+
 def function_lengths(sources: Sources) -> list[int]:
     """Lines of every function, docstring included."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -290,6 +306,8 @@ RULES: dict[str, Callable[[Sources], Sequence[object]]] = {
     "pacing is pure": impure_pacing,
     "no cycles": cycle,
     "no class name stands twice": classes_of_one_name,
+    "no public function name stands twice": functions_of_one_name,
+    "no two folders import each other": folders_both_ways,
 }
 SOUND = {"schema": "", "schema.errors": "", "engines.base": "", WORKER: "", PACING: "import heapq"}
 PLANTED = [
@@ -320,6 +338,15 @@ PLANTED = [
     ("pacing is pure", {GUARDED: "import psutil"}),
     ("no cycles", {"a": "from pytest_slmserve.b import x", "b": "def f():\n    from pytest_slmserve import a"}),
     ("no cycles", {"a": "from pytest_slmserve.a.b import x", "a.b": "import pytest_slmserve.a"}),
+    ("no public function name stands twice", {"schema.errors": "def a(): ...", "engines.base": "def a(): ..."}),
+    (
+        "no two folders import each other",
+        {
+            "analysis.a.x": "from pytest_slmserve.analysis.b import y",
+            "analysis.b.y": "",
+            "analysis.b.z": "from pytest_slmserve.analysis.a import x",
+        },
+    ),
     ("no class name stands twice", {"schema.errors": "class A: ...", "engines.base": "class A: ..."}),
     *(
         ("imports point down", {lower: f"from pytest_slmserve.{upper} import x", upper: ""})
