@@ -80,7 +80,7 @@ def test_a_release_a_machine_and_the_list_of_benchmarks(tmp_path, folder, capsys
     (name,) = results(folder).keys() - {"nvidia-h200/machine.json", "benchmarks.json"}
     assert (status, err) == (0, "") and out == f"written: {folder}/results/{name} (5 values)\n"
     assert machine == {"machine": "nvidia-h200", "version": 1, "gpu": "NVIDIA H200"}
-    assert json.loads(listed)["64-32-spread-012345.ms_per_output_token"]["params"] == [["'opt-1.3b'"], ["8", "64"]]
+    assert json.loads(listed)["64-32-staggered-012345.ms_per_output_token"]["params"] == [["'opt-1.3b'"], ["8", "64"]]
 
 
 def test_the_same_records_again_change_nothing(tmp_path, folder, capsys) -> None:
@@ -120,7 +120,7 @@ def test_one_archive_does_not_replace_what_several_made(tmp_path, folder, capsys
 def served(folder: Path) -> dict:
     """Columns of seconds per 1000 requests in the only result file."""
     (file,) = [json.loads(text) for name, text in results(folder).items() if "-vllm-" in name]
-    return dict(zip(file["result_columns"], file["results"]["64-32-spread-012345.seconds_per_1000_requests"]))
+    return dict(zip(file["result_columns"], file["results"]["64-32-staggered-012345.seconds_per_1000_requests"]))
 
 
 def test_what_was_left_out_and_what_was_taken_together_is_said(tmp_path, folder, capsys) -> None:

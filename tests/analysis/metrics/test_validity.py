@@ -393,7 +393,7 @@ def test_the_bound_itself_is_not_too_much():
 
 def test_a_record_keeps_who_told_what():
     m = measurement(concurrency=4)
-    stream = replace(STREAM, cache_lookups=(1000, 7), salt=(5, 6), without=("ignore_eos",))
+    stream = replace(STREAM, cache_lookups=(1000, 7), salt=(5, 6), refused=("ignore_eos",))
     for run in (replace(told(16), stream=stream), planted_run(4, 400.0)):
         kept = replace(m, run=run)
         line = measurement_line(kept)
