@@ -1,0 +1,135 @@
+"""What a plan promises, whatever the options: prices that grow with the work, limits that arrive, keys that tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import H200
+
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.plan.case_lists import batched, job_case, point_cases, shortened, with_kv_cache
+from pytest_slmserve.plan.cases import PlannedItem, job_estimate_s, start_estimate_s
+from pytest_slmserve.plan.engine_specs import engine_spec
+from pytest_slmserve.plan.planner import Planner, workload_spec
+from pytest_slmserve.plan.schedule import Group, in_order
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request, Workload
+from pytest_slmserve.schema.specs import GIB, EngineSpec, WorkloadSpec
+from pytest_slmserve.telemetry.host_probe import Host
+
+ENGINES = [EngineSpec("opt-1.3b", platform=name, kv_cache_bytes=64 * GIB) for name in ("cuda", "cpu")]
+
+
+def workload(requests: int, prompt: int, output: int) -> Workload:
+    return Workload(WorkloadSpec(), (Request((7,) * prompt, output),) * requests, "planted")
+
+
+def job_s(spec: EngineSpec, requests: int, prompt: int, output: int, rate: float = float("inf")) -> float:
+    return job_estimate_s(spec, OpenLoop(requests=requests, rate=rate), workload(requests, prompt, output))
+
+
+def planner(**given: object) -> Planner:
+    return Planner(read_options(given, {}, {}), "simulated", Host(Environment(platform="simulated"), "none"))
+
+
+@pytest.mark.parametrize("spec", ENGINES, ids=lambda spec: spec.platform)
+@settings(max_examples=25)
+@given(st.integers(1, 300), st.integers(1, 500), st.integers(1, 300))
+def test_more_work_is_never_cheaper(spec, requests, prompt, output):
+    price = job_s(spec, requests, prompt, output)
+    assert price < job_s(spec, 2 * requests, prompt, output)
+    assert price < job_s(spec, requests, 2 * prompt, output)
+    assert price < job_s(spec, requests, prompt, output + 1)
+
+
+def test_prompts_cost_by_their_number_times_their_length():
+    """On a CPU 1e-5 s for each token of a prompt, which neither a batch nor a step of the output changes."""
+    cpu = ENGINES[1]
+    assert job_s(cpu, 100, 400, 8) - job_s(cpu, 100, 200, 8) == pytest.approx(100 * 200 * 1e-5)
+    steps_s = 8 * (2.5e-3 + 1.5e-4 * 100)
+    assert job_s(cpu, 100, 400, 8) == pytest.approx(100 * 400 * 1e-5 + steps_s), "prompts and steps, nothing else"
+
+
+def test_slow_arrivals_take_as_long_as_they_come_and_the_last_request():
+    assert job_s(ENGINES[1], 10, 8, 8, rate=0.1) == pytest.approx(100 + 8 * (2.5e-3 + 1.5e-4 * 10))
+
+
+@pytest.mark.parametrize(("batching", "steps"), [("none", 4 * 6), ("static", 2 * 6)])
+def test_transformers_takes_each_batch_as_long_as_its_longest_output(batching, steps):
+    spec = batched(replace(ENGINES[1], max_num_seqs=2, tensor_parallel_size=2), batching)
+    assert (spec.interface, spec.tensor_parallel_size) == ("transformers", 1)
+    assert job_s(spec, 4, 8, 6) == pytest.approx(steps * 12e-3)
+
+
+GIVEN = [
+    ({"max_num_seqs": "17"}, "max_num_seqs", 17),
+    ({"gpu_memory_utilization": "0.5"}, "gpu_memory_utilization", 0.5),
+    ({"kv_cache_dtype": "fp8"}, "extra", (("kv_cache_dtype", "fp8"),)),
+    ({"quantization": "fp8"}, "extra", (("quantization", "fp8"),)),
+    ({"tensor_parallel_size": "2"}, "tensor_parallel_size", 2),
+    ({"seed": "5"}, "seed", 5),
+]
+
+
+@pytest.mark.parametrize(("asked", "name", "value"), GIVEN, ids=lambda x: str(x)[:30])
+def test_what_is_typed_reaches_the_engine_and_makes_it_another(asked, name, value):
+    usual, spec = (engine_spec(read_options(o, {}, {}), "cuda", "opt-1.3b", H200) for o in ({}, asked))
+    assert getattr(spec, name) == value != getattr(usual, name) and spec.key != usual.key
+
+
+def test_a_smaller_share_of_the_memory_or_more_gpus_change_the_cache():
+    def kv(**asked: object) -> int:
+        return engine_spec(read_options(asked, {}, {}), "cuda", "opt-1.3b", H200).kv_cache_bytes
+
+    assert kv(gpu_memory_utilization="0.5") < kv() < kv(tensor_parallel_size="2")
+    assert kv(gpu_memory="80GiB") < kv()
+
+
+def test_lengths_reach_the_requests():
+    spec = workload_spec(read_options({"input_len": "40", "output_len": "9", "seed": "3"}, {}, {}), "cuda")
+    assert (spec.prompt_tokens, spec.output_tokens, spec.seed) == (40, 9, 3)
+
+
+def test_a_grid_has_the_cases_of_a_smaller_one_and_no_key_twice():
+    few, many = ({c.id: c.key for c in point_cases(planner(concurrency=n), {})} for n in ("1,4", "1,2,4,8"))
+    assert few.items() < many.items() and len(set(many.values())) == len(many) == 2 * len(few)
+
+
+def test_cases_have_one_key_if_they_measure_the_same_and_else_two():
+    own = planner()
+    facts = [{}, {"rate": 3}, {"requests": 5}, {"lengths": (8, 5)}, {"max_num_seqs": 3}, {"kv_requests": 2}]
+    facts.append({"batching": "static"})
+
+    def key(of: Planner, changed: dict[str, object]) -> str:
+        return job_case(of, **{"model": "opt-125m", "requests": 4, "lengths": (8, 4), **changed}).key
+
+    keys = [key(own, changed) for changed in facts]
+    assert keys == [key(planner(), changed) for changed in facts]
+    assert all(a != b for a, b in combinations(keys, 2))
+
+
+def test_shorter_outputs_keep_prompts_and_one_token():
+    found = shortened(workload(3, 5, 9), 4).requests + shortened(workload(1, 5, 3), 4).requests
+    assert [(len(r.prompt), r.output_tokens) for r in found] == [(5, 2)] * 3 + [(5, 1)]
+
+
+def test_a_cache_for_more_requests_is_larger():
+    sizes = [with_kv_cache(ENGINES[0], n, 768).kv_cache_bytes for n in range(1, 9)]
+    assert sizes == sorted(set(sizes))
+
+
+def test_a_group_costs_its_start_and_its_cells_and_the_longest_is_first():
+    groups = [
+        Group.from_items(replace(ENGINES[0], seed=i), [PlannedItem("a", ENGINES[0], s), PlannedItem("b", None, 1.0)])
+        for i, s in enumerate((3.0, 9.0, 5.0))
+    ]
+    assert [g.seconds - start_estimate_s(g.engine) for g in in_order(groups)] == [10.0, 6.0, 4.0]
+
+
+def test_a_closed_loop_of_a_longer_window_costs_as_much_more():
+    five, nine = (ClosedLoop(4, window_s=s).duration_s(2.0) for s in (5.0, 9.0))
+    assert nine - five == 4.0 and five == 1.5 * 2.0 + 5.0
