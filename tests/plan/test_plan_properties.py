@@ -14,9 +14,11 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.case_lists import batched, job_case, point_cases, shortened, with_kv_cache
 from pytest_slmserve.plan.cases import PlannedItem, job_estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import engine_spec
-from pytest_slmserve.plan.planner import Planner, workload_spec
+from pytest_slmserve.plan.models import model_of
+from pytest_slmserve.plan.planner import Planner, check_there, requests_for, workload_spec
 from pytest_slmserve.plan.schedule import Group, in_order
 from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request, Workload
 from pytest_slmserve.schema.specs import GIB, EngineSpec, WorkloadSpec
 from pytest_slmserve.telemetry.host_probe import Host
@@ -72,13 +74,17 @@ GIVEN = [
     ({"quantization": "fp8"}, "extra", (("quantization", "fp8"),)),
     ({"tensor_parallel_size": "2"}, "tensor_parallel_size", 2),
     ({"seed": "5"}, "seed", 5),
+    ({"engine_arg": ["block_size=32"]}, "extra", (("block_size", 32),)),
+    ({"env": ["VLLM_X=1"]}, "env", (("VLLM_X", "1"),)),
+    ({"python": "/other/python"}, "python", "/other/python"),
 ]
 
 
 @pytest.mark.parametrize(("asked", "name", "value"), GIVEN, ids=lambda x: str(x)[:30])
 def test_what_is_typed_reaches_the_engine_and_makes_it_another(asked, name, value):
     usual, spec = (engine_spec(read_options(o, {}, {}), "cuda", "opt-1.3b", H200) for o in ({}, asked))
-    assert getattr(spec, name) == value != getattr(usual, name) and spec.key != usual.key
+    assert getattr(spec, name) == value != getattr(usual, name)
+    assert (spec.key != usual.key) is (name != "python"), "of an interpreter the versions count: its environment"
 
 
 def test_a_smaller_share_of_the_memory_or_more_gpus_change_the_cache():
@@ -87,6 +93,7 @@ def test_a_smaller_share_of_the_memory_or_more_gpus_change_the_cache():
 
     assert kv(gpu_memory_utilization="0.5") < kv() < kv(tensor_parallel_size="2")
     assert kv(gpu_memory="80GiB") < kv()
+    assert kv(engine_arg=["dtype=float32"]) < kv() == kv(engine_arg=["dtype=auto"]), "two bytes where nobody knows"
 
 
 def test_lengths_reach_the_requests():
@@ -110,6 +117,44 @@ def test_cases_have_one_key_if_they_measure_the_same_and_else_two():
     keys = [key(own, changed) for changed in facts]
     assert keys == [key(planner(), changed) for changed in facts]
     assert all(a != b for a, b in combinations(keys, 2))
+
+
+def test_a_batch_of_transformers_waits_for_its_longest():
+    spec = batched(replace(ENGINES[1], max_num_seqs=2), "static")
+    uneven = Workload(WorkloadSpec(), tuple(Request((7,), n) for n in (1, 9, 4, 2)), "planted")
+    assert job_estimate_s(spec, OpenLoop(requests=4), uneven) == pytest.approx((9 + 4) * 12e-3)
+
+
+def test_an_interpreter_of_its_own_is_looked_at_once(monkeypatch):
+    looked, here = [], Environment(platform="cuda", vllm="0.30.0", git_commit="abc")
+    other = Host(Environment(platform="cuda", vllm="0.31.0"), "none")
+    monkeypatch.setattr("pytest_slmserve.plan.planner.probe", lambda *asked: looked.append(asked) or other)
+    own = Planner(read_options({}, {}, {}), "cuda", Host(here, "none"))
+    found = [own.environment(replace(ENGINES[0], python="/other/python")) for _ in range(2)]
+    assert {(e.vllm, e.git_commit) for e in found} == {("0.31.0", "abc")} and len(looked) == 1
+    assert own.environment(ENGINES[0]).vllm == "0.30.0" and len(looked) == 1
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_replicas_behind_urls_are_pinned_as_asked(pinned):
+    options = read_options({"endpoint": "http://a:1,http://b:1", "models": "opt-125m"}, {}, {})
+    own = Planner(options, "remote", Host(Environment(platform="remote"), "none"))
+    found = own.replicas(["opt-125m"] * 2, pinned=pinned)
+    assert found.pinned is pinned and [engine.url for engine in found.engines] == list(options.endpoint)
+
+
+def test_processes_on_a_cpu_need_a_core_each():
+    host = Host(Environment(platform="cpu", cores=2), "cpu")
+    check_there(host, (0, 1))
+    with pytest.raises(BadUsage, match="3 processes"):
+        check_there(host, (0, 1, 2))
+
+
+@pytest.mark.parametrize(("load_format", "own"), [("auto", True), ("dummy", False)])
+def test_real_weights_have_their_own_tokenizer(monkeypatch, load_format, own):
+    monkeypatch.setattr("pytest_slmserve.plan.planner.build_workload", lambda spec, known: spec)
+    spec = requests_for(WorkloadSpec(source="sharegpt"), "opt-125m", model_of("opt-125m"), load_format)
+    assert (spec.tokenizer != "") is own
 
 
 def test_shorter_outputs_keep_prompts_and_one_token():
