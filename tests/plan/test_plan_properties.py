@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import H200
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.case_lists import batched, job_case, point_cases, shortened, with_kv_cache
+from pytest_slmserve.plan.case_lists import batched, job_case, point_cases, shortened_workload, with_kv_cache
 from pytest_slmserve.plan.cases import PlannedItem, job_estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
@@ -158,7 +158,7 @@ def test_real_weights_have_their_own_tokenizer(monkeypatch, load_format, own):
 
 
 def test_shorter_outputs_keep_prompts_and_one_token():
-    found = shortened(workload(3, 5, 9), 4).requests + shortened(workload(1, 5, 3), 4).requests
+    found = shortened_workload(workload(3, 5, 9), 4).requests + shortened_workload(workload(1, 5, 3), 4).requests
     assert [(len(r.prompt), r.output_tokens) for r in found] == [(5, 2)] * 3 + [(5, 1)]
 
 
