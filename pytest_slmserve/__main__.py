@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run() -> int:
     """`main` where the reader of a pipe may leave early, and names may hold what the terminal cannot show."""
     try:
-        from pytest_slmserve.run.session import as_interrupts
+        from pytest_slmserve.run.interrupts import as_interrupts
 
         sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - None where the caller has closed it
         sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115

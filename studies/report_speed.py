@@ -12,13 +12,15 @@ With --page the archive has three repeats of each load, more than 20,000 request
 of a bare one that the same run measures beside it: the report without a page, an empty page in the same browser, a
 frame in which nothing changes. Needs Jinja2, Playwright and a Chromium.
 
-Two checkouts report on the largest and the smallest archive of the newer one, in turn: old new, new old, and so on. The
-ratio of CPU times (user and system) is the median over these pairs, with the middle half of them.
+Two checkouts report on the largest and the smallest archive in turn: old new, new old, and so on. Each reads its own
+copy, because formats of records differ. The ratio of CPU times (user and system) is the median over these pairs, with
+the middle half of them.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import statistics
 import sys
@@ -164,12 +166,14 @@ def page_times(archive: Path, folder: Path, report: Callable[..., float], rounds
 def side_by_side(old: Path, new: Path, rounds: int, folder: Path) -> None:
     """Print the ratio of CPU times of two checkouts, of the largest and of the smallest archive."""
     archives = sorted((new / "benchmarks" / "baselines").glob("*.jsonl.xz"), key=lambda path: path.stat().st_size)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installation has compiled files
     for archive in (archives[-1], archives[0]):
         ratios, spent = [], []
         for number in range(-1, rounds):
             found = {}
             for checkout in (old, new) if number % 2 else (new, old):
-                words = ["pytest_slmserve", "report", str(archive)]
+                own = checkout / archive.relative_to(new)
+                words = ["pytest_slmserve", "report", str(own)]
                 found[checkout] = cpu_s(words, folder, {"PYTHONPATH": str(checkout)})
             if number >= 0:  # the first pair writes bytecode and fills caches
                 spent.append((found[old], found[new]))

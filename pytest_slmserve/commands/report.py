@@ -36,7 +36,6 @@ from pytest_slmserve.report.loads import (
     rows_of_load,
 )
 from pytest_slmserve.report.page.content import TEXT_WIDTH
-from pytest_slmserve.report.page.pictures import gate_pictures, pictures, save_picture
 from pytest_slmserve.report.page.writer import rendered, write_page
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.tables.run import outcome, verdict_facts
@@ -124,6 +123,8 @@ def run_report(given: argparse.Namespace) -> int:
 def draw_figures(given: argparse.Namespace, found: Findings, measurements: Sequence[Measurement]) -> list[str]:
     """Draw every picture that the archives have the measurements for, and return a line for each file and for each
     picture that could not be drawn. Raises BadUsage if there is nothing to draw, or the folder cannot be made."""
+    from pytest_slmserve.report.page.pictures import gate_pictures, pictures, save_picture
+
     at_rates = [m for m in measurements if is_windowed(m.load)]
     drawn = gate_pictures(found.gates)
     if not (drawn or found.curves or found.jobs or at_rates):

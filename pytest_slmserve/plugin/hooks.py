@@ -125,7 +125,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _make_session(config: pytest.Config, options: Options) -> None:
     """Put the session of this run into pytest's stash, and the cluster that measures for it, if there is one."""
-    from pytest_slmserve.run.session import Session, as_interrupts
+    from pytest_slmserve.run.interrupts import as_interrupts
+    from pytest_slmserve.run.session import Session
 
     undo = ExitStack()
     undo.enter_context(as_interrupts())

@@ -5,10 +5,8 @@ Knows nothing of pytest.
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -249,21 +247,3 @@ def _host(options: Options, platform: Platform, root: Path) -> Host:
             raise
         assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if platform == "cuda" else error.problem
         return Host(Environment(platform=platform), "none", (assumed,))
-
-
-ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def as_interrupts() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, unless they are ignored (as `nohup` has it) or
-    somebody handles them."""
-    free = threading.current_thread() is threading.main_thread()
-    taken = [number for number in ENDINGS if free and signal.getsignal(number) is signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
