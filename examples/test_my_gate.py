@@ -1,4 +1,4 @@
-"""Is the candidate slower than the baseline? `--slm-models` says of which model, `--slm-candidate-...` what changes."""
+"""Is the candidate slower than the baseline? `--slm-models` says of which model, `--slm-side` what changes."""
 
 
 def test_no_worse(slm_gate):

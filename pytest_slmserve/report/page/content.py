@@ -86,9 +86,9 @@ GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
     ("replicas",): "Several engines that are measured at once, mostly on one GPU.",
     ("launch", "launches"): "One start of an engine.",
     ("claim", "claims"): "A published statement with a bound, which measurements are held against.",
-    ("verdict", "verdicts"): "The answer: a claim holds, fails, or is inconclusive.",
+    ("verdict", "verdicts"): "The answer: a claim passes, fails, or is inconclusive.",
     ("95 % interval", "95 %"): "Where the true value lies in 19 of 20 such measurements.",
-    ("inconclusive", "inconclusive"): "The measurements do not suffice to tell whether it holds or fails.",
+    ("inconclusive",): "The measurements do not suffice to tell whether it passes or fails.",
     ("valid",): "yes; noisy: disturbed, but counted; partly: some repeats left out; degraded; NO: invalid.",
     ("gate",): "The test whether a candidate is slower than a baseline, by pairs of launches.",
     (
