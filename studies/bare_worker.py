@@ -9,7 +9,7 @@ import signal
 import time
 from typing import Any
 
-from vllm_worker import Server, StepTrace, main  # the package's worker folder is on the path
+from vllm_worker import Server, StepTrace, run_worker  # the package's worker folder is on the path
 
 signal.signal(signal.SIGUSR1, lambda *_: gc.disable())  # the engine core is forked, or imports this module
 signal.signal(signal.SIGUSR2, lambda *_: gc.enable())
@@ -45,4 +45,4 @@ class BareServer(Server):
 
 
 if __name__ == "__main__":
-    main(BareServer)
+    run_worker(BareServer)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from slm_steps import resolved  # the package's worker folder is on the path
-from vllm_worker import Server, main
+from vllm_worker import Server, run_worker
 
 
 class LatencyServer(Server):
@@ -40,4 +40,4 @@ class LatencyServer(Server):
 
 
 if __name__ == "__main__":
-    main(LatencyServer)
+    run_worker(LatencyServer)

@@ -431,7 +431,7 @@ async def serve_plugin(server_class: type[Server], sock: socket.socket) -> None:
     await server_class(reader, writer).serve()
 
 
-def _main(server_class: type[Server] = Server) -> None:
+def run_worker(server_class: type[Server] = Server) -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)  # an engine core that kept it open would hide our end from the parent,
     os.register_at_fork(after_in_child=partial(os.close, descriptor))  # spawned, or forked, as vLLM does by default
@@ -441,4 +441,4 @@ def _main(server_class: type[Server] = Server) -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    run_worker()

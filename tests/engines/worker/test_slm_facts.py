@@ -40,11 +40,11 @@ UNIFORM = group("UniformTypeKVCacheSpecs", kv_cache_specs={"0": FULL.kv_cache_sp
     ],
 )
 def test_windows_of_the_groups_of_layers(groups, windows):
-    assert slm_facts.kv_windows(SimpleNamespace(kv_cache_groups=groups)) == windows
+    assert slm_facts.group_windows(SimpleNamespace(kv_cache_groups=groups)) == windows
 
 
 def test_a_release_without_groups_tells_none():
-    assert slm_facts.kv_windows(None) is slm_facts.kv_windows(SimpleNamespace()) is None
+    assert slm_facts.group_windows(None) is slm_facts.group_windows(SimpleNamespace()) is None
 
 
 def test_they_are_part_of_what_the_engine_made_of_its_specification():

@@ -320,7 +320,7 @@ def test_it_ends_when_its_parent_closes_the_line():
 
 FORKS = """
 import os, sys
-from vllm_worker import main
+from vllm_worker import run_worker
 
 class Forks:
     def __init__(self, reader, writer):
@@ -336,7 +336,7 @@ class Forks:
         self.writer.write(b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         await self.writer.drain()
 
-main(Forks)
+run_worker(Forks)
 """
 
 
