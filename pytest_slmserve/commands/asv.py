@@ -13,7 +13,6 @@ from pytest_slmserve.analysis.points import concurrency_of
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
-from pytest_slmserve.report.export import asv as asv_ledger
 from pytest_slmserve.report.export import asv as export
 from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Seen, Value, indexed_release, kind
 from pytest_slmserve.report.text_table import counted
@@ -46,25 +45,25 @@ def add_asv(commands: Commands) -> None:
 def init_asv(given: argparse.Namespace) -> int:
     """Write the files that are missing, add new releases to the list, and make the ledger of all."""
     folder: Path = given.into
-    listed, files = folder / asv_ledger.RELEASES, asv_ledger.initial_files()
+    listed, files = folder / export.RELEASES, export.initial_files()
     try:
-        own = asv_ledger.rows_in(listed.read_text("utf-8")) if listed.exists() else []
-        rows = asv_ledger.continued(own, asv_ledger.rows_in(files[asv_ledger.RELEASES]))
+        own = export.rows_in(listed.read_text("utf-8")) if listed.exists() else []
+        rows = export.continued(own, export.rows_in(files[export.RELEASES]))
         folder.mkdir(parents=True, exist_ok=True)
-        added = asv_ledger.make(folder / asv_ledger.LEDGER, rows)
+        added = export.make(folder / export.LEDGER, rows)
         new = {name: text for name, text in files.items() if not (folder / name).exists()}
         if rows != own:
-            new[asv_ledger.RELEASES] = asv_ledger.ledger_text(rows)
+            new[export.RELEASES] = export.ledger_text(rows)
         for name, text in new.items():
             (folder / name).write_text(text, "utf-8")
             print(f"written: {folder / name}")
     except (ValueError, TypeError) as error:
         raise BadUsage(f"{listed}: {error}", 'rows such as ["0.26.0", "2026-07-25"], new ones at the end') from None
     except subprocess.CalledProcessError as error:
-        raise BadUsage(f"git cannot make {folder / asv_ledger.LEDGER}: {error.stderr.strip()}", HINT) from None
+        raise BadUsage(f"git cannot make {folder / export.LEDGER}: {error.stderr.strip()}", HINT) from None
     except OSError as error:
         raise BadUsage(f"cannot make {folder}: {error.strerror or error} ({error.filename})", HINT) from None
-    print(f"{folder / asv_ledger.LEDGER}: {counted(len(rows), 'release')}, {added} added")
+    print(f"{folder / export.LEDGER}: {counted(len(rows), 'release')}, {added} added")
     return PASSES
 
 
@@ -79,9 +78,9 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     if name is not None and (name != Path(name).name or name in ("", "..")):
         raise BadUsage(f"--machine {name!r} is no name of a folder", "--machine gpu-runner-1")
     places = export.values(found, name)
-    ledger = asv_ledger.ledger_commits(given.into)
+    ledger = export.ledger_commits(given.into)
     for release in (place.release for place in places if place.release not in ledger):
-        row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / asv_ledger.RELEASES}'
+        row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / export.RELEASES}'
         raise BadUsage(f"vLLM {release} has no row in the ledger", f"{row}, then slmserve asv init --into {given.into}")
     commits = {place: ledger[place.release] for place in places}
     where = (each.measurement.environment for each in found)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_slmserve.analysis.claims import claim, table
-from pytest_slmserve.analysis.claims import claim as table1
+from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.claims.claim import ARITHMETIC, Claim, ClaimRow
 from pytest_slmserve.analysis.claims.table import applies, models_read
 from pytest_slmserve.analysis.compare.deployments import with_wider
 from pytest_slmserve.analysis.gate.decision import GateCriteria
@@ -25,7 +25,7 @@ from pytest_slmserve.schema.records import Measurement
 # "adaptive": {"tolerance": 0.1}; "compared": series keys of curves that are no sweeps; "interim_analyses": numbers of
 # repeats after which a sweep that measures until its claims are decided may be judged
 Plan = Mapping[str, Any]
-Judged = tuple[Verdict, claim.ClaimRow]
+Judged = tuple[Verdict, ClaimRow]
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
 
 
@@ -34,7 +34,7 @@ def unique(measurements: Iterable[Measurement]) -> list[Measurement]:
     return list({m.id: m for m in measurements}.values())
 
 
-def rows_from(stored: Mapping[str, Any]) -> tuple[claim.ClaimRow, ...]:
+def rows_from(stored: Mapping[str, Any]) -> tuple[ClaimRow, ...]:
     """The claims' rows that a session stored, and today's for claims it does not have. Raises BadArchive."""
     try:
         rows = tuple(table.row_from_record(facts) for facts in stored.get("rows", ()))
@@ -86,9 +86,7 @@ def planned_curve(
     return replace(curve, beside=(any(sweeps) or compared) and not sweep)
 
 
-def judge_all(
-    curves: Sequence[Curve], rows: tuple[claim.ClaimRow, ...], stored: tuple[claim.ClaimRow, ...] = ()
-) -> list[Judged]:
+def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple[ClaimRow, ...] = ()) -> list[Judged]:
     """Verdicts on every claim that a curve can be judged by, and on those that are arithmetic, each with its row.
 
     Verdicts on several curves of one model are told apart by their subjects. stored: rows of the run that measured; a
@@ -96,11 +94,11 @@ def judge_all(
     """
     labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
 
-    def judged_by(claim: claim.Claim) -> list[tuple[Curve, str]]:
+    def judged_by(claim: Claim) -> list[tuple[Curve, str]]:
         """A claim that is arithmetic is judged by the models alone, each as a curve without points. One on several GPUs
         is told of a model once, so it is not told apart from its own curves on more; one on jobs, which all curves of a
         model have, likewise."""
-        if models := table1.ARITHMETIC.get(claim.name):
+        if models := ARITHMETIC.get(claim.name):
             return [(Curve(subject=model), model) for model in models]
         found = [
             each
@@ -127,8 +125,8 @@ def _judge(
     name: str,
     curve: Curve,
     label: str,
-    rows: tuple[claim.ClaimRow, ...],
-    stored: tuple[claim.ClaimRow, ...],
+    rows: tuple[ClaimRow, ...],
+    stored: tuple[ClaimRow, ...],
     curves: Sequence[Curve],
 ) -> Judged:
     here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
