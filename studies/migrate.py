@@ -15,14 +15,21 @@ import lzma
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from common import parser_of
 from pack import FILTERS
 
-from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
+from pytest_slmserve.archive.codec import (
+    clock_gaps,
+    deltas,
+    engine_from_record,
+    engine_line,
+    measurement_line,
+    measurement_of,
+    running_sums,
+)
 from pytest_slmserve.archive.store import FORMAT, line_of
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.schema.environment import Environment
@@ -84,39 +91,17 @@ def run_of(run: Facts) -> Facts:
         run = {**run, "telemetry": {**run["telemetry"], "sources": sources}}
     if "clock_us" in run:
         return run
-    stamps: dict[tuple[str, str], list[int | None]] = {}
-    for table, names in STAMPS.items():
-        for name in names:
-            coded, last = run[table][f"{name}_us"], 0
-            stamps[table, name] = column = []
-            for difference in coded:
-                last += difference or 0
-                column.append(None if difference is None else last)
+    stamps = {
+        (table, name): running_sums(run[table][f"{name}_us"]) for table, names in STAMPS.items() for name in names
+    }
     clock = sorted({stamp for column in stamps.values() for stamp in column if stamp is not None})
     ticks = {stamp: tick for tick, stamp in enumerate(clock)}
-    tables: dict[str, Facts] = {}
-    for table, names in STAMPS.items():
-        old = {f"{name}_us": name for name in names}
-        tables[table] = {}
-        for name, coded in run[table].items():
-            if name not in old:
-                tables[table][name] = coded
-                continue
-            last, column = 0, []
-            for stamp in stamps[table, old[name]]:
-                column.append(None if stamp is None else ticks[stamp] - last)
-                last = last if stamp is None else ticks[stamp]
-            tables[table][f"{old[name]}_tick"] = column
-    return {**run, "clock_us": clock_text(clock), **tables}
-
-
-def clock_text(clock: list[int]) -> list[int | str]:
-    """The first stamp, and the gaps between them in base 64, a text for each place."""
-    digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    gaps = [later - earlier for earlier, later in pairwise(clock)]
-    places = -(-max(gaps, default=0).bit_length() // 6)
-    shifts = range(6 * places - 6, -1, -6)
-    return [*clock[:1], *("".join(digits[gap >> shift & 63] for gap in gaps) for shift in shifts)]
+    tables = {table: dict(run[table]) for table in STAMPS}
+    for (table, name), column in stamps.items():
+        del tables[table][f"{name}_us"]
+        coded = deltas(None if stamp is None else ticks[stamp] for stamp in column)
+        tables[table][f"{name}_tick"] = coded
+    return {**run, "clock_us": clock_gaps(clock), **tables}
 
 
 def old_series(engine: Facts, measurement: Facts) -> str:

@@ -74,7 +74,7 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
             "window_us": [_millionths(stamp) for stamp in run.window_s],
             "failures": run.failures,
             "first_failure": run.first_failure,
-            "clock_us": _gaps(clock),
+            "clock_us": clock_gaps(clock),
             "samples": dict(_columns(run.samples, ticks)),
             "steps": dict(_columns(run.steps, ticks)),
             **({} if run.began_s is None else {"began_us": _millionths(run.began_s)}),
@@ -91,7 +91,7 @@ def _clock(run: Run) -> list[int]:
     return sorted({_millionths(stamp) for stamp in stamps if stamp is not None})
 
 
-def _gaps(clock: Sequence[int]) -> list[int | str]:
+def clock_gaps(clock: Sequence[int]) -> list[int | str]:
     """The first stamp, and the gaps between them in base 64: a text of all first digits, one of all second, and so on.
     Noise is in the last ones only, so they pack better apart."""
     gaps = [later - earlier for earlier, later in pairwise(clock)]
@@ -104,7 +104,7 @@ def _telemetry(found: Telemetry) -> dict[str, Any]:
     return {
         "sources": list(found.sources),
         "interval_us": _millionths(found.interval_s),
-        "time_us": _differences(map(_millionths, found.time_s)),
+        "time_us": deltas(map(_millionths, found.time_s)),
         "span_us": [None if span is None else _millionths(span) for span in found.span_s],
         "columns": _sensed_columns(found.columns),
         **({"gpus": [_sensed_columns(each) for each in found.gpus]} if found.gpus else {}),
@@ -118,7 +118,7 @@ def _sensed_columns(columns: Mapping[int, Sequence[float | None]]) -> dict[str, 
     coded = {}
     for number, values in columns.items():
         whole = [None if value is None else _whole(value * per_unit(number)) for value in values]
-        coded[str(number)] = whole[0] if len(set(whole)) == 1 else _differences(whole)
+        coded[str(number)] = whole[0] if len(set(whole)) == 1 else deltas(whole)
     return coded
 
 
@@ -129,7 +129,7 @@ def _columns(table: Samples | Steps, ticks: Mapping[int, int]) -> Iterator[tuple
         if not values and column.default == ():  # nobody told
             continue
         constant = index > 0 and len(set(values)) == 1
-        coded = values if column.name == "finished" else _differences(values)
+        coded = values if column.name == "finished" else deltas(values)
         yield _stored_name(column.name), values[0] if constant else coded
 
 
@@ -158,7 +158,7 @@ def _whole(value: float) -> int:
     return round(value)
 
 
-def _differences(values: Iterable[int | None]) -> list[int | None]:
+def deltas(values: Iterable[int | None]) -> list[int | None]:
     """Each less the last one that is not None; the first less 0."""
     coded: list[int | None] = []
     last = 0
@@ -233,7 +233,7 @@ def _run(facts: dict[str, Any]) -> Run:
 
 
 def _clock_of(coded: Sequence[Any]) -> list[float]:
-    """The inverse of `_gaps`, in seconds."""
+    """The inverse of `clock_gaps`, in seconds."""
     if not coded:
         return []
     places = [converted(str, text).encode("ascii").translate(VALUES) for text in coded[1:]] or [b""]
@@ -269,7 +269,7 @@ def _telemetry_of(facts: dict[str, Any]) -> Telemetry:
     found = Telemetry(
         sources=tuple(converted(str, source) for source in facts["sources"]),
         interval_s=converted(int, facts["interval_us"]) / 1e6,
-        time_s=_from_millionths(_sums(times)),
+        time_s=_from_millionths(running_sums(times)),
         span_s=_from_millionths(_whole_numbers(facts["span_us"])),
         columns=_columns_of(facts["columns"], len(times)),
         missing={str(reason): converted(int, count) for reason, count in facts["missing"].items()},
@@ -287,7 +287,7 @@ def _columns_of(facts: dict[str, Any], rows: int) -> dict[int, tuple[float | Non
     found = {}
     for number, coded in facts.items():
         units = per_unit(int(number))
-        whole = _sums(_whole_numbers(coded)) if isinstance(coded, list) else _whole_numbers([coded] * rows)
+        whole = running_sums(_whole_numbers(coded)) if isinstance(coded, list) else _whole_numbers([coded] * rows)
         found[int(number)] = tuple([None if value is None else value / units for value in whole])
     return found
 
@@ -315,7 +315,7 @@ def _column(cls: type, name: str, coded: Any, rows: int, clock: Sequence[float])
     if foreign := set(map(type, told)) - {bool if name == "finished" else int} - optional:
         raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
     if isinstance(coded, list) and name != "finished":
-        told = _sums(coded)
+        told = running_sums(coded)
     known = [value for value in told if value is not None] if None in told else told
     if known and max(max(known), -min(known)) >= LARGEST:
         raise ValueError(f"{name}: a number that cannot be meant")
@@ -333,7 +333,8 @@ def _from_millionths(values: Iterable[int | None]) -> tuple[Any, ...]:
     return tuple([None if value is None else value / 1e6 for value in values])
 
 
-def _sums(differences: Sequence[int | None]) -> list[int | None]:
+def running_sums(differences: Sequence[int | None]) -> list[int | None]:
+    """The inverse of `deltas`."""
     if None not in differences:  # most columns, and a report reads millions of values
         return list(accumulate(differences))
     values: list[int | None] = []
