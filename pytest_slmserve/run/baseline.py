@@ -9,7 +9,6 @@ from pytest_slmserve.analysis.compare.baseline import WARNING, against_stored, c
 from pytest_slmserve.analysis.compare.comparability import warnings
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.archive.baselines import FOLDER, baseline
-from pytest_slmserve.run.judge import JudgedClaim
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
@@ -45,7 +44,7 @@ class StoredBaseline:
         here = of_model((*alone, *shared), short_name(model))
         self._tell(there, here)
         found = against_stored(there, here, self.session.options.gate_margin)
-        self.session.verdicts.judged.extend(JudgedClaim(verdict) for verdict in sorted(found, key=lambda v: v.claim))
+        self.session.verdicts.judged.extend((verdict, None) for verdict in sorted(found, key=lambda v: v.claim))
         return _together(short_name(model), found)
 
     def _tell(self, there: Sequence[Measurement], here: Sequence[Measurement]) -> None:

@@ -12,19 +12,12 @@ from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner, Sweep
+from pytest_slmserve.report.findings import Judged
 from pytest_slmserve.run.executor import Results
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
-
-
-@dataclass(slots=True)
-class JudgedClaim:
-    """A verdict with what was expected of it."""
-
-    verdict: Verdict
-    row: claim.ClaimRow | None = None
 
 
 @dataclass(repr=False)
@@ -35,7 +28,7 @@ class Verdicts:
     planner: Planner
     results: Results
     looks: tuple[int, ...] = ()
-    judged: list[JudgedClaim] = field(default_factory=list)
+    judged: list[Judged] = field(default_factory=list)
     _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
 
     def plan(self) -> dict[str, Any]:
@@ -109,7 +102,7 @@ class Verdicts:
     def judge(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report."""
         verdict = self.verdict(name, model, overrides)
-        self.judged.append(JudgedClaim(verdict, self.row(name, model, overrides)))
+        self.judged.append((verdict, self.row(name, model, overrides)))
         return verdict
 
     def verdict(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:

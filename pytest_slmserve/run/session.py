@@ -217,7 +217,7 @@ class Session:
         ]
         return Findings(
             curves=self.verdicts.curves(),
-            judged=[(each.verdict, each.row) for each in self.verdicts.judged],
+            judged=list(self.verdicts.judged),
             shared=self.results.shared_points(),
             jobs=self.results.job_points(),
             gates=list(self.gates),

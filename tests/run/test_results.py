@@ -39,11 +39,10 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
         if claim.name in table1.ARITHMETIC or applies(claim, session.verdicts.curve(MODEL)):
             for model in table1.ARITHMETIC.get(claim.name, (MODEL,)):
                 session.verdicts.judge(claim.name, model)
-    judged = [(j.verdict, j.row) for j in session.verdicts.judged]
-    live = tables(Findings(curves=session.verdicts.curves(), judged=judged))
+    live = tables(Findings(curves=session.verdicts.curves(), judged=session.verdicts.judged))
     assert "\n".join(text for text, _ in live) == reported(session)
     missing = "not measured at 256 in flight" in reported(session)
-    assert missing == (only != BATCHES) == (session.verdicts.judged[0].verdict.state is State.INCONCLUSIVE)
+    assert missing == (only != BATCHES) == (session.verdicts.judged[0][0].state is State.INCONCLUSIVE)
 
 
 def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened):

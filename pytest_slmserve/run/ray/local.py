@@ -143,7 +143,7 @@ class LocalGpus(Cluster):
         return group
 
     def _notes(self, session: Session) -> list[str]:
-        judged = {each.verdict.claim for each in session.verdicts.judged}
+        judged = {verdict.claim for verdict, _ in session.verdicts.judged}
         beside = any(m.neighbours for m in session.results.measurements())
         return [UNCHECKED] if beside and deployments.CLAIM not in judged else []
 
