@@ -278,7 +278,7 @@ def _row(x: float, seen: Interval, series: str, hollow: object = False, **more: 
 
 def _known(points: Sequence[Point], name: str) -> list[tuple[Point, Interval]]:
     """Points at which the figure is known, with its interval from the repeats."""
-    found = [p for p in points if (value := getattr(p, name)) is not None and math.isfinite(value)]
+    found = [p for p in points if _finite(p, name) is not None]
     return [
         (p, Interval(getattr(p, name), seen.low, seen.high))
         for p, seen in zip(found, intervals(found, figure_named(name)))
@@ -289,10 +289,12 @@ def _in_ms(seen: Interval) -> Interval:
     return seen.mapped(lambda seconds: 1e3 * seconds)
 
 
-def _bounds(slo: Slo | None) -> dict[str, tuple[float, str]]:
-    """Limit of each latency in ms, and how it was written."""
-    written = str(slo).split(",") if slo else []
-    return {name: (1e3 * limit, text) for (name, limit), text in zip(slo.bounds.items(), written)} if slo else {}
+def _limits(slo: Slo | None) -> dict[str, Values]:
+    """The line across a chart at the limit of each latency, in ms, with how it was written; none without an SLO."""
+    if slo is None:
+        return {}
+    written = zip(slo.bounds.items(), str(slo).split(","))
+    return {name: [{"y": 1e3 * limit, "text": text}] for (name, limit), text in written}
 
 
 def _latency(sweeps: Sequence[tuple[str, Curve]], slo: Slo | None) -> Picture:
@@ -300,7 +302,7 @@ def _latency(sweeps: Sequence[tuple[str, Curve]], slo: Slo | None) -> Picture:
     seen = [(name, c) for name, c in sweeps if sum(p.ttft_p50_s is not None for p in c.valid) > 1]
     if not seen:
         return Picture("latency", why_not="percentiles of TTFT are not known at two loads of any model")
-    limits, panels = _bounds(slo), []
+    limits, panels = _limits(slo), []
     for latency in ("ttft", "tpot", *(["e2e"] if "e2e" in limits else [])):
         rows = [
             _row(point.concurrency, _in_ms(value), name, point.degraded, stroke=part)
@@ -309,9 +311,9 @@ def _latency(sweeps: Sequence[tuple[str, Curve]], slo: Slo | None) -> Picture:
             for point, value in _known(curve.valid, f"{latency}_{part}_s")
         ]
         if rows:
-            rules = [{"y": limits[latency][0], "text": limits[latency][1]}] if latency in limits else []
             y = axis("y", f"{latency.upper()}, ms", scale="log")
-            panels.append(line_chart(rows, _load_axis(seen), y, _names(seen), strokes=(P50, P99), rules=rules))
+            x, rules = _load_axis(seen), limits.get(latency, ())
+            panels.append(line_chart(rows, x, y, _names(seen), strokes=(P50, P99), rules=rules))
     return Picture("latency", _origins(seen), tuple(panels))
 
 
@@ -342,7 +344,7 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
     strokes = ("served", f"good: {slo}") if slo else ("served",)
     equal: Values = [{"x": 0, "y": 0}, {"x": most, "y": most}]
     panels = [line_chart(served, x, axis("y", "requests/s"), names, strokes=strokes, guide=equal)]
-    limits = _bounds(slo)
+    limits = _limits(slo)
     for latency in ("ttft", "tpot", "e2e"):
         rows = [
             {"x": sent, "y": 1e3 * value, "series": name, "hollow": degraded, "stroke": part}
@@ -352,9 +354,8 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
             if (value := getattr(summary, f"{latency}_{part}_s")) is not None
         ]
         if rows:
-            rules = [{"y": limits[latency][0], "text": limits[latency][1]}] if latency in limits else []
             y = axis("y", f"{latency.upper()}, ms", scale="log")
-            panels.append(line_chart(rows, x, y, names, strokes=(P50, P99), rules=rules))
+            panels.append(line_chart(rows, x, y, names, strokes=(P50, P99), rules=limits.get(latency, ())))
     return Picture("rates", tuple(dict.fromkeys(_origin(m.environment, m.workload) for m, _ in groups)), tuple(panels))
 
 
