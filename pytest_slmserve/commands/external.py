@@ -31,12 +31,12 @@ VLLMS = {  # columns of `vllm bench serve --save-result`, by the options that na
     "output_throughput": "output_throughput",
 }
 COLUMN_OPTIONS = (
-    ("knob", True, "column of the load: max_num_seqs, max_concurrency"),
-    ("throughput", True, "column of tokens/s: of output tokens, or of prompt and output together"),
-    ("latency", True, "column of the latency, best the time per output token"),
-    ("preemptions", False, "column of preemptions: a point with any is shown, and never chosen"),
-    ("running", False, "column of the mean number of running requests, to be checked by Little's law"),
-    ("output-throughput", False, "column of output tokens/s, for Little's law"),
+    ("knob", "column of the load: max_num_seqs, max_concurrency"),
+    ("throughput", "column of tokens/s: of output tokens, or of prompt and output together"),
+    ("latency", "column of the latency, best the time per output token"),
+    ("preemptions", "column of preemptions: a point with any is shown, and never chosen"),
+    ("running", "column of the mean number of running requests, to be checked by Little's law"),
+    ("output-throughput", "column of output tokens/s, for Little's law"),
 )
 
 
@@ -49,7 +49,7 @@ def add_question(command: cli.Taker) -> None:
 
 def add_columns(command: cli.Taker) -> None:
     """Arguments that say what the columns of external results mean, and which batch is wanted."""
-    for name, _, meaning in COLUMN_OPTIONS:
+    for name, meaning in COLUMN_OPTIONS:
         command.add_argument(f"--{name}", metavar="NAME", help=meaning)
     add_rows(command)
     objective = "2x@32: at most twice the latency at 32; or 30ms, 0.03s"

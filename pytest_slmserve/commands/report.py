@@ -103,9 +103,9 @@ def run_report(given: argparse.Namespace) -> int:
         cli.print_notes(notes, sys.stderr)
     else:
         print("\n".join(report_lines(found, loads, terms, given.show)))
-    beside = sys.stderr if given.json or given.csv else sys.stdout
+    aside = sys.stderr if given.json or given.csv else sys.stdout
     for line in drawn:
-        print(line, file=beside)
+        print(line, file=aside)
     kinds = {"as expected": cli.PASSES, "unexpected": cli.FAILS, "inconclusive": cli.INCONCLUSIVE}
     statuses = {kinds[outcome(*pair, strict=given.strict)] for pair in found.judged}
     statuses |= {cli.exit_status(each.outcome) for each in gates}
@@ -116,7 +116,7 @@ def run_report(given: argparse.Namespace) -> int:
             text = "\n".join(report_lines(found, loads, terms, "all"))
         records = [one for path in given.paths for one in embedded(path)]
         write_page(given.html, rendered(found, contents.measurements, records, status=status, text=text))
-        print(f"written: {given.html}", file=beside)
+        print(f"written: {given.html}", file=aside)
     return status
 
 

@@ -223,11 +223,12 @@ class Planner:
             why = "--slm-dataset: the text needs a tokenizer, and that of this model is not known"
             raise BadUsage(why, "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub")
         name = f"{known and (known.name if self.options.dataset else known.vocabulary)} {spec}"
-        if name not in self._workloads and known is None:
-            requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT, lambda: named_tokenizer(spec))
-            self._workloads[name] = Workload(spec, tuple(requests), source)
-        elif name not in self._workloads and known:
-            self._workloads[name] = requests_for(spec, model, known, self.options.load_format)
+        if name not in self._workloads:
+            if known:
+                self._workloads[name] = requests_for(spec, model, known, self.options.load_format)
+            else:
+                requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT, lambda: named_tokenizer(spec))
+                self._workloads[name] = Workload(spec, tuple(requests), source)
         return self._workloads[name]
 
     def spec(self, model: str, gpus: int | None = None, gpu_memory: int | None = None) -> EngineSpec:
