@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -481,9 +482,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.ensure_newline()
     terminalreporter.section("slmserve")
     page = f"page: {session.page.path}" if session.page and session.page.path.exists() else ""
-    others = write_for_others(session.findings(), session.options.records)
-    found = session.findings(written="; ".join(filter(None, (others, page))))
-    for text, colour in summary_lines(found, detail_of(config)):
+    found = session.findings()
+    others = write_for_others(found, session.options.records)
+    written = "; ".join(filter(None, (others, page)))
+    for text, colour in summary_lines(replace(found, written=written), detail_of(config)):
         terminalreporter.write_line(text, **({colour: True} if colour else {}))
 
 
@@ -498,6 +500,4 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     session = config.stash.get(SESSION, None)
     if session is not None:
-        from dataclasses import asdict
-
         machine_info["slmserve"] = asdict(session.host.environment)

@@ -202,12 +202,8 @@ class Session:
                 cells[title] = cells.get(title, 0) + sum(m.id in self.reused for m in group)
         return {title: count for title, count in cells.items() if count}
 
-    def findings(self, written: str = "") -> Findings:
-        """Return what this run has found so far, for its reports.
-
-        Args:
-            written: A sentence on files that were written, for the summary.
-        """
+    def findings(self) -> Findings:
+        """Return what this run has found so far, for its reports."""
         archive = self.executor.archive
         shown = archive.path if archive else None
         if archive and not self.keeps_records:  # the file goes with the run, and the HTML report holds it
@@ -231,7 +227,6 @@ class Session:
             reused_from=str(self.source),
             archives=[str(shown)] if shown else [],
             records=archive.path if archive else None,
-            written=written,
             command=self.command,
         )
 
