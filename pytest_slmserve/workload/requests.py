@@ -41,7 +41,7 @@ FIRST_GUESS = 8  # conversations looked at per request before the file is read a
 
 
 def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | None = None) -> Workload:
-    """The requests of `spec` for a model of `shape`.
+    """The requests of `spec` for a model.
 
     Source "lengths" needs no text: synthetic ids, different for every request, of the fixed lengths, or of lengths
     drawn from the shipped table under the rule and vLLM's length filter. Source "sharegpt" takes conversations of a
