@@ -68,7 +68,7 @@ def page() -> str:
     found = verdicts()
     rows = [
         f"| `{claim.name}` | {claim.evidence} | "
-        f"{figure(bound) if (bound := told[0][0][0].bound) is not None else '-'} | "
+        f"{figure(bound) if (bound := told[0][0][0].threshold) is not None else '-'} | "
         f"{'; '.join(cell(*first, *rest) for first, *rest in told)} |"
         for claim in CLAIMS
         if (told := list(found.get(claim.name, {}).values()))

@@ -33,14 +33,14 @@ from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU, ENGINE_ACTIVE, HOST_CORES, SM_CLOCK, STOLEN_CORES
+from pytest_slmserve.schema.sensors import ENGINE_ACTIVE, HOST_CORES, PROBE, PROBE_CPU, SM_CLOCK, STOLEN_CORES
 from pytest_slmserve.telemetry.base import Reading, SensorSource
 from pytest_slmserve.telemetry.host_probe import probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 
 SKIPPED_S = 0.2  # at the beginning of a stretch: the engine works on what was scheduled before
 PART_S = 0.5
-KEPT = (CANARY, CANARY_CPU, ENGINE_ACTIVE, HOST_CORES, SM_CLOCK, STOLEN_CORES)
+KEPT = (PROBE, PROBE_CPU, ENGINE_ACTIVE, HOST_CORES, SM_CLOCK, STOLEN_CORES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ VARIANTS: Mapping[str, Variant] = {
     "both pinned": Variant(core=True, client=True),
     "both pinned, twice the cores": Variant(core=True, client=True, wide=True),
     "no garbage collection": Variant(collector=False),
-    "no sensors, no canary": Variant(sensors=False),
+    "no sensors, no host-speed probe": Variant(sensors=False),
     "all of these": Variant(core=True, client=True, collector=False, sensors=False),
 }
 

@@ -1,7 +1,7 @@
 """Does reading the sensors slow down what is measured? Two estimates of the throughput that it costs, and its CPU time.
 
     python studies/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60
-    python studies/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60 --canary
+    python studies/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60 --probe
     python studies/sampler_cost.py --again studies/results/sampler-cost-h200.json.xz
 
 One long steady run on one engine; the sensors are read in one stretch of time and left alone in the next, in the order
@@ -12,7 +12,7 @@ them. A moment more often falls into a long step than into a short one, but that
 the sensors were left alone, and the difference of the two is what a reading costs. The engine tells of a step a little
 after it, and one that schedules ahead may be late one step later, so it is told with the next step, too.
 
-With --canary the canary alone is left out of every other stretch, and a reading is one of its pieces of work.
+With --probe the host-speed probe alone is left out of every other stretch, and a reading is one of its pieces of work.
 
 OPT-125M at 512 is the hardest case: there the host is the limit.
 """
@@ -43,9 +43,9 @@ from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
+from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 from pytest_slmserve.telemetry.base import Reading, SensorSource
-from pytest_slmserve.telemetry.host_counters import CanarySource
+from pytest_slmserve.telemetry.host_counters import SpeedProbeSource
 from pytest_slmserve.telemetry.host_probe import Host, probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
@@ -93,17 +93,17 @@ class Gated:
 
 
 @dataclass
-class GatedCanary(Gated):
-    """The canary costs what the piece of work costs that a reading begins, in a process of its own. It is a round once
-    its time is known."""
+class GatedProbe(Gated):
+    """The cost of the host-speed probe is that of the piece of work that a reading begins, in a process of its own. It
+    is a round once its time is known."""
 
     def read(self, now_s: float) -> Reading:
-        assert isinstance(self.source, CanarySource)
+        assert isinstance(self.source, SpeedProbeSource)
         if not is_on(now_s, self.stretch_s):
             self.rounds[now_s] = now_s
             return Reading()
         asked_s, reading = self.source.asked_s, self.source.read(now_s)
-        lasted, cpu = reading.values.get(CANARY), reading.values.get(CANARY_CPU)
+        lasted, cpu = reading.values.get(PROBE), reading.values.get(PROBE_CPU)
         if lasted is not None and cpu is not None:
             self.readings += 1
             self.cpu_s += cpu
@@ -220,7 +220,9 @@ def main() -> None:
     parser.add_argument("--stretch", type=float, default=1.0, help="seconds with, and then without, the sensors")
     parser.add_argument("--interval", type=float, default=INTERVAL_S, help="seconds between readings")
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--canary", action="store_true", help="what the canary costs, the other sensors being read")
+    parser.add_argument(
+        "--probe", action="store_true", help="what the host-speed probe costs, the other sensors being read"
+    )
     args = parser.parse_args()
     if args.again:
         return tell(results_in(args.again))
@@ -257,19 +259,19 @@ def study(engine: Engine, host: Host, args: argparse.Namespace) -> None:
     if not opened:
         sys.exit("no sensors here")
     rounds: dict[float, float] = {}
-    canaries = [source for source in opened if isinstance(source, CanarySource)]
-    others = [source for source in opened if source not in canaries]
+    probes = [source for source in opened if isinstance(source, SpeedProbeSource)]
+    others = [source for source in opened if source not in probes]
     gated: list[Gated] = [
-        *(GatedCanary(source, args.stretch, rounds) for source in canaries if args.canary),
-        *(Gated(source, args.stretch, rounds) for source in others if not args.canary),
+        *(GatedProbe(source, args.stretch, rounds) for source in probes if args.probe),
+        *(Gated(source, args.stretch, rounds) for source in others if not args.probe),
     ]
-    sampler = Sampler([*gated, *(others if args.canary else canaries)], args.interval)
+    sampler = Sampler([*gated, *(others if args.probe else probes)], args.interval)
     load = ClosedLoop(args.concurrency, window_s=(2 * args.pairs + 4) * args.stretch)
     run = measured(engine, load, host.environment, sampler)
     pairs, trace = list(pairs_of(run, args.stretch)), trace_of(run, rounds, args.stretch)
     where = host.environment
     print(f"{args.model} at {args.concurrency} on {where.gpu_name or where.cpu}, vLLM {where.vllm}")
-    rest_s = max((source.rest_s for source in canaries if args.canary), default=0.0)
+    rest_s = max((source.rest_s for source in probes if args.probe), default=0.0)
     facts = {
         "interval_s": args.interval * max(1, math.ceil(rest_s / args.interval)),
         "stretch_s": args.stretch,
@@ -282,7 +284,7 @@ def study(engine: Engine, host: Host, args: argparse.Namespace) -> None:
 
 
 def tell(facts: Mapping[str, Any]) -> None:
-    """Print the estimates of one run. interval_s: seconds between readings, or between pieces of the canary."""
+    """Print the estimates of one run. interval_s: seconds between readings, or between pieces of the probe."""
     tell_pairs(facts["pairs"])
     tell_readings(Trace(facts["steps"], facts["readings"], facts["shams"]), facts["interval_s"])
     tell_costs(facts["costs"], facts["interval_s"])

@@ -359,8 +359,8 @@ WELL: dict[int, Column] = {
     sensors.HOST_CORES: 2.5,
     sensors.STOLEN_CORES: 0.0,
     sensors.CPU_THROTTLED: 0.0,
-    sensors.CANARY: 0.004,
-    sensors.CANARY_CPU: 0.0039,
+    sensors.PROBE: 0.004,
+    sensors.PROBE_CPU: 0.0039,
 }
 
 

@@ -41,7 +41,7 @@ class Recorded(Protocol):
 class Verdict:
     """`assert verdict` is enough: it is true, false, or raises Inconclusive, and its repr tells why.
 
-    value, low, high: the quantity judged and its 95 % interval, None where there is none. bound: what it was held
+    value, low, high: the quantity judged and its 95 % interval, None where there is none. threshold: what it was held
     against. n: measurements it rests on, `records` their ids. again: loads whose further measurements would decide it,
     and `remedy` how long that takes; empty where nothing of the kind would.
     """
@@ -53,16 +53,18 @@ class Verdict:
     value: float | None = None
     low: float | None = None
     high: float | None = None
-    bound: float | None = None
+    threshold: float | None = None
     n: int = 0
     records: tuple[str, ...] = ()
     again: tuple[int, ...] = ()
     remedy: str = ""
 
     @classmethod
-    def inconclusive(cls, claim: str, subject: str, why: str, bound: float | None = None, *seen: Recorded) -> Verdict:
+    def inconclusive(
+        cls, claim: str, subject: str, why: str, threshold: float | None = None, *seen: Recorded
+    ) -> Verdict:
         """A verdict without a value: nothing can be said, for the reason `why`."""
-        return cls.from_interval(claim, subject, State.INCONCLUSIVE, why, None, bound, *seen)
+        return cls.from_interval(claim, subject, State.INCONCLUSIVE, why, None, threshold, *seen)
 
     @classmethod
     def from_interval(
@@ -72,16 +74,16 @@ class Verdict:
         state: State,
         why: str,
         judged: Interval | None,
-        bound: float | None,
+        threshold: float | None,
         *seen: Recorded,
     ) -> Verdict:
-        """A verdict on an estimate that was held against `bound`. seen: points it rests on, each counted once. No
+        """A verdict on an estimate that was held against `threshold`. seen: points it rests on, each counted once. No
         interval tells how far launches or hosts differ: where one was launched once, or not all were measured on the
         same hosts, the reason says so."""
         value, low, high = (judged.value, judged.low, judged.high) if judged else (None, None, None)
         records = tuple(record for each in dict.fromkeys(point.records for point in seen) for record in each)
         reason = why if low is None else f"{why}{_caveats(seen)}"
-        return cls(claim, subject, state, reason, value, low, high, bound, len(records), records)
+        return cls(claim, subject, state, reason, value, low, high, threshold, len(records), records)
 
     def __bool__(self) -> bool:
         if self.state is State.INCONCLUSIVE:
@@ -121,24 +123,25 @@ def within(seen: Interval, least: float, most: float) -> State:
     return State.FAILS if high < least or low > most else State.INCONCLUSIVE
 
 
-def below(seen: Interval, bound: float) -> State:
-    """Does the whole interval lie below the bound? Fails where the whole of it lies above."""
+def below(seen: Interval, threshold: float) -> State:
+    """Does the whole interval lie below the threshold? Fails where the whole of it lies above."""
     low, high = ends(seen)
-    return State.PASSES if high < bound else State.FAILS if low > bound else State.INCONCLUSIVE
+    return State.PASSES if high < threshold else State.FAILS if low > threshold else State.INCONCLUSIVE
 
 
-def above(seen: Interval, bound: float) -> State:
-    """Does the whole interval lie above the bound? Fails where the whole of it lies below."""
+def above(seen: Interval, threshold: float) -> State:
+    """Does the whole interval lie above the threshold? Fails where the whole of it lies below."""
     low, high = ends(seen)
-    return State.PASSES if low > bound else State.FAILS if high < bound else State.INCONCLUSIVE
+    return State.PASSES if low > threshold else State.FAILS if high < threshold else State.INCONCLUSIVE
 
 
 def every(
-    judge: Callable[[Interval, float], State], bound: float, seen: Callable[[int], Sequence[Seen[T]]]
+    judge: Callable[[Interval, float], State], threshold: float, seen: Callable[[int], Sequence[Seen[T]]]
 ) -> tuple[State, Interval, T]:
-    """State of the promise that each of several lies `below`, or `above`, a bound, and the one that decides. Fails if
-    one does not, corrected for having been chosen (Bonferroni); holds if each does by its own interval. What is beyond
-    the bound by its own interval alone is told with the corrected one, which has the bound in it.
+    """State of the promise that each of several lies `below`, or `above`, a threshold, and the one that decides.
+
+    It fails if one does not, corrected for having been chosen (Bonferroni), and passes if each does by its own
+    interval. An estimate that is beyond the threshold by its own interval alone is told with the corrected one.
 
     seen: intervals, each to hold together with so many.
     """
@@ -150,10 +153,10 @@ def every(
     each = seen(1)
     corrected = seen(len(each))
     broken = max(corrected, key=by(min))
-    if judge(broken[0], bound) is State.FAILS:
+    if judge(broken[0], threshold) is State.FAILS:
         return State.FAILS, *broken
     nearest = max(range(len(each)), key=lambda place: by(max)(each[place]))
-    state = judge(each[nearest][0], bound)
+    state = judge(each[nearest][0], threshold)
     return (State.INCONCLUSIVE, *corrected[nearest]) if state is State.FAILS else (state, *each[nearest])
 
 

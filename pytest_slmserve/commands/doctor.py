@@ -29,11 +29,11 @@ from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import SensorSource
-from pytest_slmserve.telemetry.canary_process import probe_work, timed
 from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
 from pytest_slmserve.telemetry.host_probe import PROBE_S, Gpu, check_vllm, cpu_model, first_gpu, interpreter, own_cores
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
+from pytest_slmserve.telemetry.speed_probe import probe_work, timed
 
 State = Literal["ok", "warning", "problem"]
 
@@ -313,7 +313,7 @@ def of_a_second(
 
 
 def pieces_on_each_core() -> list[float]:
-    """CPU seconds of the canary's pieces, on one core after the other; none where cores cannot be chosen."""
+    """CPU seconds of the host-speed probe's pieces, on one core after the other; none where cores cannot be chosen."""
     times: list[float] = []
     if allowed := sorted(own_cores()):
         probe_work()  # an interpreter is slower at what it does for the first time

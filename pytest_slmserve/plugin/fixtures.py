@@ -316,7 +316,7 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
         if waiver and expired(waiver, today):
             verdict = replace(verdict, why=f"{verdict.why}; {explained(waiver, today)}")
         told = {"gate": verdict.state.value, "ratio": verdict.value, "low": verdict.low, "high": verdict.high}
-        told |= {"bound": verdict.bound, "pairs": verdict.n}
+        told |= {"threshold": verdict.threshold, "pairs": verdict.n}
         for name, value in told.items():  # for JUnit; record_property would warn of its family
             request.node.user_properties.append((f"slm_{name}", value))
         return verdict

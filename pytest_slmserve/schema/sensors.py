@@ -32,7 +32,7 @@ CAPPED_POWER, CAPPED_SW_THERMAL, CAPPED_HW_THERMAL, CAPPED_BRAKE = 1420, 1422, 1
 GPU_PROCESSES, FOREIGN_PROCESSES = 9001, 9002
 OWN_CORES, OWN_MEMORY, HOST_CORES, STOLEN_CORES = 9011, 9012, 9013, 9014
 CPU_PRESSURE, MEMORY_PRESSURE, CPU_THROTTLED = 9015, 9016, 9017
-CANARY, CANARY_CPU = 9018, 9019
+PROBE, PROBE_CPU = 9018, 9019
 SPEED_PROBE = "host-speed probe"  # how the name of its source begins in a record
 
 PROFILED = (ENGINE_ACTIVE, SM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE, DRAM_ACTIVE)  # what DCGM calls PROF
@@ -78,8 +78,8 @@ SENSORS: dict[int, Sensor] = {
         Sensor(CPU_PRESSURE, ("share of time in which a task waited for a CPU",), "ratio", 1e-4),
         Sensor(MEMORY_PRESSURE, ("share of time in which a task waited for memory",), "ratio", 1e-4),
         Sensor(CPU_THROTTLED, ("share of time in which the CPU quota was used up",), "ratio", 1e-4),
-        Sensor(CANARY, ("time of a fixed piece of Python, begun at the reading before",), "s", 1e-6),
-        Sensor(CANARY_CPU, ("its CPU time",), "s", 1e-6),
+        Sensor(PROBE, ("time of a fixed piece of Python, begun at the reading before",), "s", 1e-6),
+        Sensor(PROBE_CPU, ("its CPU time",), "s", 1e-6),
     )
 }
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import psutil
 
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU, SPEED_PROBE
+from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU, SPEED_PROBE
 from pytest_slmserve.telemetry.base import NO_GPU, Reading
 from pytest_slmserve.telemetry.host_probe import own_cores
 
@@ -227,13 +227,13 @@ def _throttled(proc: Path, cgroup: Path) -> dict[int, float]:
     raise ValueError(f"{found[0] / 'cpu.stat'} has no throttled_usec")
 
 
-SCRIPT = Path(__file__).with_name("canary_process.py")
+SCRIPT = Path(__file__).with_name("speed_probe.py")
 MANY_CORES = 4  # from here on an engine on a GPU leaves one idle
 # Between two pieces: they take 1.2 % of a core of its own (2.3 % without a rest), 0.2 % of those that the engine needs.
 OWN_REST_S, SHARED_REST_S = 0.4, 1.9
 
 
-class CanarySource:
+class SpeedProbeSource:
     """core: where its process runs; None: wherever the kernel puts it. rest_s: time between two pieces, at least.
 
     The process is started by the first reading. What goes wrong with it makes values unknown and nothing more: a
@@ -256,7 +256,7 @@ class CanarySource:
                 return Reading(self._turn(now_s))
             except OSError as error:
                 self._lost = str(error)
-        return Reading(dict.fromkeys((CANARY, CANARY_CPU)), missing=(f"{CANARY}: {self._lost}",))
+        return Reading(dict.fromkeys((PROBE, PROBE_CPU)), missing=(f"{PROBE}: {self._lost}",))
 
     def _turn(self, now_s: float) -> dict[int, float | None]:
         """Values of the piece that has ended since the last turn; the next one begins."""
@@ -267,9 +267,9 @@ class CanarySource:
             with suppress(BlockingIOError):  # it still works
                 line = os.read(process.stdout.fileno(), 1 << 10)
                 if not line:
-                    raise BrokenPipeError("the canary's process has ended")
+                    raise BrokenPipeError("the host-speed probe's process has ended")
                 wall, cpu = map(int, line.split())
-                values, self._at_work = {CANARY: wall / 1e6, CANARY_CPU: cpu / 1e6}, False
+                values, self._at_work = {PROBE: wall / 1e6, PROBE_CPU: cpu / 1e6}, False
         if not self._at_work and now_s - self.asked_s >= self.rest_s:
             os.write(process.stdin.fileno(), b"\n")
             self.asked_s, self._at_work = now_s, True
@@ -282,10 +282,10 @@ class CanarySource:
                 process.kill()
 
 
-def open_canary(device: str) -> CanarySource:
-    """The canary beside an engine on this device, a GPU's UUID or "cpu"."""
+def open_speed_probe(device: str) -> SpeedProbeSource:
+    """The host-speed probe beside an engine on this device, a GPU's UUID or "cpu"."""
     core = spare_core(device, own_cores())
-    return CanarySource(core, SHARED_REST_S if core is None else OWN_REST_S)
+    return SpeedProbeSource(core, SHARED_REST_S if core is None else OWN_REST_S)
 
 
 def spare_core(device: str, allowed: Collection[int]) -> int | None:

@@ -11,7 +11,7 @@ from pytest_slmserve.schema.records import Telemetry
 from pytest_slmserve.telemetry.base import NO_GPU, Reading, SensorSource
 from pytest_slmserve.telemetry.dcgm import ADDRESS, open_dcgm
 from pytest_slmserve.telemetry.dcgm_exporter import open_exporter
-from pytest_slmserve.telemetry.host_counters import open_canary, open_host
+from pytest_slmserve.telemetry.host_counters import open_host, open_speed_probe
 from pytest_slmserve.telemetry.nvml import open_nvml
 from pytest_slmserve.telemetry.sampler import Sampler, merged_readings
 
@@ -56,7 +56,7 @@ def open_sampler(
 def _sources(choice: str, devices: Sequence[str], interval_s: float) -> tuple[list[SensorSource], list[str]]:
     notes: list[str] = []
     device = devices[0]
-    host = [*_tried(open_host, notes), open_canary(device)]
+    host = [*_tried(open_host, notes), open_speed_probe(device)]
     if choice == "host" or (choice == "auto" and device in NO_GPU):
         return host, notes
     if device in NO_GPU:

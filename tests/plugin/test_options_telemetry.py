@@ -39,7 +39,7 @@ def there(monkeypatch):
 
     def plant(nvml=None, dcgm=None):
         monkeypatch.setattr(source, "open_host", lambda: Named("host"))
-        monkeypatch.setattr(source, "open_canary", lambda device: Named("canary"))
+        monkeypatch.setattr(source, "open_speed_probe", lambda device: Named("host-speed probe"))
         monkeypatch.setattr(source, "open_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml"))
         monkeypatch.setattr(source, "open_dcgm", lambda device, interval_s, address="": found(dcgm))
 
@@ -63,7 +63,7 @@ def there(monkeypatch):
 def test_what_is_read_beside_a_gpu(there, choice, nvml, dcgm, names, note):
     there(nvml, dcgm)
     sampler, notes = open_sampler(choice, UUID, 0.25)
-    assert sampler.name == f"{names} + canary"
+    assert sampler.name == f"{names} + host-speed probe"
     assert (note in " ".join(notes)) if note else notes == []
 
 
@@ -88,9 +88,9 @@ def test_a_cpu_has_no_sensors_of_a_gpu(there, choice):
 
 
 @pytest.mark.parametrize("choice", ["auto", "host"])
-def test_beside_a_cpu_the_host_and_its_canary_are_read(there, choice):
+def test_beside_a_cpu_the_host_and_its_probe_are_read(there, choice):
     there("nvml-gpm", "dcgm")
-    assert open_sampler(choice, "cpu", 0.25)[0].name == "host + canary"
+    assert open_sampler(choice, "cpu", 0.25)[0].name == "host + host-speed probe"
 
 
 def test_off_reads_nothing(there):

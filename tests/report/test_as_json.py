@@ -38,7 +38,7 @@ def test_a_verdict_is_whole():
     verdict = Verdict.from_interval("c", "opt-125m", State.PASSES, "so", Interval(2.0, 1.0, 3.0), 1.5)
     assert plain(verdict) == {
         "claim": "c", "subject": "opt-125m", "state": "passes", "why": "so",
-        "value": 2.0, "low": 1.0, "high": 3.0, "bound": 1.5, "n": 0, "records": [],
+        "value": 2.0, "low": 1.0, "high": 3.0, "threshold": 1.5, "n": 0, "records": [],
         "again": [], "remedy": "",
     }  # fmt: skip
 

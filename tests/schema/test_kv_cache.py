@@ -85,7 +85,7 @@ def test_budget():
 def test_blocks_as_predicted(seen, state):
     verdict = kv_blocks.kv_blocks_as_predicted(EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB), Resolved(kv_blocks=seen))
     assert verdict.state is State(state) and f"{seen:,} blocks of 16 tokens, 1,365 predicted" in verdict.why
-    assert verdict.value == seen - 1365 and verdict.bound == 2
+    assert verdict.value == seen - 1365 and verdict.threshold == 2
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from strategies import measurement
 from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
-from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU, HOST_CORES, POWER, SM_ACTIVE
+from pytest_slmserve.schema.sensors import HOST_CORES, POWER, PROBE, PROBE_CPU, SM_ACTIVE
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Recording, Sampler, merged_readings
 
@@ -68,18 +68,18 @@ def test_values_are_those_that_an_archive_keeps(tmp_path):
     assert read(tmp_path / "a.jsonl").measurements[0].run.telemetry == found
 
 
-def test_an_archive_keeps_the_canary_in_whole_microseconds(tmp_path):
-    pieces = [Reading(), Reading({CANARY: 0.003747, CANARY_CPU: 0.003694}), Reading({CANARY: 0.0087, CANARY_CPU: None})]
+def test_an_archive_keeps_the_probe_in_whole_microseconds(tmp_path):
+    pieces = [Reading(), Reading({PROBE: 0.003747, PROBE_CPU: 0.003694}), Reading({PROBE: 0.0087, PROBE_CPU: None})]
     found = recorded([Planted(pieces)], [1.0, 2.0, 3.0]).telemetry(0.0)
     made = measurement()
     kept = replace(made, run=replace(made.run, telemetry=found))
     columns = measurement_line(kept)["run"]["telemetry"]["columns"]
-    assert columns == {str(CANARY): [None, 3747, 4953], str(CANARY_CPU): [None, 3694, None]}
+    assert columns == {str(PROBE): [None, 3747, 4953], str(PROBE_CPU): [None, 3694, None]}
     with Archive.open(tmp_path / "a.jsonl") as archive:
         archive.add(kept)
     [again] = read(tmp_path / "a.jsonl").measurements
     assert again.run.telemetry == found
-    assert again.key == made.key, "what is measured is the same question with a canary beside it"
+    assert again.key == made.key, "what is measured is the same question with a host-speed probe beside it"
 
 
 def test_rows_far_from_the_window_are_not_kept():

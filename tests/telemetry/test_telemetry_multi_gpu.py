@@ -70,18 +70,18 @@ def sources(monkeypatch):
     monkeypatch.setattr(source, "open_nvml", open_one)
     monkeypatch.setattr(source, "open_dcgm", lambda *_, **__: (_ for _ in ()).throw(SensorFailed("no DCGM")))
     monkeypatch.setattr(source, "open_host", lambda: Planted(name="host"))
-    monkeypatch.setattr(source, "open_canary", lambda device: Planted(name="canary"))
+    monkeypatch.setattr(source, "open_speed_probe", lambda device: Planted(name="host-speed probe"))
     return opened
 
 
 def test_the_gpus_of_an_engine_are_opened_together(sources):
     sampler, notes = open_sampler("auto", "GPU-a", 0.25, ["GPU-b"])
-    assert (sampler.name, notes) == ("2 x nvml-gpm + host + canary", [])
+    assert (sampler.name, notes) == ("2 x nvml-gpm + host + host-speed probe", [])
     sampler.close()
     assert [source.closed for source in sources] == [1, 1]
 
 
 def test_a_part_of_the_gpus_is_not_taken_for_the_whole(sources):
     sampler, notes = open_sampler("auto", "GPU-a", 0.25, ["GPU-c"])
-    assert sampler.name == "host + canary" and sources[0].closed == 1
+    assert sampler.name == "host + host-speed probe" and sources[0].closed == 1
     assert any("not every GPU of the engine" in note for note in notes)

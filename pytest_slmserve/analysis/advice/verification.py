@@ -48,7 +48,14 @@ def kv_blocks_as_predicted(
     why = f"{seen:,} blocks of {size} tokens, {predicted:,} predicted from shapes (bound {tolerance} apart)"
     state = State.PASSES if abs(seen - predicted) <= tolerance else State.FAILS
     return Verdict(
-        KV_BLOCKS, subject, state, why, value=seen - predicted, bound=tolerance, n=max(1, len(records)), records=records
+        KV_BLOCKS,
+        subject,
+        state,
+        why,
+        value=seen - predicted,
+        threshold=tolerance,
+        n=max(1, len(records)),
+        records=records,
     )
 
 

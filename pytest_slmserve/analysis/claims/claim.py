@@ -126,7 +126,7 @@ def published_batch_fits(model: str) -> Verdict:
     if published > fit:
         why += f"; {paged_batch(subject, MEAN)} fit at their mean length of {MEAN}"
     state = State.PASSES if published <= fit else State.FAILS
-    return Verdict(CLAIM, subject, state, why, value=fit, bound=published)
+    return Verdict(CLAIM, subject, state, why, value=fit, threshold=published)
 
 
 def published_request_size(model: str) -> Verdict:
@@ -140,7 +140,7 @@ def published_request_size(model: str) -> Verdict:
         f"the paper's 50 MB; {OUTPUT_TOKENS} tokens take {request_bytes(REQUEST_MODEL, OUTPUT_TOKENS) / 1e6:.1f} MB"
     )
     state = State.PASSES if abs(seen / PUBLISHED_REQUEST_BYTES - 1) < 0.05 else State.FAILS
-    return Verdict(REQUEST_CLAIM, subject, state, why, value=seen, bound=PUBLISHED_REQUEST_BYTES)
+    return Verdict(REQUEST_CLAIM, subject, state, why, value=seen, threshold=PUBLISHED_REQUEST_BYTES)
 
 
 def published_batch_size(model: str) -> Verdict:
@@ -151,7 +151,7 @@ def published_batch_size(model: str) -> Verdict:
     seen = BATCH * request_bytes(REQUEST_MODEL)
     why = f"{BATCH} requests of {KNOWN} tokens take {seen / 1e9:.1f} GB, the paper has 25.6"
     state = State.PASSES if seen <= PUBLISHED_BATCH_BYTES else State.FAILS
-    return Verdict(BATCH_CLAIM, subject, state, why, value=seen, bound=PUBLISHED_BATCH_BYTES)
+    return Verdict(BATCH_CLAIM, subject, state, why, value=seen, threshold=PUBLISHED_BATCH_BYTES)
 
 
 def cannot_hold_hundreds(model: str) -> Verdict:
@@ -162,4 +162,4 @@ def cannot_hold_hundreds(model: str) -> Verdict:
     fit = largest_batch(subject)
     why = f"{fit} requests of {KNOWN} tokens fit into 0.9 x 40 GiB less the weights, the paper sends {HUNDREDS}"
     state = State.PASSES if fit < HUNDREDS else State.FAILS
-    return Verdict(HUNDREDS_CLAIM, subject, state, why, value=fit, bound=HUNDREDS)
+    return Verdict(HUNDREDS_CLAIM, subject, state, why, value=fit, threshold=HUNDREDS)

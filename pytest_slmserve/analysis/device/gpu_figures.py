@@ -17,7 +17,7 @@ from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.kv_cache import kv_bytes
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run, Telemetry
-from pytest_slmserve.schema.sensors import CANARY_CPU, SPEED_PROBE
+from pytest_slmserve.schema.sensors import PROBE_CPU, SPEED_PROBE
 
 Join = Callable[[Sequence[float]], float]
 WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
@@ -86,7 +86,7 @@ class DeviceFigures:
     Of several GPUs: power and memory are those of all together, ratios means over them, the clock that of the
     slowest. power_imbalance: power of the GPU that takes most less that of the one that takes least, over their mean.
 
-    canary_s, canary_cpu_s: time of the canary's piece of work, and its CPU time (`telemetry/host_counters.py`).
+    probe_s, probe_cpu_s: time of the host-speed probe's piece of work, and its CPU time (`telemetry/host_counters.py`).
     """
 
     gpu_util: float | None = None
@@ -106,8 +106,8 @@ class DeviceFigures:
     own_cores: float | None = None
     host_cores: float | None = None
     stolen_cores: float | None = None
-    canary_s: float | None = None
-    canary_cpu_s: float | None = None
+    probe_s: float | None = None
+    probe_cpu_s: float | None = None
     coverage: float | None = None
     power_imbalance: float | None = None
 
@@ -211,8 +211,8 @@ def device_figures(run: Run) -> DeviceFigures:
         own_cores=watch.mean(of.OWN_CORES),
         host_cores=watch.mean(of.HOST_CORES),
         stolen_cores=watch.mean(of.STOLEN_CORES),
-        canary_s=watch.mean(of.CANARY),
-        canary_cpu_s=watch.mean(of.CANARY_CPU),
+        probe_s=watch.mean(of.PROBE),
+        probe_cpu_s=watch.mean(of.PROBE_CPU),
         coverage=_coverage(watch),
         power_imbalance=imbalance([figures.power_w for figures in figures_of_each_gpu(run)]),
     )
@@ -418,15 +418,17 @@ def _engine_memory(measurement: Measurement) -> EngineMemory | None:
 
 FASTEST = 0.05  # percentile of all pieces: the fastest alone may be a stroke of luck
 
-Place = tuple[str | None, tuple[str, ...]]  # a host, and sources: a canary's name has its Python, which sets its speed
+Place = tuple[
+    str | None, tuple[str, ...]
+]  # a host, and sources: a host-speed probe's name has its Python, which sets its speed
 
 
 def fastest_pieces(measurements: Iterable[Measurement]) -> dict[Place, float]:
-    """CPU time of the canary's fastest pieces in the windows of each host, in seconds."""
+    """CPU time of the host-speed probe's fastest pieces in the windows of each host, in seconds."""
     found: dict[Place, list[float]] = {}
     for m in measurements:
         if (place := _place(m)) and (watch := watched(m.run)):
-            found.setdefault(place, []).extend(watch.values(CANARY_CPU))
+            found.setdefault(place, []).extend(watch.values(PROBE_CPU))
     return {place: fastest for place, values in found.items() if (fastest := percentile(values, FASTEST))}
 
 
@@ -434,18 +436,18 @@ def host_speed(measurements: Iterable[Measurement], fastest: Mapping[Place, floa
     """Mean speed beside these windows: 1 where the host was as fast as in its fastest pieces."""
     speeds = []
     for m in measurements:
-        cpu_s, best = device_figures(m.run).canary_cpu_s, fastest.get(_place(m) or (None, ()))
+        cpu_s, best = device_figures(m.run).probe_cpu_s, fastest.get(_place(m) or (None, ()))
         speeds.append(best / cpu_s if best and cpu_s else None)
     return mean_of_known(speeds)
 
 
-def probe_waiting(canary_s: float | None, canary_cpu_s: float | None) -> float | None:
+def probe_waiting(probe_s: float | None, probe_cpu_s: float | None) -> float | None:
     """Share of a piece's time in which it had no core."""
-    return max(0.0, 1 - canary_cpu_s / canary_s) if canary_s and canary_cpu_s is not None else None
+    return max(0.0, 1 - probe_cpu_s / probe_s) if probe_s and probe_cpu_s is not None else None
 
 
 def _place(measurement: Measurement) -> Place | None:
     seen = measurement.run.telemetry
-    if seen is None or CANARY_CPU not in seen.columns:
+    if seen is None or PROBE_CPU not in seen.columns:
         return None
     return measurement.environment.host, tuple(name for name in seen.sources if name.startswith(SPEED_PROBE))

@@ -88,7 +88,7 @@ class Windows:
     requests: output tokens over those of a request, so no whole number. seconds: from each window's first step boundary
     to its last. steps: in that time. with_prompt: those whose row names a prompt. alone, alone_s: those that only
     decode, and how long they took. idle: share of time in which no kernel ran on the GPU, None where nobody looked.
-    canary_s, canary_cpu_s: mean time of the canary's piece of work, and its CPU time; None where there was none.
+    probe_s, probe_cpu_s: mean time of a piece of work of the host-speed probe, and its CPU time; None without one.
     """
 
     measurements: int
@@ -99,8 +99,8 @@ class Windows:
     alone: int
     alone_s: float
     idle: float | None
-    canary_s: float | None = None
-    canary_cpu_s: float | None = None
+    probe_s: float | None = None
+    probe_cpu_s: float | None = None
 
     @property
     def total_s(self) -> float:
@@ -145,11 +145,14 @@ class Split:
         return _parts("host gap", "kernels", self.total, self.baseline.gap_s, self.candidate.gap_s)
 
     @property
-    def canary(self) -> tuple[Change, ...]:
+    def probe(self) -> tuple[Change, ...]:
         """The time of the same piece of Python beside both sides, and its CPU time: what of a change may be the host's.
-        Empty where a side had no canary."""
+        Empty where a side had no host-speed probe."""
         before, after = self.baseline, self.candidate
-        times = {"canary": (before.canary_s, after.canary_s), "its CPU time": (before.canary_cpu_s, after.canary_cpu_s)}
+        times = {
+            "host-speed probe": (before.probe_s, after.probe_s),
+            "its CPU time": (before.probe_cpu_s, after.probe_cpu_s),
+        }
         return tuple(Change(name, b, c) for name, (b, c) in times.items() if b is not None and c is not None)
 
     @property
@@ -267,8 +270,8 @@ def _side(measurements: Sequence[Measurement], reach: int) -> Windows:
         alone=sum(len(steps) for _, steps in alone),
         alone_s=math.fsum(_seconds(run, steps) for run, steps in alone),
         idle=mean_of_known(idle_share(each.engine_active) for each in seen),
-        canary_s=mean_of_known(each.canary_s for each in seen),
-        canary_cpu_s=mean_of_known(each.canary_cpu_s for each in seen),
+        probe_s=mean_of_known(each.probe_s for each in seen),
+        probe_cpu_s=mean_of_known(each.probe_cpu_s for each in seen),
     )
 
 

@@ -365,7 +365,7 @@ def _worst(endpoint: Exact, model: str, known: Sequence[tuple[float, float]]) ->
     bound = endpoint.bound(before)
     state = State.PASSES if sign * (after - bound) >= 0 else State.FAILS
     why = endpoint.told(before, after, bound)
-    return Verdict(endpoint.name, model, state, why, after / before, bound=bound / before, n=len(known))
+    return Verdict(endpoint.name, model, state, why, after / before, threshold=bound / before, n=len(known))
 
 
 def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Verdict | None:

@@ -29,7 +29,7 @@ class Summary(LatencyFigures):
     output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
     energy_per_token_j: power over output tokens/s. unexplained, bound: see `step_time`. decode_dram, decode_tensor:
     shares of the time in which those were active while no prompt was processed, and saturation_gap is of them.
-    canary_s, canary_cpu_s: time of the canary's piece of work, and its CPU time.
+    probe_s, probe_cpu_s: time of the host-speed probe's piece of work, and its CPU time.
     """
 
     batch: float | None = None
@@ -53,8 +53,8 @@ class Summary(LatencyFigures):
     sm_clock_hz: float | None = None
     own_cores: float | None = None
     stolen_cores: float | None = None
-    canary_s: float | None = None
-    canary_cpu_s: float | None = None
+    probe_s: float | None = None
+    probe_cpu_s: float | None = None
     power_capped: float | None = None
     power_imbalance: float | None = None
     unexplained: float | None = None

@@ -133,7 +133,7 @@ def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) 
     starved = bool(wrong) and all(found.starved for found in wrong)
     state = State.PASSES if valid >= wanted else State.INCONCLUSIVE if starved else State.FAILS
     records = tuple(m.id for group in repeats for m in group)
-    return Verdict("valid-point", subject, state, why, value=valid, bound=wanted, n=len(repeats), records=records)
+    return Verdict("valid-point", subject, state, why, value=valid, threshold=wanted, n=len(repeats), records=records)
 
 
 def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:

@@ -57,9 +57,9 @@ SPLIT_LEGEND = (
     "prefill: what prompts add to the steps. decode: the steps without that. host gap: no kernel ran on the GPU. The "
     "time is broken down twice: into prefill and decode, and into host gap and kernels."
 )
-CANARY_LEGEND = (
-    "canary: a fixed piece of Python beside each window. Where its CPU time changed, the host's cores were of another "
-    "speed beside that side; where its time alone did, others wanted them too."
+PROBE_LEGEND = (
+    "host-speed probe: a fixed piece of Python beside each window. If its CPU time changed, the cores had another "
+    "speed beside that side; if only its time changed, others wanted them too."
 )
 
 
@@ -69,8 +69,8 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield split_text(split)
     if diagnosis.splits:
         yield hanging(SPLIT_LEGEND, 0)
-    if any(split.canary for split in diagnosis.splits):
-        yield hanging(CANARY_LEGEND, 0)
+    if any(split.probe for split in diagnosis.splits):
+        yield hanging(PROBE_LEGEND, 0)
     for start in diagnosis.start_ups:
         change = start.change
         relative = f" ({_diagnosis_percents(change.relative)} %)" if change.relative is not None else ""
@@ -86,7 +86,7 @@ def split_text(split: Split) -> str:
     heading = f"where the time goes: {split.model}, {split.load.title}, seconds per 1,000 requests ({counts})"
     rows = [_times(1000, each) for each in (split.total, *split.by_step, *split.by_device)]
     rows += [split.steps, replace(_times(1000, split.step), name="ms per step")]
-    rows += [replace(_times(1000, each), name=f"{each.name}, ms") for each in split.canary]
+    rows += [replace(_times(1000, each), name=f"{each.name}, ms") for each in split.probe]
     shown = table(rows, DIAGNOSIS_COLUMNS, always=len(DIAGNOSIS_COLUMNS))
     return "\n".join([heading, shown, *(hanging(line, 2) for line in gate_findings(split))])
 
@@ -103,8 +103,8 @@ def gate_findings(split: Split) -> Iterator[str]:
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
         count, step = _diagnosis_percents(split.steps.relative), _diagnosis_percents(split.step.relative)
         yield f"steps per request {count} %, time per step {step} %"
-    if any(abs(part.relative or 0.0) >= NOTABLE for part in split.canary):  # the total may have that from the host
-        changed = ", ".join(f"{part.name} {_diagnosis_percents(part.relative)} %" for part in split.canary)
+    if any(abs(part.relative or 0.0) >= NOTABLE for part in split.probe):  # the total may have that from the host
+        changed = ", ".join(f"{part.name} {_diagnosis_percents(part.relative)} %" for part in split.probe)
         yield f"the host was not the same beside both sides: {changed}"
     unnamed = [name for name, side in sides.items() if not side.with_prompt]
     if not split.by_step and unnamed:

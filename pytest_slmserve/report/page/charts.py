@@ -99,8 +99,8 @@ SENSED = (  # what a course of sensors shows: unit, name, number and factor
     ("%", "GPU util", sensors.GPU_UTIL, 100.0),
     ("W", "power", sensors.POWER, 1.0),
     ("MHz", "SM clock", sensors.SM_CLOCK, 1e-6),
-    ("ms", "canary", sensors.CANARY, 1e3),
-    ("ms", "its CPU time", sensors.CANARY_CPU, 1e3),
+    ("ms", "host-speed probe", sensors.PROBE, 1e3),
+    ("ms", "its CPU time", sensors.PROBE_CPU, 1e3),
 )
 PARTS = 150  # of a window in time
 PADDING = 10  # pixels between marks and the end of an axis
@@ -432,7 +432,7 @@ def goodput_chart(names: Sequence[str], loads: Iterable[int], field: str, title:
 def forest(verdicts: Sequence[Verdict]) -> Spec | None:
     """The interval of each verdict of a claim against its bound; None where none has a value."""
     values = [
-        _estimate(v.subject, Interval(v.value, v.low, v.high), v.bound, v.state, shown(v.value))
+        _estimate(v.subject, Interval(v.value, v.low, v.high), v.threshold, v.state, shown(v.value))
         for v in verdicts
         if v.value is not None and math.isfinite(v.value)
     ]

@@ -81,7 +81,7 @@ GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
     ("SM",): "Streaming multiprocessors of the GPU. Active: the share that has work.",
     ("DRAM",): "The memory of the device. Active: share of the time in which it moved data.",
     ("tensor",): "Tensor cores of the GPU. Active: share of the time in which they computed.",
-    ("canary",): "A fixed piece of pure Python that runs beside each window: it tells how fast the host is.",
+    ("host-speed probe",): "A fixed piece of pure Python that runs beside each window: it tells how fast the host is.",
     ("own cores",): "CPU time of this run's processes, as a number of cores.",
     ("replicas",): "Several engines that are measured at once, mostly on one GPU.",
     ("launch", "launches"): "One start of an engine.",

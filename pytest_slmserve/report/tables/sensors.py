@@ -30,7 +30,7 @@ class SensedPoint:
 
     @property
     def host_wait(self) -> float | None:
-        return probe_waiting(self.point.canary_s, self.point.canary_cpu_s)
+        return probe_waiting(self.point.probe_s, self.point.probe_cpu_s)
 
 
 def _share(head: str, name: str, rank: int, about: str = "") -> Column[SensedPoint]:

@@ -112,7 +112,7 @@ def test_no_share_is_said_to_be_below_nothing_or_above_all():
 )
 def test_warps_at_the_largest_load(at_largest, state):
     verdict = few_warps(sweep("sm_occupancy", 0.9, 0.9, at_largest), 0.5)
-    assert (verdict.state, verdict.value, verdict.bound) == (state, pytest.approx(fmean(at_largest)), 0.5)
+    assert (verdict.state, verdict.value, verdict.threshold) == (state, pytest.approx(fmean(at_largest)), 0.5)
     assert verdict.records == ("16-0", "16-1") and "at 16 in flight" in verdict.why
     assert "70 % of the SMs had work" in verdict.why
 

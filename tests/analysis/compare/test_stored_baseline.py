@@ -53,7 +53,7 @@ def test_on_one_host_the_launches_noise_decides(factor, state):
     assert states(verdicts) == both(state)
     rate, e2e = verdicts
     assert rate.value == pytest.approx(1 / factor) and e2e.value == pytest.approx(factor)
-    assert rate.bound == pytest.approx(1 / 1.03) and e2e.bound == 1.03
+    assert rate.threshold == pytest.approx(1 / 1.03) and e2e.threshold == 1.03
     assert rate.low == pytest.approx(1 / e2e.high) and rate.high == pytest.approx(1 / e2e.low)
     assert rate.n == len(rate.records) == 6 and rate.subject == e2e.subject == "opt-1.3b at 8 in flight"
 
@@ -303,7 +303,7 @@ def test_the_two_sides_changed_over_turn_the_ratio_round(there, here):
 def test_much_slower_fails_wherever(rates, slower, host):
     here = repeats([rate / slower for rate in rates], environment=replace(NEW, host=host))
     verdicts = against_stored(repeats([1000, 1001, 1002, 999]), here, MARGIN)
-    assert all(v.state is State.FAILS or v.low <= v.bound <= v.high for v in verdicts)
+    assert all(v.state is State.FAILS or v.low <= v.threshold <= v.high for v in verdicts)
     assert all(v.state is not State.PASSES for v in verdicts)
 
 

@@ -11,16 +11,16 @@ from strategies import H200, WELL, measurement, planted_telemetry
 from pytest_slmserve.analysis.device.gpu_figures import device_figures, fastest_pieces, host_speed, probe_waiting
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
+from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 
 FORMATS = sorted((Path(__file__).parents[2] / "data").glob("archive-format-3.jsonl"))
 NAME = "host-speed probe (Python 3.12)"
 
 
 def beside(cpu_s, host: str | None = "a", name: str = NAME, wall_s: float = 0.01) -> Measurement:
-    """A measurement with a canary beside it. cpu_s: of its pieces, or a function of the time."""
+    """A measurement with a host-speed probe beside it. cpu_s: of its pieces, or a function of the time."""
     made = measurement(environment=replace(H200, host=host))
-    columns = {**WELL, CANARY: wall_s, CANARY_CPU: cpu_s}
+    columns = {**WELL, PROBE: wall_s, PROBE_CPU: cpu_s}
     telemetry = planted_telemetry(columns, until_s=made.run.window_s[1] + 0.1, interval_s=0.01)
     return replace(made, run=replace(made.run, telemetry=replace(telemetry, sources=("host", name))))
 
@@ -44,7 +44,7 @@ def test_so_are_pythons():
 
 def test_one_lucky_piece_is_not_the_speed_of_a_host():
     seen = beside(lambda at: 0.001 if at == 0.3 else 0.004)
-    assert CANARY_CPU in seen.run.telemetry.columns and min(seen.run.telemetry.columns[CANARY_CPU]) == 0.001
+    assert PROBE_CPU in seen.run.telemetry.columns and min(seen.run.telemetry.columns[PROBE_CPU]) == 0.001
     assert speeds(seen)[0] == pytest.approx(1.0, rel=0.05)
 
 
@@ -54,7 +54,7 @@ def test_pieces_outside_the_window_do_not_count():
     assert fastest_pieces([seen]) == {("a", (NAME,)): pytest.approx(0.004)}
 
 
-def test_repeats_are_averaged_and_those_without_a_canary_left_out():
+def test_repeats_are_averaged_and_those_without_a_probe_left_out():
     fast, slow, without = beside(0.004), beside(0.008), measurement()
     fastest = fastest_pieces([fast, slow, without])
     assert host_speed([fast, slow, without], fastest) == pytest.approx(0.75)
@@ -77,11 +77,11 @@ def test_the_time_without_a_core():
 
 def test_the_figures_of_a_window_are_means_over_its_pieces():
     seen = device_figures(beside(lambda at: 0.004 if round(100 * at) % 2 else 0.006, wall_s=0.007).run)
-    assert seen.canary_s == pytest.approx(0.007) and seen.canary_cpu_s == pytest.approx(0.005, rel=0.05)
+    assert seen.probe_s == pytest.approx(0.007) and seen.probe_cpu_s == pytest.approx(0.005, rel=0.05)
 
 
 @pytest.mark.parametrize("path", FORMATS, ids=lambda path: path.name)
 def test_records_without_a_probe_tell_no_speed(path):
     found = read(path).measurements
     assert found and fastest_pieces(found) == {} and host_speed(found, {}) is None
-    assert all(device_figures(m.run).canary_s is None for m in found)
+    assert all(device_figures(m.run).probe_s is None for m in found)

@@ -187,8 +187,8 @@ def test_one_load_is_the_small_and_the_large_one():
 @pytest.mark.parametrize(("ready_s", "wanted"), [(21.0, State.PASSES), (30.0, State.FAILS), (10.0, State.PASSES)])
 def test_a_start_has_a_margin_of_its_own(ready_s, wanted):
     gated = judge_gate(pairs(4, ready_s=ready_s), GateCriteria(margin=0.01))
-    assert state(gated, "start") is wanted and gated.verdict("start").bound == 0.15
-    assert gated.verdict("latency").bound == 0.01
+    assert state(gated, "start") is wanted and gated.verdict("start").threshold == 0.15
+    assert gated.verdict("latency").threshold == 0.01
     assert gated.outcome is (State.FAILS if wanted is State.FAILS else State.PASSES)
 
 

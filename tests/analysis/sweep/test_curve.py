@@ -34,7 +34,7 @@ def test_a_planted_plateau_holds_and_says_where():
     assert verdict and verdict.claim == "throughput-plateau" and verdict.subject == "opt-1.3b"
     assert verdict.why.startswith("plateau from 256 in flight (95 %: 256 to 256): later doublings gain at most 8.")
     assert verdict.why.endswith("(bound 10 %)")
-    assert verdict.low < verdict.value < verdict.high < verdict.bound == 0.10
+    assert verdict.low < verdict.value < verdict.high < verdict.threshold == 0.10
     assert verdict.n == 30 and len(verdict.records) == 30
 
 
@@ -101,7 +101,7 @@ def test_latency_in_noise_is_inconclusive():
 def test_points_up_to_the_plateau_are_worth_having():
     verdict = noisy_curve(FLAT, noise=0.005).pareto_up_to_plateau()
     assert verdict and verdict.why.endswith("than 1, 2, 4, 8, 16, 32, 64, 128, 256 in flight")
-    assert verdict.high < verdict.bound == 0.03
+    assert verdict.high < verdict.threshold == 0.03
 
 
 def test_a_beaten_point_fails():

@@ -8,14 +8,14 @@ from traces import traced
 
 from pytest_slmserve.analysis.gate.diagnosis import Difference, diagnose, splits
 from pytest_slmserve.report.gate.text import (
-    CANARY_LEGEND,
+    PROBE_LEGEND,
     SPLIT_LEGEND,
     diagnosis_lines,
     difference_text,
     gate_findings,
     split_text,
 )
-from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
+from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 
 
 def split(baseline, candidate):
@@ -107,29 +107,29 @@ def test_a_diagnosis_is_told_from_the_split_to_the_differences():
     assert len(said) == 4
 
 
-def with_canary(m, wall_s, cpu_s):
+def with_probe(m, wall_s, cpu_s):
     seen = m.run.telemetry
-    columns = {**seen.columns, CANARY: (wall_s,) * len(seen), CANARY_CPU: (cpu_s,) * len(seen)}
+    columns = {**seen.columns, PROBE: (wall_s,) * len(seen), PROBE_CPU: (cpu_s,) * len(seen)}
     return replace(m, run=replace(m.run, telemetry=replace(seen, columns=columns)))
 
 
-def test_the_canaries_of_both_sides_are_compared():
-    found = split(with_canary(traced(), 0.005, 0.004), with_canary(traced(), 0.006, 0.00402))
+def test_the_probes_of_both_sides_are_compared():
+    found = split(with_probe(traced(), 0.005, 0.004), with_probe(traced(), 0.006, 0.00402))
     shown = rows(split_text(found))
-    assert shown["canary, ms"] == ["5.00", "6.00", "+1.00", "+20.0"]
+    assert shown["host-speed probe, ms"] == ["5.00", "6.00", "+1.00", "+20.0"]
     assert shown["its CPU time, ms"] == ["4.00", "4.02", "+0.02", "+0.5"]
-    assert "the host was not the same beside both sides: canary +20.0 %, its CPU time +0.5 %" in list(
+    assert "the host was not the same beside both sides: host-speed probe +20.0 %, its CPU time +0.5 %" in list(
         gate_findings(found)
     )
-    said = list(diagnosis_lines(diagnose([with_canary(traced(), 0.005, 0.004)], [with_canary(traced(), 0.005, 0.004)])))
-    assert " ".join(said[2].split()) == CANARY_LEGEND
+    said = list(diagnosis_lines(diagnose([with_probe(traced(), 0.005, 0.004)], [with_probe(traced(), 0.005, 0.004)])))
+    assert " ".join(said[2].split()) == PROBE_LEGEND
     assert not any("the host was not the same" in line for line in said), "it was"
 
 
-def test_a_canary_beside_one_side_says_nothing():
-    found = split(traced(), with_canary(traced(), 0.005, 0.004))
-    assert found.canary == () and "canary, ms" not in rows(split_text(found))
-    assert CANARY_LEGEND.split()[0] not in " ".join(diagnosis_lines(diagnose([traced()], [traced()])))
+def test_a_probe_beside_one_side_says_nothing():
+    found = split(traced(), with_probe(traced(), 0.005, 0.004))
+    assert found.probe == () and "host-speed probe, ms" not in rows(split_text(found))
+    assert PROBE_LEGEND.split()[0] not in " ".join(diagnosis_lines(diagnose([traced()], [traced()])))
 
 
 def test_nothing_measured_says_nothing():

@@ -297,11 +297,13 @@ def test_throughput_has_plateau_predictions_and_intervals():
 
 
 def test_the_course_of_a_window_has_the_steps_and_the_sensors_in_it():
-    made = engine_alone(columns={**WELL, sensors.POWER: lambda at: 300 + at, sensors.CANARY: 0.006})
+    made = engine_alone(columns={**WELL, sensors.POWER: lambda at: 300 + at, sensors.PROBE: 0.006})
     opens, closes = made.run.window_s
     drawn = dict(charts.timeline(made))
-    assert {"running, waiting", "power", "canary, its CPU time"} <= drawn.keys()
-    pieces = [row["y"] for row in values_of(drawn["canary, its CPU time"]) if row["series"] == "canary"]
+    assert {"running, waiting", "power", "host-speed probe, its CPU time"} <= drawn.keys()
+    pieces = [
+        row["y"] for row in values_of(drawn["host-speed probe, its CPU time"]) if row["series"] == "host-speed probe"
+    ]
     assert pieces and set(pieces) == {6.0}
     (power,) = (spec for title, spec in drawn.items() if title == "power")
     rows = values_of(power)

@@ -36,8 +36,8 @@ LIFELIKE = {
     "sm_clock_hz": 1.98e9,
     "power_capped": 0.954,
     "own_cores": 2.31,
-    "canary_s": 0.0048,
-    "canary_cpu_s": 0.0045,
+    "probe_s": 0.0048,
+    "probe_cpu_s": 0.0045,
     "unexplained": 0.412,
     "bound": "compute",
     "decode_dram": 0.713,
@@ -212,9 +212,9 @@ def test_records_with_sensors_have_one():
 
 
 def slower(concurrency: int, cpu_ms: float, model: str = "opt-1.3b") -> Measurement:
-    """A measurement beside which a canary took so long, and waited as long again."""
+    """A measurement beside which a host-speed probe took so long, and waited as long again."""
     made = measurement(concurrency, law(concurrency), model=model)
-    pieces = {sensors.OWN_CORES: 1.0, sensors.CANARY: 2e-3 * cpu_ms, sensors.CANARY_CPU: 1e-3 * cpu_ms}
+    pieces = {sensors.OWN_CORES: 1.0, sensors.PROBE: 2e-3 * cpu_ms, sensors.PROBE_CPU: 1e-3 * cpu_ms}
     return replace(made, run=replace(made.run, telemetry=planted_telemetry(pieces, interval_s=0.001, until_s=0.7)))
 
 

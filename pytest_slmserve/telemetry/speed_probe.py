@@ -1,6 +1,6 @@
 """A fixed piece of pure Python, timed once for each line that comes in.
 
-    python -I -S canary_process.py PARENT_PID [CORE]
+    python -I -S speed_probe.py PARENT_PID [CORE]
 
 A line out is the time of a piece by the clock, and its CPU time, in microseconds. A process of its own: nothing that
 the parent does can hold up the piece, and it ends when the parent does. The standard library alone, to start fast.

@@ -1,4 +1,4 @@
-"""The canary: what its pieces say, and that its process never outlives us nor costs a measurement."""
+"""The probe: what its pieces say, and that its process never outlives us nor costs a measurement."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from processes import alive, until
 from strategies import watched_run
 
 from pytest_slmserve.analysis.device.sensor_health import health
-from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
+from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.host_counters import (
     OWN_REST_S,
     SCRIPT,
     SHARED_REST_S,
-    CanarySource,
-    open_canary,
+    SpeedProbeSource,
+    open_speed_probe,
     spare_core,
 )
 from pytest_slmserve.telemetry.sampler import Sampler
@@ -30,75 +30,75 @@ GPU = "GPU-0000"
 
 
 def running(parent: int) -> list[int]:
-    """Ids of the canaries that watch this process."""
+    """Ids of the host-speed probes that watch this process."""
     return [
         pid for pid, _, words in alive() if str(SCRIPT) in words and words[words.index(str(SCRIPT)) + 1] == str(parent)
     ]
 
 
 @pytest.fixture
-def canary():
-    source = CanarySource()
+def probe():
+    source = SpeedProbeSource()
     yield source
     source.close()
 
 
 @pytest.fixture
-def process(canary):
+def process(probe):
     """The id of its process, which the first reading starts."""
     before = running(os.getpid())
-    assert canary.read(0.0) == Reading(), "there is no piece yet"
+    assert probe.read(0.0) == Reading(), "there is no piece yet"
     # its words are not there yet at the very beginning: Linux closes what Popen waits for before it sets them
     [pid] = until(lambda: set(running(os.getpid())) - set(before), PATIENCE_S, "its process")
     return pid
 
 
-def piece_of(canary: CanarySource) -> Reading:
-    return until(lambda: (read := canary.read(time.monotonic())).values and read, PATIENCE_S, "a piece")
+def piece_of(probe: SpeedProbeSource) -> Reading:
+    return until(lambda: (read := probe.read(time.monotonic())).values and read, PATIENCE_S, "a piece")
 
 
-def test_a_reading_tells_of_the_piece_that_the_one_before_began(canary, process):
+def test_a_reading_tells_of_the_piece_that_the_one_before_began(probe, process):
     for _ in range(3):
-        found = piece_of(canary)
-        assert found.values.keys() == {CANARY, CANARY_CPU} and not found.missing
-        assert 1e-4 < found.values[CANARY_CPU] < found.values[CANARY] + 1e-3 < PATIENCE_S
+        found = piece_of(probe)
+        assert found.values.keys() == {PROBE, PROBE_CPU} and not found.missing
+        assert 1e-4 < found.values[PROBE_CPU] < found.values[PROBE] + 1e-3 < PATIENCE_S
         assert all(1e6 * value == pytest.approx(round(1e6 * value)) for value in found.values.values())
     assert running(os.getpid()).count(process) == 1, "started once and kept"
 
 
 def test_it_does_the_same_work_each_time():
-    script = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import canary_process as c; "
+    script = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import speed_probe as c; "
     script += "print(c.probe_work())"
     told = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
     assert int(told.stdout) == sum(n for n in range(30_000) if n * 7919 % 1021 == 0)
 
 
-def test_a_piece_that_still_works_is_waited_for(canary, process):
+def test_a_piece_that_still_works_is_waited_for(probe, process):
     os.kill(process, signal.SIGSTOP)
     for now in (1.0, 2.0, 3.0):
-        assert canary.read(now) == Reading()
-    assert canary.asked_s == 0.0, "one at a time"
+        assert probe.read(now) == Reading()
+    assert probe.asked_s == 0.0, "one at a time"
     os.kill(process, signal.SIGCONT)
-    assert piece_of(canary).values[CANARY] > 0
+    assert piece_of(probe).values[PROBE] > 0
 
 
 def test_between_two_pieces_it_rests():
-    canary = CanarySource(rest_s=0.9)
+    probe = SpeedProbeSource(rest_s=0.9)
     asked = []
     try:
         for now in (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0):
-            canary.read(now)
-            if canary.asked_s == now:
-                until(lambda: canary.read(canary.asked_s).values, PATIENCE_S, "a piece")
-            asked.append(canary.asked_s)
+            probe.read(now)
+            if probe.asked_s == now:
+                until(lambda: probe.read(probe.asked_s).values, PATIENCE_S, "a piece")
+            asked.append(probe.asked_s)
     finally:
-        canary.close()
+        probe.close()
     assert asked == [0.0] * 4 + [1.0] * 4 + [2.0]
 
 
 def test_it_rests_longer_where_it_has_no_core_of_its_own(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8, 9})
-    own, shared = open_canary(GPU), open_canary("cpu")
+    own, shared = open_speed_probe(GPU), open_speed_probe("cpu")
     assert (own.core, own.rest_s) == (9, OWN_REST_S)
     assert (shared.core, shared.rest_s) == (None, SHARED_REST_S)
     assert OWN_REST_S < SHARED_REST_S
@@ -123,51 +123,51 @@ def test_which_core_is_its_own(device, allowed, core):
 
 def test_it_stays_on_its_core():
     core = max(os.sched_getaffinity(0))
-    canary = CanarySource(core)
+    probe = SpeedProbeSource(core)
     try:
-        canary.read(0.0)
-        piece_of(canary)
+        probe.read(0.0)
+        piece_of(probe)
         assert [os.sched_getaffinity(pid) for pid in running(os.getpid())] == [{core}]
     finally:
-        canary.close()
+        probe.close()
 
 
-def test_close_ends_its_process_and_may_be_called_twice(canary, process):
-    canary.close()
+def test_close_ends_its_process_and_may_be_called_twice(probe, process):
+    probe.close()
     assert process not in running(os.getpid())
-    canary.close()
-    CanarySource().close()
+    probe.close()
+    SpeedProbeSource().close()
 
 
-def test_an_interrupt_from_the_terminal_does_not_end_it(canary, process):
-    piece_of(canary)
+def test_an_interrupt_from_the_terminal_does_not_end_it(probe, process):
+    piece_of(probe)
     os.kill(process, signal.SIGINT)
-    piece_of(canary), piece_of(canary)
+    piece_of(probe), piece_of(probe)
     assert process in running(os.getpid())
 
 
-def test_one_that_ends_makes_its_values_unknown_and_degrades_nothing(canary, process):
+def test_one_that_ends_makes_its_values_unknown_and_degrades_nothing(probe, process):
     os.kill(process, signal.SIGKILL)
     os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)  # its end of the pipe is closed from here on
-    with Sampler([canary], 0.1).recording() as recording:
+    with Sampler([probe], 0.1).recording() as recording:
         time.sleep(0.25)
     told = recording.telemetry(began_s=recording.rows[0][0] - 1.0)
-    assert set(told.columns[CANARY]) == set(told.columns[CANARY_CPU]) == {None}
-    assert told.notes == () and told.missing == {f"{CANARY}: the canary's process has ended": len(told)}
+    assert set(told.columns[PROBE]) == set(told.columns[PROBE_CPU]) == {None}
+    assert told.notes == () and told.missing == {f"{PROBE}: the host-speed probe's process has ended": len(told)}
     assert "lost" not in " ".join(health(watched_run(told, (0.5, 2.0)), None).reasons)
 
 
-def test_one_that_cannot_be_started_makes_its_values_unknown(canary, monkeypatch):
+def test_one_that_cannot_be_started_makes_its_values_unknown(probe, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    found = canary.read(0.0)
-    assert found.values == {CANARY: None, CANARY_CPU: None} and "/nowhere/python" in found.missing[0]
+    found = probe.read(0.0)
+    assert found.values == {PROBE: None, PROBE_CPU: None} and "/nowhere/python" in found.missing[0]
 
 
-# A forked process holds our end of the pipe as well, so the canary sees no end of file when we are killed.
+# A forked process holds our end of the pipe as well, so the host-speed probe sees no end of file when we are killed.
 PARENT = """
 import os, time
-from pytest_slmserve.telemetry.host_counters import CanarySource
-source = CanarySource()
+from pytest_slmserve.telemetry.host_counters import SpeedProbeSource
+source = SpeedProbeSource()
 source.read(time.monotonic())
 if (beside := os.fork()) == 0:
     time.sleep(600)
@@ -182,10 +182,10 @@ def test_it_ends_when_its_parent_is_killed():
     with parent:
         beside = int(parent.stdout.readline())
         try:
-            [pid] = until(lambda: running(parent.pid), PATIENCE_S, "the canary")
+            [pid] = until(lambda: running(parent.pid), PATIENCE_S, "the host-speed probe")
             parent.kill()
             parent.wait()
-            until(lambda: pid not in [each for each, _, _ in alive()], PATIENCE_S, "the canary's end")
+            until(lambda: pid not in [each for each, _, _ in alive()], PATIENCE_S, "the host-speed probe's end")
             assert beside in [each for each, _, _ in alive()]
         finally:
             parent.kill()
