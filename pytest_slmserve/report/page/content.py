@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement, RunComparison
+from pytest_slmserve.analysis.compare.changes import LAUNCHES, METRICS, Judgement, RunComparison
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
 from pytest_slmserve.analysis.metrics import latency
@@ -22,7 +22,6 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import screen
 from pytest_slmserve.report.compare import (
     CHANGES,
-    METRICS,
     RunSide,
     case_text,
     change_rows,
@@ -499,7 +498,7 @@ def _history(found: Findings) -> Iterator[PageSection]:
             cut = charts.cut_whiskers(each)
             beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
             note = f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {NOTES['History']}"
-            drawn.append(Chart(METRICS[each.metric][0], charts.history(each), note))
+            drawn.append(Chart(METRICS[each.metric].heading, charts.history(each), note))
         with laid_out(TEXT_WIDTH):
             text = case_text(title, alike)
         parts.append(Part(title, look, drawn, [as_table(f"History of {title}", rows_of_history(alike), HISTORY)], text))
@@ -553,8 +552,8 @@ def of_runs(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Part
     for subject, changes in grouped(found.changes, lambda each: each.subject).items():
         for name in DRAWN:
             if alike := [each for each in changes if each.metric == name]:
-                title = f"{subject}: {METRICS[name][0]}"
-                drawn.append(Chart(title, charts.change_chart(alike, found.margin, title)))
+                title = f"{subject}: {METRICS[name].heading}"
+                drawn.append(Chart(title, charts.change_chart(alike, found.tolerance, title)))
         tables.append(as_table(subject, change_rows(changes), CHANGES))
     with laid_out(TEXT_WIDTH):
         text = comparison_text(baseline, candidate, found)
