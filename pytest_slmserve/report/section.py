@@ -11,8 +11,8 @@ A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once,
             "",
             Legend("spread: standard deviation of a pair."),
         ],
-        [Chart("Candidate over baseline", partial(charts.gate_forest, compared, series, names), "Ticks: pairs.")],
         look="good",
+        charts=partial(gate_charts, gated),  # a function that yields `Chart` values
     )
 
 `section_text` draws it for a terminal and leaves the charts out. The HTML report draws the charts and the tables, and
@@ -85,14 +85,15 @@ class Cells:
 class Chart:
     """A chart of an HTML report.
 
-    make: Returns the Vega-Lite specification, or None if nothing is known that could be drawn. It is called only if an
-        HTML report is written, because a fit or an interval takes time.
+    spec: Vega-Lite specification, or None if nothing is known that could be drawn: then there is no chart.
     note: How to read the chart.
+    group: Heading above this chart and others of the same group.
     """
 
     title: str
-    make: Callable[[], dict[str, Any] | None]
+    spec: dict[str, Any] | None
     note: str = ""
+    group: str = ""
 
 
 Part = str | Legend | Named | Table  # a string is one or several lines; an empty one is an empty line
@@ -100,12 +101,17 @@ Part = str | Legend | Named | Table  # a string is one or several lines; an empt
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """All that is shown of one subject. look: how an HTML report marks the title."""
+    """All that is shown of one subject.
+
+    look: How an HTML report marks the title.
+    charts: Function that returns the charts. It is called only if an HTML report is written, because fits and
+        intervals take time.
+    """
 
     title: str
     parts: Sequence[Part] = ()
-    charts: Sequence[Chart] = ()
     look: Look = "open"
+    charts: Callable[[], Iterable[Chart]] = tuple
 
     @property
     def tables(self) -> list[Cells]:

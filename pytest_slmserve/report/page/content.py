@@ -164,7 +164,7 @@ class PageSection:
 
 def drawn_part(section: Section) -> Part:
     """A section as the template shows it."""
-    drawn = [DrawnChart(each.title, spec, each.note) for each in section.charts if (spec := each.make())]
+    drawn = [DrawnChart(each.title, each.spec, each.note) for each in section.charts() if each.spec]
     with laid_out(TEXT_WIDTH):
         text = section_text(section)
     return Part(section.title, section.look, drawn, section.tables, text)
