@@ -41,13 +41,14 @@ from pytest_slmserve.analysis.points import (
     replica_groups,
     shared_point,
 )
-from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, Interval, factor, grouped, percent, times
+from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, Interval, factor, grouped, percent
 from pytest_slmserve.analysis.stats.noise import Differences, Repeat
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import Load, is_job, is_steady
 from pytest_slmserve.schema.records import Measurement
 
+TOLERANCE = 0.03  # smallest change that matters, unless a user says otherwise
 LAUNCHES = FIRST_LOOKS[0]  # of each side, as the gate wants pairs
 LAUNCH, LAUNCH_OF_WAITING = 0.002, 0.5
 HOST, HOST_OF_WAITING = 0.04, 1.0  # share of the logarithm: 0.5 is the root
@@ -232,12 +233,12 @@ def compare(
             are left out, because a gate holds both of its sides.
     """
     there, here = (
-        cases_of((m for m in side if stored or m.paired is None), steady=stored) for side in (baseline, candidate)
+        compared_cases((m for m in side if stored or m.paired is None), steady=stored) for side in (baseline, candidate)
     )
     common = sorted((case for case in here if case in there), key=lambda c: (c.engines, not c.steady, c.concurrency))
     pairs, both = list[ComparedPair](), list[tuple[list[Measurement], list[Measurement]]]()
     only: tuple[list[str], list[str]] = ([], [])
-    for case, load in zip(common, loads_of(common), strict=True):
+    for case, load in zip(common, load_names(common), strict=True):
         for one, other in same_engines(there[case], here[case]):
             if one and other:
                 pairs.append(compared_pair(case, load, one, other, stored=stored))
@@ -249,7 +250,9 @@ def compare(
     notes = [text for one, other in both for text in warnings(one[0], other[0])]
     if (gated := sum(m.paired is not None for m in (*baseline, *candidate))) and not stored:
         notes.append(f"launches of gates are left out ({gated} measurements): `report` judges them")
-    changes = (change_of(pair, METRICS[name], tolerance, stored) for pair in pairs for name in METRICS if name in metrics)
+    changes = (
+        change_of(pair, METRICS[name], tolerance, stored) for pair in pairs for name in METRICS if name in metrics
+    )
     sides: list[Sequence[Measurement]] = [list(chain(*side)) for side in zip(*both)]
     return RunComparison(
         tolerance,
@@ -262,7 +265,7 @@ def compare(
     )
 
 
-def cases_of(measurements: Iterable[Measurement], *, steady: bool) -> dict[ComparedCase, list[Measurement]]:
+def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict[ComparedCase, list[Measurement]]:
     """Return measurements by what was measured: of single engines in the order first met, then of several engines that
     shared a device and are all there. steady: whether to leave out loads without a window."""
     found: dict[ComparedCase, list[Measurement]] = {}
@@ -277,11 +280,11 @@ def cases_of(measurements: Iterable[Measurement], *, steady: bool) -> dict[Compa
 def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
     """Return the measurements of one model under a steady load; of several models on a device, those whose first it
     is."""
-    by_case = cases_of(measurements, steady=True)
+    by_case = compared_cases(measurements, steady=True)
     return [m for case, found in by_case.items() if case.models[0] == model for m in found]
 
 
-def loads_of(cases: Sequence[ComparedCase]) -> list[str]:
+def load_names(cases: Sequence[ComparedCase]) -> list[str]:
     """Return the load of each case in words, with its details if another case has the same engines and load."""
     names = Counter((case.engines, case.load) for case in cases)
     return [c.load if names[c.engines, c.load] == 1 else f"{c.load} ({c.details})" for c in cases]
@@ -334,12 +337,11 @@ def compared_pair(
 ) -> ComparedPair:
     """Return both sides of one case. Nothing can be said if a side is of several engines or releases, invalid or
     degraded, or if a fact that has to match differs. stored: see `compare`."""
+    points = served(case, there), served(case, here)
+    used = [[m for group in point.used for m in group] for point in points]
     obstacles: list[str] = []
-    points, used = [], []
-    for side, measured in (("the baseline", there), ("this run" if stored else "the candidate", here)):
-        point = served(case, measured)
-        points.append(point)
-        used.append([m for group in point.used for m in group])
+    sides = ("the baseline", "this run" if stored else "the candidate")
+    for side, point, measured in zip(sides, points, (there, here), strict=True):
         known = {(requested_engine(m), m.environment.vllm, m.environment.torch) for m in measured}
         if len(known) > 1:
             obstacles.append(f"{side} has {len(known)} different engines or releases under this load")
@@ -364,7 +366,7 @@ def change_of(pair: ComparedPair, metric: Metric, tolerance: float, stored: bool
     sides = [repeats_by_launch(side, metric.name) for side in (pair.baseline, pair.candidate)]
     if not all(sides):
         return None
-    seen = factor(noise_of(sides).between(0, 1))
+    seen = factor(repeat_noise(sides).between(0, 1))
     if min(map(len, sides)) >= LAUNCHES and pair.same_boot:
         unseen: float | None = 0.0
     else:
@@ -417,7 +419,7 @@ def mean_of_repeats(launches: Sequence[Sequence[Repeat]]) -> float:
     return fmean(repeat.value for repeat in chain(*launches))
 
 
-def noise_of(sides: Sequence[Sequence[Sequence[Repeat]]]) -> Differences:
+def repeat_noise(sides: Sequence[Sequence[Sequence[Repeat]]]) -> Differences:
     """Return the sides with what tells their noise: their launches if each side has enough of them, else the
     repeats."""
     if min(map(len, sides), default=0) < LAUNCHES:
@@ -454,9 +456,11 @@ def against_stored(
             verdicts.append(Verdict.inconclusive(claim, subject, why, threshold, pair.baseline, pair.candidate))
             continue
         seen = change.ratio
-        way = "lower" if seen.value < 1 else "higher"
-        why = f"{words} {percent(abs(seen.value - 1))} {way} than the baseline's, {times(seen)}, "
-        why += f"tolerance {percent(tolerance)}"
+        apart = percent(abs(seen.value - 1))
+        way = f"{apart} {'lower' if seen.value < 1 else 'higher'} than" if apart != percent(0) else "equal to"
+        why = f"{words} {way} the baseline's ({seen.value:.4g} times"
+        why += "" if seen.low is None else f", 95 %: {seen.low:.4g} to {seen.high:.4g}"
+        why += f"), tolerance {percent(tolerance)}"
         if seen.low is None:
             why += "; noise unknown: one repeat on each side; --slm-repeats 2"
         elif min(change.launches) < LAUNCHES or not pair.same_boot:

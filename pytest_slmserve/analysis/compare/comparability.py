@@ -157,7 +157,9 @@ MACHINE_FACTS: tuple[Fact, ...] = (
     Fact("prompts from a cache", attrgetter("spec.allow_prefix_cache"), lambda may: "allowed" if may else "refused"),
     Fact("platform", attrgetter("environment.platform")),
     Fact("GPU", attrgetter("environment.gpu_name"), of_gpu=True),
-    Fact("GPU memory", attrgetter("environment.gpu_memory_bytes"), lambda size: f"{size / 2**20:,.0f} MiB", of_gpu=True),
+    Fact(
+        "GPU memory", attrgetter("environment.gpu_memory_bytes"), lambda size: f"{size / 2**20:,.0f} MiB", of_gpu=True
+    ),
     Fact("driver", attrgetter("environment.driver"), of_gpu=True),
     Fact("power limit", lambda m: device_figures(m.run).power_limit_w, "{:g} W".format, of_gpu=True),
     Fact("SM clock", lambda m: _clock_mhz(m, SM_CLOCK), "{:.0f} MHz".format, APART, optional=True, of_gpu=True),

@@ -9,29 +9,34 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 from pytest_slmserve.analysis.compare.changes import (
+    FEW_LAUNCHES,
     METRICS,
+    NOISE,
+    ONE_REPEAT,
+    TOLERANCE,
     ComparedCase,
+    Judgement,
     MetricChange,
     Served,
-    cases_of,
     change_of,
+    compared_cases,
     compared_pair,
-    loads_of,
+    load_names,
     mean_of_repeats,
-    noise_of,
+    repeat_noise,
     repeats_by_launch,
     requested_engine,
     same_engines,
     served,
 )
-from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped
 from pytest_slmserve.schema.environment import release
 from pytest_slmserve.schema.loads import ClosedLoop, is_steady
 from pytest_slmserve.schema.records import Measurement, hosts_of
 
 FOLLOWED = ("output_tokens_per_s", "tpot_s")
-TOLERANCE = MARGIN  # as that of the gate
+NO_DIFFERENCE, NOT_COMPARABLE = "no difference shown", "not comparable"
+WORDS = {Judgement.BETTER: "improved", Judgement.WORSE: "regressed"}  # other decided verdicts by `compare`'s own words
 STAGES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}  # of a release, before and after it (PEP 440)
 
 
@@ -44,6 +49,15 @@ class ReleaseMean:
     mean: Interval
     launches: int
     step: MetricChange | None
+
+    @property
+    def step_words(self) -> str:
+        """What became of the metric since the release before, in words; empty of the first release."""
+        if self.step is None:
+            return ""
+        if self.step.verdict is Judgement.INCONCLUSIVE:
+            return NO_DIFFERENCE if self.step.why in (NOISE, ONE_REPEAT, FEW_LAUNCHES) else NOT_COMPARABLE
+        return WORDS.get(self.step.verdict) or str(self.step.verdict.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +98,7 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
     found = [case for line in lines if len(line) > 1 and (case := at_largest_load(line))]
     histories = []
     for cases in grouped(found, lambda each: each.first.environment.title).values():
-        loads = loads_of([each.case for each in cases])
+        loads = load_names([each.case for each in cases])
         names = [f"{each.case.engines} at {load}" for each, load in zip(cases, loads)]
         for each, name in zip(cases, names):
             more = f", {each.first.spec.interface} interface, engine {requested_engine(each.first)[:6]}"
@@ -118,7 +132,7 @@ def at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None
     """Return the case under the load that most releases have a valid point of, the largest of several; None if no two
     have one. Of a release that several hosts measured, the host counts that most releases were measured on."""
     hosts = Counter(host for measured in line for host in hosts_of(measured))
-    by_case = [cases_of(measured, steady=True) for measured in line]
+    by_case = [compared_cases(measured, steady=True) for measured in line]
     found = []
     for case in dict.fromkeys(chain(*by_case)):
         releases = []
@@ -136,7 +150,7 @@ def at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None
 def release_history(of: HistoryCase, subject: str, metric: str) -> ReleaseHistory:
     """Return the history of one metric, of the releases that measured it."""
     known = [(each, side) for each, point in of.releases if (side := repeats_by_launch(point, metric))]
-    noise = noise_of([side for _, side in known])
+    noise = repeat_noise([side for _, side in known])
     steps: list[MetricChange | None] = [None]
     for (one, _), (other, _) in pairwise(known):
         pair = compared_pair(of.case, of.case.load, one, other)
