@@ -1,9 +1,8 @@
 """Options: fields of one value, each with its parser, default and help.
 
-Every run of pytest imports this module, so it makes no dataclass, which takes longer than the rest.
+Every run of pytest imports this module, so it makes no dataclass, and no annotations that are strings:
+both take longer than the rest.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -119,7 +118,7 @@ def percentage(text: str) -> float:
     return number
 
 
-def gpu_peaks(text: str) -> GpuPeaks:
+def gpu_peaks(text: str) -> "GpuPeaks":
     from pytest_slmserve.schema.environment import GpuPeaks
 
     try:
@@ -518,7 +517,7 @@ class Options(NamedTuple):
     telemetry_interval: float | None = opt(
         positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S", ini_only=True
     )
-    gpu_peaks: GpuPeaks | None = opt(
+    gpu_peaks: "GpuPeaks | None" = opt(
         gpu_peaks,
         None,
         "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU that the plugin does not know",
