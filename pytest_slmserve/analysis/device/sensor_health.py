@@ -67,8 +67,8 @@ class Health:
 def health(
     run: Run, environment: Environment | None = None, replica: Replica | None = None, even: bool = True
 ) -> Health:
-    """The verdict of the sensors over one run's window. An engine on several GPUs has the state of the worst of them, and
-    each reason names its GPU. environment: has the number of cores of the host. replica: other engines of ours were
+    """The verdict of the sensors over one run's window. An engine on several GPUs has the state of the worst of them,
+    and each reason names its GPU. environment: has the number of cores of the host. replica: other engines of ours were
     there too. even: the load is the same all through the window."""
     if run.telemetry and (gpus := each_gpu(run.telemetry)):
         found = [health(replace(run, telemetry=one), environment, replica, even) for one in gpus]
