@@ -84,7 +84,9 @@ def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
         systems = there.operating_system or "not known", here.operating_system or "not known"
         found.append(f"operating system {systems[0]} there, {systems[1]} here")
     try:
-        days = (moment(candidate.measured_at) - moment(baseline.measured_at)).total_seconds() / 86_400
+        at = [datetime.fromisoformat(m.measured_at) for m in (baseline, candidate)]
+        before, after = (each if each.tzinfo else each.replace(tzinfo=UTC) for each in at)  # UTC unless it says
+        days = (after - before).total_seconds() / 86_400
     except ValueError:
         found.append("it is not known how much time lies between the two")
     else:
@@ -102,12 +104,6 @@ def one_boot(*measurements: Measurement) -> bool:
     """Return whether all were measured on one host, without a boot between."""
     hosts = hosts_of(measurements)
     return len(hosts) == 1 and None not in hosts
-
-
-def moment(text: str) -> datetime:
-    """Return a time in ISO 8601, of UTC if it does not say. Raises ValueError."""
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def sharing_of(measurement: Measurement) -> str:
@@ -133,7 +129,7 @@ def _clock_mhz(measurement: Measurement, number: int) -> Any:
     """Return the largest reading of a clock in the window, None if there is none. An SM clock under the power limit is
     what the load leaves of it: an effect, not a setting."""
     watch, capped = watched(measurement.run), device_figures(measurement.run).power_capped
-    largest = watch.largest(number) if watch else None
+    largest = max(watch.values(number), default=None) if watch else None
     if largest is not None and number == SM_CLOCK and capped is not None and capped > POWER_HELD:
         return EFFECT
     return None if largest is None else largest / 1e6
