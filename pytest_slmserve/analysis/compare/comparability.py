@@ -84,9 +84,7 @@ def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
         systems = there.operating_system or "not known", here.operating_system or "not known"
         found.append(f"operating system {systems[0]} there, {systems[1]} here")
     try:
-        at = [datetime.fromisoformat(m.measured_at) for m in (baseline, candidate)]
-        before, after = (each if each.tzinfo else each.replace(tzinfo=UTC) for each in at)  # UTC unless it says
-        days = (after - before).total_seconds() / 86_400
+        days = (moment(candidate.measured_at) - moment(baseline.measured_at)).total_seconds() / 86_400
     except ValueError:
         found.append("it is not known how much time lies between the two")
     else:
@@ -104,6 +102,12 @@ def one_boot(*measurements: Measurement) -> bool:
     """Return whether all were measured on one host, without a boot between."""
     hosts = hosts_of(measurements)
     return len(hosts) == 1 and None not in hosts
+
+
+def moment(text: str) -> datetime:
+    """Return a time in ISO 8601, of UTC if it does not say. Raises ValueError."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def sharing_of(measurement: Measurement) -> str:
