@@ -13,7 +13,7 @@ from typing import Any
 from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, MetricChange, ReleaseHistory
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
-from pytest_slmserve.analysis.points import Figure, Point, Repeats, e2e_s, figure_named, output_rate, point_differences
+from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, factor
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.gains import Fit, fit
@@ -107,7 +107,7 @@ PADDING = 10  # pixels between marks and the end of an axis
 ROW = 26  # pixels of an interval's row
 
 
-def intervals(points: Sequence[Repeats[Any]], what: Figure = output_rate) -> list[Interval]:
+def intervals(points: Sequence[Point], what: Figure = output_rate) -> list[Interval]:
     """The 95 % interval of each point's mean; the noise is that of all these points."""
     if any(not what(point) for point in points):
         return [Interval(math.nan) for _ in points]

@@ -38,7 +38,6 @@ from pytest_slmserve.analysis.points import (
     CONTINUOUS,
     JobPoint,
     Point,
-    Repeats,
     figure_named,
     figure_ratio,
     output_rate,
@@ -530,7 +529,7 @@ def _replica_device(origins: tuple[str, ...], found: Sequence[_Compared], ways: 
                 pairs = [pair for pair in each.pairs.get(way, ()) if _finite(pair[0], field) is not None]
                 first = _finite(pairs[0][1], field) if pairs else None
                 over = first if kind == "relative" else 1.0
-                sides: list[tuple[int, Repeats[Any]]] = [(shared.count, shared) for shared, _ in pairs]
+                sides: list[tuple[int, Point]] = [(shared.count, shared) for shared, _ in pairs]
                 sides = [*([(1, pairs[0][1])] if first else []), *sides]
                 for count, side in sides if over else []:
                     x = _beside(counts, count, number, len(found))
