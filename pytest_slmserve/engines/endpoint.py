@@ -93,7 +93,7 @@ def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | Non
     totals: dict[str, float] = {}
     try:
         status, _, text = ask_once("GET", page, headers, None, PAGE_S)
-        for row in samples(text) if status == 200 else ():
+        for row in samples(text, ["vllm:"]) if status == 200 else ():
             if counter := COUNTER.fullmatch(row.name):
                 totals[counter[1]] = totals.get(counter[1], 0.0) + row.value
         return (round(totals.get("queries", 0.0)), round(totals.get("hits", 0.0))) if totals else None

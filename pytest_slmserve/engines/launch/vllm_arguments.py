@@ -18,7 +18,7 @@ from pytest_slmserve.schema.files import own_cache
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.secret_words import passed_on
 from pytest_slmserve.schema.specs import GIB, EngineSpec, short_hash
-from pytest_slmserve.telemetry.host_probe import own_cores
+from pytest_slmserve.telemetry.host import own_cores
 
 WORKER = Path(__file__).parent.parent / "worker" / "vllm_worker.py"
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn: we limit how long a start may take

@@ -18,7 +18,7 @@ from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, namin
 from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import ReplicaSpec
-from pytest_slmserve.telemetry.host_probe import memory_used, own_cores
+from pytest_slmserve.telemetry.host import memory_used, own_cores
 
 STABLE_READINGS, STABLE_S, STABLE_WITHIN_S = 2, 0.5, 30.0  # of the device's memory, between two starts
 IMAGINED_GAIN: dict[Sharing, float] = {"mps": 1.2}  # of the simulated device; other ways of sharing have no gain

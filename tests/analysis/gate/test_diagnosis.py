@@ -329,7 +329,7 @@ def measured(kind: str, concurrency: int) -> Windows:
 @in_checkout
 @pytest.mark.parametrize("concurrency", [64, 128])
 def test_steps_that_only_decode_are_those_of_an_engine_that_decodes_for_seconds(concurrency):
-    spread, together = measured("spread", concurrency), measured("together", concurrency)
+    spread, together = measured("staggered", concurrency), measured("burst", concurrency)
     assert spread.alone < spread.steps / 1.9 and together.alone > 0.95 * together.steps
     assert spread.alone_s / spread.alone == pytest.approx(together.alone_s / together.alone, rel=0.05)
 
