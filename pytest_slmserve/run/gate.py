@@ -27,10 +27,9 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, place_of, read_calibrations, read_waivers
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, Outputs, check_fits
+from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs, check_fits
 from pytest_slmserve.engines.launch.vllm_arguments import caches
 from pytest_slmserve.engines.pool import abreast
-from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.table import FEWEST_PAIRS, Options, joined
 from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.gate.text import calibration_text
@@ -329,8 +328,7 @@ class OneGate:
         return caches(self.session.options.gate_caches, side, self.specs)
 
     def _launched(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        if isinstance(engine, SimulatedEngine):  # others differ from launch to launch by themselves
-            engine.differ(f"{side} {number}")
+        engine.differ(f"{side} {number}")
         paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches)
         weights = self.specs[side].load_format
         if number == 1:  # once is enough: whoever answers otherwise does so always
@@ -364,10 +362,7 @@ class OneGate:
             with self._caches(side) as own:
                 launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
                 with abreast(self.session.devices.pool, [launch]) as (start,):
-                    engine = start()
-                    problem: str | None = "not through this interface"
-                    if isinstance(engine, CanProfile):
-                        problem = engine.profile(self.workload, load)
+                    problem = start().profile(self.workload, load)
         except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
             return f"none ({str(error).partition(ENDS_WITH)[0]})"
         written = sorted(str(path) for path in set(folder.iterdir()) - before)
