@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_curves, stored_gates, unique
-from pytest_slmserve.analysis.compare.runs import release_histories
+from pytest_slmserve.analysis.compare.history import release_histories
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, weaker
 from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
 from pytest_slmserve.analysis.points import job_points, shared_points
