@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement, RunComparison
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
+from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, Gated, series_of
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
 from pytest_slmserve.analysis.stats.estimates import grouped, percentile
@@ -508,7 +508,7 @@ def _history(found: Findings) -> Iterator[PageSection]:
 
 
 def _gate(gated: Gated) -> Part:
-    series = (*gated_series(gated.pairs), *shown_series(gated.pairs))
+    series = series_of((*GATED, *SHOWN), gated.pairs)
     with laid_out(TEXT_WIDTH):
         text = gates.gate_text(gated)
     look = GATE_KINDS[gated.outcome][1]
