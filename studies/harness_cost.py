@@ -32,7 +32,7 @@ from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.specs import GIB, EngineSpec
-from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.workload.requests import build_workload
 
 BOUND = 0.99

@@ -45,8 +45,8 @@ from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 from pytest_slmserve.telemetry.base import Reading, SensorSource
+from pytest_slmserve.telemetry.host import Host, probe
 from pytest_slmserve.telemetry.host_counters import SpeedProbeSource
-from pytest_slmserve.telemetry.host_probe import Host, probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
 from pytest_slmserve.workload.requests import build_workload

@@ -104,7 +104,7 @@ def cache_lookups_in(page: str) -> tuple[int, int] | None:
     """Tokens looked up and found, by the text of such a page, of all its engines; None where it has no counters."""
     totals: dict[str, float] = {}
     try:
-        for row in samples(page):
+        for row in samples(page, ["vllm:"]):
             if counter := COUNTER.fullmatch(row.name):
                 totals[counter[1]] = totals.get(counter[1], 0.0) + row.value
         return (round(totals.get("queries", 0.0)), round(totals.get("hits", 0.0))) if totals else None

@@ -20,7 +20,7 @@ from pytest_slmserve.engines.server import server_arguments
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
-from pytest_slmserve.telemetry.host_probe import this_host
+from pytest_slmserve.telemetry.host import this_host
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again
 REASON = "of the prompt tokens came from a prefix cache"

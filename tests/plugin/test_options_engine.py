@@ -22,8 +22,8 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import predicted_blocks
 from pytest_slmserve.schema.specs import GIB, EngineSpec
-from pytest_slmserve.telemetry import host_probe
-from pytest_slmserve.telemetry.host_probe import Gpu, Host
+from pytest_slmserve.telemetry import host
+from pytest_slmserve.telemetry.host import Gpu, Host
 
 # interface
 
@@ -211,14 +211,14 @@ def test_what_is_no_interpreter_is_refused(pytester):
 
 
 def test_an_interpreter_is_asked_for_what_it_holds():
-    facts = host_probe.interpreter(sys.executable, {})
+    facts = host.interpreter(sys.executable, {})
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert set(facts) == {"python", "vllm", "torch", "executable"}
 
 
 def test_an_interpreter_without_vllm_is_named(tmp_path):
-    with pytest.raises(host_probe.BadUsage, match=r"/opt/old/python has no vLLM"):
-        host_probe.check_vllm("cuda", None, "/opt/old/python")
+    with pytest.raises(host.BadUsage, match=r"/opt/old/python has no vLLM"):
+        host.check_vllm("cuda", None, "/opt/old/python")
 
 
 @pytest.fixture

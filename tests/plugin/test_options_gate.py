@@ -18,7 +18,7 @@ from pytest_slmserve.engines.base import PROFILE_FOLDER
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.table import FEWEST_PAIRS, OPTS
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.telemetry import host_probe
+from pytest_slmserve.telemetry import host
 
 # gate
 
@@ -140,10 +140,10 @@ def releases(monkeypatch):
     def hold(python, env):
         vllm = {"/old/python": "0.31.0", "/new/python": "0.32.0"}.get(python)
         if vllm is None and python != sys.executable:
-            raise host_probe.BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python")
+            raise host.BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python")
         return {"python": "3.11.7", "vllm": vllm, "torch": "2.13.0"}
 
-    monkeypatch.setattr(host_probe, "interpreter", hold)
+    monkeypatch.setattr(host, "interpreter", hold)
 
 
 def test_it_is_that_side_s_alone(gate, archive):

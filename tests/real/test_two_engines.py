@@ -20,7 +20,7 @@ from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import ReplicaSpec, WorkloadSpec
-from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.workload.requests import build_workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]

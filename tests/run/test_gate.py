@@ -36,7 +36,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.telemetry.host_probe import Host
+from pytest_slmserve.telemetry.host import Host
 
 MODEL = "opt-125m"
 FEW_STEPS = {  # of some 10 ms, so that a window has a hundred

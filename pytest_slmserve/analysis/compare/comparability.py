@@ -148,7 +148,7 @@ def _sm_clock_hz(measurement: Measurement) -> Any:
 
 def _largest(measurement: Measurement, number: int) -> float | None:
     watch = watched(measurement.run)
-    return watch.largest(number) if watch else None
+    return max(watch.values(number), default=None) if watch else None
 
 
 def _kv_tokens(measurement: Measurement) -> int | None:

@@ -17,7 +17,7 @@ from pytest_slmserve.schema.errors import Caches, Side
 from pytest_slmserve.schema.files import own_cache
 from pytest_slmserve.schema.secret_words import passed_on
 from pytest_slmserve.schema.specs import GIB, EngineSpec
-from pytest_slmserve.telemetry.host_probe import own_cores
+from pytest_slmserve.telemetry.host import own_cores
 
 LOOK_S = 0.05
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk

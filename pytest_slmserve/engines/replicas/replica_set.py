@@ -27,7 +27,7 @@ from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, namin
 from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
-from pytest_slmserve.telemetry.host_probe import memory_used, own_cores
+from pytest_slmserve.telemetry.host import memory_used, own_cores
 
 BEGIN_S = 0.5  # from saying when to begin to beginning: all workers have heard of it by then
 OPEN_S = 0.2  # likewise of the window

@@ -211,7 +211,7 @@ def test_counts_are_of_all_metrics():
     assert found.counts[Judgement.WORSE] == len(BOUNDED) and sum(found.counts.values()) == len(found.changes)
 
 
-NAMES = ("adaptive", "adaptive-next-host", "doors-15-s", "ledger", "sensors", "spread", "verify")
+NAMES = ("adaptive", "adaptive-next-host", "interfaces-15-s", "history", "sensors", "staggered", "verify")
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def test_one_release_on_two_hosts_is_no_regression(committed):
 def test_launches_of_one_host_are_no_regression_of_each_other(committed):
     """Runs of one release, minutes apart: one launch differs from the next, and nothing has changed."""
     launches: dict[str, list[Measurement]] = {}
-    for m in committed["spread"]:
+    for m in committed["staggered"]:
         launches.setdefault(m.launch, []).append(m)
     pairs = [compare_runs(there, here, MARGIN) for there, here in permutations(launches.values(), 2)]
     assert sum(len(found.changes) for found in pairs) > 100

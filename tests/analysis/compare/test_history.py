@@ -164,7 +164,7 @@ def test_two_engines_have_a_history_each_and_a_new_argument_goes_on_with_the_old
 @pytest.fixture(scope="module")
 def ledgers():
     needs_checkout()
-    paths = sorted(BASELINES.glob("h200-vllm-*-ledger.jsonl.xz"))
+    paths = sorted(BASELINES.glob("h200-vllm-*-history.jsonl.xz"))
     assert len(paths) >= 4
     return [read(path).measurements for path in paths]
 

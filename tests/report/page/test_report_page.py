@@ -334,7 +334,7 @@ def test_replicas_are_held_against_one_engine(report):
 
 
 def test_a_history_has_the_rows_that_the_terminal_prints(report):
-    page, printed = report(*(committed(f"h200-vllm-{release}-ledger") for release in RELEASES))
+    page, printed = report(*(committed(f"h200-vllm-{release}-history") for release in RELEASES))
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     tables = {caption: rows for caption, rows in page.tables.items() if caption.startswith("History of ")}
     assert list(tables) == [f"History of {model} at 512 in flight, NVIDIA H200" for model in ("opt-1.3b", "opt-125m")]
