@@ -24,6 +24,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Ga
 from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.as_json import facts
+from pytest_slmserve.report.section import Legend, Look, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
@@ -33,7 +34,6 @@ from pytest_slmserve.report.text_table import (
     hanging,
     hundredths,
     interval_text,
-    named_lines,
     table,
 )
 from pytest_slmserve.schema.environment import SIMULATED
@@ -151,6 +151,7 @@ CACHES = {
     "warm": "compile caches were warm: each side was launched before the first pair",
     "cold": "compile caches were cold: each launch had empty ones",
 }
+LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCONCLUSIVE: "open"}
 WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # as a gate says them
 KEY = (
     "candidate / baseline: Hodges-Lehmann estimate over the pairs. spread: standard deviation of a pair. detectable: "
@@ -171,7 +172,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("", lambda row: WORDS[row[0].outcome] if row[1] else "", "left"),
 )
 
-Step = tuple[str, InterimAnalysis]  # name of the endpoint
+Step = tuple[str, InterimAnalysis]  # name of the endpoint, and one of its analyses
 INTERIM: tuple[Column[Step], ...] = (
     Column("interim analysis", lambda step: step[0], "left"),
     Column("pairs", lambda step: str(step[1].pairs)),
@@ -182,19 +183,30 @@ INTERIM: tuple[Column[Step], ...] = (
 )
 
 
-def gate_text(gated: Gated) -> str:
-    """Text of a gate: what was compared, the table, the diagnosis if it failed, and the launches that do not count."""
-    found = endpoints_text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
-    pieces = [title(gated), *([SIMULATED] if is_simulated(gated) else ())]
-    pieces += [*(f"  {side}: {words}" for side, words in described_sides(gated)), f"  {caches_text(gated)}"]
-    pieces += ["", found, *exact_lines(gated)]
-    pieces += [f"next: {more}"] if (more := next_step(gated)) else []
-    pieces += [outputs] if (outputs := outputs_text(gated)) else []
-    pieces += [f"left out: {why}" for why in gated.dropped]
-    pieces += [*interim_lines(gated.gated), "", hanging(KEY, 0)]
+def gate_section(gated: Gated) -> Section:
+    """A gate: what was compared, the endpoints, the next step, the launches that do not count, and the diagnosis if it
+    failed."""
+    endpoints, reasons, interim = comparison_parts(gated.gated, gated.shown)
+    parts: list[Part] = [SIMULATED] if is_simulated(gated) else []
+    parts += [*(f"  {side}: {words}" for side, words in described_sides(gated)), f"  {caches_text(gated)}"]
+    parts += [endpoints, reasons] if gated.gated else ["", "nothing was compared"]
+    parts += exact_lines(gated)
+    parts += [f"next: {more}"] if (more := next_step(gated)) else []
+    parts += [outputs] if (outputs := outputs_text(gated)) else []
+    parts += [*(f"left out: {why}" for why in gated.dropped), interim, "", Legend(KEY)]
     for lines in failure_lines(gated):
-        pieces += ["", lines]
-    return "\n".join(pieces)
+        parts += ["", lines]
+    return Section(title(gated), parts, LOOKS[gated.outcome])
+
+
+def comparison_parts(gated: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> tuple[Table, Named, Table]:
+    """Endpoints, the reason for the outcome of each gated one, and the boundaries at each interim analysis. shown:
+    endpoints that are not gated."""
+    rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
+    reasons = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in gated]
+    steps = [(each.name, step) for each in gated for step in each.interim]
+    endpoints = Table(rows, COLUMNS, caption="Endpoints", always=len(COLUMNS))
+    return endpoints, Named(reasons), Table(steps, INTERIM, caption="Interim analyses")
 
 
 def as_markdown(gates: Sequence[Gated]) -> str:
@@ -346,23 +358,6 @@ def described_sides(gated: Gated) -> Iterator[tuple[Side, str]]:
         words += ["eager"] if spec.enforce_eager else []
         words += [f"{name}={value}" for name, value in (*spec.env, *spec.extra)]
         yield side, f"{', '.join(words)}, at {loads} requests in flight"
-
-
-def endpoints_text(found: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> str:
-    """Table, and the reason for the outcome of each gated endpoint. shown: endpoints that are not gated."""
-    rows = [*((each, True) for each in found), *((each, False) for each in shown)]
-    said = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in found]
-    return "\n".join([table(rows, COLUMNS, always=len(COLUMNS)), "", named_lines(said)])
-
-
-def interim_steps(found: Sequence[Comparison]) -> list[Step]:
-    return [(each.name, step) for each in found for step in each.interim]
-
-
-def interim_lines(found: Sequence[Comparison]) -> list[str]:
-    """The boundaries at each interim analysis, as a table below an empty line; nothing before the first one."""
-    steps = interim_steps(found)
-    return ["", table(steps, INTERIM)] if steps else []
 
 
 def _detectable(seen: Comparison, gated: bool) -> float | None:

@@ -509,7 +509,7 @@ def _history(found: Findings) -> Iterator[PageSection]:
 def _gate(gated: Gated) -> Part:
     series = series_of((*GATED, *SHOWN), gated.pairs)
     with laid_out(TEXT_WIDTH):
-        text = gates.gate_text(gated)
+        text = section_text(gates.gate_section(gated))
     look = GATE_KINDS[gated.outcome][1]
     return endpoint_part(gates.title(gated), look, gated.gated, gated.shown, {each.name: each for each in series}, text)
 
@@ -528,11 +528,8 @@ def endpoint_part(
     drawn = [DrawnChart("Candidate over baseline", spec, note)] if spec else []
     looks = "Dashed: the margin, and no change."
     drawn += [DrawnChart(f"Interim analyses: {e.name}", charts.interim(e), looks) for e in gated if e.interim]
-    rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
-    tables = [as_table("Endpoints", rows, gates.COLUMNS)] if rows else []
-    if steps := gates.interim_steps(gated):
-        tables.append(as_table("Interim analyses", steps, gates.INTERIM))
-    return Part(title, look, drawn, tables, text)
+    endpoints, _, interim = gates.comparison_parts(gated, shown)
+    return Part(title, look, drawn, [part.cells for part in (endpoints, interim) if part.rows], text)
 
 
 DRAWN = ("output_tokens_per_s", "ttft_s", "tpot_s", "e2e_s")
