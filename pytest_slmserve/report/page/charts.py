@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.compare.changes import METRICS, Judgement, MetricC
 from pytest_slmserve.analysis.compare.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, ReleaseHistory
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
-from pytest_slmserve.analysis.points import Figure, Repeats, e2e_s, figure_named, output_rate, point_differences
+from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.gains import fit
@@ -109,7 +109,7 @@ WHISKER: Spec = {**RULE, "strokeWidth": 1.5, "clip": True}
 # Rows
 
 
-def intervals(points: Sequence[Repeats[Any]], what: Figure = output_rate) -> list[Interval]:
+def intervals(points: Sequence[Point], what: Figure = output_rate) -> list[Interval]:
     """Return the 95 % interval of each point's mean; the noise is that of all these points."""
     if any(not what(point) for point in points):
         return [Interval(math.nan) for _ in points]

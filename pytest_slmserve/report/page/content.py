@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
+from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, Gated, series_of
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
 from pytest_slmserve.analysis.stats.estimates import grouped, percentile
@@ -471,9 +471,9 @@ def _replicas(found: Findings) -> Iterator[PageSection]:
 
 
 def _gate(gated: Gated) -> Part:
-    series = (*gated_series(gated.pairs), *shown_series(gated.pairs))
+    series = series_of((*GATED, *SHOWN), gated.pairs)
     with laid_out(TEXT_WIDTH):
-        text = gates.gate_text(gated)
+        text = section_text(gates.gate_section(gated))
     look = GATE_KINDS[gated.outcome][1]
     return endpoint_part(gates.title(gated), look, gated.gated, gated.shown, {each.name: each for each in series}, text)
 
@@ -492,11 +492,8 @@ def endpoint_part(
     drawn = [DrawnChart("Candidate over baseline", spec, note)] if spec else []
     looks = "Dashed: the margin, and no change."
     drawn += [DrawnChart(f"Interim analyses: {e.name}", charts.interim(e), looks) for e in gated if e.interim]
-    rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
-    tables = [as_table("Endpoints", rows, gates.COLUMNS)] if rows else []
-    if steps := gates.interim_steps(gated):
-        tables.append(as_table("Interim analyses", steps, gates.INTERIM))
-    return Part(title, look, drawn, tables, text)
+    endpoints, _, interim = gates.comparison_parts(gated, shown)
+    return Part(title, look, drawn, [part.cells for part in (endpoints, interim) if part.rows], text)
 
 
 def of_sweep(curve: Curve, tolerance: float, text: str) -> Part:
