@@ -61,14 +61,12 @@ ENDPOINT_ESTIMATE = (
 
 
 class PlannedItem(NamedTuple):
-    """One thing to run. engine: what it needs; None where it only reads, or its price holds its starts. seconds:
-    expected, without the start. load: what its engine is to serve; None where only the test knows, or where what is
-    measured depends on what the engine's other cells found."""
+    """One thing to run. engine: what it needs; None if it only reads, or its price holds its starts. seconds: expected,
+    without the start."""
 
     name: str
     engine: Engines | None
     seconds: float
-    load: Load | None = None
 
 
 def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:

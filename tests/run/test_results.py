@@ -48,7 +48,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
 def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened):
     """512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic."""
     session = opened()
-    assert session.verdicts.judge(table1.CLAIM, "opt-13b")
+    assert session.verdicts.judge("table-1-batch-fits", "opt-13b")
     assert session.verdicts.judge("throughput-plateau", "opt-13b").why == "0 valid points, 3 are needed"
 
 
