@@ -26,12 +26,13 @@ from pytest_slmserve.report.gate.text import (
     WORDS,
     as_markdown,
     gate_facts,
-    gate_text,
+    gate_section,
     has_few_pairs,
     is_simulated,
     next_step,
     title,
 )
+from pytest_slmserve.report.section import section_texts
 from pytest_slmserve.report.tables.findings import AnyPoint, first_of_each_kind, reason_kind, served_on
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import highest_good_load, jobs_title
@@ -392,7 +393,7 @@ def tables(found: Findings) -> Iterator[Line]:
     """Every table and verdict, as pieces of text with a colour."""
     yield from ((folded(text), colour) for text, colour in run_lines(found))
     yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
-    yield from ((f"{folded(gate_text(gated))}\n", None) for gated in found.gates)
+    yield from ((text, None) for text in section_texts(map(gate_section, found.gates)))
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:

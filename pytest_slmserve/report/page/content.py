@@ -9,35 +9,21 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
-from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement, RunComparison
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
+from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, Gated, series_of
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
 from pytest_slmserve.analysis.stats.estimates import grouped, percentile
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import screen
-from pytest_slmserve.report.compare import (
-    CHANGES,
-    METRICS,
-    RunSide,
-    case_text,
-    change_rows,
-    comparison_text,
-    counts_text,
-    days_of,
-    history_by_case,
-    measured_facts,
-    rows_of_history,
-)
-from pytest_slmserve.report.compare import COLUMNS as HISTORY
+from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.loads import is_windowed
 from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.page.charts import PLANE, PLANE_NOTE
 from pytest_slmserve.report.page.pictures import rates_picture
 from pytest_slmserve.report.section import Cells, Section, section_text
 from pytest_slmserve.report.tables import replicas as replica_tables
@@ -189,6 +175,8 @@ def page_content(
 ) -> dict[str, Any]:
     """Names of the template with their values. sections: further ones."""
     gates = [PageSection("Gate", list(map(_gate, found.gates)))] if found.gates else []
+    histories = list(map(drawn_part, history_sections(found.history)))
+    history = [PageSection("History", histories)] if histories else []
     kinds = run_tables.by_outcome(found.judged, strict=found.strict)
     shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
     with laid_out(WIDE):
@@ -216,7 +204,7 @@ def page_content(
                 for alike in grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
             ],
             "models": [_model(label, curve, found) for label, curve in shown],
-            "sections": [*gates, *sections, *_replicas(found), *_history(found)],
+            "sections": [*gates, *sections, *_replicas(found), *history],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
             "words": GLOSSARY,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
@@ -325,18 +313,14 @@ def _model(label: str, curve: Curve, found: Findings) -> dict[str, Any]:
     }
 
 
-PLANE = "Throughput against latency"
 MEMORY_PARTS = "Memory of the GPU by engine"
 STEP_PARTS = "Where a step goes"
 GAIN = "Bars: 95 % interval. Upright line: one engine alone."
 NOTES = {
-    PLANE: "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % "
-    "intervals. Hollow: another load beats it.",
+    PLANE: PLANE_NOTE,
     "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
     "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
     "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",
-    "History": "Number: the ratio to the release before, where it improved or regressed. No line: not "
-    "comparable. The axis does not begin at 0.",
     STEP_PARTS: STEP_LEGEND,
     "Batch held": "Dashed: every request in flight is in the batch.",
 }
@@ -486,30 +470,10 @@ def _replicas(found: Findings) -> Iterator[PageSection]:
         yield PageSection("Replicas", parts)
 
 
-def _history(found: Findings) -> Iterator[PageSection]:
-    """A part for each case of which several releases were measured."""
-    parts = []
-    for title, alike in history_by_case(found.history).items():
-        steps = {release.step.verdict for each in alike for release in each.releases if release.step}
-        look = "bad" if Judgement.WORSE in steps else "open" if Judgement.INCONCLUSIVE in steps else "good"
-        drawn = []
-        for each in alike:  # of what whiskers are an interval, and which of them are cut
-            of = "launches" if min(release.launches for release in each.releases) >= LAUNCHES else "repeats"
-            cut = charts.cut_whiskers(each)
-            beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
-            note = f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {NOTES['History']}"
-            drawn.append(DrawnChart(METRICS[each.metric][0], charts.history(each), note))
-        with laid_out(TEXT_WIDTH):
-            text = case_text(title, alike)
-        parts.append(Part(title, look, drawn, [as_table(f"History of {title}", rows_of_history(alike), HISTORY)], text))
-    if parts:
-        yield PageSection("History", parts)
-
-
 def _gate(gated: Gated) -> Part:
-    series = (*gated_series(gated.pairs), *shown_series(gated.pairs))
+    series = series_of((*GATED, *SHOWN), gated.pairs)
     with laid_out(TEXT_WIDTH):
-        text = gates.gate_text(gated)
+        text = section_text(gates.gate_section(gated))
     look = GATE_KINDS[gated.outcome][1]
     return endpoint_part(gates.title(gated), look, gated.gated, gated.shown, {each.name: each for each in series}, text)
 
@@ -528,37 +492,8 @@ def endpoint_part(
     drawn = [DrawnChart("Candidate over baseline", spec, note)] if spec else []
     looks = "Dashed: the margin, and no change."
     drawn += [DrawnChart(f"Interim analyses: {e.name}", charts.interim(e), looks) for e in gated if e.interim]
-    rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
-    tables = [as_table("Endpoints", rows, gates.COLUMNS)] if rows else []
-    if steps := gates.interim_steps(gated):
-        tables.append(as_table("Interim analyses", steps, gates.INTERIM))
-    return Part(title, look, drawn, tables, text)
-
-
-DRAWN = ("output_tokens_per_s", "ttft_s", "tpot_s", "e2e_s")
-
-
-def of_runs(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Part:
-    """Both sides in the Pareto plane, ratios of the main metrics at each load, and every metric in tables."""
-    sides = {"baseline": baseline, "candidate": candidate}
-    curves = [
-        (f"{name}, {curve.subject}", curve)
-        for name, side in sides.items()
-        for curve in stored_curves(side.measurements, ())
-        if curve.valid
-    ]
-    drawn = [DrawnChart(PLANE, charts.pareto(curves), NOTES[PLANE])] if curves else []
-    tables = []
-    for subject, changes in grouped(found.changes, lambda each: each.subject).items():
-        for name in DRAWN:
-            if alike := [each for each in changes if each.metric == name]:
-                title = f"{subject}: {METRICS[name][0]}"
-                drawn.append(DrawnChart(title, charts.change_chart(alike, found.margin, title)))
-        tables.append(as_table(subject, change_rows(changes), CHANGES))
-    with laid_out(TEXT_WIDTH):
-        text = comparison_text(baseline, candidate, found)
-    look = "bad" if found.counts[Judgement.WORSE] else "open" if found.counts[Judgement.INCONCLUSIVE] else "good"
-    return Part(f"{candidate.name} against {baseline.name}: {counts_text(found)}", look, drawn, tables, text)
+    endpoints, _, interim = gates.comparison_parts(gated, shown)
+    return Part(title, look, drawn, [part.cells for part in (endpoints, interim) if part.rows], text)
 
 
 def of_sweep(curve: Curve, tolerance: float, text: str) -> Part:

@@ -24,7 +24,7 @@ from strategies import H200, WELL, measurement
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.compare.runs import release_histories
+from pytest_slmserve.analysis.compare.history import release_histories
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
