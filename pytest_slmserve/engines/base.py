@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,6 @@ from pytest_slmserve.schema.specs import EngineSpec
 ProgressCallback = Callable[[Progress], None]
 StartCallback = Callable[[Path], None]  # called now and then with the log of an engine that is not ready yet
 Outputs = tuple[tuple[int, ...], ...]  # token ids of each request
-Scores = tuple[float, ...]  # of each request
 IMPOSSIBLE = -100.0  # nats
 PROFILE_FOLDER = "SLM_PROFILE"  # environment variable with the folder for the traces of an engine that can be profiled
 BEGIN_S = 0.5  # from the choice of the time at which all runs begin until that time: all workers know it by then
@@ -65,12 +64,6 @@ def message_of(load: Load) -> dict[str, Any]:
 
 def ignore_progress(progress: Progress) -> None:
     """Do nothing: the caller does not show progress."""
-
-
-def scored(logprobs: Iterable[Sequence[float]]) -> Scores:
-    """The mean of each request's log probabilities, in nats. A value that is not a number, or is below IMPOSSIBLE,
-    counts as IMPOSSIBLE, because a record must be able to hold the outputs of a broken engine."""
-    return tuple(fmean(one if one > IMPOSSIBLE else IMPOSSIBLE for one in each) for each in logprobs)
 
 
 class WindowBarrier:
@@ -184,9 +177,14 @@ class Engine:
         """The first `length` greedy tokens of the first requests, served one after the other. Raises EngineFailed."""
         raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "the server interface")
 
-    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
-        """The mean log probability, in nats, of these tokens after the prompts of the first requests. Raises
-        EngineFailed."""
+    def scores(self, workload: Workload, outputs: Outputs) -> tuple[float, ...]:
+        """The mean log probability, in nats, of these tokens after the prompts of the first requests. A value that is
+        not a number, or is below IMPOSSIBLE, counts as IMPOSSIBLE, because a record must be able to hold the outputs of
+        a broken engine. Raises EngineFailed."""
+        found = self._logprobs(workload, outputs)
+        return tuple(fmean(one if one > IMPOSSIBLE else IMPOSSIBLE for one in each) for each in found)
+
+    def _logprobs(self, workload: Workload, outputs: Outputs) -> Sequence[Sequence[float]]:
         raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "the server interface")
 
     def profile(self, workload: Workload, load: Load) -> str | None:

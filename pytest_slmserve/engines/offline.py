@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -18,13 +18,11 @@ from pytest_slmserve.engines.base import (
     Engine,
     Outputs,
     ProgressCallback,
-    Scores,
     StartCallback,
     WindowBarrier,
     batching_of,
     ignore_progress,
     message_of,
-    scored,
 )
 from pytest_slmserve.engines.launch.child_process import Child, converse, resolved_from, run_from
 from pytest_slmserve.engines.launch.vllm_arguments import (
@@ -167,9 +165,10 @@ class OfflineEngine(ProcessEngine):
         self.load_requests(workload)
         return tuple(map(tuple, self.ask(op="tokens", requests=requests, length=length)["tokens"]))
 
-    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+    def _logprobs(self, workload: Workload, outputs: Outputs) -> Sequence[Sequence[float]]:
         self.load_requests(workload)
-        return scored(self.ask(op="scores", outputs=outputs)["scores"])
+        scores: list[list[float]] = self.ask(op="scores", outputs=outputs)["scores"]
+        return scores
 
     def profile(self, workload: Workload, load: Load) -> str | None:
         self.load_requests(workload)

@@ -21,11 +21,9 @@ from typing import Any, Self
 from pytest_slmserve.engines.base import (
     Outputs,
     ProgressCallback,
-    Scores,
     StartCallback,
     WindowBarrier,
     message_of,
-    scored,
 )
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.engines.launch.vllm_arguments import WORKER, engine_arguments
@@ -147,13 +145,13 @@ class ServerEngine(ProcessEngine):
         more = {"max_tokens": length, "return_token_ids": True}
         return tuple(tuple(self._complete(each, more)["token_ids"]) for each in workload.requests[:requests])
 
-    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+    def _logprobs(self, workload: Workload, outputs: Outputs) -> list[list[float]]:
         found = []
         for request, tokens in zip(workload.requests, outputs):
             longer = Request((*request.prompt, *tokens), 1)
             table = self._complete(longer, {"max_tokens": 1, "prompt_logprobs": 0})["prompt_logprobs"]
             found.append([row[str(token)]["logprob"] for row, token in zip(table[-len(tokens) :], tokens)])
-        return scored(found)
+        return found
 
     def _complete(self, request: Request, more: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request, which is not streamed. more: further fields of its body. Raises EngineFailed."""

@@ -22,7 +22,6 @@ from pytest_slmserve.engines.base import (
     Engine,
     Outputs,
     ProgressCallback,
-    Scores,
     WindowBarrier,
     batching_of,
     check_fits,
@@ -212,8 +211,9 @@ class SimulatedEngine(Engine):
         self.host = HostNoise(noise, f"host {spec.seed}") if noise else None
         self.ran_s = 0.0  # of all runs so far, because the host's noise goes on
         per_token = kv_bytes_per_token(spec) or LAYOUT_UNKNOWN
+        blocks = spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * per_token)
         self.resolved = Resolved(
-            kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * per_token),
+            kv_blocks=None if self.jobs_only else blocks,
             block_size=BLOCK_SIZE,
             kv_windows=kv_windows(spec) or (None,),
             weight_bytes=weight_bytes(spec, 2),
@@ -319,11 +319,9 @@ class SimulatedEngine(Engine):
         now, admitted, ended, freed, prompted = 0.0, 0, 0, 0, 0  # prompted: tokens done of the prompt that is next
         sent, ends, steps = list[_Sequence](), Counter[int](), list[tuple[Any, ...]]()  # ends: by step, how many
         for number in range(MAX_STEPS):
-            if isinstance(loop, SchedulePacer):
-                if len(sent) == ended and loop.next_s is not None:
-                    now = max(now, loop.next_s)
-                loop.arrive(now)
-            for _ in range(freed + loop.users_due()):
+            if isinstance(loop, SchedulePacer) and len(sent) == ended and loop.next_s is not None:
+                now = max(now, loop.next_s)
+            for _ in range(freed + loop.users_due(now)):
                 if (free := loop.next_request()) is None:
                     break
                 request = workload.requests[index := free % len(workload.requests)]
@@ -367,7 +365,7 @@ class SimulatedEngine(Engine):
         tokens = [[each.randrange(self.model.vocabulary) for _ in range(length)] for each in drawn]
         return tuple(tuple(t + (at >= self.faults.other_token_at) for at, t in enumerate(row)) for row in tokens)
 
-    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+    def scores(self, workload: Workload, outputs: Outputs) -> tuple[float, ...]:
         """Its own tokens are likely and other tokens less so, with the scatter of a launch's roundings."""
         chance = random.Random(self.launch)
         own = self.outputs(workload, len(outputs), max(map(len, outputs), default=0))
@@ -384,16 +382,10 @@ class SimulatedEngine(Engine):
 
 
 class SimulatedBatches(SimulatedEngine):
-    """A simulated engine that makes batches one after the other. A step of B slots takes (b_half + B)/t_inf seconds,
-    the formula of `SimulatedEngine`, whether their requests have ended or not."""
+    """A simulated engine that makes batches one after the other, whose cache grows with the batch. A step of B slots
+    takes (b_half + B)/t_inf seconds, the formula of `SimulatedEngine`, whether their requests have ended or not."""
 
     jobs_only = True
-
-    def __init__(
-        self, spec: EngineSpec, speed: float = 1.0, extra_env: Mapping[str, str] | None = None, gpus: int = 0
-    ) -> None:
-        super().__init__(spec, speed, extra_env, gpus)
-        self.resolved = replace(self.resolved, kv_blocks=None)  # its cache grows with the batch
 
     def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         how, (t_inf, b_half), times = batching_of(self.spec), self.drawn_law(workload), message_of(load)["schedule"]

@@ -17,7 +17,7 @@ from pytest_slmserve.schema.errors import BadUsage, Caches, Side
 from pytest_slmserve.schema.files import own_cache
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.secret_words import passed_on
-from pytest_slmserve.schema.specs import GIB, EngineSpec, short_hash
+from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, short_hash
 from pytest_slmserve.telemetry.host import own_cores
 
 WORKER = Path(__file__).parent.parent / "worker" / "vllm_worker.py"
@@ -32,19 +32,14 @@ WITHOUT_MULTICAST: Mapping[str, str] = MappingProxyType(
 
 def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     """Arguments of vLLM's AsyncEngineArgs for `spec`, with `model` a folder or a Hub name."""
-    arguments: dict[str, Any] = {
+    arguments = {
         "model": model,
         "load_format": spec.load_format,
         "skip_tokenizer_init": True,
-        "dtype": spec.dtype,
-        "max_model_len": spec.max_model_len,
-        "max_num_seqs": spec.max_num_seqs,
-        "max_num_batched_tokens": spec.max_num_batched_tokens,
-        "enforce_eager": spec.enforce_eager,
         "enable_prefix_caching": spec.prefix_caching,
-        "seed": spec.seed,
         "worker_extension_cls": "slm_facts.Facts",
         "disable_log_stats": False,
+        **{name: getattr(spec, name) for name in sorted(OWN_FIELDS)},
     }
     if spec.platform == "cuda":
         arguments["gpu_memory_utilization"] = spec.gpu_memory_utilization
