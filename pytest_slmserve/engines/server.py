@@ -18,19 +18,13 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Self
 
-from pytest_slmserve.engines.base import (
-    Outputs,
-    ProgressCallback,
-    StartCallback,
-    WindowBarrier,
-    message_of,
-)
+from pytest_slmserve.engines.base import Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.engines.launch.vllm_arguments import WORKER, engine_arguments
 from pytest_slmserve.engines.load_client import LoadClient, completion, run_of
 from pytest_slmserve.engines.offline import START_S, ProcessEngine
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import Load, Request, Workload
+from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.telemetry.dcgm_exporter import ask_once
@@ -122,12 +116,11 @@ class ServerEngine(ProcessEngine):
         assert self.client, "it has been started"
         self.client.load_requests(workload, lambda request: json.dumps(completion(request, NAME)))
 
-    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+    def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         assert self.client, "it has been started"
-        message = message_of(load)
         self.ready = False
         before = self.trace.stat().st_size
-        found = self.client.run(message, on_progress, barrier)
+        found = self.client.run(load, progress, barrier)
         # The server serves the requests that the load's end has cut off until it notices. That must be over when the
         # next load begins.
         seen, until = -1, time.monotonic() + REST_S

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from types import MappingProxyType
 from typing import Any
 
 from pytest_slmserve.schema.catalog import hub_name, short_name
@@ -22,12 +21,13 @@ from pytest_slmserve.telemetry.host import own_cores
 
 WORKER = Path(__file__).parent.parent / "worker" / "vllm_worker.py"
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn: we limit how long a start may take
-NOWHERE_ELSE: Mapping[str, str] = MappingProxyType({})
 # NVLink's multicast needs a fabric manager that containers may not reach, and without it an engine on several GPUs
 # hangs in its first all-reduce. Users who have it say so with --slm-env, which the records then show.
-WITHOUT_MULTICAST: Mapping[str, str] = MappingProxyType(
-    {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
-)
+WITHOUT_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
 
 
 def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
@@ -162,4 +162,4 @@ def caches(how: Caches, side: Side, specs: Mapping[Side, EngineSpec]) -> Iterato
     elif len({(spec.python, spec.env) for spec in specs.values()}) > 1 and ROOT not in dict(specs[side].env):
         yield {ROOT: str(Path(os.environ.get(ROOT) or own_cache()) / f"gate-{side}")}
     else:
-        yield NOWHERE_ELSE
+        yield {}

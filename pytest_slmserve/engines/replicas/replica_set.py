@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Self
 
 from pytest_slmserve.engines.base import Engine, ProgressCallback, StartCallback, WindowBarrier, ignore_progress
-from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
 from pytest_slmserve.engines.replicas import mps
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, naming
@@ -42,7 +41,7 @@ class ReplicaEngines:
         self._daemon: mps.MpsDaemon | None = None
         self._undo = ExitStack()
         count, simulated = len(spec), spec.platform == "simulated"
-        extra_envs: Sequence[Mapping[str, str]] = [NOWHERE_ELSE] * count
+        extra_envs: Sequence[Mapping[str, str]] = [{}] * count
         cores = cores_of_each(count, spec.pinned)
         on_gpus = spec.sharing == "gpus"
         part = {"gpus": count} if on_gpus else {"speed": IMAGINED_GAIN.get(spec.sharing, 1.0) / count}

@@ -108,26 +108,6 @@ class ClosedLoopPacer:
         return self.opened_at, self.closed_at
 
 
-def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
-    """The closed loop of a message. The lifetime of a request in steps is the mean number of output tokens."""
-    return ClosedLoopPacer(
-        load["concurrency"],
-        sum(output_tokens) / len(output_tokens),
-        load["settle_lifetimes"],
-        load["window_s"],
-        load["requests"],
-        load["ramp_up"],
-        gated,
-    )
-
-
-def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:
-    """Seconds of the window that several loops share: those of the load, and for a burst enough for two whole cycles.
-    settled_after_s: Seconds after which the slowest loop has settled."""
-    cycles_s = SHARED_CYCLES * settled_after_s / (1 + load["settle_lifetimes"]) if load["ramp_up"] == "burst" else 0.0
-    return max(float(load["window_s"]), cycles_s)
-
-
 @dataclass
 class SchedulePacer:
     """Requests at given times since the beginning, ascending, each with a user of its own, whatever becomes of the
@@ -176,6 +156,29 @@ class SchedulePacer:
     @property
     def phase(self) -> str:
         return "over" if self.sent >= self.requests else "window"
+
+
+Pacer = ClosedLoopPacer | SchedulePacer
+
+
+def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
+    """The closed loop of a message. The lifetime of a request in steps is the mean number of output tokens."""
+    return ClosedLoopPacer(
+        load["concurrency"],
+        sum(output_tokens) / len(output_tokens),
+        load["settle_lifetimes"],
+        load["window_s"],
+        load["requests"],
+        load["ramp_up"],
+        gated,
+    )
+
+
+def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:
+    """Seconds of the window that several loops share: those of the load, and for a burst enough for two whole cycles.
+    settled_after_s: Seconds after which the slowest loop has settled."""
+    cycles_s = SHARED_CYCLES * settled_after_s / (1 + load["settle_lifetimes"]) if load["ramp_up"] == "burst" else 0.0
+    return max(float(load["window_s"]), cycles_s)
 
 
 def next_batch(
