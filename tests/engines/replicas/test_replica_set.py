@@ -20,7 +20,8 @@ from traces import share_a_window
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.engines.base import WindowBarrier
 from pytest_slmserve.engines.pool import launch_engine
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cores_of_each, wait_until_stable
+from pytest_slmserve.engines.replicas import replica_set
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cores_of_each
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -266,13 +267,14 @@ def test_the_key_tells_all_that_matters():
 # Between two starts
 
 
-def test_memory_is_waited_for_until_it_stands_still():
-    readings, naps = iter([5, 7, 9, 9, 9]), []
-    wait_until_stable(lambda: next(readings), naps.append)
-    assert len(naps) == 3
-    moving = iter(range(1000))
-    wait_until_stable(lambda: next(moving), naps.append)
-    assert len(naps) < 100, "and not for ever"
+@pytest.mark.parametrize(("readings", "read"), [([5, 7, 9, 9, 9], 4), (range(1000), 60)])
+def test_memory_is_waited_for_until_it_stands_still_and_not_for_ever(monkeypatch, readings, read):
+    left = iter(readings)
+    monkeypatch.setattr(replica_set, "memory_used", lambda device: next(left))
+    monkeypatch.setattr(replica_set, "STABLE_S", 0.001)
+    monkeypatch.setattr(replica_set, "STABLE_WITHIN_S", 0.06)
+    started(*[replace(SIMULATED, platform="cuda")] * 2, launch=lambda spec, **_: SimulatedEngine(spec))
+    assert len(list(left)) == len(readings) - read
 
 
 def on_gpus(number):
