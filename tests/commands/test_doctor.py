@@ -143,19 +143,19 @@ CHECKS = [
     ("sharing", {"MigMode": [1, 1], "ComputeMode": 0}, "warning", "MIG on"),
     ("sharing", {"ComputeMode": 3}, "warning", "MIG not known, compute mode exclusive process -> two engines"),
     ("sharing", {"MigMode": [0, 0], "ComputeMode": 2}, "problem", "prohibited -> an administrator"),
-    ("users", {"ComputeRunningProcesses": []}, "ok", "nobody computes on it"),
+    ("GPU users", {"ComputeRunningProcesses": []}, "ok", "nobody computes on it"),
     (
-        "users",
+        "GPU users",
         {"ComputeRunningProcesses": processes(7), "MPSComputeRunningProcesses": processes(5, 7)},
         "warning",
         "processes 5, 7",
     ),
-    ("users", {"MPSComputeRunningProcesses": processes(5)}, "warning", "processes 5"),
-    ("gpu_memory", {"MemoryInfo": used(0.5)}, "ok", "0.5 GiB of 141.0 GiB used"),
-    ("gpu_memory", {"MemoryInfo": used(3)}, "warning", "somebody is there"),
-    ("gpu_memory", {"MemoryInfo": used(60, 100)}, "problem", "free it, or --slm-gpu-memory-utilization 0.4"),
+    ("GPU users", {"MPSComputeRunningProcesses": processes(5)}, "warning", "processes 5"),
+    ("GPU memory", {"MemoryInfo": used(0.5)}, "ok", "0.5 GiB of 141.0 GiB used"),
+    ("GPU memory", {"MemoryInfo": used(3)}, "warning", "somebody is there"),
+    ("GPU memory", {"MemoryInfo": used(60, 100)}, "problem", "free it, or --slm-gpu-memory-utilization 0.4"),
     (
-        "power",
+        "power limit",
         {
             "EnforcedPowerLimit": 700_000,
             "PowerManagementDefaultLimit": 700_000,
@@ -165,12 +165,12 @@ CHECKS = [
         "700 W, default 700 W, at most 750.5 W",
     ),
     (
-        "power",
+        "power limit",
         {"EnforcedPowerLimit": 500_000, "PowerManagementDefaultLimit": 700_000},
         "warning",
         "500 W, default 700 W -> compare only",
     ),
-    ("power", {"EnforcedPowerLimit": 500_000}, "ok", "500 W"),
+    ("power limit", {"EnforcedPowerLimit": 500_000}, "ok", "500 W"),
     ("clocks", clocks(345, 1980, 1980, 1980), "ok", "SM 345 of at most 1980 MHz, set to 1980; memory 345 of"),
     ("clocks", clocks(345, 1980), "ok", "memory 345 of at most 1980 MHz"),
     ("clocks", clocks(345, 1980, 1200, 1980), "warning", "set to 1200; memory 345 of at most 1980 MHz, set to 1200 ->"),
@@ -183,29 +183,33 @@ CHECKS = [
     ("persistence", {"PersistenceMode": 1}, "ok", "on"),
     ("persistence", {"PersistenceMode": 0}, "warning", "off -> the first start is slower"),
     (
-        "errors",
+        "GPU errors",
         {"EccMode": [1, 1], "TotalEccErrors": lambda kind, since: 0, "RemappedRows": (3, 1, 0, 0)},
         "ok",
         "ECC on, 0 uncorrected errors, 1 rows remapped",
     ),
-    ("errors", {"EccMode": [1, 1], "TotalEccErrors": lambda kind, since: 2}, "problem", "do not measure on it"),
-    ("errors", {"RemappedRows": (0, 0, 0, 1)}, "problem", "remapping failed"),
-    ("errors", {"RemappedRows": (0, 0, 1, 0)}, "warning", "more pending -> an administrator should reset it"),
+    ("GPU errors", {"EccMode": [1, 1], "TotalEccErrors": lambda kind, since: 2}, "problem", "do not measure on it"),
+    ("GPU errors", {"RemappedRows": (0, 0, 0, 1)}, "problem", "remapping failed"),
+    ("GPU errors", {"RemappedRows": (0, 0, 1, 0)}, "warning", "more pending -> an administrator should reset it"),
 ]
 
 
 @pytest.mark.parametrize(("check", "answers", "state", "words"), CHECKS)
 def test_a_card_is_fit_or_not(check, answers, state, words):
-    finding = getattr(doctor, f"of_{check}")(card(**answers))
+    finding = next(finding for finding in of_card(card(**answers)) if finding.name == check)
     assert finding.state == state
     assert words in finding_lines([finding])[0]
 
 
+def of_card(ask):
+    return [*doctor.of_card_use(ask), *doctor.of_card_speed(ask), *doctor.of_card_health(ask)]
+
+
 def test_a_card_that_says_nothing_is_no_warning():
-    findings = [check(card()) for check in doctor.CARD_CHECKS]
+    findings = of_card(card())
     assert {finding.state for finding in findings} == {"ok"}
     assert sum(doctor.UNSAID in finding.found for finding in findings) == 5
-    assert {f"of_{check}" for check, *_ in CHECKS} == {check.__name__ for check in doctor.CARD_CHECKS}
+    assert {check for check, *_ in CHECKS} == {finding.name for finding in findings}
 
 
 class Card(FakeNvml):
@@ -316,7 +320,7 @@ def test_a_quota_below_the_cores_is_a_warning(places):
 @pytest.mark.parametrize(("text", "threads"), [("0\n", 1), ("0-1\n", 2), ("0,64\n", 2), ("0-1,64-65\n", 4), ("", None)])
 def test_threads_per_core(places, text, threads):
     put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", text)
-    assert doctor._threads_per_core(places.sys) == threads
+    assert f"8 of 8, {threads or '?'} per core" in doctor.of_cores(places, 8, 8).found
 
 
 @pytest.mark.parametrize(
@@ -377,27 +381,35 @@ def test_the_speed_of_each_core_is_asked_for_and_the_cores_allowed_stay():
     ],
 )
 def test_cores_that_are_shared_by_session(places, told, cores, state, words):
-    assert doctor.of_sessions(places, cores).state == "ok", "a kernel without such groups"
+    assert doctor.of_kernel(places, cores)[0].state == "ok", "a kernel without such groups"
     put(places.proc / "sys/kernel/sched_autogroup_enabled", told)
-    found = doctor.of_sessions(places, cores)
+    found, _ = doctor.of_kernel(places, cores)
     assert found.state == state and words in found.found
     assert ("kernel.sched_autogroup_enabled=0" in finding_lines([found])[0]) is (state == "warning")
 
 
 def test_governors(places):
-    assert doctor.of_governor(places).found == "not readable, as in most virtual machines"
+    def governor():
+        return doctor.of_kernel(places, 8)[1]
+
+    assert governor().found == "not readable, as in most virtual machines"
     cpufreq = places.sys / "devices/system/cpu/cpufreq"
     put(cpufreq / "policy0/scaling_governor", "performance\n")
-    assert doctor.of_governor(places) == Finding("governor", "ok", "performance")
+    assert governor() == Finding("governor", "ok", "performance")
     put(cpufreq / "policy1/scaling_governor", "powersave\n")
-    assert doctor.of_governor(places).state == "warning"
-    assert doctor.of_governor(places).found == "performance, powersave"
+    assert (governor().state, governor().found) == ("warning", "performance, powersave")
+
+
+def space(places, free=doctor.free_bytes):
+    """Findings on memory, shared memory and vLLM's cache."""
+    places.home.mkdir(exist_ok=True)
+    return list(doctor.of_space(places, free))
 
 
 @pytest.mark.parametrize(("free_gib", "state"), [(20, "ok"), (4, "warning"), (1, "problem")])
 def test_memory(places, free_gib, state):
     put(places.proc / "meminfo", f"MemTotal: {32 << 20} kB\nMemFree: 1 kB\nMemAvailable: {free_gib << 20} kB\n")
-    found = doctor.of_memory(places)
+    found, *_ = space(places)
     assert (found.state, found.found) == (state, f"{free_gib}.0 GiB of 32.0 GiB free")
     assert bool(found.advice) == (state != "ok")
 
@@ -405,14 +417,14 @@ def test_memory(places, free_gib, state):
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemAvailable:\nMemTotal: 1 kB\n", "nonsense\n"])
 def test_memory_that_is_not_told(places, text):
     put(places.proc / "meminfo", text)
-    assert doctor.of_memory(places) == Finding("memory", "ok", "the host does not say")
+    assert space(places)[0] == Finding("memory", "ok", "the host does not say")
 
 
 def test_shared_memory(places):
-    assert doctor.of_shared_memory(places).state == "warning"
+    assert space(places)[1].state == "warning"
     places.shm.mkdir()
-    assert doctor.of_shared_memory(places, lambda path: 64 << 20).state == "warning"
-    assert doctor.of_shared_memory(places, lambda path: 8 * GIB).found == "8.0 GiB free"
+    assert space(places, lambda path: 64 << 20)[1].state == "warning"
+    assert space(places, lambda path: 8 * GIB)[1].found == "8.0 GiB free"
 
 
 @pytest.mark.parametrize(
@@ -421,12 +433,12 @@ def test_shared_memory(places):
 )
 def test_the_compile_cache(places, tmp_path, env, where):
     given = Places(home=places.home, env={name: str(tmp_path / value) for name, value in env.items()})
-    found = doctor.of_cache(given, lambda path: 100 * GIB)
+    found = space(given, lambda path: 100 * GIB)[2]
     assert (found.state, found.found) == ("ok", f"nothing compiled yet in {tmp_path / where}, 100.0 GiB free")
     (tmp_path / where / "torch_compile_cache").mkdir(parents=True)
-    assert doctor.of_cache(given, lambda path: GIB).state == "warning"
-    assert doctor.of_cache(given, lambda path: 0).state == "problem"
-    assert doctor.of_cache(given).found.startswith(f"there is one in {tmp_path / where}, ")
+    assert space(given, lambda path: GIB)[2].state == "warning"
+    assert space(given, lambda path: 0)[2].state == "problem"
+    assert space(given)[2].found.startswith(f"there is one in {tmp_path / where}, ")
 
 
 def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path):
