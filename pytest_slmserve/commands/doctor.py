@@ -23,7 +23,7 @@ from typing import Any, Literal
 from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
 from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock, try_lock
-from pytest_slmserve.options.table import Options
+from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
@@ -82,7 +82,7 @@ def _switch(value: int | None) -> str:
 Ask = Callable[..., Any]  # a function of NVML by name and what follows the device; None if NVML does not say
 UNSAID = "NVML does not say"
 
-SHARE = Options().gpu_memory_utilization
+SHARE = read_options({}, {}, {}).gpu_memory_utilization
 GPU_MEMORY_AT_REST = 2 * GIB  # what a driver may hold with no process on the GPU
 MARGIN_C = 10
 MODES = {None: "not known", 0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}

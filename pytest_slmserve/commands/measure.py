@@ -265,11 +265,11 @@ def asked(given: argparse.Namespace) -> Asked:
     given.length_s = 2 * given.settle + given.window_s
     if given.trace:
         return [traced(given)]
-    loads = loads_of(given)
+    loads = loads_asked(given)
     return list(zip(loads, workloads_of(loads, given), strict=True))
 
 
-def loads_of(given: argparse.Namespace) -> list[Load]:
+def loads_asked(given: argparse.Namespace) -> list[Load]:
     """The loads that the arguments describe: a ramp, a number of requests, users, or one at each rate. The last step of
     a ramp continues for the settling time of a step, so that it ends under load as the others do."""
     if given.ramp:

@@ -42,7 +42,7 @@ class LoadClient:
         env = passed_on(os.environ) | {"PYTHONPATH": str(PACKAGES)}
         self.child = Child(command, env, cores=cores, name="the load generator")
         self.child.send(url=url, headers=dict(headers), timeout_s=timeout_s, processes=processes)
-        ready = self.child.event(READY_S, "starting")
+        ready = self.child.receive(READY_S, "starting")
         if ready["event"] == "failed":
             self.child.kill()
             raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")

@@ -21,7 +21,7 @@ import socket
 import sys
 
 from pytest_slmserve.engines.loadgen.processes import serve_parent
-from pytest_slmserve.engines.worker.slm_guarded import guarded
+from pytest_slmserve.engines.worker.slm_process import guarded
 
 
 def _main() -> None:

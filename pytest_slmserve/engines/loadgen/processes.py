@@ -13,8 +13,8 @@ from typing import Any
 from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
 from pytest_slmserve.engines.loadgen.load_run import LoadRun, Message, merged_columns, parts_of
 from pytest_slmserve.engines.loadgen.streams import Streams
-from pytest_slmserve.engines.worker.slm_lines import Ended, Lines
 from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
+from pytest_slmserve.engines.worker.slm_process import Ended, Lines
 
 BEGIN_S, OPEN_S = 0.2, 0.1  # from saying when to begin, or to open the window, to doing so: all have heard it by then
 PHASES = ("ramp", "settle", "window", "over")

@@ -140,8 +140,8 @@ def task_of(
     options: Options, environment: Environment, repeats: int, known: Sequence[Sequence[ReplicaGroup]]
 ) -> EngineTask:
     """A task without an archive, which resumes nothing, and sees no GPUs but those that its engine was given."""
-    there = replace(options, ray="", ray_env="", ray_resource="", records="", export="", resume=False, plan=False)
-    there = replace(there, tensor_parallel_size=(1,), baseline="")
+    there = options._replace(ray="", ray_env="", ray_resource="", records="", export="", resume=False, plan=False)
+    there = there._replace(tensor_parallel_size=(1,), baseline="")
     return EngineTask(there, environment, repeats, tuple(map(tuple, known)))
 
 
