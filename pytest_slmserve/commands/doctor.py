@@ -31,7 +31,7 @@ from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.host import PROBE_S, Gpu, check_vllm, cpu_model, interpreter, own_cores, visible_gpus
 from pytest_slmserve.telemetry.host_counters import HostSource, limiting_cgroup
-from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
+from pytest_slmserve.telemetry.sampler import INTERVAL_S
 from pytest_slmserve.telemetry.source import open_sampler
 from pytest_slmserve.telemetry.speed_probe import probe_work, timed
 
@@ -90,10 +90,10 @@ SM, MEMORY_CLOCK = 1, 2  # NVML's kinds of clocks
 SLOWED = {0x8: "hardware", 0x20: "temperature, by the driver", 0x40: "temperature", 0x80: "power brake"}  # nvml.h
 
 
-def of_gpu(look: Callable[[], Sequence[Gpu]] = visible_gpus) -> tuple[Gpu | None, Finding]:
+def of_gpu() -> tuple[Gpu | None, Finding]:
     """The GPU that would be measured. None is no problem, because vLLM's CPU backend may be installed."""
     try:
-        gpu = look()[0]
+        gpu = visible_gpus()[0]
     except BadUsage as error:
         needs = "--slm-gpu needs a GPU and its driver; --slm-cpu runs with vLLM's CPU backend"
         return None, Finding("GPU", "warning", error.problem, needs)
@@ -244,16 +244,11 @@ def of_cores(places: Places, usable: int, total: int) -> Finding:
     )
 
 
-def of_a_second(
-    source: SensorSource,
-    cores: int,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], object] = time.sleep,
-) -> list[Finding]:
+def of_a_second(source: SensorSource, cores: int) -> list[Finding]:
     """Findings on the work of the CPUs over a second in which we do nothing."""
-    source.read(clock())
-    sleep(1.0)
-    values = source.read(clock()).values
+    source.read(time.monotonic())
+    time.sleep(1.0)
+    values = source.read(time.monotonic()).values
     source.close()
     stolen, busy, own, waited = (values.get(n) for n in (STOLEN_CORES, HOST_CORES, OWN_CORES, CPU_PRESSURE))
     steal, work = (Finding(name, "ok", "the host does not say") for name in ("steal", "other work"))
@@ -269,8 +264,9 @@ def of_a_second(
     return [steal, work]
 
 
-def pieces_on_each_core() -> list[float]:
-    """CPU seconds of the host-speed probe's pieces, on one core after the other; none if cores cannot be chosen."""
+def of_core_speeds() -> Finding:
+    """Finding on whether the cores are alike, by the host-speed probe's pieces on one core after the other. A
+    hypervisor need not report neighbours that share a physical core."""
     times: list[float] = []
     if allowed := sorted(own_cores()):
         probe_work()  # an interpreter is slower at what it does for the first time
@@ -280,12 +276,6 @@ def pieces_on_each_core() -> list[float]:
                 times += [timed()[1] / 1e6 for _ in range(PIECES)]
         with suppress(OSError):
             os.sched_setaffinity(0, allowed)
-    return times
-
-
-def of_core_speeds(pieces_s: Callable[[], Sequence[float]] = pieces_on_each_core) -> Finding:
-    """Finding on whether the cores are alike. A hypervisor need not report neighbours that share a physical core."""
-    times = pieces_s()
     fast, slow = percentile(times, 0.1), percentile(times, 0.9)
     if fast is None or slow is None:
         return Finding("core speeds", "ok", "this system cannot choose a core")
@@ -319,25 +309,29 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def of_space(places: Places, free: Callable[[Path], int] = free_bytes) -> Iterator[Finding]:
+def of_space(places: Places) -> Iterator[Finding]:
     """Findings on memory, on shared memory, and on the folder where vLLM keeps compiled code: without it the first
     start of every model takes longer."""
     try:
         rows = (places.proc / "meminfo").read_text("utf-8").splitlines()
         sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (row.partition(":") for row in rows)}
-        left, found = sizes["MemAvailable"], f"{_gib(sizes['MemAvailable'])} of {_gib(sizes['MemTotal'])} free"
+        left, total = sizes["MemAvailable"], sizes["MemTotal"]
+        found = f"{_gib(left)} of {_gib(total)} free"
     except (OSError, KeyError, ValueError, IndexError):
         left, found = ENOUGH_MEMORY, "the host does not say"
     yield of_size("memory", found, left, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
     if places.shm.exists():
-        size, advice = free(places.shm), "docker run --shm-size=1g, or --ipc=host"
+        size, advice = free_bytes(places.shm), "docker run --shm-size=1g, or --ipc=host"
         yield of_size("shared memory", f"{_gib(size)} free", size, ENOUGH_SHARED, 0, advice)
     else:
         yield Finding("shared memory", "warning", f"no {places.shm}", "mount one: several GPUs need it")
     base = Path(places.env.get("XDG_CACHE_HOME", places.home / ".cache"))
     folder = Path(places.env.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
     there = "there is one" if (folder / "torch_compile_cache").is_dir() else "nothing compiled yet"
-    found, advice = f"{there} in {folder}, {_gib(size := free(folder))} free", "free some, or VLLM_CACHE_ROOT=FOLDER"
+    found, advice = (
+        f"{there} in {folder}, {_gib(size := free_bytes(folder))} free",
+        "free some, or VLLM_CACHE_ROOT=FOLDER",
+    )
     yield of_size("compile cache", found, size, ENOUGH_DISK, LEAST_DISK, advice)
 
 
@@ -347,18 +341,12 @@ def cpu_build(python: str, vllm: str) -> bool:
     return "+cpu" in vllm or subprocess.run(ask, capture_output=True, timeout=PROBE_S).returncode == 0
 
 
-def of_python(
-    python: str,
-    *,
-    has_gpu: bool,
-    probe: Callable[[str, dict[str, str]], dict[str, str | None]] = interpreter,
-    on_cpu: Callable[[str, str], bool] = cpu_build,
-) -> Finding:
+def of_python(python: str, *, has_gpu: bool) -> Finding:
     """Finding on vLLM and torch of one interpreter, and whether they fit this host."""
     try:
-        holds = probe(python, {})
+        holds = interpreter(python, {})
         vllm = holds["vllm"]
-        cpu = on_cpu(python, vllm) if vllm else not has_gpu
+        cpu = cpu_build(python, vllm) if vllm else not has_gpu
         warnings = check_vllm("cpu" if cpu else "cuda", vllm, python)
     except BadUsage as error:
         return Finding("vLLM", "problem", error.problem, error.hint)
@@ -373,13 +361,10 @@ def of_python(
     )
 
 
-Choose = Callable[[str, str, float], tuple[Sampler | None, list[str]]]
-
-
-def of_telemetry(device: str, choose: Choose = open_sampler) -> Finding:
+def of_telemetry(device: str) -> Finding:
     """Finding on the sources that a run would take by default."""
     try:
-        sampler, notes = choose("auto", device, INTERVAL_S)
+        sampler, notes = open_sampler("auto", device, INTERVAL_S)
     except SlmError as error:
         return Finding("telemetry", "warning", error.problem, error.hint)
     if sampler is None:
@@ -405,10 +390,10 @@ def of_lock(path: Path) -> Finding:
     return Finding("lock", "ok", "no other run measures on this device")
 
 
-def of_extras(there: Callable[[str], object] = find_spec) -> Iterator[Finding]:
+def of_extras() -> Iterator[Finding]:
     """Findings on packages that give more output; none is needed to measure."""
     for name, module in (("pytest-benchmark", "pytest_benchmark"), ("vl-convert-python", "vl_convert")):
-        advice = "" if there(module) else f"pip install {name}, if wanted"
+        advice = "" if find_spec(module) else f"pip install {name}, if wanted"
         yield Finding(name, "ok", "not installed" if advice else "installed", advice)
 
 

