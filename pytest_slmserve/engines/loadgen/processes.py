@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
-from pytest_slmserve.engines.loadgen.load_run import LoadRun, Message, merged_columns, parts_of
-from pytest_slmserve.engines.loadgen.streams import Streams
+from pytest_slmserve.engines.loadgen.load_run import Message, StreamingClient, merged_columns, parts_of
 from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
 from pytest_slmserve.engines.worker.slm_process import Ended, Lines
 
@@ -124,35 +122,6 @@ def messages_of(parts: Sequence[Lines]) -> Iterator[tuple[int, Message]]:
             while message := parts[index].hear(0.0):
                 done += message["event"] == "done"
                 yield index, message
-
-
-class StreamingClient:
-    """Sends requests to one server."""
-
-    def __init__(self, lines: Lines, greeting: Message) -> None:
-        self.lines = lines
-        self.target = target_of(greeting["url"], greeting.get("headers") or {})
-        self.streams = Streams(self.target, greeting["timeout_s"])
-        self.requests = Bodies(self.target, ())
-        self.output_tokens: Sequence[int] = ()
-
-    def load(self, message: Message) -> Message:
-        self.requests = Bodies(self.target, message["bodies"], message.get("mark", ""), message.get("rounds", ()))
-        self.output_tokens = message["output_tokens"]
-        return {"event": "loaded"}
-
-    def run(self, message: Message) -> Message:
-        self.requests.begin_anew()
-        run = LoadRun(self.streams, self.requests, self.output_tokens, message["load"])
-        return run.result(self.say, lambda: self.lines.hear(0.0), message.get("at"))
-
-    def say(self, **message: Any) -> None:
-        """Send a message, but leave out progress if the parent does not listen: nothing may hold up the streams."""
-        if message["event"] != "progress" or self.lines.has_room:
-            self.lines.say(**message)
-
-    def close(self) -> None:
-        self.streams.close()
 
 
 def serve_parent(end: socket.socket) -> None:
