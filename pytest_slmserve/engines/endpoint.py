@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from urllib.parse import urlsplit, urlunsplit
 
-from pytest_slmserve.engines.base import Engine, ProgressCallback, WindowBarrier, message_of
+from pytest_slmserve.engines.base import Engine, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completion, run_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Load, Request, Workload
@@ -208,7 +208,7 @@ class EndpointEngine(Engine):
 
     def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         before = self._lookups()
-        run = run_of(self._client.run(message_of(load), on_progress, barrier), workload)
+        run = run_of(self._client.run(load, on_progress, barrier), workload)
         after = self._lookups()
         seen = (after[0] - before[0], after[1] - before[1]) if before and after else None
         salt = self._fresh.salt if self._fresh else None

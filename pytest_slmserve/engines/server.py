@@ -24,7 +24,6 @@ from pytest_slmserve.engines.base import (
     Scores,
     StartCallback,
     WindowBarrier,
-    message_of,
     scored,
 )
 from pytest_slmserve.engines.launch.child_process import Child
@@ -126,10 +125,9 @@ class ServerEngine(ProcessEngine):
 
     def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         assert self.client, "it has been started"
-        message = message_of(load)
         self.ready = False
         before = self.trace.stat().st_size
-        found = self.client.run(message, on_progress, barrier)
+        found = self.client.run(load, on_progress, barrier)
         # The server serves the requests that the load's end has cut off until it notices. That must be over when the
         # next load begins.
         seen, until = -1, time.monotonic() + REST_S

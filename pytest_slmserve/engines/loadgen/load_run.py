@@ -139,7 +139,7 @@ def histogram(counts: Counter[int], sum_s: float) -> Message:
 
 
 def merged_columns(parts: Sequence[Message]) -> Message:
-    """The columns of several client processes, merged into those of one: rows in the order sent, counts added."""
+    """The results of several client processes as those of one: rows in the order sent, counts added."""
     columns = [zip(*part["samples"], part["scheduled"] or repeat(None)) for part in parts if part["samples"]]
     rows = sorted((row for part in columns for row in part), key=lambda row: row[1])
     *samples, scheduled = zip(*rows) if rows else ((),)
@@ -151,6 +151,8 @@ def merged_columns(parts: Sequence[Message]) -> Message:
     told = sum(part["tokens_per_chunk"] * part["chunks"] for part in parts if part["chunks"])
     names = [field.name for field in fields(Lost)]
     return {
+        "began": parts[0]["began"],
+        "window": [min(part["window"][0] for part in parts), max(part["window"][1] for part in parts)],
         "samples": [list(column) for column in samples],
         "scheduled": None if any(part["scheduled"] is None for part in parts) else list(scheduled),
         "received": bins_column(bins),
@@ -383,9 +385,6 @@ class StreamingClient:
             "client_cpu_s": time.process_time() - cpu,
             "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
         }
-
-    def close(self) -> None:
-        self.streams.close()
 
     def _serve(self, driver: Driver, at: float | None) -> Window:
         """Send the requests and note their answers until the load is over, and return its window."""

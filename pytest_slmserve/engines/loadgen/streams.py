@@ -152,11 +152,6 @@ class Streams:
             self._leave(stream)
         return cut
 
-    def close(self) -> None:
-        for connection in self._connections.values():
-            connection.socket.close()
-        self.epoll.close()
-
     # Connections
 
     def _connect(self) -> None:
