@@ -50,7 +50,7 @@ from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 from pytest_slmserve.schema.specs import KEY, EngineSpec, WorkloadSpec, completed, short_hash
 from pytest_slmserve.telemetry.host_probe import this_host
 from pytest_slmserve.workload.arrivals import Arrivals, job, load_trace, schedule
-from pytest_slmserve.workload.requests import named_tokenizer, requests_of, synthetic_requests
+from pytest_slmserve.workload.requests import requests_of, synthetic_requests
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 WINDOW_S = 10.0
@@ -331,7 +331,7 @@ def workload_of(given: argparse.Namespace, number: int) -> Workload:
     """A workload of `number` requests, or of as many as there are. Raises BadDataset where no conversation fits."""
     spec = _workload_spec(given, number)
     most = given.max_model_len or LONGEST
-    requests, source = requests_of(spec, vocabulary_of(given.model), most, lambda: named_tokenizer(spec))
+    requests, source = requests_of(spec, vocabulary_of(given.model), most)
     if not requests:
         raise BadDataset(f"{given.sharegpt} has no conversation under the rule {spec.rule}", "--sharegpt-rule vllm")
     return Workload(replace(spec, requests=len(requests)), tuple(requests), source)
