@@ -96,16 +96,20 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
     stamps = {_whole(at) for table, name in columns if name.endswith("_s") for at in getattr(table, name)}
     clock = sorted(stamp for stamp in stamps if stamp is not None)
     ticks: dict[int | None, int | None] = {stamp: tick for tick, stamp in enumerate(clock)}
-    telemetry = None if seen is None else {
-        "sources": list(seen.sources),
-        "interval_us": _whole(seen.interval_s),
-        "time_us": deltas(map(_whole, seen.time_s)),
-        "span_us": [*map(_whole, seen.span_s)],
-        "columns": _sensed_columns(seen.columns),
-        **({"gpus": [*map(_sensed_columns, seen.gpus)]} if seen.gpus else {}),
-        "missing": dict(seen.missing),
-        "notes": list(seen.notes),
-    }
+    telemetry = (
+        None
+        if seen is None
+        else {
+            "sources": list(seen.sources),
+            "interval_us": _whole(seen.interval_s),
+            "time_us": deltas(map(_whole, seen.time_s)),
+            "span_us": [*map(_whole, seen.span_s)],
+            "columns": _sensed_columns(seen.columns),
+            **({"gpus": [*map(_sensed_columns, seen.gpus)]} if seen.gpus else {}),
+            "missing": dict(seen.missing),
+            "notes": list(seen.notes),
+        }
+    )
     return {
         "kind": "measurement",
         "engine": measurement.launch,

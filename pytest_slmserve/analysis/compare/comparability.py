@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures, watched
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
-from pytest_slmserve.schema.records import Measurement, hosts_of
+from pytest_slmserve.schema.records import Measurement, hosts_of, moment
 from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
 
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
@@ -106,12 +105,6 @@ def _distance(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
     if (days := abs((here - there).total_seconds()) / 86_400) >= FAR_DAYS:
         order = "older" if there < here else "younger"
         yield f"the baseline is {days:.0f} day{'' if days < 1.5 else 's'} {order}"
-
-
-def moment(text: str) -> datetime:
-    """A time in ISO 8601, of UTC where it does not say. Raises ValueError."""
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _untold(baseline: Measurement, candidate: Measurement) -> Iterator[str]:

@@ -11,9 +11,10 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
+from pytest_slmserve.schema.files import try_lock
 from pytest_slmserve.schema.printable import printable
 
 ALL_MAY = 0o666  # whoever holds the lock of a device writes there who that is
@@ -47,18 +48,6 @@ def _checked(descriptor: int, path: Path) -> IO[str]:
         what = "it has another name too" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
         raise OSError(errno.EINVAL, what, str(path))
     return os.fdopen(descriptor, "r+" if writes else "r", encoding="utf-8", errors="replace")
-
-
-def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
-    """Lock an open file until it is closed. Returns False, without waiting, where another holds the
-    lock.
-
-    shared: beside other shared locks. Raises OSError where the file system has no locks."""
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 LONGEST = 10_000  # characters of a note
