@@ -16,20 +16,10 @@ from itertools import accumulate, pairwise
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
+from pytest_slmserve.schema import records
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import WorkloadReference, load_facts, load_of
-from pytest_slmserve.schema.records import (
-    Failures,
-    GateLaunch,
-    Measurement,
-    Replica,
-    Resolved,
-    Run,
-    Samples,
-    Steps,
-    Stream,
-    Telemetry,
-)
+from pytest_slmserve.schema.records import Measurement, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import per_unit
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -68,8 +58,8 @@ class StoredRun:
     steps: dict[str, Any]
     began_us: int | None = None
     telemetry: StoredTelemetry | None = None
-    stream: Stream | None = None
-    failed: Failures | None = None
+    stream: records.Stream | None = None
+    failed: records.Failures | None = None
 
 
 # Writing
@@ -221,8 +211,8 @@ def measurement_of(
         run=_run_of(converted(StoredRun, facts["run"])),
         launch=facts["engine"],
         measured_at=converted(str, facts["measured_at"]),
-        replica=converted(Replica, facts["replica"]) if facts.get("replica") else None,
-        paired=converted(GateLaunch, facts["paired"]) if facts.get("paired") else None,
+        replica=converted(records.Replica, facts["replica"]) if facts.get("replica") else None,
+        paired=converted(records.GateLaunch, facts["paired"]) if facts.get("paired") else None,
         neighbours=converted(int, facts.get("neighbours", 0)),
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import html
 import io
 import json
 import lzma
@@ -23,6 +24,7 @@ import re
 import secrets
 import tempfile
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,7 +35,6 @@ from typing import Any, NoReturn
 
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.archive.codec import converted, engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.archive.pages import archives_in
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.files import content, regular, try_lock
@@ -70,6 +71,8 @@ _UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks f
 _DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
+BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
+_RECORDS = re.compile(rb'<script type="application/octet-stream" data-records="([^"]*)">([A-Za-z0-9+/=]*)</script>')
 # Packed archives by their suffix: the name of the packing, and how each piece begins.
 _PACKINGS = {".gz": ("gzip", b"\x1f\x8b\x08"), ".xz": ("xz", b"\xfd7zXZ\x00")}
 
@@ -287,12 +290,7 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
     """The archive at a path; or each of those inside a page, by a path below that of the page. Raises BadArchive, as
     `read`."""
     path = Path(path)
-    try:
-        archives = archives_in(path, content(path))
-    except OSError as error:
-        raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
-    except ValueError:
-        raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
+    archives = _archives_in(path)
     if not archives:
         raise BadArchive(f"{path} is a page without records", "a page that slmserve wrote, or an archive")
     found = []
@@ -314,6 +312,40 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
         )
         found.append((name, contents))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """An archive as a page holds it: its file name, whose suffix tells the packing, and its bytes in base64."""
+
+    name: str
+    base64: str
+
+
+def embedded(path: Path) -> list[Embedded]:
+    """The archive at a path, packed; those inside, of a page. Of an archive that is not packed the whole lines are
+    kept. Raises BadArchive where it cannot be read."""
+    found = []
+    for archive, raw in _archives_in(path):
+        name = archive.name
+        if archive.suffix not in _PACKINGS:
+            name, raw = f"{name}.gz", gzip.compress(raw[: raw.rfind(b"\n") + 1], 6, mtime=0)
+        found.append(Embedded(name, b64encode(raw).decode()))
+    return found
+
+
+def _archives_in(path: Path) -> list[tuple[Path, bytes]]:
+    """The archives of a page, each as a path below that of the page; of any other file, the file itself."""
+    try:
+        raw = content(path)
+        if raw[: len(BEGINS)].lower() != BEGINS:
+            return [(path, raw)]
+        records = _RECORDS.findall(raw)
+        return [(path / Path(html.unescape(name.decode())).name, b64decode(data)) for name, data in records]
+    except OSError as error:
+        raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
+    except ValueError:
+        raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
 
 
 def line_of(facts: Mapping[str, Any]) -> bytes:

