@@ -39,7 +39,7 @@ from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 from pytest_slmserve.schema.specs import KEY, EngineSpec, WorkloadSpec, completed, short_hash
 from pytest_slmserve.telemetry.host import this_host
 from pytest_slmserve.workload.arrivals import Arrivals, job, load_trace, schedule
-from pytest_slmserve.workload.requests import named_tokenizer, requests_of, synthetic_requests
+from pytest_slmserve.workload.requests import requests_of, synthetic_requests
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 WINDOW_S = 10.0
@@ -354,7 +354,7 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
         )
     spec = replace(spec, seed=given.seed)
     most = given.max_model_len or LONGEST
-    requests, source = requests_of(spec, vocabulary_of(given.model), most, lambda: named_tokenizer(spec))
+    requests, source = requests_of(spec, vocabulary_of(given.model), most)
     if not requests:
         raise BadDataset(f"{given.sharegpt} has no conversation under the rule {spec.rule}", "--sharegpt-rule vllm")
     spec, endless = replace(spec, requests=len(requests)), cycle(requests)
