@@ -39,9 +39,8 @@ from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.live_line import LiveLine, Status, left_text
 from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
-from pytest_slmserve.report.page.content import load_part
 from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
-from pytest_slmserve.report.text_table import folded
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, of_a_command
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload
@@ -438,15 +437,16 @@ def run_measure(given: argparse.Namespace) -> int:
     found, moved = measured(given, wanted, export, own_prompts)
     if given.csv:
         print(as_csv(row for m in found for row in rows_of_load(m, terms)), end="")
+    elif given.json:
+        print(as_json(loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)))
     else:
-        print(page(found, terms, given.json))
+        print(section_text(loads.measured_section(found, terms)))
     if moved:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
     status = PASSES if not moved and all(valid(each, terms) for each in found) else FAILS
     if given.html:
-        text = page(found, terms, as_object=False)
-        part = load_part(given.model, found, terms.slo, status == PASSES, text)
-        write_section(given.html, "Load", [part], found, [given.records], status=status)
+        section = replace(loads.measured_section(found, terms), look="good" if status == PASSES else "bad")
+        write_section(given.html, "Load", [section], found, [given.records], status=status)
     return status
 
 
@@ -494,15 +494,6 @@ def measured(
 def valid(measurement: Measurement, terms: ValidityCriteria) -> bool:
     """Validity of a measurement together with every step of a ramp."""
     return not any(problems(each, terms.failed_share) for each in (measurement, *steps_of(measurement)))
-
-
-def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> str:
-    """The printed result: of one load, of a ramp, or of several rates."""
-    several = len(found) > 1
-    if as_object:
-        return as_json(loads.rates_facts(found, terms) if several else loads.facts_of_load(found[0], terms))
-    of_rates = several or steps_of(found[0])
-    return folded(loads.rates_text(found, terms) if of_rates else loads.load_text(found[0], terms))
 
 
 def _status(number: int, every: Sequence[Load], elapsed_s: float = 0.0) -> Status:

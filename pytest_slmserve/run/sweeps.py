@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.sweep.adaptive import Grid, Wanted, next_measureme
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.report.tables.findings import skip_note
+from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import SlmError
