@@ -23,8 +23,8 @@ from pytest_slmserve.report.advice.text import advice_facts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.deployments import gpus_advice
 from pytest_slmserve.report.live_line import LiveLine, Status
-from pytest_slmserve.report.page.content import Part
 from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.section import Section
 from pytest_slmserve.run import advice as run_advice
 from pytest_slmserve.run.advice import VerifyOptions
 from pytest_slmserve.schema.catalog import short_name
@@ -102,10 +102,10 @@ def run_advise(given: argparse.Namespace) -> int:
     print(as_json(advice_facts(found, asked.source, mine)) if given.json else advice)
     status = cli.PASSES if found.possible else cli.INCONCLUSIVE
     if given.html:
-        part = Part("What to deploy", "good" if found.possible else "open", [], [], advice)
+        section = Section("What to deploy", [advice], "good" if found.possible else "open")
         measurements = [m for curve in mine for m in curve.measurements]
         archives = [] if results else given.paths
-        write_section(given.html, "Advice", [part], measurements, archives, curves=mine)
+        write_section(given.html, "Advice", [section], measurements, archives, curves=mine)
     return status
 
 

@@ -1,12 +1,13 @@
-"""Options: fields of one value, each with its parser, default and help. Light: every run of pytest imports it."""
+"""Options: fields of one value, each with its parser, default and help.
 
-from __future__ import annotations
+Every run of pytest imports this module, so it makes no dataclass, and no annotations that are strings:
+both take longer than the rest.
+"""
 
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -117,7 +118,7 @@ def percentage(text: str) -> float:
     return number
 
 
-def gpu_peaks(text: str) -> GpuPeaks:
+def gpu_peaks(text: str) -> "GpuPeaks":
     from pytest_slmserve.schema.environment import GpuPeaks
 
     try:
@@ -223,30 +224,17 @@ def ray_resource(text: str) -> str:
     return text
 
 
-class OneOf:
-    """Parser of a word that is one of `choices`."""
+def at_least(least: int, most: int = 1 << 63) -> Callable[[str], int]:
+    """Return a parser of a whole number from `least` to `most`."""
 
-    def __init__(self, choices: tuple[str, ...]) -> None:
-        self.choices = choices
-
-    def __call__(self, text: str) -> str:
-        if text not in self.choices:
-            raise ValueError(" or ".join(self.choices))
-        return text
-
-
-class AtLeast:
-    """Parser of a whole number that is `least` or more, and `most` at most."""
-
-    def __init__(self, least: int, most: int = 1 << 63) -> None:
-        self.least, self.most = least, most
-
-    def __call__(self, text: str) -> int:
-        if not text.isdecimal() or int(text) < self.least:
-            raise ValueError(f"a whole number, {self.least} or more")
-        if int(text) > self.most:
-            raise ValueError(f"a whole number up to {self.most}")
+    def whole_number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ValueError(f"a whole number, {least} or more")
+        if int(text) > most:
+            raise ValueError(f"a whole number up to {most}")
         return int(text)
+
+    return whole_number
 
 
 SIDES = ("baseline", "candidate")
@@ -261,9 +249,6 @@ OF_SEVERAL_GPUS = (
 )  # how such arguments begin
 
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
-
-
-# ruff: noqa: RUF009 (`opt` makes a field, and `OneOf` a parser: both once)
 
 
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
@@ -289,7 +274,11 @@ class Opt(NamedTuple):
         bare: Meaning of the option on the command line without a value, if it may have none.
         ini_only: Whether the command line has no such option, because few people need it. pytest's own
             `-o slm_NAME=VALUE` sets it there.
+        choices: The words to choose from, if `read` allows no others.
         group: Heading in `pytest --help`.
+        flag: Words before "=VALUE" on a command line of pytest.
+        variable: Name in the environment.
+        key: Name in the ini file, and in pytest's own parsed command line.
     """
 
     read: Callable[[str], Any]
@@ -299,23 +288,12 @@ class Opt(NamedTuple):
     many: bool = False
     bare: str | None = None
     ini_only: bool = False
+    choices: tuple[str, ...] = ()
     name: str = ""
     group: str = ""
-
-    @property
-    def flag(self) -> str:
-        """Words before "=VALUE" on a command line of pytest."""
-        return f"-o {self.key}" if self.ini_only else f"--slm-{self.name.replace('_', '-')}"
-
-    @property
-    def variable(self) -> str:
-        """Name in the environment."""
-        return f"SLM_{self.name.upper()}"
-
-    @property
-    def key(self) -> str:
-        """Name in the ini file, and in pytest's own parsed command line."""
-        return f"slm_{self.name}"
+    flag: str = ""
+    variable: str = ""
+    key: str = ""
 
     @property
     def is_flag(self) -> bool:
@@ -329,18 +307,17 @@ class Opt(NamedTuple):
         return ",".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
 
 
-def opt(read: Any, *of: Any, **more: Any) -> Any:
-    """Field of `Options` with its row of the table, an `Opt`. read: a parser, or the words to choose from, as a literal
-    type or a tuple."""
+def opt(read: Any, default: Any, help: str, metavar: str | None = None, **more: Any) -> Any:
+    """Return the row of an option. read: a parser, or the words to choose from, as a literal type or a tuple."""
     words = read if isinstance(read, tuple) else get_args(read)
-    row = Opt(OneOf(words) if words else read, *of, **more)
-    return field(default=row.default, metadata={"opt": row})
+    return Opt(str if words else read, default, help, metavar, choices=words, **more)
 
 
-# Every run of pytest makes this class, so it has no more methods than it needs.
-@dataclass(frozen=True, slots=True, repr=False)
-class Options:
-    """Options of a run as values. source: where each is from, "command line", "environment", "ini" or "default"."""
+class Options(NamedTuple):
+    """Options of a run as values, made by `read_options`. The default of a field is its row of the table, an `Opt`.
+    source: the place that each value is from, "command line", "environment", "ini" or "default"."""
+
+    source: Mapping[str, str]
 
     gpu: bool = opt(truth, False, "run the benchmarks on this host's GPU")
     cpu: bool = opt(truth, False, "run the same benchmarks on vLLM's CPU backend")
@@ -352,11 +329,7 @@ class Options:
         "URL,URL",
     )
     timeout: float = opt(
-        positive,
-        120.0,
-        "seconds that a request to an endpoint may last before it counts as failed",
-        "S",
-        ini_only=True,
+        positive, 120.0, "seconds that a request to an endpoint may last before it counts as failed", "S", ini_only=True
     )
     models: tuple[str, ...] | None = opt(
         word_list,
@@ -390,10 +363,10 @@ class Options:
         RampUp, "staggered", "start of a closed loop: staggered (steady traffic) or burst (a batch job)", "HOW"
     )
     repeats: int = opt(
-        AtLeast(1), 2, "measurements of each point; with one there is no interval, so every claim is inconclusive", "N"
+        at_least(1), 2, "measurements of each point; with one there is no interval, so every claim is inconclusive", "N"
     )
     budget: int | None = opt(
-        AtLeast(0),
+        at_least(0),
         None,
         "most seconds to spend on a model's sweep again while a claim is inconclusive; default: by mode",
         "S",
@@ -427,7 +400,7 @@ class Options:
     accept_truncated: bool = opt(
         truth, False, "if the file of a dataset is truncated, use the intact part", ini_only=True
     )
-    seed: int = opt(AtLeast(0), 0, "seed of the workload and of the dummy weights", "N", ini_only=True)
+    seed: int = opt(at_least(0), 0, "seed of the workload and of the dummy weights", "N", ini_only=True)
     goodput: str = opt(
         str,
         "",
@@ -458,13 +431,10 @@ class Options:
     )
     gpu_memory_utilization: float = opt(share, 0.9, "share of the GPU's memory that the engine may take", "SHARE")
     gpu_memory: int | None = opt(
-        memory_size,
-        None,
-        "plan as if the GPU had only this much memory, for example 40GiB; default: all of it",
-        "SIZE",
+        memory_size, None, "plan as if the GPU had only this much memory, for example 40GiB; default: all of it", "SIZE"
     )
     max_num_seqs: int | None = opt(
-        AtLeast(1),
+        at_least(1),
         None,
         "largest number of sequences in one step of the engine; default: 1024, or the largest load if that is more",
         "N",
@@ -493,10 +463,7 @@ class Options:
         ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"
     )
     sharing: tuple[OwnSharing, ...] = opt(
-        sharings,
-        ("time-slicing", "mps"),
-        "ways to share it: time-slicing, mps, mig or gpus (one for each)",
-        "HOW,HOW",
+        sharings, ("time-slicing", "mps"), "ways to share it: time-slicing, mps, mig or gpus (one for each)", "HOW,HOW"
     )
     pin_cores: bool = opt(truth, False, "give each replica its own part of the CPU cores", ini_only=True)
 
@@ -523,7 +490,7 @@ class Options:
         "SHARE",
     )
     gate_pairs: int = opt(
-        AtLeast(FEWEST_PAIRS, MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N", ini_only=True
+        at_least(FEWEST_PAIRS, MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N", ini_only=True
     )
     gate_caches: Caches = opt(
         Caches,
@@ -550,7 +517,7 @@ class Options:
     telemetry_interval: float | None = opt(
         positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S", ini_only=True
     )
-    gpu_peaks: GpuPeaks | None = opt(
+    gpu_peaks: "GpuPeaks | None" = opt(
         gpu_peaks,
         None,
         "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU that the plugin does not know",
@@ -559,10 +526,7 @@ class Options:
     )
 
     records: str = opt(
-        str,
-        ".slm/records.jsonl",
-        "results file to append measurements to; compressed if it ends in .gz or .xz",
-        "PATH",
+        str, ".slm/records.jsonl", "results file to append measurements to; compressed if it ends in .gz or .xz", "PATH"
     )
     report: Detail = opt(
         Detail,
@@ -602,8 +566,6 @@ class Options:
         ray_resource, "", "Ray resource that a node must have, such as accelerator_type:H200", "NAME", ini_only=True
     )
 
-    source: Mapping[str, str] = field(default_factory=dict)
-
     @property
     def platform(self) -> Platform | None:
         """Platform of the mode that was chosen, or None."""
@@ -632,16 +594,17 @@ class Options:
         return python[-1] if python else "", env, arguments
 
 
-def _rows() -> Iterator[Opt]:
-    """Options in their order, each with its name and its group."""
-    group = ""
-    for each in fields(Options):
-        if row := each.metadata.get("opt"):
-            group = GROUPS.get(each.name, group)
-            yield row._replace(name=each.name, group=group)
+def _rows() -> tuple[Opt, ...]:
+    """Options in their order, each with its names and its group."""
+    group, rows = "", []
+    for name, row in Options._field_defaults.items():
+        group, key = GROUPS.get(name, group), f"slm_{name}"
+        flag = f"-o {key}" if row.ini_only else f"--{key.replace('_', '-')}"
+        rows.append(row._replace(name=name, group=group, flag=flag, variable=key.upper(), key=key))
+    return tuple(rows)
 
 
-OPTS: tuple[Opt, ...] = tuple(_rows())
+OPTS = _rows()
 
 
 def joined(common: Sequence[tuple[str, Any]], own: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:

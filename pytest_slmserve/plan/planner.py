@@ -21,7 +21,7 @@ from pytest_slmserve.schema.loads import ClosedLoop, Load, Workload
 from pytest_slmserve.schema.models import USUAL_CONTEXT, Model
 from pytest_slmserve.schema.records import series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
-from pytest_slmserve.telemetry.host_probe import Host, probe, unlike
+from pytest_slmserve.telemetry.host import Host, probe, unlike
 from pytest_slmserve.workload.requests import build_workload, check_source, named_tokenizer, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 
@@ -240,7 +240,7 @@ class Planner:
         host, spec = self._specs.get((model, gpus, gpu_memory), (None, None))
         if spec is None or host is not self.host:  # a plan asks for each cell's engine several times
             self._find([model])
-            options = replace(self.options, gpu_memory=gpu_memory) if gpu_memory else self.options
+            options = self.options._replace(gpu_memory=gpu_memory) if gpu_memory else self.options
             spec = engine_spec(options, self.platform, model, self.host.environment, gpus)
             check_there(self.host, spec.gpus)
             self._specs[model, gpus, gpu_memory] = self.host, spec
@@ -279,7 +279,7 @@ class Planner:
             return ReplicaSpec(tuple(urls), sharing or "urls", bool(pinned), thread_percentage)
         apart = sharing == "gpus"
         share = self.options.gpu_memory_utilization / (1 if apart else len(models))
-        options = replace(self.options, gpu_memory_utilization=share)
+        options = self.options._replace(gpu_memory_utilization=share)
         self._find(models)
         engines = [engine_spec(options, self.platform, model, self.host.environment) for model in models]
         if apart:

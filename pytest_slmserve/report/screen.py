@@ -34,7 +34,7 @@ from pytest_slmserve.report.gate.text import (
     WORDS,
     as_markdown,
     gate_facts,
-    gate_text,
+    gate_section,
     has_few_pairs,
     is_simulated,
     next_step,
@@ -42,7 +42,7 @@ from pytest_slmserve.report.gate.text import (
 )
 from pytest_slmserve.report.loads import JOB_LEGEND, goodput_found, goodput_rows, job_sections
 from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind, served_on
-from pytest_slmserve.report.section import Legend, Section, Table, section_text
+from pytest_slmserve.report.section import Legend, Section, Table, section_texts
 from pytest_slmserve.report.sweeps import energy_sections, sweep_sections
 from pytest_slmserve.report.text_table import (
     Column,
@@ -357,11 +357,11 @@ def tables(found: Findings) -> Iterator[Line]:
         *([Legend(JOB_LEGEND)] if found.jobs else ()),
         *energy_sections(found.curves),
     ]
-    yield from ((f"{section_text(section)}\n", None) for section in sections)
+    yield from ((text, None) for text in section_texts(sections))
     if found.judged:
         yield from ((folded(text), colour) for text, colour in verdict_lines(found.judged, strict=found.strict))
     yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
-    yield from ((f"{folded(gate_text(gated))}\n", None) for gated in found.gates)
+    yield from ((text, None) for text in section_texts(map(gate_section, found.gates)))
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:

@@ -138,6 +138,11 @@ def section_text(shown: Section | Legend) -> str:
     return folded("\n".join(lines))
 
 
+def section_texts(shown: Iterable[Section | Legend]) -> Iterator[str]:
+    """Yield the texts of sections and legends, each with an empty line below it."""
+    yield from (f"{section_text(each)}\n" for each in shown)
+
+
 def markdown_table(shown: Table) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
     cells = shown.cells

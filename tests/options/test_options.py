@@ -7,7 +7,7 @@ from operator import attrgetter
 import pytest
 
 from pytest_slmserve.options.read import OF_A_GATE, as_words, near_option, read_options
-from pytest_slmserve.options.table import OPTS, Opt, Options
+from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.schema.environment import GpuPeaks
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -260,10 +260,6 @@ def test_a_bad_value_gets_one_that_can_be_typed(name, typed, hint):
 
 def test_every_option_with_a_syntax_has_a_bad_text():
     assert {opt.name for opt in OPTS if not opt.is_flag} == BAD.keys() | ANY_TEXT
-
-
-def test_options_of_the_table_are_those_of_the_value():
-    assert [opt.name for opt in OPTS] == [name for name in Options.__slots__ if name != "source"]
 
 
 @pytest.mark.parametrize(

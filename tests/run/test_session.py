@@ -26,7 +26,7 @@ from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.telemetry.host_probe import Gpu, Host
+from pytest_slmserve.telemetry.host import Gpu, Host
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.telemetry.source import SimulatedSource
 
@@ -204,7 +204,7 @@ def test_an_engine_takes_a_lock_and_the_sensors_of_each_of_its_gpus(two_gpus):
     )
     assert read == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
     assert devices.own_sampler() is devices.sampler, "engines of this run have one GPU"
-    session.planner.options = replace(session.options, tensor_parallel_size=(2,))
+    session.planner.options = session.options._replace(tensor_parallel_size=(2,))
     assert devices.own_sampler() is devices.sampler_of(both)
     session.close()
     assert locked == []

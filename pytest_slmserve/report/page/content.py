@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement, RunComparison
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
+from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, series_of
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report import screen, verdicts
-from pytest_slmserve.report.compare import (
-    CHANGES,
-    METRICS,
-    RunSide,
-    case_text,
-    change_rows,
-    comparison_text,
-    counts_text,
-    days_of,
-    history_by_case,
-    measured_facts,
-    rows_of_history,
-)
-from pytest_slmserve.report.compare import COLUMNS as HISTORY
+from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
 from pytest_slmserve.report.deployments import gpus_sections, interfaces_sections, replica_sections
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.loads import JOB_LEGEND, goodput_columns, goodput_rows, job_sections
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Cells, Chart, Legend, Look, Named, Section, Table, section_text
+from pytest_slmserve.report.page.charts import PLANE, PLANE_NOTE
+from pytest_slmserve.report.section import Cells, Chart, Legend, Look, Named, Section, section_text
 from pytest_slmserve.report.sweeps import sweep_section
 from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
 from pytest_slmserve.schema.environment import SIMULATED, Environment
@@ -128,22 +115,15 @@ STATUSES = {
 }
 GOODPUT = ("in flight", "goodput /s", "good %", "dropped")  # columns that the page's script can compute
 UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environment: hashes, and what follows
-PLANE = "Throughput against latency"
-PLANE_NOTE = (
-    "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % intervals. Hollow: another load beats "
-    "it."
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A section as the template shows it. text: as a terminal shows it."""
 
-    title: str
-    look: Look
+    section: Section
     charts: Sequence[Chart]
-    tables: list[Cells]
-    text: str
+    text: str = ""
 
     @property
     def chart_groups(self) -> dict[str, list[Chart]]:
@@ -159,17 +139,14 @@ class PageSection:
     parts: list[Part]
 
 
-def page_section(heading: str, shown: Iterable[Section | Legend | Part]) -> PageSection:
+def page_section(heading: str, shown: Iterable[Section | Legend]) -> PageSection:
     """Return sections as the template shows them. Legends stand below the text of each."""
-    shown = list(shown)
-    legends = [each for each in shown if isinstance(each, Legend)]
-    parts = [each for each in shown if isinstance(each, Part)]
-    for each in shown:
-        if isinstance(each, Section):
-            with laid_out(TEXT_WIDTH):
-                text = "\n\n".join([section_text(each), *map(section_text, legends)])
-            parts.append(Part(each.title, each.look, list(each.charts()), each.tables, text))
-    return PageSection(heading, parts)
+    each_shown = list(shown)
+    sections = [each for each in each_shown if isinstance(each, Section)]
+    legends = [each for each in each_shown if isinstance(each, Legend)]
+    with laid_out(TEXT_WIDTH):
+        texts = ["\n\n".join([section_text(each), *map(section_text, legends)]) for each in sections]
+    return PageSection(heading, [Part(each, list(each.charts()), text) for each, text in zip(sections, texts)])
 
 
 def page_content(
@@ -182,14 +159,18 @@ def page_content(
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
         *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
     ]
+    gate_sections = []
+    for gated in found.gates:
+        made = partial(gate_charts, gated.gated, gated.shown, series_of((*GATED, *SHOWN), gated.pairs))
+        gate_sections.append(replace(gates.gate_section(gated), charts=made))
     subjects = [
-        page_section("Gate", map(_gate, found.gates)),
+        page_section("Gate", gate_sections),
         *sections,
         page_section("Replicas", replica_sections(found.curves, found.shared)),
         page_section("Several GPUs", gpus_sections(found.curves)),
         page_section("Interfaces", interfaces_sections(found.curves)),
         page_section("Jobs", [*job_sections(found.jobs), Legend(JOB_LEGEND)]),
-        page_section("History", _history(found)),
+        page_section("History", history_sections(found.history)),
     ]
     with laid_out(WIDE):
         disturbed = screen.disturbances(found)
@@ -299,7 +280,7 @@ def _model(label: str, section: Section) -> dict[str, Any]:
         "label": label,
         "head": [section.title, *texts[: len(head)]],
         "findings": [pair for part in section.parts if isinstance(part, Named) for pair in part.pairs],
-        "part": Part(label, section.look, list(section.charts()), section.tables, ""),
+        "part": Part(section, list(section.charts())),
         "remarks": texts[len(head) :],
     }
 
@@ -384,80 +365,20 @@ def _tallies(found: Findings) -> Iterator[dict[str, Any]]:
         yield {"count": len(judged), "words": f"gate: {words}", "look": look}
 
 
-HISTORY_NOTE = (
-    "Number: the ratio to the release before, where it improved or regressed. No line: not comparable. The axis does "
-    "not begin at 0."
-)
+def gate_charts(
+    gated: Sequence[Comparison], shown: Sequence[Comparison], series: Iterable[PairSeries]
+) -> Iterator[Chart]:
+    """Yield the endpoints of a gate with each pair, and the interim analyses of each endpoint.
 
-
-def _history(found: Findings) -> Iterator[Part]:
-    """A part for each case of which several releases were measured."""
-    for title, alike in history_by_case(found.history).items():
-        steps = {release.step.verdict for each in alike for release in each.releases if release.step}
-        look: Look = "bad" if Judgement.WORSE in steps else "open" if Judgement.INCONCLUSIVE in steps else "good"
-        drawn = []
-        for each in alike:  # of what whiskers are an interval, and which of them are cut
-            of = "launches" if min(release.launches for release in each.releases) >= LAUNCHES else "repeats"
-            cut = charts.cut_whiskers(each)
-            beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
-            note = f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {HISTORY_NOTE}"
-            drawn.append(Chart(METRICS[each.metric][0], charts.history(each), note))
-        with laid_out(TEXT_WIDTH):
-            text = case_text(title, alike)
-        shown = Table(rows_of_history(alike), HISTORY, caption=f"History of {title}")
-        yield Part(title, look, drawn, [shown.cells], text)
-
-
-def _gate(gated: Gated) -> Part:
-    series = (*gated_series(gated.pairs), *shown_series(gated.pairs))
-    with laid_out(TEXT_WIDTH):
-        text = gates.gate_text(gated)
-    look = GATE_KINDS[gated.outcome][1]
-    return endpoint_part(gates.title(gated), look, gated.gated, gated.shown, {each.name: each for each in series}, text)
-
-
-def endpoint_part(
-    title: str,
-    look: Look,
-    gated: Sequence[Comparison],
-    shown: Sequence[Comparison],
-    series: Mapping[str, PairSeries],
-    text: str,
-) -> Part:
-    """Endpoints of pairs, as a chart and a table."""
-    spec = charts.gate_forest([*gated, *shown], series, (each.name for each in gated))
+    Args:
+        gated: Endpoints that are gated.
+        shown: Endpoints that are only shown.
+        series: Pairs of each endpoint.
+    """
+    spec = charts.gate_forest([*gated, *shown], {each.name: each for each in series}, (each.name for each in gated))
     note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
-    drawn = [Chart("Candidate over baseline", spec, note)] if spec else []
-    looks = "Dashed: the margin, and no change."
-    drawn += [Chart(f"Interim analyses: {e.name}", charts.interim(e), looks) for e in gated if e.interim]
-    rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
-    tables = [Table(rows, gates.COLUMNS, caption="Endpoints").cells] if rows else []
-    if steps := gates.interim_steps(gated):
-        tables.append(Table(steps, gates.INTERIM, caption="Interim analyses").cells)
-    return Part(title, look, drawn, tables, text)
-
-
-DRAWN = ("output_tokens_per_s", "ttft_s", "tpot_s", "e2e_s")
-
-
-def of_runs(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Part:
-    """Both sides in the Pareto plane, ratios of the main metrics at each load, and every metric in tables."""
-    sides = {"baseline": baseline, "candidate": candidate}
-    curves = [
-        (f"{name}, {curve.subject}", curve)
-        for name, side in sides.items()
-        for curve in stored_curves(side.measurements, ())
-        if curve.valid
-    ]
-    drawn = [Chart(PLANE, charts.pareto(curves), PLANE_NOTE)] if curves else []
-    tables = []
-    for subject, changes in grouped(found.changes, lambda each: each.subject).items():
-        for name in DRAWN:
-            if alike := [each for each in changes if each.metric == name]:
-                title = f"{subject}: {METRICS[name][0]}"
-                drawn.append(Chart(title, charts.change_chart(alike, found.margin, title)))
-        tables.append(Table(change_rows(changes), CHANGES, caption=subject).cells)
-    with laid_out(TEXT_WIDTH):
-        text = comparison_text(baseline, candidate, found)
-    look: Look = "bad" if found.counts[Judgement.WORSE] else "open" if found.counts[Judgement.INCONCLUSIVE] else "good"
-    return Part(f"{candidate.name} against {baseline.name}: {counts_text(found)}", look, drawn, tables, text)
+    yield Chart("Candidate over baseline", spec, note)
+    for each in gated:
+        if each.interim:
+            looks = "Dashed: the margin, and no change."
+            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), looks)

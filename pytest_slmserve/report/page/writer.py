@@ -23,7 +23,7 @@ from pytest_slmserve.archive.pages import BEGINS, Embedded, embedded
 from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, Part, page_content, page_section, parts
+from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, page_content, page_section, parts
 from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.section import Section
 from pytest_slmserve.report.text_table import laid_out
@@ -81,7 +81,7 @@ def check_replaceable(path: Path) -> None:
 def write_section(
     path: Path,
     heading: str,
-    parts: Sequence[Part | Section],
+    parts: Sequence[Section],
     measurements: Sequence[Measurement] = (),
     archives: Iterable[Path] = (),
     *,

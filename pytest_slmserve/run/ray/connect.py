@@ -29,7 +29,7 @@ from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage, Platform, SlmError, named
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup
-from pytest_slmserve.telemetry.host_probe import Host, probe
+from pytest_slmserve.telemetry.host import Host, probe
 
 A_TOUCH = 0.001  # of a resource that only says where to run
 
@@ -140,8 +140,8 @@ def task_of(
     options: Options, environment: Environment, repeats: int, known: Sequence[Sequence[ReplicaGroup]]
 ) -> EngineTask:
     """A task without an archive, which resumes nothing, and sees no GPUs but those that its engine was given."""
-    there = replace(options, ray="", ray_env="", ray_resource="", records="", export="", resume=False, plan=False)
-    there = replace(there, tensor_parallel_size=(1,), baseline="")
+    there = options._replace(ray="", ray_env="", ray_resource="", records="", export="", resume=False, plan=False)
+    there = there._replace(tensor_parallel_size=(1,), baseline="")
     return EngineTask(there, environment, repeats, tuple(map(tuple, known)))
 
 

@@ -39,7 +39,7 @@ from pytest_slmserve.run.ray.connect import (
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
 from pytest_slmserve.schema.records import ReplicaGroup
-from pytest_slmserve.telemetry.host_probe import Host, this_host
+from pytest_slmserve.telemetry.host import Host, this_host
 
 TICK_S = 0.5
 END_S = 15.0  # for engines to stop

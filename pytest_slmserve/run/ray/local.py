@@ -22,7 +22,7 @@ from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import ReplicaGroup
-from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.telemetry.host import probe
 
 UNCHECKED = (
     "whether engines on several GPUs disturbed each other was not looked at: the shipped test_neighbours.py does, by "
