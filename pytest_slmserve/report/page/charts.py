@@ -20,8 +20,7 @@ from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.gains import fit
 from pytest_slmserve.analysis.verdict import State, Verdict, above
-from pytest_slmserve.report.tables.replicas import MemoryRow, memory_names
-from pytest_slmserve.report.tables.sensors import STEP_PARTS, StepRow
+from pytest_slmserve.report.points import STEP_PARTS, MemoryRow, StepRow, memory_names
 from pytest_slmserve.report.text_table import figure as shown
 from pytest_slmserve.report.text_table import gib, milliseconds
 from pytest_slmserve.schema import sensors

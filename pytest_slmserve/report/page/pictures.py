@@ -29,7 +29,7 @@ from pytest_slmserve.analysis.claims.job_claims import (
 from pytest_slmserve.analysis.compare.deployments import PairReplicas as Pair
 from pytest_slmserve.analysis.compare.deployments import compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, SIDES, Gated, nothing_counts, series_of
-from pytest_slmserve.analysis.metrics.latency import Slo
+from pytest_slmserve.analysis.metrics.latency import Slo, goodput_of
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import check
@@ -38,7 +38,6 @@ from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_
 from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.report.gate.text import title
-from pytest_slmserve.report.loads import good, rate_series
 from pytest_slmserve.report.page.charts import (
     IN_FLIGHT,
     TOKENS_PER_S,
@@ -56,6 +55,7 @@ from pytest_slmserve.report.page.charts import (
     share_axis,
     throughputs,
 )
+from pytest_slmserve.report.points import rate_series
 from pytest_slmserve.report.text_table import figure as digits
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -334,7 +334,9 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
         for m in steps_of(group[0]) or group:
             found, delay = check(m), delay_of(m.run)
             if not found.problems and delay is not None:
-                loads.append((delay.achieved_per_s, summarize(m), bool(found.degradations), good(m, slo)))
+                loads.append(
+                    (delay.achieved_per_s, summarize(m), bool(found.degradations), goodput_of(m, slo) if slo else None)
+                )
         if loads:
             groups.append((group[0], loads))
     if not groups:

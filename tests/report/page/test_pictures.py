@@ -25,8 +25,9 @@ from pytest_slmserve.analysis.points import Point, ReplicaPoint, job_points, rat
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.as_json import point_facts
-from pytest_slmserve.report.loads import ValidityCriteria, is_windowed, rows_of_load
+from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
 from pytest_slmserve.report.page.pictures import Picture, gate_pictures, pictures, save_picture, whole_picture
+from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
