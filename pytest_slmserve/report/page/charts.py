@@ -182,12 +182,15 @@ def row_axis(names: Iterable[str]) -> Spec:
     return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": ticks}
 
 
-def series_looks(names: Sequence[str]) -> Spec:
-    """Return the encodings of color and shape that tell several series apart."""
+def series_looks(names: Sequence[str], looks: Mapping[str, tuple[str, str]] | None = None) -> Spec:
+    """Return the encodings of color and shape that tell several series apart. looks: color and shape of each name, if
+    they have a meaning."""
     several = len(COLOURS)
     numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
     colours = [COLOURS[i % several] for i in numbers]
     shapes = [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]
+    if looks:
+        colours, shapes = (list(each) for each in zip(*(looks[name] for name in names)))
     long = max(map(len, names), default=0) > 40
     key = {"orient": "bottom", "columns": 1 if long else 2, "symbolSize": 70, "labelLimit": 400}
     legend = key if len(names) > 1 else None
@@ -199,17 +202,14 @@ def series_looks(names: Sequence[str]) -> Spec:
 
 
 def layer(mark: Spec, values: Values | None = None, where: str = "", **encoding: Any) -> Spec:
-    """Return a layer of a chart. An encoding that is a text names its field of numbers.
+    """Return a layer of a chart. An encoding that is a text names its field, on the axis of the chart.
 
     Args:
         values: Rows of this layer only; None if it draws those of the chart.
         where: Expression that chooses rows.
     """
-    made: Spec = {"mark": mark, "encoding": {}}
-    for channel, what in encoding.items():
-        ends = channel in ("x2", "y2", "text")
-        kind = {"field": what} if ends else {"field": what, "type": "quantitative"}
-        made["encoding"][channel] = kind if isinstance(what, str) else what
+    encoded = {channel: {"field": what} if isinstance(what, str) else what for channel, what in encoding.items()}
+    made: Spec = {"mark": mark, "encoding": encoded}
     if values is not None:
         made["data"] = {"values": values}
     if where:
@@ -242,6 +242,7 @@ def line_chart(
     y: Spec,
     names: Sequence[str] = (),
     *,
+    looks: Mapping[str, tuple[str, str]] | None = None,
     strokes: Sequence[str] = (),
     rules: Iterable[Mapping[str, Any]] = (),
     guide: Values | None = None,
@@ -257,6 +258,7 @@ def line_chart(
         rows: x, y, low and high (optional), series, hollow (not filled), stroke, order and text (optional), shown (the
             value as a page shows it).
         names: All series in the order of their colors. By default those of the rows.
+        looks: Color and shape of each series, if they have a meaning.
         strokes: Kinds of line of one series, solid first; `stroke` of each row is one of them.
         rules: Lines across the chart at an x or a y, each with a text.
         guide: Points of a dashed gray line behind the series.
@@ -264,7 +266,7 @@ def line_chart(
         dots: Whether points and intervals are drawn.
         under: Further layers behind all others.
     """
-    look = series_looks(names or list(dict.fromkeys(row["series"] for row in rows)))
+    look = series_looks(names or list(looks or dict.fromkeys(row["series"] for row in rows)), looks)
     color = look["color"]
     line: Spec = {"color": color, "order": {"field": "order" if any("order" in row for row in rows) else "x"}}
     line["order"]["type"] = "quantitative"
@@ -665,45 +667,21 @@ def history(found: ReleaseHistory) -> Spec:
     metric, run, rows = METRICS[found.metric], 0, list[dict[str, Any]]()
     for each in found.releases:
         run += each.step_words == NOT_COMPARABLE  # number of the line that the release lies on
-        low, high = (None if end is None else metric.scale * end for end in (each.mean.low, each.mean.high))
-        row = {"release": each.release, "y": metric.scale * each.mean.value, "low": low, "high": high}
+        mean = each.mean.mapped(lambda end: metric.scale * end)
         ratio = shown(each.step.ratio.value, 4) if each.step else ""
-        certain = each.step.ratio.value if each.step and each.step.verdict in WORDS else 1.0
-        row |= {"step": each.step_words or FIRST_RELEASE, "shown": shown(metric.scale * each.mean.value, 4), "run": run}
-        rows.append(
-            row | {"ratio": ratio, "risen": ratio if certain > 1 else "", "fallen": ratio if certain < 1 else ""}
-        )
-    order = [row["release"] for row in rows]
-    ticks = {"labelAngle": 0 if len(order) < 6 else -30}
+        more = {"shown": shown(mean.value, 4), "ratio": ratio, "run": run}
+        certain = each.step is not None and each.step.verdict in WORDS
+        row = interval_row(each.release, mean, each.step_words or FIRST_RELEASE)
+        rows.append({**row, **more, "text": ratio if certain else ""})
+    ticks = {"labelAngle": 0 if len(rows) < 6 else -30}
     scale = {"type": "point", "padding": 0.5}
-    x = {"field": "release", "type": "ordinal", "title": "vLLM", "sort": order, "scale": scale, "axis": ticks}
+    x = {"type": "ordinal", "title": "vLLM", "sort": [row["x"] for row in rows], "scale": scale, "axis": ticks}
     y = axis("y", f"{metric.heading} ({'more' if metric.higher_is_better else 'less'} is better)")
     y["scale"] = {"domain": history_domain(found), "nice": False, "zero": False}
-    known = [words for words in STEP_LOOKS if any(row["step"] == words for row in rows)]
-    legend = {"orient": "bottom", "columns": 2, "symbolSize": 70}
-    color, shape = (
-        {
-            "field": "step",
-            "type": "nominal",
-            "title": None,
-            "scale": {"domain": known, "range": [*looks]},
-            "legend": legend,
-        }
-        for looks in zip(*(STEP_LOOKS[words] for words in known))
-    )
-    said = {"release": "", "shown": "value", "ratio": "ratio", "step": "it"}
-    told = [{"field": name, "title": title} for name, title in said.items()]
-    plain = {"value": COLOURS[0]}
-    layers = [
-        layer(LINE, x=x, y="y", color=plain, detail={"field": "run", "type": "nominal"}),
-        whiskers(plain, x),
-        layer({**POINT, "size": 90}, x=x, y="y", color=color, shape=shape, tooltip=told),
-        *(
-            layer({**TEXT, "fontSize": 12, "dy": away}, x=x, y="y", text=field)
-            for field, away in (("risen", -14), ("fallen", 16))
-        ),
-    ]
-    return chart(layers, x, y, f"{metric.heading} over releases, {found.subject}", rows, 220)
+    line = layer({**LINE, "color": COLOURS[0]}, x="x", y="y", detail={"field": "run", "type": "nominal"})
+    known = {words: look for words, look in STEP_LOOKS.items() if any(row["series"] == words for row in rows)}
+    words = f"{metric.heading} over releases, {found.subject}"
+    return line_chart(rows, x, y, looks=known, joined=False, under=[line], description=words, height=220)
 
 
 def cut_whiskers(found: ReleaseHistory) -> list[str]:
