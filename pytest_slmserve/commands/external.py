@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import plan
-from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
+from pytest_slmserve.analysis.advice.advisor import ModelSweep, Objectives, plan
 from pytest_slmserve.analysis.sweep.batching import Slo, parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.archive import external
