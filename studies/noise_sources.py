@@ -234,7 +234,7 @@ def main() -> None:
     host = probe(args.platform)
     environment = host.environment
     load = ClosedLoop(args.concurrency, window_s=(args.rounds * len(VARIANTS) + 1) * args.stretch)
-    engine = NoiseEngine(engine_spec(read_options({}, {}, {}), args.platform, args.model, environment))
+    engine = NoiseEngine(engine_spec(read_options({}, {}, {}), args.platform, args.model, environment)).start()
     try:
         stretches, run = study(engine, environment, load, args.stretch, host.device)
     finally:

@@ -34,7 +34,7 @@ from common import engine_parser, keep, results_in
 
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, student_interval, t_975
 from pytest_slmserve.engines.base import Engine
-from pytest_slmserve.engines.pool import start
+from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
@@ -227,7 +227,7 @@ def main() -> None:
     if args.again:
         return tell(results_in(args.again))
     options, host = read_options({}, {}, {}), probe(args.platform)
-    engine = start(engine_spec(options, args.platform, args.model, host.environment))
+    engine = launch_engine(engine_spec(options, args.platform, args.model, host.environment)).start()
     try:
         study(engine, host, args)
     finally:

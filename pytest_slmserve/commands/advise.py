@@ -10,15 +10,14 @@ from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.advice.advisor import Objectives, plan
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.external import add_columns, are_external, check_wanted, read_external
+from pytest_slmserve.commands.external import add_columns, check_wanted, external_results
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice.text import advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.page.content import Part
+from pytest_slmserve.report.deployments import gpus_advice
 from pytest_slmserve.report.page.writer import write_section
-from pytest_slmserve.report.section import section_text
-from pytest_slmserve.report.tables.replicas import gpus_advice
+from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
@@ -74,11 +73,10 @@ def run_advise(given: argparse.Namespace) -> int:
         price_per_hour=given.price_per_hour,
     )
     curves: Sequence[Curve] = ()
-    if are_external(given):
-        curve, notes, blocks = read_external(given)
+    if results := external_results(given):
         known = model_of(model) if model else None
         spec = EngineSpec(model, dtype=known.dtype, model_facts=known) if model and known else None
-        measured = subjects.of_external(curve, spec, longest, given.b_half, notes, blocks)
+        measured = subjects.of_external(results.curve, spec, longest, given.b_half, results.notes, results.kv_blocks)
     else:
         contents = read_all(given)
         curves = curves_of(contents)
@@ -91,8 +89,7 @@ def run_advise(given: argparse.Namespace) -> int:
     text = "\n".join([text, *gpus_advice(mine)])
     print(as_json(advice_facts(found, measured.source, mine)) if given.json else text)
     if given.html:
-        part = Part("What to deploy", section.look, [], [], text)
+        shown = Section("What to deploy", [text], section.look)
         measurements = [m for curve in mine for m in curve.measurements]
-        archives = [] if are_external(given) else given.paths
-        write_section(given.html, "Advice", [part], measurements, archives, curves=mine)
+        write_section(given.html, "Advice", [shown], measurements, [] if results else given.paths, curves=mine)
     return cli.PASSES if found.possible else cli.INCONCLUSIVE

@@ -16,7 +16,7 @@ from typing import Any
 from pytest_slmserve.analysis.metrics.latency import Goodput, Slo
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, engines, job_points, points_of
-from pytest_slmserve.analysis.sweep.curve import Curve, labels
+from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve, labels
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import Load, WorkloadReference, load_facts
 from pytest_slmserve.schema.records import Measurement
@@ -115,8 +115,7 @@ def point_facts(
         for kind, point in (*(("point", p) for p in curve.points), *(("alone", p) for p in curve.alone)):
             load = point.concurrency
             first = next((m for m in curve.measurements if m.load.max_concurrency == load), curve.first)
-            assert first
-            what = case_facts(first.spec, first.load, first.workload, first.environment)
+            what = case_facts(first.spec, first.load, first.workload, first.environment) if first else {}
             yield {"kind": kind, "subject": label, **what, "concurrency": load, **_figures(point, slo)}
     for several in shared:
         yield _of_replicas(several, slo)
@@ -125,12 +124,12 @@ def point_facts(
         yield {"kind": "job", "subject": job.model, **what, **_figures(job, slo)}
 
 
-def sweep_facts(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    """Facts of each sweep as a whole."""
+def sweep_facts(curves: Sequence[Curve], tolerance: float = TOLERANCE) -> Iterator[dict[str, Any]]:
+    """Yield the facts of each sweep as a whole. tolerance: gain per doubling below which throughput counts as flat."""
     for curve, label in zip(curves, labels(curves), strict=True):
         yield {
             "subject": label,
-            "plateau": curve.plateau(),
+            "plateau": curve.plateau(tolerance),
             "pareto": [point.concurrency for point in curve.pareto_front()],
             **facts(curve, "kv_capacity", "cut", "missing", "unneeded"),
         }
@@ -149,7 +148,8 @@ def _of_replicas(point: ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
 
 def _figures(point: Point | JobPoint | ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
     """All figures of a point, by name; those that no such point has are null."""
-    names = [field.name for field in fields(point) if field.name not in BULK]
+    bulk = BULK if type(point) is Point else {*BULK, "batch_repeats"}
+    names = [field.name for field in fields(point) if field.name not in bulk]
     told = {"valid": point.valid, **dict.fromkeys(field.name for field in fields(Summary)), **facts(point, *names)}
     return told | {"goodput": goodput_facts(point.goodput(slo) if slo else None)}
 
@@ -169,6 +169,8 @@ def extra_info(measurements: Sequence[Measurement]) -> dict[str, Any]:
     point, first = _points(measurements)[0], measurements[0]
     numbers = {f.name: getattr(point, f.name) for f in fields(point)}
     plain = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+    if isinstance(point, JobPoint):
+        del plain["concurrency"]
     return {**plain, "records": list(point.records), "workload": first.workload.hash, "interface": first.spec.interface}
 
 

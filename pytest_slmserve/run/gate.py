@@ -27,10 +27,9 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, place_of, read_calibrations, read_waivers
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, Outputs, check_fits
+from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs, check_fits
 from pytest_slmserve.engines.launch.vllm_arguments import caches
 from pytest_slmserve.engines.pool import abreast
-from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.table import FEWEST_PAIRS, Options, joined
 from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.gate.text import calibration_text
@@ -324,8 +323,7 @@ class OneGate:
     def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
         """Measurements of one launch at each load, with its outputs and scores if this pair has them. second: whether
         the launch is the second of its pair."""
-        if isinstance(engine, SimulatedEngine):  # others differ from launch to launch by themselves
-            engine.differ(f"{side} {number}")
+        engine.differ(f"{side} {number}")
         spec = self.specs[side]
         paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches)
         if number == 1:  # once is enough: an engine that answers otherwise does so always
@@ -351,16 +349,13 @@ class OneGate:
         written = []
         for side in SIDES:
             folder = Path(self.session.options.profile).absolute() / short_name(self.model) / side
-            problem = "not through this interface"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 before = set(folder.iterdir())
                 with caches(self.session.options.gate_caches, side, self.specs) as own:
                     launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
                     with abreast(self.session.devices.pool, [launch]) as (start,):
-                        engine = start()
-                        if isinstance(engine, CanProfile):
-                            problem = engine.profile(self.workload, load) or "its profiler wrote nothing"
+                        problem = start().profile(self.workload, load) or "its profiler wrote nothing"
                 paths = ", ".join(sorted(str(path) for path in set(folder.iterdir()) - before))
                 written.append(f"{side}: {paths or f'none ({problem})'}")
             except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note

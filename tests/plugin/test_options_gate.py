@@ -266,7 +266,7 @@ def launches(monkeypatch):
     """The variables that each launch was given; a folder that does not stand is an error, and each gets a file."""
     seen = []
 
-    def start(spec, extra_env):
+    def start(spec, extra_env, **_):
         for value in extra_env.values():
             assert Path(value).parent.is_dir() and not Path(value).exists()
             Path(value).mkdir()
@@ -311,7 +311,7 @@ def test_sides_that_may_run_other_code_have_warm_ones_of_their_own(gate, monkeyp
     monkeypatch.setattr(
         pool,
         "SimulatedEngine",
-        lambda spec, extra_env: seen.append(dict(extra_env)) or SimulatedEngine(spec, extra_env=extra_env),
+        lambda spec, extra_env, **_: seen.append(dict(extra_env)) or SimulatedEngine(spec, extra_env=extra_env),
     )
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/somewhere")
     assert gate("--slm-side=candidate:env=PYTHONPATH=/opt/other").ret == 0
@@ -444,7 +444,7 @@ def profiled(monkeypatch):
     loads, places = [], []
 
     class Engine(SimulatedEngine):
-        def __init__(self, spec, extra_env):
+        def __init__(self, spec, extra_env, **_):
             super().__init__(spec, extra_env=extra_env)
             places.append(PROFILE_FOLDER in extra_env)
 

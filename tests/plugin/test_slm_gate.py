@@ -31,7 +31,7 @@ def noisy(monkeypatch):
     def plant(sd):
         chance = random.Random(1)
         monkeypatch.setattr(
-            pool, "SimulatedEngine", lambda spec, extra_env: SimulatedEngine(spec, math.exp(chance.gauss(0, sd)))
+            pool, "SimulatedEngine", lambda spec, **_: SimulatedEngine(spec, math.exp(chance.gauss(0, sd)))
         )
 
     return plant

@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.metrics.roofline import (
     peaks_for,
     peaks_of,
 )
-from pytest_slmserve.analysis.points import JobPoint, Point, job_points, limit_groups, point_differences
+from pytest_slmserve.analysis.points import Point, job_points, limit_groups, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor, percent, percent_interval
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
@@ -35,7 +35,6 @@ CLAIM = "law-carries-to-another-gpu"
 BOUND = 0.10  # of the throughput measured there
 STEP = 1e-3  # of a point's throughput: how far the law moves with it
 LIMIT = Axes("max_num_seqs")
-BOTH = {field.name for field in fields(Point)} & {field.name for field in fields(JobPoint)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,8 @@ def limit_sweeps(measurements: Sequence[Measurement]) -> list[Curve]:
         points = []
         for job in jobs:
             batches = tuple(one.batch or 0.0 for one in job.each)
-            same = {name: getattr(job, name) for name in BOTH}
-            points.append(Point(concurrency=job.spec.max_num_seqs, batch_repeats=batches, **same))
+            same = Point(**{field.name: getattr(job, field.name) for field in fields(Point)})
+            points.append(replace(same, concurrency=job.spec.max_num_seqs, batch_repeats=batches))
         records = {record for point in points for record in point.records}
         used = tuple(m for m in measurements if m.id in records)
         subject = f"{jobs[0].model}, {jobs[0].requests} at once"

@@ -28,9 +28,9 @@ from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report.as_json import facts
+from pytest_slmserve.report.deployments import best_on_several, deployment_name
+from pytest_slmserve.report.points import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
-from pytest_slmserve.report.tables.findings import served_on
-from pytest_slmserve.report.tables.replicas import best_on_several, deployment_name
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
@@ -163,10 +163,8 @@ def advice_section(plan: Plan, source: ResultSource) -> Section:
     heading = f"{source.device}{memory}\nwanted: an efficiency above {percent(wish.threshold)}{slo}"
     parts: list[Part] = [Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible else []
     for advice in plan.advices:
-        parts += [
-            "",
-            f"{advice.subject.name}\n{named_lines([(f'  {name}', said) for name, said in advice_reasons(advice, plan)])}",
-        ]
+        pairs = [(f"  {name}", said) for name, said in advice_reasons(advice, plan)]
+        parts += ["", f"{advice.subject.name}\n{named_lines(pairs)}"]
     if remarks := list(general(plan, source)):
         parts += ["", *(hanging(remark, 2) for remark in remarks)]
     for start in starts(plan):
