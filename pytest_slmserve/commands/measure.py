@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.metrics.latency import slo_of_requests
+from pytest_slmserve.analysis.metrics.latency import checked_slo
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
@@ -459,7 +459,7 @@ def _terms_of(given: argparse.Namespace) -> ValidityCriteria:
             f"--allow-failed {given.allow_failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         )
         raise BadUsage(problem, "--allow-failed 0.01")
-    return ValidityCriteria(slo_of_requests(given.goodput), attainment, given.allow_failed)
+    return ValidityCriteria(checked_slo(given.goodput) if given.goodput else None, attainment, given.allow_failed)
 
 
 def measured(
