@@ -241,8 +241,8 @@ def roofline_fraction(
 
 
 def regime(work: Work, peaks: Peaks) -> Regime:
-    """Can decoding this ever be bound by arithmetic? Its intensity tends to b_half + query heads per KV head, that is
-    FLOPs of a token over bytes of its context."""
+    """The resource that bounds decoding at the largest batches. Its intensity tends to b_half + query heads per KV
+    head, that is FLOPs of a token over bytes of its context."""
     intensity = work.token_flops / (work.context * work.kv_bytes_per_token)
     return Regime(intensity, peaks.ridge, "compute" if intensity > peaks.ridge else "memory")
 
