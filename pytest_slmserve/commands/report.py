@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_
 from pytest_slmserve.analysis.compare.history import release_histories
 from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
+from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.archive import store
@@ -84,7 +84,7 @@ def run_report(given: argparse.Namespace) -> int:
         if given.figures is not None:
             raise BadUsage("--figures draws archives of ours, and these are external results", "no --figures")
         return report_external(given, results)
-    terms = ValidityCriteria(slo_of_requests(given.goodput))
+    terms = ValidityCriteria(checked_slo(given.goodput) if given.goodput else None)
     archives = read_archives(given)
     contents, (gates, remarks) = as_one([each for _, each in archives]), gates_of(archives)
     loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
