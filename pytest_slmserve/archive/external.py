@@ -314,7 +314,8 @@ def _json_rows(text: str, name: str) -> Iterator[Row]:
         except (ValueError, RecursionError):
             line = text.count("\n", 0, at) + 1
             raise BadUsage(f"{name}: no JSON in what begins at line {line}", "a whole file") from None
-        for number, value in enumerate(found if isinstance(found, list) else [found], number + 1):
+        for value in found if isinstance(found, list) else [found]:
+            number += 1
             if not isinstance(value, dict):
                 raise BadUsage(f"{name}: result {number} is no JSON object", "the files that `vllm bench serve` saves")
             yield Row(f"{name}: result {number}", value)
