@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -304,7 +305,7 @@ def read_results(path: Path) -> list[Row]:
 
 def _json_rows(text: str, name: str) -> Iterator[Row]:
     """Yield the objects that stand one after the other, and those of lists."""
-    decoder, at, number = json.JSONDecoder(), 0, 0
+    decoder, numbers, at = json.JSONDecoder(), count(1), 0
     while at < len(text):
         if text[at].isspace():
             at += 1
@@ -314,8 +315,7 @@ def _json_rows(text: str, name: str) -> Iterator[Row]:
         except (ValueError, RecursionError):
             line = text.count("\n", 0, at) + 1
             raise BadUsage(f"{name}: no JSON in what begins at line {line}", "a whole file") from None
-        for value in found if isinstance(found, list) else [found]:
-            number += 1
+        for value, number in zip(found if isinstance(found, list) else [found], numbers):
             if not isinstance(value, dict):
                 raise BadUsage(f"{name}: result {number} is no JSON object", "the files that `vllm bench serve` saves")
             yield Row(f"{name}: result {number}", value)

@@ -20,8 +20,7 @@ from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.archive import store
 from pytest_slmserve.archive.baselines import beside, find, place_of
-from pytest_slmserve.archive.pages import embedded
-from pytest_slmserve.archive.store import Archive, Contents, RunChoice, chosen, read, runs_of
+from pytest_slmserve.archive.store import Archive, Contents, RunChoice, chosen, embedded, read, runs_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.report import compare as run_list

@@ -180,7 +180,7 @@ def test_modules_of_the_working_folder_are_not_run_by_the_client(there, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
     engine = EndpointEngine(spec_of(there))
-    environment = Path(f"/proc/{engine._client.child.process.pid}/environ").read_bytes()
+    environment = Path(f"/proc/{engine._client.children[0].process.pid}/environ").read_bytes()
     engine.close()
     assert there._key.encode() not in environment and b"SLM_ENDPOINT_KEY" not in environment
 

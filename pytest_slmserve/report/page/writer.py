@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.archive.pages import BEGINS, Embedded, embedded
-from pytest_slmserve.archive.store import make_folder
+from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, page_content, page_section
