@@ -97,7 +97,7 @@ def sweep_section(curve: Curve, label: str, found: Findings, fastest: Mapping[Pl
     parts: list[Part] = [*head, Table(curve.points, point_columns(curve), caption=f"Points of {label}")]
     parts += remarks(curve)
     parts += [sensor_table(curve, fastest, label), Table(step_rows(curve), STEP, caption=f"{STEP_TITLE}, {label}")]
-    parts += goodput_parts(curve, found.slo) if found.slo else []
+    parts += goodput_parts(goodput_rows(curve, found.slo), found.slo) if found.slo else []
     parts.append(Named(list(findings(curve, tolerance, found.b_half))))
     return Section(title, parts, charts=partial(sweep_charts, curve, tolerance))
 

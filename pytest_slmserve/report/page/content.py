@@ -228,27 +228,25 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any]
     """Goodput under an SLO as a table, and what the page needs to compute it for another one; None without points."""
     if not shown:
         return None
-    valid = {label: {point.concurrency for point in curve.valid} for label, curve in shown}
-    rows = [(label, row) for label, curve in shown for row in goodput_rows(curve, slo) if row.load in valid[label]]
-    columns = [column for column in goodput_columns("in\nflight", slo, 4) if column.name in GOODPUT]
-    table = Cells(
-        "Goodput of each load",
-        ["model", *(column.name for column in columns)],
-        [[label, *(column.cell(row) for column in columns)] for label, row in rows],
-        [False, *(True for _ in columns)],
-    )
-    names, loads = [label for label, _ in shown], [point.concurrency for _, curve in shown for point in curve.valid]
+    points = [
+        (label, point, row)
+        for label, curve in shown
+        for point, row in zip(curve.points, goodput_rows(curve, slo))
+        if point.valid
+    ]
+    columns = [column for column in goodput_columns("in\nflight", slo) if column.name in GOODPUT]
+    cells = [[label, *(column.cell(row) for column in columns)] for label, _, row in points]
+    heads, names, loads = ["model", *GOODPUT], [label for label, _ in shown], [p.concurrency for _, p, _ in points]
     return {
         "bounds": {name: slo.bounds.get(name) for name in ("ttft", "tpot", "e2e")},
-        "table": table,
+        "table": Cells("Goodput of each load", heads, cells, [False, *(True for _ in columns)]),
         "charts": [
             Chart("Goodput over load", charts.goodput_chart(names, loads, "per_s", "goodput, requests/s")),
             Chart("Share of good requests", charts.goodput_chart(names, loads, "percent", "good requests, %")),
         ],
         "requests": [
             {"series": label, "x": point.concurrency, "windows": list(map(_window, point.used))}
-            for label, curve in shown
-            for point in curve.valid
+            for label, point, _ in points
         ],
     }
 
