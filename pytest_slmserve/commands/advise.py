@@ -14,17 +14,17 @@ from pytest_slmserve.analysis.advice.batch_choice import Objectives
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.external import add_columns, are_external, check_wanted, read_external
+from pytest_slmserve.commands.external import add_columns, check_wanted, external_results
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import text
 from pytest_slmserve.report.advice.text import advice_facts
 from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.deployments import gpus_advice
 from pytest_slmserve.report.live_line import LiveLine, Status
-from pytest_slmserve.report.page.content import Part
 from pytest_slmserve.report.page.writer import write_section
-from pytest_slmserve.report.tables.replicas import gpus_advice
+from pytest_slmserve.report.section import Section
 from pytest_slmserve.run import advice as run_advice
 from pytest_slmserve.run.advice import VerifyOptions
 from pytest_slmserve.schema.catalog import short_name
@@ -84,13 +84,12 @@ def run_advise(given: argparse.Namespace) -> int:
     curves: Sequence[Curve] = ()
     if given.html and terms:
         raise BadUsage("--html shows an advice, and --verify measures it", "one of them")
-    if are_external(given):
+    if results := external_results(given):
         if terms:
             raise BadUsage("external results do not tell enough to be verified", "records of --slm-records")
-        curve, notes, blocks = read_external(given)
         known = model_of(model) if model else None
         spec = EngineSpec(model, dtype=known.dtype, model_facts=known) if model and known else None
-        asked = subjects.of_external(curve, spec, longest, given.b_half, notes, blocks)
+        asked = subjects.of_external(results.curve, spec, longest, given.b_half, results.notes, results.kv_blocks)
     else:
         contents = read_all(given)
         curves = curves_of(contents)
@@ -103,10 +102,10 @@ def run_advise(given: argparse.Namespace) -> int:
     print(as_json(advice_facts(found, asked.source, mine)) if given.json else advice)
     status = cli.PASSES if found.possible else cli.INCONCLUSIVE
     if given.html:
-        part = Part("What to deploy", "good" if found.possible else "open", [], [], advice)
+        section = Section("What to deploy", [advice], "good" if found.possible else "open")
         measurements = [m for curve in mine for m in curve.measurements]
-        archives = [] if are_external(given) else given.paths
-        write_section(given.html, "Advice", [part], measurements, archives, curves=mine)
+        archives = [] if results else given.paths
+        write_section(given.html, "Advice", [section], measurements, archives, curves=mine)
     return status
 
 

@@ -22,10 +22,11 @@ from typing import Any, Literal
 
 from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
-from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock, try_lock
+from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.files import try_lock
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import SensorSource

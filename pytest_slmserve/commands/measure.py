@@ -28,9 +28,8 @@ from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.live_line import LiveLine, Status, left_text
 from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
-from pytest_slmserve.report.page.content import load_part
 from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
-from pytest_slmserve.report.text_table import folded
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, of_a_command
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload
@@ -39,7 +38,7 @@ from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 from pytest_slmserve.schema.specs import KEY, EngineSpec, WorkloadSpec, completed, short_hash
 from pytest_slmserve.telemetry.host import this_host
 from pytest_slmserve.workload.arrivals import Arrivals, job, load_trace, schedule
-from pytest_slmserve.workload.requests import named_tokenizer, requests_of, synthetic_requests
+from pytest_slmserve.workload.requests import requests_of, synthetic_requests
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 WINDOW_S = 10.0
@@ -354,7 +353,7 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
         )
     spec = replace(spec, seed=given.seed)
     most = given.max_model_len or LONGEST
-    requests, source = requests_of(spec, vocabulary_of(given.model), most, lambda: named_tokenizer(spec))
+    requests, source = requests_of(spec, vocabulary_of(given.model), most)
     if not requests:
         raise BadDataset(f"{given.sharegpt} has no conversation under the rule {spec.rule}", "--sharegpt-rule vllm")
     spec, endless = replace(spec, requests=len(requests)), cycle(requests)
@@ -402,22 +401,16 @@ def run_measure(given: argparse.Namespace) -> int:
     elif given.json:
         print(as_json(loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)))
     else:
-        print(page(found, terms))
+        print(section_text(loads.measured_section(found, terms)))
     if moved:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
     windows = [each for m in found for each in (m, *steps_of(m))]  # of a ramp each step
     valid = not any(problems(each, terms.failed_share) for each in windows)
     status = cli.PASSES if valid and not moved else cli.FAILS
     if given.html:
-        part = load_part(given.model, found, terms.slo, status == cli.PASSES, page(found, terms))
-        write_section(given.html, "Load", [part], found, [given.records], status=status)
+        section = replace(loads.measured_section(found, terms), look="good" if status == cli.PASSES else "bad")
+        write_section(given.html, "Load", [section], found, [given.records], status=status)
     return status
-
-
-def page(found: list[Measurement], terms: ValidityCriteria) -> str:
-    """The printed result: of one load, of a ramp, or of several rates."""
-    of_rates = len(found) > 1 or steps_of(found[0])
-    return folded(loads.rates_text(found, terms) if of_rates else loads.load_text(found[0], terms))
 
 
 def measured(

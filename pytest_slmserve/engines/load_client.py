@@ -12,11 +12,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier, message_of
+from pytest_slmserve.engines.base import Message, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.launch.child_process import Child, converse, run_from
 from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, LOST, parts_of
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, Load, Request, Workload
+from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.records import Progress, Run, Stream
 from pytest_slmserve.schema.secret_words import passed_on
 from pytest_slmserve.telemetry.host import own_cores
@@ -75,16 +75,16 @@ class LoadClient:
     def has(self, workload: Workload) -> bool:
         return self._loaded == workload.hash
 
-    def run(self, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> list[dict[str, Any]]:
+    def run(self, load: Message, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> list[Message]:
         """The results of one run, as each process reports them. Several share the load; they begin together, and have
         one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died."""
-        message = message_of(load)
-        parts = parts_of(message, len(self.children))
+        parts = parts_of(load, len(self.children))
         if len(parts) == 1:
             at = {"at": barrier.begins_s} if barrier else {}
-            return [converse(self.children[0], on_progress, barrier, op="run", load=message, **at)]
+            return [converse(self.children[0], on_progress, barrier, op="run", load=load, **at)]
         assert barrier is None, "one engine of several has one process"
-        together = WindowBarrier([load] * len(parts) if isinstance(load, ClosedLoop) else [])
+        windowed = load["kind"] == "closed_loop"
+        together = WindowBarrier([load] * len(parts) if windowed else [])
         progress: dict[int, Progress] = {}
         left = set(range(len(parts)))
 
@@ -101,7 +101,7 @@ class LoadClient:
             words = {"op": "run", "load": parts[index], "at": together.begins_s}
             found = converse(self.children[index], show, together, **words)
             left.discard(index)
-            if isinstance(load, ClosedLoop):
+            if windowed:
                 together.ended()
             return found
 

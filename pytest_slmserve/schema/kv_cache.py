@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.models import Quantization
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
@@ -39,22 +38,15 @@ def weight_bytes(spec: EngineSpec, each: int) -> int | None:
         return None
     if method is None:
         return model.weight_bytes(each)
-    bits = bits_per_weight(method, model.quantization)
+    own, plain = model.quantization, method.lower().replace("_marlin", "")
+    bits = BITS_OF.get(plain)
+    if plain in LOADED and own and own.bits is not None:  # with its share of scale and zero point
+        scales = SCALE_BITS + (own.bits if own.zero_points else 0.0)
+        bits = own.bits + (scales / own.group_size if own.group_size else 0.0)
     if bits is None:
         return None
     kept = min(model.embeddings, model.parameters)
     return int(kept * each + (model.parameters - kept) * bits / 8)
-
-
-def bits_per_weight(method: str, own: Quantization | None) -> float | None:
-    """Bits of a quantized weight, with its share of scale and zero point. own: how the checkpoint is quantized."""
-    plain = method.lower().replace("_marlin", "")
-    if plain not in LOADED:
-        return BITS_OF.get(plain)
-    if own is None or own.bits is None:
-        return None
-    scales = SCALE_BITS + (own.bits if own.zero_points else 0.0)
-    return own.bits + (scales / own.group_size if own.group_size else 0.0)
 
 
 def computes_in_fp8(spec: EngineSpec) -> bool:
@@ -67,12 +59,11 @@ def check_quantization(spec: EngineSpec) -> None:
     """Raises BadUsage for a method that neither makes these weights nor is the model's own."""
     known = spec.model_facts and spec.model_facts.quantization
     asked, own = dict(spec.extra).get("quantization"), known.method if known else None
-    if not asked or asked == own or str(asked).replace("_marlin", "") == own:
-        return
-    if own:
+    plain = str(asked).replace("_marlin", "")
+    if asked and own and own not in (asked, plain):
         problem = f"{spec.model}: its weights are quantized by {own}, not {asked}"
         raise BadUsage(problem, f"--slm-quantization {own}, or none")
-    if str(asked).replace("_marlin", "") in LOADED:
+    if asked and not own and plain in LOADED:
         problem = f"{spec.model}: {asked} weights are loaded, not made, and these are not quantized"
         raise BadUsage(problem, "a model that was quantized so, or --slm-quantization fp8")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pytest_slmserve.schema.errors import BadUsage
@@ -21,56 +21,40 @@ USUAL_CONTEXT = 2048  # tokens: OPT's positions
 
 # Architectures whose layers keep keys and values in vLLM as the entries that are read here say: compared with the cache
 # specifications of the model that vLLM 0.32 makes of each on the meta device. Of any other the engine is asked.
-AS_CONFIGURED = frozenset(
-    [
-        "CohereForCausalLM",
-        "Ernie4_5ForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
-        "Exaone4ForCausalLM",
-        "GemmaForCausalLM",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "Glm4ForCausalLM",
-        "GPTJForCausalLM",
-        "GptOssForCausalLM",
-        "GraniteForCausalLM",
-        "GraniteMoeForCausalLM",
-        "GraniteMoeHybridForCausalLM",
-        "GraniteMoeSharedForCausalLM",
-        "HyperCLOVAXForCausalLM",
-        "LlamaForCausalLM",
-        "Ministral3ForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "MPTForCausalLM",
-        "Olmo2ForCausalLM",
-        "OlmoeForCausalLM",
-        "OPTForCausalLM",
-        "Phi3ForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "SmolLM3ForCausalLM",
-        "StableLmForCausalLM",
-        "GPT2LMHeadModel",
-    ]
-)
-# Architectures whose output layer is the embeddings, if nothing else is said (Transformers 5.19).
-TIED = frozenset(
-    [
-        "CohereForCausalLM",
-        "Ernie4_5ForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
-        "GemmaForCausalLM",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "GPT2LMHeadModel",
-        "MPTForCausalLM",
-        "OPTForCausalLM",
-        "SmolLM3ForCausalLM",
-    ]
-)
+# True: the output layer is the embeddings, if nothing else is said (Transformers 5.19).
+AS_CONFIGURED = {
+    "CohereForCausalLM": True,
+    "Ernie4_5ForCausalLM": True,
+    "Ernie4_5_MoeForCausalLM": True,
+    "Exaone4ForCausalLM": False,
+    "GemmaForCausalLM": True,
+    "Gemma2ForCausalLM": True,
+    "Gemma3ForCausalLM": True,
+    "Glm4ForCausalLM": False,
+    "GPTJForCausalLM": False,
+    "GptOssForCausalLM": False,
+    "GraniteForCausalLM": False,
+    "GraniteMoeForCausalLM": False,
+    "GraniteMoeHybridForCausalLM": False,
+    "GraniteMoeSharedForCausalLM": False,
+    "HyperCLOVAXForCausalLM": False,
+    "LlamaForCausalLM": False,
+    "Ministral3ForCausalLM": False,
+    "MistralForCausalLM": False,
+    "MixtralForCausalLM": False,
+    "MPTForCausalLM": True,
+    "Olmo2ForCausalLM": False,
+    "OlmoeForCausalLM": False,
+    "OPTForCausalLM": True,
+    "Phi3ForCausalLM": False,
+    "Qwen2ForCausalLM": False,
+    "Qwen2MoeForCausalLM": False,
+    "Qwen3ForCausalLM": False,
+    "Qwen3MoeForCausalLM": False,
+    "SmolLM3ForCausalLM": True,
+    "StableLmForCausalLM": False,
+    "GPT2LMHeadModel": True,
+}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}  # of layers, and whether they slide
 
@@ -131,12 +115,6 @@ class Model:
     config: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
 
     @property
-    def configuration(self) -> dict[str, Any]:
-        """The sizes that `config.json` alone gives, without those that somebody has to count."""
-        counted = ("name", "parameters", "active", "windows", "source", "config")
-        return {name: value for name, value in asdict(self).items() if name not in counted}
-
-    @property
     def context(self) -> int:
         """Tokens of the longest request that an engine here takes, unless the workload has longer ones."""
         return min(USUAL_CONTEXT, self.positions)
@@ -147,19 +125,9 @@ class Model:
         return self.vocabulary * self.embedding_width
 
     @property
-    def looked_up(self) -> int:
-        """Weights of the embeddings that are not the output layer too: of these a token reads one row."""
-        return 0 if self.tied else self.lm_head
-
-    @property
     def embeddings(self) -> int:
         """Weights of the embeddings, and of the output layer where it is another."""
-        return self.lm_head + self.looked_up
-
-    @property
-    def routed_share(self) -> float:
-        """Share of the experts that a token is sent to; 1 without experts."""
-        return self.experts_per_token / self.experts if self.experts else 1.0
+        return self.lm_head if self.tied else 2 * self.lm_head
 
     def weight_bytes(self, bytes_per_weight: float = 2) -> int | None:
         """Bytes of all weights, or None where they are not counted."""
@@ -184,21 +152,18 @@ class Model:
         where all look back equally far. With fewer KV heads than GPUs each of them holds one, so some are held
         twice. None where vLLM's layout is not known."""
         groups = self.kv_groups
-        return None if groups is None else groups[0] * self._values_per_layer(gpus) * bytes_per_value
+        return None if groups is None else groups[0] * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
 
     def kv_read_bytes(self, context: float, bytes_per_value: int = 2, gpus: int = 1) -> float | None:
         """Bytes of keys and values that a token reads with so many before it, over all layers and GPUs; None where what
         the layers keep is not known."""
         seen = self._seen(context)
-        return None if seen is None else seen * self._values_per_layer(gpus) * bytes_per_value
+        return None if seen is None else seen * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
 
     def attention_width(self, context: float) -> float:
         """Query heads x head size x layers; a layer that slides counts with the share of the context that it sees."""
         seen = self._seen(context)
         return self.heads * self.head_size * (self.layers if seen is None else seen / context)
-
-    def _values_per_layer(self, gpus: int) -> int:
-        return 2 * max(self.kv_heads, gpus) * self.head_size
 
     def _seen(self, context: float) -> float | None:
         """Tokens that one token looks back at, in all layers together."""
@@ -230,7 +195,9 @@ def model_from_config(
     the entries that are not there. Raises BadUsage where a needed entry is missing."""
     entries = {**config, **(config.get("text_config") or {}), **(completed or {})}
     try:
-        layers, hidden, heads, positions = (int(_entry(entries, word)) for word in OTHER_WORDS)
+        told = {word: value for word, value in entries.items() if value is not None}
+        words = (next((each for each in (word, *older) if each in told), word) for word, older in OTHER_WORDS.items())
+        layers, hidden, heads, positions = (int(told[word]) for word in words)
         vocabulary, architecture = int(entries["vocab_size"]), str(config["architectures"][0])
         kv_heads = int(entries.get("num_key_value_heads") or heads)
         head_size = int(entries.get("head_dim") or hidden // heads)
@@ -298,7 +265,7 @@ def _quantization(own: Any) -> Quantization | None:
 
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Is the output layer the embeddings? Transformers writes no entry where that is as usual for the architecture."""
-    usual = not TIED.isdisjoint(config.get("architectures") or ())
+    usual = any(AS_CONFIGURED.get(name) for name in config.get("architectures") or ())
     return bool(config.get("tie_word_embeddings", config.get("tie_embedding", usual)))
 
 
@@ -312,11 +279,3 @@ def windows_of(entries: Mapping[str, Any], layers: int) -> tuple[int | None, ...
     if len(kinds) != layers or not set(kinds) <= KINDS.keys() or (window is None and any(KINDS[k] for k in kinds)):
         return None
     return tuple(window if KINDS[kind] else None for kind in kinds)
-
-
-def _entry(config: Mapping[str, Any], name: str) -> Any:
-    """The value of an entry, found by its usual name or by that of an older architecture. Raises KeyError."""
-    for word in (name, *OTHER_WORDS[name]):
-        if config.get(word) is not None:
-            return config[word]
-    raise KeyError(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -264,6 +265,12 @@ ReplicaGroup = tuple[Measurement, ...]
 def hosts_of(measurements: Iterable[Measurement]) -> set[str | None]:
     """Boots of hosts that made the measurements; None among them where one does not tell."""
     return {m.environment.host for m in measurements}
+
+
+def moment(text: str) -> datetime:
+    """A time in ISO 8601, of UTC where it does not say. Raises ValueError."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:

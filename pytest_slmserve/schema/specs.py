@@ -127,12 +127,9 @@ class EngineSpec:
             _typed(each.name, getattr(self, each.name), usual, repr)
         if printable(self.model, layout="") != self.model:
             raise BadUsage(f"the name of a model holds control characters: {self.model!r}", "the name without them")
-        if self.platform not in get_args(Platform):
-            raise BadUsage(f"unknown platform {self.platform!r}", f"one of {', '.join(get_args(Platform))}")
-        if self.interface not in get_args(Interface):
-            raise BadUsage(f"unknown interface {self.interface!r}", f"one of {', '.join(get_args(Interface))}")
-        if self.load_format not in get_args(LoadFormat):
-            raise BadUsage(f"unknown load_format {self.load_format!r}", " or ".join(get_args(LoadFormat)))
+        for name, kind in (("platform", Platform), ("interface", Interface), ("load_format", LoadFormat)):
+            if getattr(self, name) not in get_args(kind):
+                raise BadUsage(f"unknown {name} {getattr(self, name)!r}", f"one of {', '.join(get_args(kind))}")
         if self.platform == "simulated" and self.interface not in ("engine", "transformers"):
             raise BadUsage("the simulated engine has no server", "--slm-interface engine, or --slm-cpu")
         if len({self.platform == "remote", self.interface == "endpoint", bool(self.url)}) > 1:
@@ -165,7 +162,8 @@ class EngineSpec:
         del found["python"], found["gpu"], found["model_facts"]
         model = self.model_facts
         if model and model.source != "catalogue" and self.platform != "remote":  # a folder can be changed
-            found["model_configuration"] = model.configuration
+            counted = ("name", "parameters", "active", "windows", "source", "config")
+            found["model_configuration"] = {n: value for n, value in asdict(model).items() if n not in counted}
         return found
 
     @cached_property

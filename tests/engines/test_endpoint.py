@@ -24,7 +24,9 @@ from pytest_slmserve.archive.codec import engine_from_record, engine_line, measu
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
 from pytest_slmserve.engines.loadgen.streams import TOLD, shortened
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.report.loads import in_words, load_text
+from pytest_slmserve.report.loads import in_words, load_section
+from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request
@@ -52,6 +54,11 @@ def endpoint(there):
     found = EndpointEngine(spec_of(there), there._key)
     yield found
     found.close()
+
+
+def load_text(found):
+    with laid_out(400):
+        return section_text(load_section(found))
 
 
 def test_a_closed_loop_without_a_step_trace(endpoint):

@@ -180,7 +180,7 @@ def work_of_model(
     read = model.kv_read_bytes(context, kv_each or each, gpus)
     if known is None or read is None:
         return None
-    lookups = model.looked_up
+    lookups = 0 if model.tied else model.lm_head  # embeddings of which a token reads one row
     return Work(
         parameters=(model.active or known / each) - lookups,
         lm_head=model.lm_head,
@@ -190,7 +190,7 @@ def work_of_model(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         idle_share=(model.parameters - (model.active or 0)) / (model.parameters - lookups) if model.parameters else 0.0,
-        routed_share=model.routed_share,
+        routed_share=model.experts_per_token / model.experts if model.experts else 1.0,
     )
 
 

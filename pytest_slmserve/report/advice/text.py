@@ -21,9 +21,8 @@ from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.tables.findings import served_on
-from pytest_slmserve.report.tables.replicas import best_on_several, deployment_name
-from pytest_slmserve.report.tables.run import verdict_lines
+from pytest_slmserve.report.deployments import best_on_several, deployment_name
+from pytest_slmserve.report.points import served_on
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
@@ -43,6 +42,7 @@ from pytest_slmserve.report.text_table import (
     table,
     whole,
 )
+from pytest_slmserve.report.verdicts import verdict_lines
 
 FIRST_PORT = 8000  # of vLLM's server, if nothing else is said
 INDENT = "    "

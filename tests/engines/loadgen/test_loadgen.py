@@ -21,7 +21,7 @@ from processes import gone, until
 from scripts import checkout_script
 from wire import EVENT_STREAM, stream, token
 
-from pytest_slmserve.engines.base import ignore_progress
+from pytest_slmserve.engines.base import ignore_progress, message_of
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.engines.load_client import LoadClient, completion, run_of
 from pytest_slmserve.engines.loadgen.load_run import LOST
@@ -336,7 +336,7 @@ LOADS = {
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_several_processes_are_told_as_one(two, load):
     told = []
-    parts = two.run(load, told.append, None)
+    parts = two.run(message_of(load), told.append, None)
     run = run_of(parts, small_workload(16))
     assert len(parts) == (1 if load.requests == 1 else 2) and run.failures == 0
     if load.requests:
@@ -352,7 +352,7 @@ def test_several_processes_are_told_as_one(two, load):
 def test_one_of_several_processes_that_dies_ends_them_all(two):
     threading.Timer(0.5, lambda: os.kill(two.children[1].process.pid, signal.SIGKILL)).start()
     with pytest.raises(EngineFailed, match="the load generator was killed by SIGKILL"):
-        two.run(ClosedLoop(4, window_s=600.0), ignore_progress, None)
+        two.run(message_of(ClosedLoop(4, window_s=600.0)), ignore_progress, None)
     assert all(gone(child.process.pid) for child in two.children)
 
 
