@@ -152,15 +152,16 @@ def test_without_asv_that_is_said_first(tmp_path, capsys, monkeypatch) -> None:
     assert (status, out) == (4, "") and "pip install 'pytest-slmserve[asv]'" in err
 
 
-def test_nothing_valid_is_4(tmp_path, folder, capsys) -> None:
-    status, _, err = run(capsys, folder, archive(tmp_path / "a.jsonl", launches(failures=1)))
-    assert status == 4 and "there is no valid measurement" in err and results(folder) == {}
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b"])
-def test_a_machine_is_a_folder(tmp_path, folder, capsys, name) -> None:
-    status, _, err = run(capsys, folder, archive(tmp_path / "a.jsonl", launches()), "--machine", name)
-    assert status == 4 and "is no name of a folder" in err and results(folder) == {}
+@pytest.mark.parametrize(
+    ("made", "words", "said"),
+    [
+        (launches(failures=1), [], "there is no valid measurement"),
+        *((launches(), ["--machine", name], "is no name of a folder") for name in ("", "..", "a/b")),
+    ],
+)
+def test_wrong_usage_is_4_and_writes_nothing(tmp_path, folder, capsys, made, words, said) -> None:
+    status, _, err = run(capsys, folder, archive(tmp_path / "a.jsonl", made), *words)
+    assert status == 4 and said in err and results(folder) == {}
 
 
 def test_a_machine_that_is_described_stays_as_it_is(tmp_path, folder, capsys) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +105,6 @@ def test_charts_show_the_values_of_the_tables(report, name):
     assert drawn == {(int(row[in_flight]), row[tokens]) for row in rows}
     plane = next(spec for spec in page.charts.values() if spec.get("description") == "throughput against latency")
     assert {(row["load"], figure(row["x"])) for row in values_of(plane)} == {(int(r[in_flight]), r[e2e]) for r in rows}
-
-
-@pytest.fixture(scope="module")
-def vega_lite() -> Any:
-    """A validator by the schema of Vega-Lite, which Altair ships; importing Altair would take a second."""
-    jsonschema = pytest.importorskip("jsonschema", reason="charts are held against a schema")
-    if (altair := find_spec("altair")) is None or altair.origin is None:
-        pytest.skip("Altair has the schema of Vega-Lite")
-    path = Path(altair.origin).parent / "vegalite" / "v6" / "schema" / "vega-lite-schema.json"
-    return jsonschema.Draft7Validator(json.loads(path.read_text("utf-8")))
 
 
 @pytest.mark.parametrize("name", [*ARCHIVES, "h200-vllm-0.26.0-replicas"])
