@@ -431,54 +431,57 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
 
 def step_parts_chart(rows: Sequence[StepRow], subject: str) -> Spec | None:
     """Return the parts of the mean step of each load, in per cent, one behind the other; None if none is known."""
-    values: Values = []
+    parts: Values = []
     for row in rows:
-        name, end = f"{row.point.concurrency} in flight", 0.0
         for field, column in STEP_PARTS.items():
             if text := column.cell(row):
-                begin, end = end, end + 100 * getattr(row.parts, field)
-                part = {"subject": name, "series": column.name.removesuffix(" %"), "x": begin, "end": end}
-                values.append(part | {"shown": f"{text} % of {milliseconds(row.point.step_s)} ms"})
+                part = {"subject": f"{row.point.concurrency} in flight", "series": column.name.removesuffix(" %")}
+                words = f"{text} % of {milliseconds(row.point.step_s)} ms"
+                parts.append(part | {"size": 100 * getattr(row.parts, field), "shown": words})
     looks = {column.name.removesuffix(" %"): STEP_COLOURS[field] for field, column in STEP_PARTS.items()}
-    x = axis("x", "% of the step") | {"scale": {"domain": [0, 100]}}
-    return stacked_bars(values, looks, x, f"parts of a step over {IN_FLIGHT}, {subject}") if values else None
+    return stacked_bars(parts, looks, "% of the step", f"parts of a step over {IN_FLIGHT}, {subject}")
 
 
 def memory(rows: Sequence[MemoryRow]) -> Spec | None:
     """Return the memory of the GPUs of each set of engines, in GiB: of one engine behind the other, then what is
     left."""
-    values: Values = []
+    made: Values = []
     for row, name in zip(rows, memory_names(rows)):
-        end = 0.0
-        seen, several = row.memory, len(row.memory.engines) > 1
+        seen = row.memory
         parts: list[tuple[str, str, int]] = []  # whose, what, and how many bytes
         for number, engine in enumerate(seen.engines, 1):
-            whose = f"engine {number}, {engine.model}" if several else engine.model
+            whose = f"engine {number}, {engine.model}" if len(seen.engines) > 1 else engine.model
             parts += [(whose, "weights", engine.weight_bytes), (whose, "KV cache", engine.kv_bytes)]
         parts += [] if seen.other_bytes is None else [("all", "other", seen.other_bytes)]
         parts.append(("", "other and unused" if seen.used_bytes is None else "free", seen.left_bytes))
         for whose, series, size in parts:
-            begin, end = end, end + size / GIB
-            part = {"subject": name, "engine": whose, "series": series, "x": begin, "end": end}
-            values.append(part | {"shown": f"{gib(size)} GiB"})
-    most = max((row["end"] for row in values), default=0.0)
-    x = axis("x", "GiB of the memory") | {"scale": {"domain": [0, most], "nice": False}}
-    return stacked_bars(values, MEMORY_COLOURS, x, "memory of the GPU by engine") if values else None
+            part = {"subject": name, "engine": whose, "series": series}
+            made.append(part | {"size": size / GIB, "shown": f"{gib(size)} GiB"})
+    return stacked_bars(made, MEMORY_COLOURS, "GiB of the memory", "memory of the GPU by engine")
 
 
-def stacked_bars(values: Values, looks: Mapping[str, str], x: Spec, description: str) -> Spec:
-    """Return a bar for each subject, of parts from x to end. looks: the color of each series, in the order of the
-    key."""
-    named = [name for name in looks if any(row["series"] == name for row in values)]
+def stacked_bars(parts: Values, looks: Mapping[str, str], title: str, description: str) -> Spec | None:
+    """Return a bar for each subject, of parts one behind the other; None without parts. looks: the color of each
+    series, in the order of the key."""
+    if not parts:
+        return None
+    ends: dict[str, float] = {}
+    rows: Values = []
+    for part in parts:
+        begin = ends.get(part["subject"], 0.0)
+        ends[part["subject"]] = begin + part["size"]
+        rows.append({**part, "x": begin, "end": ends[part["subject"]]})
+    named = [name for name in looks if any(row["series"] == name for row in rows)]
     key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
     scale = {"domain": named, "range": [looks[name] for name in named]}
     color = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
     said = {"subject": "", "engine": "of", "series": "part", "shown": "has"}
-    told = [{"field": name, "title": title} for name, title in said.items() if name in values[0]]
-    y = row_axis(row["subject"] for row in values)
-    x = x | {"axis": x["axis"] | {"labelSeparation": 8, "labelFlush": False}}
+    told = [{"field": name, "title": words} for name, words in said.items() if name in rows[0]]
+    x, y = axis("x", title), row_axis(ends)
+    x["axis"] |= {"labelSeparation": 8, "labelFlush": False}
+    x["scale"] = {"domain": [0, round(max(ends.values()), 6)], "nice": False}
     bar = layer({"type": "bar", "height": {"band": 0.7}}, x="x", x2="end", y=y, color=color, tooltip=told)
-    return chart([bar], x, y, description, values, ROW * len(y["sort"]))
+    return chart([bar], x, y, description, rows, ROW * len(ends))
 
 
 def bars(rows: Values, x_title: str, y_title: str) -> Spec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import attrgetter
@@ -33,7 +33,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.report.gate.text import title
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.charts import IN_FLIGHT, TOKENS_PER_S, Spec, Values, axis, line_chart
-from pytest_slmserve.report.points import rate_series
+from pytest_slmserve.report.points import rate_series, served_on
 from pytest_slmserve.report.text_table import figure as digits
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -201,7 +201,7 @@ def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
         first = gated.pairs[0]
         before, after = (first.launch(side).measurements[0].environment for side in SIDES)
         compared_ = f"vLLM {after.vllm} against {before.vllm}" if before.vllm != after.vllm else f"vLLM {after.vllm}"
-        drawn.append(Picture(name, (_origin(before, release=False), title(gated), compared_), (spec,)))
+        drawn.append(Picture(name, (_origin(replace(before, vllm=None)), title(gated), compared_), (spec,)))
     return drawn
 
 
@@ -249,19 +249,14 @@ def _origins(named: Iterable[tuple[str, Curve]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _origin(where: Environment | None, workload: WorkloadReference | None = None, *, release: bool = True) -> str:
+def _origin(where: Environment | None, workload: WorkloadReference | None = None) -> str:
     """Return the device, the release of vLLM and the lengths of the requests, as far as they are known."""
-    if where is None:
-        return "unknown device"
-    if where.platform == "simulated":
+    if where and where.platform == "simulated":
         return "SIMULATED, not measured on a device"
-    device = where.gpu_name or where.cpu or "unknown device"
-    if where.platform == "remote":
-        device = where.url or "an endpoint"
-    device += f", vLLM {where.vllm}" if where.vllm and release else ""
-    if workload is None:
-        return device
-    return f"{device}, {workload.mean_prompt_tokens:.0f} prompt and {workload.mean_output_tokens:.0f} output tokens"
+    if where is None or workload is None:
+        return served_on(where)
+    prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
+    return f"{served_on(where)}, {prompt:.0f} prompt and {output:.0f} output tokens"
 
 
 def _most(curve: Curve) -> float:
@@ -275,13 +270,17 @@ def _over_load(named: Named, rows: Values, y: Spec, **more: Any) -> Spec:
     return line_chart(rows, x, y, [name for name, _ in named], **more)
 
 
-def _limits(slo: Slo | None) -> dict[str, Values]:
-    """Return the line across a chart at the limit of each latency, in ms, with how it was written; none without an
-    SLO."""
-    if slo is None:
-        return {}
-    written = zip(slo.bounds.items(), str(slo).split(","))
-    return {name: [{"y": 1e3 * limit, "text": text}] for (name, limit), text in written}
+def _latency_panels(latencies: Mapping[str, Values], x: Spec, names: Sequence[str], slo: Slo | None) -> list[Spec]:
+    """Return a panel for each latency that is known, with its p50 and p99 in ms, and a line at its limit in the words
+    of the SLO."""
+    limits: dict[str, Values] = {}
+    for (name, limit), text in zip(slo.bounds.items(), str(slo).split(",")) if slo else ():
+        limits[name] = [{"y": 1e3 * limit, "text": text}]
+    return [
+        line_chart(rows, x, axis("y", f"{name.upper()}, ms", "log"), names, strokes=PARTS, rules=limits.get(name, ()))
+        for name, rows in latencies.items()
+        if rows
+    ]
 
 
 def _latency(sweeps: Named, slo: Slo | None) -> Picture:
@@ -289,17 +288,11 @@ def _latency(sweeps: Named, slo: Slo | None) -> Picture:
     seen = [(name, c) for name, c in sweeps if sum(p.ttft_p50_s is not None for p in c.valid) > 1]
     if not seen:
         return Picture("latency", why_not="percentiles of TTFT are not known at two loads of any model")
-    limits, panels = _limits(slo), []
-    for latency in ("ttft", "tpot", *(["e2e"] if "e2e" in limits else [])):
-        rows = [
-            row
-            for name, curve in seen
-            for part in PARTS
-            for row in charts.point_rows(curve.valid, f"{latency}_{part}_s", name, 1e3, "ms", stroke=part)
-        ]
-        if rows:
-            y = axis("y", f"{latency.upper()}, ms", scale="log")
-            panels.append(_over_load(seen, rows, y, strokes=PARTS, rules=limits.get(latency, ())))
+    rows: dict[str, Values] = {"ttft": [], "tpot": [], **({"e2e": []} if slo and "e2e" in slo.bounds else {})}
+    for latency, (name, curve), part in product(rows, seen, PARTS):
+        rows[latency] += charts.point_rows(curve.valid, f"{latency}_{part}_s", name, 1e3, "ms", stroke=part)
+    x = charts.load_axis(point.concurrency for _, curve in seen for point in curve.valid)
+    panels = _latency_panels(rows, x, [name for name, _ in seen], slo)
     return Picture("latency", _origins(seen), tuple(panels))
 
 
@@ -320,7 +313,7 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
     if not groups:
         return Picture("rates", why_not="no load at a request rate is valid")
     names = _names_of_rates([first for first, _ in groups])
-    x, limits, within = axis("x", "requests/s sent"), _limits(slo), f"good: {slo}"
+    x, within = axis("x", "requests/s sent"), f"good: {slo}"
     served: Values = []
     latencies: dict[str, Values] = {"ttft": [], "tpot": [], "e2e": []}
     for name, (_, loads) in zip(names, groups):
@@ -328,19 +321,15 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
             for stroke, rate in (("served", summary.requests_per_s), (within, kept.per_s if kept else None)):
                 if rate is not None:
                     served.append(charts.interval_row(sent, Interval(rate), name, degraded) | {"stroke": stroke})
-        for latency, rows in latencies.items():
-            for part in PARTS:
-                for sent, summary, degraded, _ in loads:
-                    if (value := getattr(summary, f"{latency}_{part}_s")) is not None:
-                        rows.append(charts.interval_row(sent, Interval(1e3 * value), name, degraded) | {"stroke": part})
+            for latency, part in product(latencies, PARTS):
+                if (value := getattr(summary, f"{latency}_{part}_s")) is not None:
+                    row = charts.interval_row(sent, Interval(1e3 * value), name, degraded)
+                    latencies[latency].append(row | {"stroke": part})
     most = max(row["x"] for row in served)
     strokes = ("served", within) if slo else ("served",)
     equal: Values = [{"x": 0, "y": 0}, {"x": most, "y": most}]
     panels = [line_chart(served, x, axis("y", "requests/s"), names, strokes=strokes, guide=equal)]
-    for latency, rows in latencies.items():
-        if rows:
-            y = axis("y", f"{latency.upper()}, ms", scale="log")
-            panels.append(line_chart(rows, x, y, names, strokes=PARTS, rules=limits.get(latency, ())))
+    panels += _latency_panels(latencies, x, names, slo)
     origins = dict.fromkeys(_origin(first.environment, first.workload) for first, _ in groups)
     return Picture("rates", tuple(origins), tuple(panels))
 
