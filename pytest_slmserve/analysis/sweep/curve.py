@@ -12,7 +12,16 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, peaks_of_engine, work_of_workload
-from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, by_series, e2e_s, on_hosts_of, points_of
+from pytest_slmserve.analysis.points import (
+    JobPoint,
+    Point,
+    ReplicaPoint,
+    by_series,
+    e2e_s,
+    on_hosts_of,
+    point_differences,
+    points_of,
+)
 from pytest_slmserve.analysis.stats import estimates
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
@@ -324,7 +333,7 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
         return f"invalid at {curve.axes.at(_listed(p.concurrency for p in invalid))} ({reason})"
     if len(curve.valid) < FEWEST_POINTS:
         return f"{len(curve.valid)} valid points, {FEWEST_POINTS} are needed"
-    if not gains.gain_differences(curve.points).known:
+    if not point_differences(curve.valid).known:
         return f"noise unknown: one repeat of each point{'' if curve.axes.knob else '; --slm-repeats 2'}"
     return None
 
