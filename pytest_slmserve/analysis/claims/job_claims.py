@@ -101,7 +101,7 @@ def has_jobs_for(claim: str, curve: Curve, after: int) -> bool:
         case "all-at-once-waits-longer":
             return len({p.load.at_once for p in grid}) > 1
         case "alike-at-one-size":
-            return len(jobs_of_size(curve.jobs)) > 1 and curve.subject in SIZED_AS
+            return len(jobs_of_size(curve.jobs)) > 1
         case "throughput-grows-with-kv-blocks":
             return len({p.kv_blocks for p in caches_of(curve.jobs)}) > 1
         case "batch-limit-reaches-a-plateau" | "batch-limit-costs-latency":

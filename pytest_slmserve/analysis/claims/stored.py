@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.claims.claim import ARITHMETIC, ClaimRow
+from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.table import applies, models_read
 from pytest_slmserve.analysis.compare.deployments import with_wider
 from pytest_slmserve.analysis.gate.decision import GateCriteria
@@ -108,8 +108,8 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
             for curve, label in labelled
             if applies(claim, curve) and there.issuperset(models_read(claim, curve.subject))
         ]
-        if models := ARITHMETIC.get(claim.name):
-            found = [(Curve(subject=model), model) for model in models]
+        if claim.of == "arithmetic":
+            found = [(Curve(subject=model), model) for model in claim.models]
         elif claim.of == "gpus":
             several = [curve for curve, _ in found]
             found = list(zip(several, labels(several), strict=True))
