@@ -20,7 +20,7 @@ from pytest_slmserve.schema.loads import ClosedLoop, Load, Workload
 from pytest_slmserve.schema.models import USUAL_CONTEXT, Model
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.telemetry.host import Host, probe, unlike
-from pytest_slmserve.workload.requests import build_workload, check_source, named_tokenizer, requests_of
+from pytest_slmserve.workload.requests import build_workload, check_source, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests end
@@ -221,7 +221,7 @@ class Planner:
             if known:
                 self._workloads[name] = requests_for(spec, model, known, self.options.load_format)
             else:
-                requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT, lambda: named_tokenizer(spec))
+                requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT)
                 self._workloads[name] = Workload(spec, tuple(requests), source)
         return self._workloads[name]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pytest_slmserve.analysis.sweep.adaptive import Grid, next_measurement
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.report.tables.findings import skip_note
+from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import SlmError

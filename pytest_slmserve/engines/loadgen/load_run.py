@@ -8,14 +8,15 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise, repeat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from pytest_slmserve.engines.loadgen.connection import Bodies
+from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
 from pytest_slmserve.engines.loadgen.streams import Lead, RequestStream, Streams
 from pytest_slmserve.engines.worker.slm_pacing import closed_loop
+from pytest_slmserve.engines.worker.slm_process import Lines
 
 BIN_S = 0.01
 GROWTH, LEAST_S = 1.01, 1e-4
@@ -51,75 +52,40 @@ class RequestRow:
         return min(shown * beyond, max(shown, self.asked)) if self.usage[1] is None else self.usage[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """One request that failed. sent: when it was or would have been. ended: when it had failed. kind: how."""
-
-    request: int
-    sent: float
-    scheduled: float | None
-    ended: float
-    kind: str
+LOST = ("request", "sent", "scheduled", "ended", "kind")  # of a request that failed; sent: or would have been
 
 
-def lost_in(failed: Iterable[Lost]) -> Message:
-    """A column for each of their fields, in the order sent."""
-    ordered = sorted(failed, key=lambda each: each.sent)
-    return {field.name: [getattr(each, field.name) for each in ordered] for field in fields(Lost)}
-
-
-def columns_found(
-    rows: Iterable[RequestRow], window: Window, steps: Sequence[Window] = (), on_schedule: bool = False
-) -> Message:
-    """The columns of a load's results.
-
-    Args:
-        steps: Windows of their own, of a ramp.
-        on_schedule: The load has a schedule, even if nothing was received.
+def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Window] = ()) -> Message:
+    """The results of the requests of a load.
 
     Returns:
-        samples, scheduled, gaps, step_gaps, tokens_per_chunk, and chunks, which is the number behind it. received:
-        tokens in equal bins of time. A request's tokens that its chunks do not show, by the server's count, came evenly
-        with those that they show; without such a count, they are assumed as in the other requests.
+        samples: a row for each request, in any order. bins: tokens received in each span of BIN_S. A request's tokens
+        that its chunks do not show, by the server's count, came evenly with those that they show; without such a count,
+        they are assumed as in the other requests. gaps: those in the window, and in that of each step of a ramp. told,
+        chunks: tokens by the server's count, and the number of their chunks.
     """
-    ordered = sorted(rows, key=lambda row: row.sent)
-    counted = [row for row in ordered if row.usage[1] is not None]
-    chunks = sum(len(row.times) for row in counted)
+    counted = [row for row in rows if row.usage[1] is not None]
     shown = sum(sum(row.tokens) for row in counted)
     told = sum(row.usage[1] or 0 for row in counted)
     beyond = told / shown if shown else 1.0
     samples = []
     bins: Counter[int] = Counter()
-    for row in ordered:
+    for row in rows:
         output = row.output(beyond)
-        first, last = (row.times[0], row.times[-1]) if row.times else (None, None)
-        prompt = row.usage[0]
-        samples.append((row.request, row.sent, None, first, last, prompt, round(output), row.finished, row.cached))
+        stamps = (row.times[0], row.times[-1]) if row.times else (None, None)
+        counts = row.usage[0], round(output)
+        samples.append((row.request, row.sent, None, *stamps, *counts, row.finished, row.cached, row.scheduled))
         weight = output / (sum(row.tokens) or 1)
         for at, tokens in zip(row.times, row.tokens):
             bins[math.floor(at / BIN_S)] += tokens * weight  # type: ignore[assignment]
-    times = [row.times for row in ordered]
-    return {
-        "samples": [list(column) for column in zip(*samples)],
-        "scheduled": [row.scheduled for row in ordered] if on_schedule else None,
-        "received": bins_column(bins),
-        "gaps": gaps(times, window),
-        "step_gaps": [gaps(times, each) for each in steps],
-        "tokens_per_chunk": told / chunks if chunks else None,
-        "chunks": chunks,
-    }
-
-
-def bins_column(bins: Counter[int]) -> list[Any]:
-    """Bins of tokens as a message has them: their width, where the first begins, and the tokens of each, including
-    empty bins between two others."""
-    first = min(bins, default=0)
-    return [BIN_S, first * BIN_S, [round(bins[i], 3) for i in range(first, max(bins, default=-1) + 1)]]
+    times = [row.times for row in rows]
+    found = [gaps(times, each) for each in (window, *steps)]
+    return {"samples": samples, "bins": bins, "gaps": found, "told": told, "chunks": sum(len(r.times) for r in counted)}
 
 
 def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
     """A histogram of the times between successive chunks that both lie in the window: bin i holds gaps from
-    least_s * growth**i on; -1 holds those below least_s. And their sum, which the bins do not have."""
+    LEAST_S * GROWTH**i on; -1 holds those below LEAST_S. And their sum, which the bins do not have."""
     begin, end = window
     counts: Counter[int] = Counter()
     sum_s = 0.0
@@ -128,51 +94,7 @@ def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
         found = (after - before for before, after in pairwise(inside))
         counts.update(math.floor(math.log(gap / LEAST_S) / STEP) if gap >= LEAST_S else -1 for gap in found)
         sum_s += inside[-1] - inside[0] if inside else 0.0
-    return histogram(counts, sum_s)
-
-
-def histogram(counts: Counter[int], sum_s: float) -> Message:
-    """The histogram of these gaps as a message has it."""
-    told = {str(i): counts[i] for i in sorted(counts)}
-    return {"growth": GROWTH, "least_s": LEAST_S, "counts": told, "sum_s": round(sum_s, 6)}
-
-
-def merged_columns(parts: Sequence[Message]) -> Message:
-    """The columns of several client processes, merged into those of one: rows in the order sent, counts added."""
-    columns = [zip(*part["samples"], part["scheduled"] or repeat(None)) for part in parts if part["samples"]]
-    rows = sorted((row for part in columns for row in part), key=lambda row: row[1])
-    *samples, scheduled = zip(*rows) if rows else ((),)
-    bins: Counter[int] = Counter()
-    for width, begin, tokens in (part["received"] for part in parts):
-        for index, count in enumerate(tokens, round(begin / width)):
-            bins[index] += count
-    chunks = sum(part["chunks"] for part in parts)
-    told = sum(part["tokens_per_chunk"] * part["chunks"] for part in parts if part["chunks"])
-    names = [field.name for field in fields(Lost)]
-    return {
-        "samples": [list(column) for column in samples],
-        "scheduled": None if any(part["scheduled"] is None for part in parts) else list(scheduled),
-        "received": bins_column(bins),
-        "gaps": merged_gaps([part["gaps"] for part in parts]),
-        "step_gaps": [merged_gaps(each) for each in zip(*(part["step_gaps"] for part in parts))],
-        "tokens_per_chunk": told / chunks if chunks else None,
-        "chunks": chunks,
-        "failed": lost_in(Lost(*row) for part in parts for row in zip(*(part["failed"][name] for name in names))),
-        "failures": sum(part["failures"] for part in parts),
-        "unsent": sorted(at for part in parts for at in part["unsent"]),
-        "waited": sorted(seconds for part in parts for seconds in part["waited"]),
-        "first_failure": next((part["first_failure"] for part in parts if part["first_failure"]), None),
-        "client_cpu_s": sum(part["client_cpu_s"] for part in parts),
-        "doubt_s": [max(part["doubt_s"][i] for part in parts) for i in (0, 1)],
-    }
-
-
-def merged_gaps(parts: Sequence[Message]) -> Message:
-    """The histograms of several client processes as one."""
-    counts: Counter[int] = Counter()
-    for part in parts:
-        counts.update({int(index): count for index, count in part["counts"].items()})
-    return histogram(counts, sum(part["sum_s"] for part in parts))
+    return {"counts": counts, "sum_s": sum_s}
 
 
 def parts_of(load: Message, processes: int) -> list[Message]:
@@ -193,8 +115,6 @@ def parts_of(load: Message, processes: int) -> list[Message]:
 
 AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most
 
-Say = Callable[..., None]
-Hear = Callable[[], Message | None]  # a message of the parent, if there is one
 Due = tuple[int, float | None]  # the number of a request, and when it was to be sent if there is a schedule
 
 
@@ -250,7 +170,7 @@ class OpenLoopPacer:
         """When the requests were due that a load was given up before."""
         return [self.began + at for at in self.schedule[self.sent :]]
 
-    def follow(self, say: Say, hear: Hear) -> None: ...
+    def follow(self, lines: Lines) -> None: ...
 
     @property
     def window(self) -> Window | None:
@@ -296,8 +216,9 @@ class ClosedLoopUsers:
             self.loop.stepped(now)
         self._free += 1
 
-    def follow(self, say: Say, hear: Hear) -> None:
-        """Count the steps since the last call. Several loops report that they have settled, and get their window."""
+    def follow(self, lines: Lines) -> None:
+        """Count the steps since the last call. If this loop is one of several, report that it has settled, and take the
+        window that the parent sets."""
         if self.loop.requests is not None:
             return
         for at in self._lead.steps():
@@ -312,8 +233,8 @@ class ClosedLoopUsers:
                 self.loop.stepped(now)
         if self._unsettled and self.loop.settled:
             self._unsettled, self._unopened = False, True
-            say(event="settled")
-        if self._unopened and (message := hear()):
+            lines.say(event="settled")
+        if self._unopened and (message := lines.hear(0.0)):
             self._unopened = False
             self.loop.open(*message["window"])
 
@@ -329,24 +250,34 @@ PROGRESS_S = 0.5
 FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
 
 
-class LoadRun:
-    """requests: the bytes of each, by its number. output_tokens: those that each asks for. load: as the parent
-    describes it; its `part`, of several processes, says that this one sends every count-th request from the index-th
-    on."""
+class StreamingClient:
+    """Sends the requests of a load to one server."""
 
-    def __init__(self, streams: Streams, requests: Bodies, output_tokens: Sequence[int], load: Message) -> None:
-        self.streams, self.requests, self.output_tokens, self.load = streams, requests, output_tokens, load
+    def __init__(self, lines: Lines, greeting: Message) -> None:
+        self.lines = lines
+        self.target = target_of(greeting["url"], greeting.get("headers") or {})
+        self.streams = Streams(self.target, greeting["timeout_s"])
+
+    def load(self, message: Message) -> Message:
+        """Take the requests of the next loads, and the output tokens that each asks for."""
+        self.requests = Bodies(self.target, message["bodies"], message.get("mark", ""), message.get("rounds", ()))
+        self.output_tokens: Sequence[int] = message["output_tokens"]
+        return {"event": "loaded"}
+
+    def run(self, message: Message) -> Message:
+        """Serve the load of the message, and return the message `done`. at: when it begins, with others; without it:
+        now. The load's `part`, of several processes, says that this one sends every count-th request from the index-th
+        on."""
+        self.requests.begin_anew()
+        load, at = message["load"], message.get("at")
+        self.on_schedule = load["kind"] == "open_loop"
+        self.first, self.stride = load.get("part", (0, 1))
         self.rows: list[RequestRow] = []
-        self.failed: list[Lost] = []
+        self.failed: list[tuple[Any, ...]] = []
         self.sent = self.done = 0
         self.first_failure: str | None = None
-        self.last_answer = 0.0
-
-    def result(self, say: Say, hear: Hear, at: float | None = None) -> Message:
-        """Serve the load, and return the message `done`. at: when it begins, with others; None: now."""
-        load, on_schedule = self.load, self.load["kind"] == "open_loop"
         driver: Driver
-        if on_schedule:
+        if self.on_schedule:
             driver = OpenLoopPacer(load["schedule"], load["window"], load.get("most"))
         else:
             driver = ClosedLoopUsers(load, self.output_tokens, at is not None, self.streams)
@@ -355,7 +286,7 @@ class LoadRun:
         gc.disable()  # a collection in the middle of a run would hold up all streams
         cpu = time.process_time()
         try:
-            window = self._serve(driver, say, hear, at)
+            window = self._serve(driver, at)
         finally:
             gc.enable()
             gc.unfreeze()
@@ -364,17 +295,17 @@ class LoadRun:
             "event": "done",
             "began": driver.began,
             "window": window,
-            **columns_found(self.rows, window, steps, on_schedule),
-            "failed": lost_in(self.failed),
-            "failures": len(self.failed),
+            **results_of(self.rows, window, steps),
+            "on_schedule": self.on_schedule,
+            "failed": self.failed,
             "unsent": driver.unsent,
-            "waited": sorted(driver.waited_s),
+            "waited": driver.waited_s,
             "first_failure": self.first_failure,
             "client_cpu_s": time.process_time() - cpu,
             "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
         }
 
-    def _serve(self, driver: Driver, say: Say, hear: Hear, at: float | None) -> Window:
+    def _serve(self, driver: Driver, at: float | None) -> Window:
         """Send the requests and note their answers until the load is over, and return its window."""
         streams = self.streams
         streams.start_count()
@@ -386,7 +317,7 @@ class LoadRun:
         while not (self.given_up or driver.over(bool(streams.in_flight or streams.ended))):
             self._send_due(driver)
             streams.turn(max(0.0, min(told_s + PROGRESS_S, driver.next_due) - time.monotonic()))
-            driver.follow(say, hear)
+            driver.follow(self.lines)
             while streams.ended and not self.given_up:
                 steps = self._note(streams.ended.popleft())
                 driver.ended(time.monotonic(), steps)
@@ -395,14 +326,15 @@ class LoadRun:
             if now >= told_s + PROGRESS_S:
                 streams.expire(now)
                 tokens = streams.tokens_read + streams.pieces - streams.pieces_read  # an unread piece counts as one
-                say(
-                    event="progress",
-                    phase=driver.phase(now),
-                    elapsed_s=now - driver.began,
-                    done=self.done,
-                    in_flight=len(streams.in_flight),
-                    tokens_per_s=(tokens - told_tokens) / (now - told_s),
-                )
+                if self.lines.has_room:  # a parent that does not listen must not hold up the streams
+                    self.lines.say(
+                        event="progress",
+                        phase=driver.phase(now),
+                        elapsed_s=now - driver.began,
+                        done=self.done,
+                        in_flight=len(streams.in_flight),
+                        tokens_per_s=(tokens - told_tokens) / (now - told_s),
+                    )
                 told_s, told_tokens = now, tokens
         cut = streams.cut_off()
         while streams.ended:
@@ -417,13 +349,12 @@ class LoadRun:
         """Whether too many requests have failed, or no user has heard anything for as long as one request may last."""
         if len(self.failed) > max(FAILURES, FAILED_SHARE * self.sent):
             return True
-        users_failed = bool(self.failed) and self.load["kind"] != "open_loop"
+        users_failed = bool(self.failed) and not self.on_schedule
         return users_failed and time.monotonic() - self.streams.heard > self.streams.timeout_s
 
     def _send_due(self, driver: Driver) -> None:
-        first, stride = self.load.get("part", (0, 1))
         for number, due in driver.due(time.monotonic()):
-            request = first + stride * number
+            request = self.first + self.stride * number
             self.sent += 1
             self.streams.send(RequestStream(request, self.requests.of(request), due))
 
@@ -437,7 +368,7 @@ class LoadRun:
             stream.failure, stream.failed = ("malformed", why), stream.read_until
         if stream.failure is not None:
             kind, why = stream.failure
-            self.failed.append(Lost(index, stream.sent or stream.asked, stream.due, stream.failed, kind))
+            self.failed.append((index, stream.sent or stream.asked, stream.due, stream.failed, kind))
             self.first_failure = self.first_failure or why
             return 0
         row = RequestRow(
