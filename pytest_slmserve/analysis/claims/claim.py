@@ -128,7 +128,7 @@ class Evidence:
         told, limit = times(seen), f"{threshold:g}"
         if self.in_percent:
             told, limit = percent_interval(seen), percent(threshold)
-        why = f"{sentence.replace('{}', told)} (bound {limit}{self.qualifier}){self.remark}{unsure(seen)}"
+        why = f"{sentence.replace('{}', told)} (threshold {limit}{self.qualifier}){self.remark}{unsure(seen)}"
         return Verdict.from_interval(claim.name, subject, state, why, seen, threshold, *self.points)
 
 

@@ -202,7 +202,7 @@ def util_saturates_first(curve: Curve, threshold: float, full: float) -> Verdict
         state = State.INCONCLUSIVE
     why = (
         f"utilisation is {percent(fmean(UTILIZATION(first)))} at {first.concurrency} in flight already, where "
-        f"{best.concurrency} in flight serve {times(seen)} as much (bound {threshold:g}){doubt}"
+        f"{best.concurrency} in flight serve {times(seen)} as much (threshold {threshold:g}){doubt}"
         f"{sparsely(curve)}{unsure(seen)}"
     )
     state = State.INCONCLUSIVE if curve.unneeded and state is State.FAILS else state

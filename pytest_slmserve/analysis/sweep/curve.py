@@ -177,9 +177,11 @@ class Curve:
         """
         if reason := obstacle(self, _largest_two(self).__contains__):
             return Verdict.inconclusive(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
-        last, bound = self.gains()[-1], f"bound {percent(tolerance)}"
+        last, threshold = self.gains()[-1], f"threshold {percent(tolerance)}"
         state = below(last, tolerance)
-        why = f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, {bound}"
+        why = f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, {threshold}"
+        if last.value < 0:
+            why = f"with the last doubling ({last.start} to {last.end}) throughput is {_lower(last)}, {threshold}"
         if state is State.INCONCLUSIVE:
             why += ": too noisy to tell"
         elif state is State.FAILS:
@@ -194,7 +196,7 @@ class Curve:
             most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
             gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
             why = f"plateau from {flat.value} in flight (95 %: {flat.low} to {flat.high}): later doublings {gain}"
-            why += f" ({bound})"
+            why += f" ({threshold})"
             if least.value < -MARGIN and least is not most:
                 why += f"; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
         return _verdict(PLATEAU, self, state, why, last, tolerance, (last.start, last.end))
@@ -205,7 +207,9 @@ class Curve:
         gain = next((each for each in self.gains() if each.start == load), None)
         if gain is None:
             return Verdict.inconclusive(MARGINAL, self.subject, f"not measured at {load} in flight and twice as many")
-        why = f"{load} to {gain.end} in flight gains {percent_interval(gain)}, bound {percent(tolerance)}"
+        why = f"{load} to {gain.end} in flight gains {percent_interval(gain)}, threshold {percent(tolerance)}"
+        if gain.value < 0:
+            why = f"from {load} to {gain.end} in flight throughput is {_lower(gain)}, threshold {percent(tolerance)}"
         return _verdict(MARGINAL, self, below(gain, tolerance), why, gain, tolerance, (gain.start, gain.end))
 
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
@@ -224,7 +228,10 @@ class Curve:
 
         state, flattest, loads = every(above, tolerance, rises)
         why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
-        why += f"the least does by {percent_interval(flattest)} ({loads[0]} to {loads[1]})"
+        if flattest.value < 0:
+            why += f"from {loads[0]} to {loads[1]} it is {_lower(flattest)}"
+        else:
+            why += f"the least does by {percent_interval(flattest)} ({loads[0]} to {loads[1]})"
         return _verdict(LATENCY, self, state, why, flattest, tolerance, loads)
 
     def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
@@ -249,8 +256,11 @@ class Curve:
             why += f"than {', '.join(str(p.concurrency) for p in upto)} in flight"
         else:
             verb = "beats" if state is State.FAILS else "may beat"
+            least = f"in the lesser of them by {percent_interval(by)}"
+            if by.value < 0:
+                least = f"though the lesser of them is {_lower(by)}"
             why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
-            why += f"in the lesser of them by {percent_interval(by)}, bound {percent(margin)}"
+            why += f"{least}, threshold {percent(margin)}"
         return _verdict(PARETO, self, state, why, by, margin, tuple(sorted((point.concurrency, rival.concurrency))))
 
 
@@ -357,10 +367,16 @@ def _knee(
     if knee is None:
         if reason := obstacle(curve):
             return None, reason
-        return otherwise, "" if otherwise else f"no plateau within the points measured (bound {percent(tolerance)})"
+        return otherwise, "" if otherwise else f"no plateau within the points measured (threshold {percent(tolerance)})"
     last = _largest_two(curve)
     reason = obstacle(curve, lambda load: reads(load, knee) or load in last)
     return (None, reason) if reason else (knee, "")
+
+
+def _lower(seen: Interval) -> str:
+    """Return a negative relative change in words: "11.5 % lower (0.885 times, 95 %: 0.87 to 0.9)"."""
+    ends = "" if seen.low is None or seen.high is None else f", 95 %: {1 + seen.low:.3g} to {1 + seen.high:.3g}"
+    return f"{percent(-seen.value)} lower ({1 + seen.value:.3g} times{ends})"
 
 
 def _largest_two(curve: Curve) -> list[int]:
@@ -394,7 +410,7 @@ def _verdict(
     certainty = estimates.t_above(gains.tail_at(there, curve.looks), df)
     reach, distance = (seen.high - seen.low) / 2 * SURE / certainty, abs(seen.value - threshold)
     if distance * MOST_REPEATS**0.5 < reach * there**0.5:
-        remedy = f"at {where} it is too near to its bound for {MOST_REPEATS} repeats to tell"
+        remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"
         return replace(verdict, again=loads, remedy=remedy)
     more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
     seconds = more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
