@@ -208,7 +208,7 @@ def _against_fewest(curve: Curve) -> list[Pair]:
 
 
 def _judged(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval, pair: Pair) -> Verdict:
-    why += f" (bound {bound:g}){unsure(seen)}"
+    why += f" (threshold {bound:g}){unsure(seen)}"
     return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *(one.served for one in pair))
 
 
@@ -287,7 +287,7 @@ def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
 
     state, decisive, _ = every_within(-margin, margin, changes)
     told = "; ".join(f"{'+' if seen.value >= 0 else ''}{percent_interval(seen)} at {n}" for seen, n in changes())
-    why = f"output tokens/s alone against beside others: {told} in flight (bound {percent(margin)})"
+    why = f"output tokens/s alone against beside others: {told} in flight (threshold {percent(margin)})"
     points = (point for pair in pairs for point in pair)
     return Verdict.from_interval(CLAIM, curve.subject, state, why, decisive, margin, *points)
 
@@ -347,8 +347,8 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     why = (
         f"{shared.count} replicas {HOW[sharing]} serve {times(seen)} what one engine does at {shared.concurrency} in "
         f"flight{load}{f' ({others})' if others else ''}"
-        f"{f'; their largest mean E2E is {percent(latency.value)} of its mean' if latency else ''} (bound {bound:g})"
-        f"{unsure(seen)}"
+        f"{f'; their largest mean E2E is {percent(latency.value)} of its mean' if latency else ''} "
+        f"(threshold {bound:g}){unsure(seen)}"
     )
     return Verdict.from_interval(claim, curve.subject, above(seen, bound), why, seen, bound, alone, shared)
 
@@ -364,7 +364,7 @@ def compared_with_one(claim: str, curve: Curve, sharing: Sharing, bound: float) 
         return Verdict.inconclusive(name, curve.subject, f"{what} is not known of both", bound)
     why = (
         f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
-        f"{shared.concurrency} in flight (bound {bound:g}){unsure(seen)}"
+        f"{shared.concurrency} in flight (threshold {bound:g}){unsure(seen)}"
     )
     return Verdict.from_interval(name, curve.subject, judge(seen, bound), why, seen, bound, alone, shared)
 
