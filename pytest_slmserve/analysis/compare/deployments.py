@@ -132,13 +132,13 @@ def speedup(base: Deployment, other: Deployment, several: int = 1) -> Interval:
 Pair = tuple[Deployment, Deployment]
 
 
-def serves_less(claim: str, curve: Curve, bound: float) -> Verdict:
+def serves_less(claim: str, curve: Curve, threshold: float) -> Verdict:
     """Judge whether an engine serves less per GPU, however many it has (PER_GPU), or less in all on the most GPUs
     (SLOWER), than on the fewest. value: the throughput, or that per GPU, on more of them that decides, over that on the
     fewest."""
     pairs = _against_fewest(curve)
     if not pairs:
-        return Verdict.inconclusive(claim, curve.subject, ONE_NUMBER, bound)
+        return Verdict.inconclusive(claim, curve.subject, ONE_NUMBER, threshold)
     if claim == SLOWER:
         pairs = [max(pairs, key=lambda pair: pair[1].gpus)]
 
@@ -146,21 +146,21 @@ def serves_less(claim: str, curve: Curve, bound: float) -> Verdict:
         shares = [1.0 if claim == SLOWER else base.gpus / other.gpus for base, other in pairs]
         return [(speedup(*pair, several).mapped(partial(mul, share)), pair) for share, pair in zip(shares, pairs)]
 
-    state, seen, (base, other) = every(below, bound, ratios)
+    state, seen, (base, other) = every(below, threshold, ratios)
     much = "what it does" if claim == SLOWER else "as much per GPU as"
     why = f"on {other.place} it serves {times(seen)} {much} on {base.place}"
     why += f" at {base.concurrency} in flight, the largest load that fits"
-    return _judged(curve, claim, state, why, bound, seen, (base, other))
+    return _judged(curve, claim, state, why, threshold, seen, (base.served, other.served))
 
 
-def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
-    """Judge whether an engine on `more` GPUs serves more than `bound` times what it does on `fewer`, each under its
+def still_gains(curve: Curve, fewer: int, more: int, threshold: float) -> Verdict:
+    """Judge whether an engine on `more` GPUs serves more than `threshold` times what it does on `fewer`, each under its
     best load. Their memory counts: a load may only fit into more GPUs. arXiv:2404.03353: "due to memory
     requirements"."""
     engines = one_engine_each(deployments(curve))
     if not (engines.get(fewer) and engines.get(more)):
         missing = f"no engine was measured on {fewer} and on {more} GPUs"
-        return Verdict.inconclusive(STILL_GAINS, curve.subject, missing, bound)
+        return Verdict.inconclusive(STILL_GAINS, curve.subject, missing, threshold)
     first, second = (max(engines[gpus].values(), key=lambda one: one.tokens_per_s) for gpus in (fewer, more))
     seen = speedup(first, second, len(engines[fewer]) * len(engines[more]))
     why = (
@@ -169,10 +169,10 @@ def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
     )
     if first.room is not None and second.room is not None:
         why += f"; {second.room} requests fit at once on the more GPUs, {first.room} on the fewer"
-    return _judged(curve, STILL_GAINS, above(seen, bound), why, bound, seen, (first, second))
+    return _judged(curve, STILL_GAINS, above(seen, threshold), why, threshold, seen, (first.served, second.served))
 
 
-def replicas_beat(curve: Curve, bound: float) -> Verdict:
+def replicas_beat(curve: Curve, threshold: float) -> Verdict:
     """Judge whether replicas with a GPU each serve more than one engine over as many GPUs, under the largest load that
     both were measured under. value: their throughput over its. If the load does not fit into one GPU, several GPUs gain
     by memory too, and the reason says so."""
@@ -182,7 +182,7 @@ def replicas_beat(curve: Curve, bound: float) -> Verdict:
     pairs = [(single, one) for one in sets if (single := engines.get(one.gpus, {}).get(one.concurrency))]
     if not pairs:
         missing = "replicas with a GPU each and an engine over as many GPUs were not both measured under one load"
-        return Verdict.inconclusive(REPLICAS, curve.subject, missing, bound)
+        return Verdict.inconclusive(REPLICAS, curve.subject, missing, threshold)
     single, replicas = max(pairs, key=lambda pair: (pair[0].gpus, pair[0].concurrency))
     seen = speedup(single, replicas)
     why = f"{replicas.engines} replicas serve {times(seen)} what one engine over {single.place} does"
@@ -192,7 +192,7 @@ def replicas_beat(curve: Curve, bound: float) -> Verdict:
         why += (
             f", of which one GPU runs {alone.room} at once: there an engine over several gains memory, not speed alone"
         )
-    return _judged(curve, REPLICAS, above(seen, bound), why, bound, seen, (single, replicas))
+    return _judged(curve, REPLICAS, above(seen, threshold), why, threshold, seen, (single.served, replicas.served))
 
 
 def _against_fewest(curve: Curve) -> list[Pair]:
@@ -207,9 +207,11 @@ def _against_fewest(curve: Curve) -> list[Pair]:
     return found
 
 
-def _judged(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval, pair: Pair) -> Verdict:
-    why += f" (threshold {bound:g}){unsure(seen)}"
-    return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *(one.served for one in pair))
+def _judged(
+    curve: Curve, claim: str, state: State, why: str, threshold: float, seen: Interval, points: Iterable[Point]
+) -> Verdict:
+    why += f" (threshold {threshold:g}){unsure(seen)}"
+    return Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, *points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +314,7 @@ COMPARED: dict[str, tuple[str, str, Callable[[Interval, float], State]]] = {
     SOONER: ("the largest mean E2E", E2E, below),
     USE_MORE: ("GPU utilisation", "gpu_util", above),
     DRAW_MORE: ("power", "power_w", above),
-    KEEP_POWER: ("power", "power_w", lambda seen, bound: within(seen, 1 / bound, bound)),
+    KEEP_POWER: ("power", "power_w", lambda seen, threshold: within(seen, 1 / threshold, threshold)),
 }
 PairReplicas = tuple[ReplicaPoint, Point]
 
@@ -322,16 +324,16 @@ def name_of(claim: str, sharing: Sharing) -> str:
     return f"{claim}-{sharing}"
 
 
-def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
-    """Judge whether some number of replicas serves more than `bound` times what one engine does, each under its best
-    load.
+def replicas_pay(curve: Curve, sharing: Sharing, threshold: float) -> Verdict:
+    """Judge whether some number of replicas serves more than `threshold` times what one engine does, each under its
+    best load.
 
     value: that gain in throughput, its interval corrected for both having been chosen. arXiv:2404.03353, figure 5;
     arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine without chunked prefill, 1.236 against one with it.
     """
     claim, pairs = name_of(PAY, sharing), compared(curve, sharing)
     if not pairs:
-        return Verdict.inconclusive(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
+        return Verdict.inconclusive(claim, curve.subject, _nothing_to_compare(curve, sharing), threshold)
     shared = max((pair[0] for pair in pairs), key=lambda point: fmean(point.repeats))
     engines = list(filter(None, (on_hosts_of(point, shared) for point in curve.of_one_engine)))
     alone = max(engines, key=lambda point: fmean(point.repeats))
@@ -343,30 +345,27 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
         if p is not shared and on_hosts_of(alone, p)
     )
     load = "" if alone.concurrency == shared.concurrency else f", and one engine serves most at {alone.concurrency}"
-    latency = figure_ratio(alone, shared, E2E)
     why = (
         f"{shared.count} replicas {HOW[sharing]} serve {times(seen)} what one engine does at {shared.concurrency} in "
         f"flight{load}{f' ({others})' if others else ''}"
-        f"{f'; their largest mean E2E is {percent(latency.value)} of its mean' if latency else ''} "
-        f"(threshold {bound:g}){unsure(seen)}"
     )
-    return Verdict.from_interval(claim, curve.subject, above(seen, bound), why, seen, bound, alone, shared)
+    if latency := figure_ratio(alone, shared, E2E):
+        why += f"; their largest mean E2E is {percent(latency.value)} of its mean"
+    return _judged(curve, claim, above(seen, threshold), why, threshold, seen, (alone, shared))
 
 
-def compared_with_one(claim: str, curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+def compared_with_one(claim: str, curve: Curve, sharing: Sharing, threshold: float) -> Verdict:
     """Judge a figure of `COMPARED` of the replicas that serve most, over that of one engine. value: the ratio, its
     interval corrected for the set having been chosen, because by Little's law most served is least waited for."""
     name, pairs, (what, figure, judge) = name_of(claim, sharing), compared(curve, sharing), COMPARED[claim]
     if not pairs:
-        return Verdict.inconclusive(name, curve.subject, _nothing_to_compare(curve, sharing), bound)
+        return Verdict.inconclusive(name, curve.subject, _nothing_to_compare(curve, sharing), threshold)
     shared, alone = max(pairs, key=lambda pair: ratio(*pair).value)
     if (seen := figure_ratio(alone, shared, figure, len(pairs))) is None:
-        return Verdict.inconclusive(name, curve.subject, f"{what} is not known of both", bound)
-    why = (
-        f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
-        f"{shared.concurrency} in flight (threshold {bound:g}){unsure(seen)}"
-    )
-    return Verdict.from_interval(name, curve.subject, judge(seen, bound), why, seen, bound, alone, shared)
+        return Verdict.inconclusive(name, curve.subject, f"{what} is not known of both", threshold)
+    why = f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
+    why += f"{shared.concurrency} in flight"
+    return _judged(curve, name, judge(seen, threshold), why, threshold, seen, (alone, shared))
 
 
 def compared(curve: Curve, sharing: Sharing) -> list[PairReplicas]:
