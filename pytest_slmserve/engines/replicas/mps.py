@@ -174,10 +174,6 @@ class MpsDaemon:
                 " the GPU by time slicing",
             )
 
-    def alive(self) -> bool:
-        """Whether the daemon runs."""
-        return self.process is not None and self.process.poll() is None
-
     def check(self) -> None:
         """Raise EngineFailed, with the last lines of the logs, if the daemon has ended."""
         if self.process is None:
@@ -202,7 +198,7 @@ class MpsDaemon:
         May be called twice. Takes a few END_S at most, whatever hangs. Never speaks to another daemon.
         """
         try:
-            if self.process and self.alive():
+            if self.process and self.process.poll() is None:
                 with suppress(EngineFailed, subprocess.TimeoutExpired):
                     self._ask("quit")
                     self.process.wait(END_S)
