@@ -81,8 +81,8 @@ class WindowBarrier:
             return self._window
 
     def ended(self) -> None:
-        """Report that a run needs not be awaited any more, for example because its requests failed. With requests that
-        start together the window is long enough for two whole lockstep cycles of each engine."""
+        """Report that the others need not wait for this run any more, for example because its requests failed. With
+        requests that start together the window is long enough for two whole lockstep cycles of each engine."""
         with self._changed:
             self._awaited -= 1
             if self._awaited == 0:

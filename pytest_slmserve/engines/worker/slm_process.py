@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -76,10 +77,11 @@ class Lines:
 def guarded(parent: str) -> Iterator[None]:
     """A guardian for as long as this process works: it kills the process group when the parent or this process is gone.
     parent: its process id."""
-    guardian = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), parent, str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), parent, str(os.getpid())]
+    # A guardian that is asked to end before it listens must still look whether the parent is gone.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    guardian = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield
     finally:
