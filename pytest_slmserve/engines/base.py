@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
+from pytest_slmserve.schema.loads import Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -63,7 +63,8 @@ class WindowBarrier:
     or has ended.
     """
 
-    def __init__(self, loads: Sequence[ClosedLoop]) -> None:
+    def __init__(self, loads: Sequence[Message]) -> None:
+        """loads: The load of each run, as the message to its process."""
         self.begins_s = time.monotonic() + BEGIN_S
         self._loads, self._awaited = loads, len(loads)
         self._window: tuple[float, float] | None = None
@@ -87,7 +88,7 @@ class WindowBarrier:
             self._awaited -= 1
             if self._awaited == 0:
                 opens = time.monotonic() + OPEN_S
-                seconds = [shared_window_s(message_of(load), opens - self.begins_s) for load in self._loads]
+                seconds = [shared_window_s(load, opens - self.begins_s) for load in self._loads]
                 self._window = opens, opens + max(seconds)
                 self._changed.notify_all()
 

@@ -17,10 +17,9 @@ from pytest_slmserve.plan.cases import (
     repeat_estimate_s,
     start_estimate_s,
 )
-from pytest_slmserve.plan.schedule import divided, groups_of, makespan_s, spread
+from pytest_slmserve.plan.schedule import groups_of, makespan_s, spread
 from pytest_slmserve.plugin.items import (
     AS_IT_GOES,
-    asks_as_it_goes,
     asks_the_engine,
     case_of,
     cases_of_items,
@@ -49,10 +48,8 @@ def plan_rows(session: Session, items: Sequence[Any]) -> list[PlannedItem]:
             continue
         if case := case_of(item):
             left = _missing(session, case)
-            depends = session.options.sweep == "adaptive" and is_planned_point(item)
-            load = None if depends or asks_as_it_goes(item) else case.loads[0]
             seconds = 0.0 if case.key in paid else left * case.estimate_s
-            rows.append(PlannedItem(item.name, case.engine if left else None, seconds, load))
+            rows.append(PlannedItem(item.name, case.engine if left else None, seconds))
             paid.add(case.key)
             launched |= {case.engine} if left else set()
         elif sides := chosen_parameters(item).get("slm_gate"):
@@ -152,7 +149,7 @@ def length_of(session: Session, items: Sequence[Any], rows: Sequence[PlannedItem
     seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
     if session.options.on_all_gpus:
         gpus = slot_count(session.options, session.host)
-        seconds = makespan_s(spread(divided(groups, gpus), gpus))
+        seconds = makespan_s(spread(groups, gpus))
     models = {spec.model for group in groups for spec in engines_of_set(group.engine)} | gates
     often = [counted(starts, "engine start")] if session.platform != "remote" else []
     roughly = "up to" if session.options.sweep == "adaptive" else "about"

@@ -94,7 +94,9 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
+    from pytest_slmserve.analysis.sweep.curve import curve_of
     from pytest_slmserve.run.sweeps import Rounds
+    from pytest_slmserve.schema.catalog import short_name
 
     @checked("slm_sweep")
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
@@ -107,10 +109,13 @@ def slm_sweep(
         cases = {each.concurrency: slm_session.planner.case(slm_spec, [sharegpt], [each]) for each in loads}
         slm_session.executor.ask(list(cases.values()), repeats)
         rounds = Rounds(slm_session, cases)
-        rounds.rounds(repeats or slm_session.options.repeats, cases)
+        for number in range(1, (repeats or slm_session.options.repeats) + 1):
+            rounds.round(number, cases)
 
         def curve() -> Curve:
-            return slm_session.verdicts.curve_of(slm_spec, sharegpt, loads, () if repeats else slm_session.looks)
+            found = slm_session.results.measurements(case.key for case in cases.values())
+            looks = () if repeats else slm_session.looks
+            return curve_of(short_name(slm_spec.model), found, planned=[*cases], looks=looks)
 
         if repeats is None:
             rounds.until_decided(lambda: [curve().pareto_plateau()])
@@ -302,18 +307,18 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 
     The test is skipped where nothing was measured of that endpoint, and an expected failure where it is waived.
     """
-    from pytest_slmserve.analysis.gate.diagnosis import expired, explained
+    from pytest_slmserve.analysis.gate.diagnosis import explained
 
     model, endpoint = request.param
     waiver, today = slm_gates.waiver(model, endpoint), date.today()
-    if waiver and not expired(waiver, today):
+    if waiver and today <= waiver.until:
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, reason=explained(waiver, today)))
 
     def judge() -> Verdict:
         verdict = slm_gates.of(model).verdict(endpoint)
         if verdict is None:
             pytest.skip(f"no launch told its {endpoint}")
-        if waiver and expired(waiver, today):
+        if waiver and today > waiver.until:
             verdict = replace(verdict, why=f"{verdict.why}; {explained(waiver, today)}")
         told = {"gate": verdict.state.value, "ratio": verdict.value, "low": verdict.low, "high": verdict.high}
         told |= {"threshold": verdict.threshold, "pairs": verdict.n}
@@ -353,14 +358,15 @@ class BenchmarkReporter:
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Iterator[Carry]:
         from pytest_slmserve.plugin.parametrize import CLOCK
-        from pytest_slmserve.report.as_json import extra_info, seconds_per_request
+        from pytest_slmserve.report.as_json import benchmark_facts
 
         def carry(measurements: Sequence[Measurement]) -> None:
-            rounds = iter(seconds := seconds_per_request(measurements))
+            seconds, info = benchmark_facts(measurements)
+            rounds = iter(seconds)
             if seconds:
                 # A case has every token of its workload, which JSON of pytest-benchmark would repeat for each point.
                 benchmark.params = {name: getattr(value, "id", value) for name, value in benchmark.params.items()}
-                benchmark.extra_info.update(extra_info(measurements))
+                benchmark.extra_info.update(info)
                 benchmark.pedantic(lambda: CLOCK.advance(next(rounds)), rounds=len(seconds), iterations=1)
 
         yield carry

@@ -119,10 +119,13 @@ class Section:
         return [part.cells for part in self.parts if isinstance(part, Table) and part.rows]
 
 
-def section_text(section: Section) -> str:
-    """Return the text of a section as a terminal shows it, in the layout in force."""
-    lines = [section.title]
-    for part in section.parts:
+def section_text(shown: Section | Legend) -> str:
+    """Return the text of a section, or of a legend of several sections, as a terminal shows it in the layout in
+    force."""
+    if isinstance(shown, Legend):
+        return hanging(shown.text, 0)
+    lines = [shown.title]
+    for part in shown.parts:
         match part:
             case str():
                 lines.append(part)
@@ -135,14 +138,14 @@ def section_text(section: Section) -> str:
     return folded("\n".join(lines))
 
 
-def section_texts(sections: Iterable[Section]) -> Iterator[str]:
-    """Yield the texts of sections, each with an empty line below it."""
-    yield from (f"{section_text(section)}\n" for section in sections)
+def section_texts(shown: Iterable[Section | Legend]) -> Iterator[str]:
+    """Yield the texts of sections and legends, each with an empty line below it."""
+    yield from (f"{section_text(each)}\n" for each in shown)
 
 
 def markdown_table(shown: Table) -> Iterator[str]:
-    """Yield the lines of a table in Markdown."""
+    """Yield the lines of a table in Markdown. A column without a heading is one of outcomes."""
     cells = shown.cells
-    yield f"| {' | '.join(cells.heads)} |"
+    yield f"| {' | '.join(head or 'outcome' for head in cells.heads)} |"
     yield f"|{'|'.join('---:' if right else '---' for right in cells.numeric)}|"
     yield from (f"| {' | '.join(row)} |" for row in cells.rows)

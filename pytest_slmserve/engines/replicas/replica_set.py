@@ -9,7 +9,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Self
 
-from pytest_slmserve.engines.base import Engine, ProgressCallback, StartCallback, WindowBarrier, ignore_progress
+from pytest_slmserve.engines.base import (
+    Engine,
+    ProgressCallback,
+    StartCallback,
+    WindowBarrier,
+    ignore_progress,
+    message_of,
+)
 from pytest_slmserve.engines.replicas import mps
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, naming
@@ -141,7 +148,7 @@ class ReplicaEngines:
         for index, (engine, workload) in enumerate(zip(engines, workloads)):
             with naming(self.name(index), EngineFailed):
                 engine.load_requests(workload)
-        barrier = WindowBarrier(loads)
+        barrier = WindowBarrier([message_of(load) for load in loads])
         listeners = [on_progress, *[ignore_progress] * (len(engines) - 1)]
 
         def measured(engine: Engine, workload: Workload, load: ClosedLoop, listener: ProgressCallback) -> Run:

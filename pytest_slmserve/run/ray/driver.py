@@ -112,8 +112,8 @@ class Cluster:
         self._known = {case.key for case in cases}
         missing = [case for case in cases if self._is_open(case)]
         sent = []
-        for group in in_order(self._groups(cells)):
-            its = {c.key: c for c in missing if c.engine == group.engine and c.loads[0] in group.by_load}
+        for group in in_order(groups_of(cells)):
+            its = {c.key: c for c in missing if c.engine == group.engine}
             if its:
                 sent.append(Submission(group, self._need(group.engine), its))
         self._quiet_s = quiet_s([each.group for each in sent])
@@ -161,9 +161,6 @@ class Cluster:
     def _notes(self, session: Session) -> list[str]:
         """Notes for the end of the run."""
         return [f"measured on {_ran(self._ran)} of the Ray cluster at {self.options.ray}"]
-
-    def _groups(self, cells: Sequence[PlannedItem]) -> list[Group]:
-        return groups_of(cells)
 
     def _need(self, engine: Engines) -> Need:
         return need_of(engine, self.nodes, self.options.ray_resource)

@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, gpus_of
 from pytest_slmserve.plan.planner import check_there
-from pytest_slmserve.plan.schedule import Group, divided, groups_of
+from pytest_slmserve.plan.schedule import Group
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.gpu_slots import GpuSlots, slot_count
 from pytest_slmserve.run.ray.connect import EngineTask, Need, Node, start_here
@@ -83,9 +83,6 @@ class LocalGpus(Cluster):
     @property
     def where(self) -> str:
         return f"on {counted(len(self.slots.devices), 'GPU' if self.host.gpus else 'part')} of this host at once"
-
-    def _groups(self, cells: Sequence[PlannedItem]) -> list[Group]:
-        return divided(groups_of(cells), len(self.slots.devices))
 
     def _need(self, engine: Engines) -> Need:
         return Need(gpus_of(engine) if self.host.gpus else 1, 0)

@@ -16,14 +16,18 @@ from itertools import pairwise
 from urllib.request import urlopen
 
 import pytest
-from interfaces import LateWindow
+from interfaces import LateWindow, small_workload
 from processes import gone, until
 from scripts import checkout_script
 from wire import EVENT_STREAM, stream, token
 
-from pytest_slmserve.engines.base import ignore_progress
+from pytest_slmserve.engines.base import ignore_progress, message_of
 from pytest_slmserve.engines.launch.child_process import Child, converse
+from pytest_slmserve.engines.load_client import LoadClient, completion, run_of
+from pytest_slmserve.engines.loadgen.load_run import LOST
 from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.workload.arrivals import job
 
 SERVER = checkout_script("studies/truth_server.py")
 TTFT_S, ITL_S, TOKENS = 0.02, 0.005, 8
@@ -64,11 +68,11 @@ def truth(port):
 class Client:
     """A client in its own process. said: all its lines so far."""
 
-    def __init__(self, url, timeout_s=20.0, processes=1, env=None):
+    def __init__(self, url, timeout_s=20.0, env=None):
         self.said = []
         self.child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], {**os.environ, **(env or {})})
         headers = {"Authorization": f"Bearer {KEY}"}
-        self.child.send(url=url, headers=headers, timeout_s=timeout_s, processes=processes)
+        self.child.send(url=url, headers=headers, timeout_s=timeout_s)
         self.ready = self.hear()
 
     def hear(self):
@@ -93,11 +97,27 @@ class Client:
             if self.said[-1]["event"] == "settled":
                 now = time.monotonic()
                 self.child.send(op="open", window=[now + 0.05, now + 0.35])
-        return self.said[-1]
+        return read(self.said[-1])
 
     def burst(self, *faults, **more):
         number = self.load(*faults, **more)
         return self.run(loop(number, requests=number))
+
+
+def read(done):
+    """What a client has told, with a column for each field of the requests that failed."""
+    failed = dict(zip(LOST, zip(*done["failed"]))) if done["failed"] else {}
+    rows = sorted(done["samples"], key=lambda row: row[SENT])
+    scheduled = [row[-1] for row in rows]
+    per_chunk = done["told"] / done["chunks"] if done["chunks"] else None
+    return {
+        **done,
+        "samples": [row[:-1] for row in rows],
+        "scheduled": scheduled,
+        "failed": {name: list(column) for name, column in failed.items()},
+        "failures": len(done["failed"]),
+        "tokens_per_chunk": per_chunk,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +151,7 @@ def client(port):
 
 
 def rows(done):
-    return list(zip(*done["samples"]))
+    return done["samples"]
 
 
 def loop(concurrency, window_s=0.3, requests=None, ramp_up="staggered"):
@@ -147,7 +167,7 @@ def loop(concurrency, window_s=0.3, requests=None, ramp_up="staggered"):
 
 def test_a_burst_is_what_the_server_says_it_was(one, truth):
     done, told = one.burst(count=40), truth()
-    assert (done["failures"], len(rows(done)), done["tokens_per_chunk"], done["scheduled"]) == (0, 40, 1.0, None)
+    assert (done["failures"], len(rows(done)), done["tokens_per_chunk"], done["on_schedule"]) == (0, 40, 1.0, False)
     _, most_doubt_s = done["doubt_s"]  # where it was held up, it says how much later than a token its stamp may be
     for row in rows(done):
         server = told[f"p{row[REQUEST]}"]
@@ -155,8 +175,8 @@ def test_a_burst_is_what_the_server_says_it_was(one, truth):
         assert -0.003 <= row[FIRST] - server["writes"][0] <= 0.003 + most_doubt_s
         assert row[LAST] == pytest.approx(server["writes"][-1], abs=0.003)
         assert (row[PROMPT], row[OUTPUT], row[FINISHED]) == (1, TOKENS, True)
-    assert sum(done["received"][2]) == 40 * TOKENS
-    gaps = sum(done["gaps"]["counts"].values())
+    assert sum(done["bins"].values()) == 40 * TOKENS
+    gaps = sum(done["gaps"][0]["counts"].values())
     assert gaps == 40 * (TOKENS - 1)
 
 
@@ -257,12 +277,12 @@ def test_a_gated_run_begins_when_told_and_has_the_window_it_is_given(one):
     assert 0.25 < done["window"][1] - done["window"][0] < 0.5
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(client, processes):
-    one, late = client(processes=processes), LateWindow()
+def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(client):
+    one, late = client(), LateWindow()
     for _ in range(2):
         one.load(*[""] * 60, *["error"] * 300)
-        assert converse(one.child, ignore_progress, late, op="run", load=loop(4), at=late.begins_s)["failures"] > 5
+        done = converse(one.child, ignore_progress, late, op="run", load=loop(4), at=late.begins_s)
+        assert len(done["failed"]) > 5
 
 
 def test_progress_is_told_twice_a_second(one):
@@ -295,20 +315,45 @@ def test_a_parent_that_does_not_listen_holds_up_no_request(client, truth, monkey
     assert all(row["number"] > before[name]["number"] for name, row in truth().items())
 
 
-@pytest.mark.parametrize("load", [loop(6), loop(6, requests=30), loop(31, requests=31)], ids=["w", "n", "b"])
-def test_several_processes_are_told_as_one(client, load):
-    one = client(processes=2)
-    assert one.ready == {"event": "ready"}
-    one.load(count=16)
-    done = one.run(load)
-    sent = [row[SENT] for row in rows(done)]
-    assert done["failures"] == 0 and sent == sorted(sent)
-    if load.get("requests"):
-        assert sorted(row[REQUEST] for row in rows(done)) == sorted(i % 16 for i in range(load["requests"]))
+@pytest.fixture
+def two(port):
+    """Two processes that share each load, with 16 requests."""
+    found = LoadClient(f"http://127.0.0.1:{port}/v1/completions", {}, processes=2)
+    found.load_requests(small_workload(16), lambda request: json.dumps(completion(request, "m")))
+    yield found
+    found.kill()
+
+
+LOADS = {
+    "window": ClosedLoop(6, window_s=0.7),
+    "number": ClosedLoop(6, requests=30),
+    "burst": ClosedLoop(31, requests=31),
+    "one": ClosedLoop(1, requests=1),
+    "rate": job(40, 200),
+}
+
+
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+def test_several_processes_are_told_as_one(two, load):
+    told = []
+    parts = two.run(message_of(load), told.append, None)
+    run = run_of(parts, small_workload(16))
+    assert len(parts) == (1 if load.requests == 1 else 2) and run.failures == 0
+    if load.requests:
+        assert sorted(run.samples.request) == sorted(i % 16 for i in range(load.requests))
     else:
-        begin, end = done["window"]
+        done = {"samples": [row for part in parts for row in part["samples"]]}
+        begin, end = (run.began_s + at for at in run.window_s)
         held = [in_flight(done, begin + share * (end - begin)) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-        assert max(held) <= 6 and sum(held) >= 5 * 4
+        assert max(held) <= 6 and sum(held) >= 5 * 4 and 0.6 < end - begin < 1.2
+        assert max(progress.in_flight for progress in told) == 6, "of both"
+
+
+def test_one_of_several_processes_that_dies_ends_them_all(two):
+    threading.Timer(0.5, lambda: os.kill(two.children[1].process.pid, signal.SIGKILL)).start()
+    with pytest.raises(EngineFailed, match="the load generator was killed by SIGKILL"):
+        two.run(message_of(ClosedLoop(4, window_s=600.0)), ignore_progress, None)
+    assert all(gone(child.process.pid) for child in two.children)
 
 
 FAULTS = {
@@ -347,7 +392,7 @@ def test_events_of_several_tokens_are_noted(one):
     done = one.burst(*["multi"] * 5, asked=2 * TOKENS)
     assert (done["tokens_per_chunk"], done["failures"]) == (2.0, 0)
     assert [row[OUTPUT] for row in rows(done)] == [2 * TOKENS] * 5
-    assert sum(done["received"][2]) == 10 * TOKENS
+    assert sum(done["bins"].values()) == 10 * TOKENS
 
 
 def test_more_tokens_than_were_asked_for_are_no_count(one):
@@ -433,10 +478,9 @@ def test_it_leaves_when_told_and_when_its_parent_has_closed(client):
     assert gone(polite.child.process.pid) and gone(deserted.child.process.pid)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path, processes):
+def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path):
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, f"http://127.0.0.1:{port}/v1/completions", str(processes)],
+        [sys.executable, "-c", PARENT, f"http://127.0.0.1:{port}/v1/completions"],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path])},
@@ -456,7 +500,7 @@ from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.loads import ClosedLoop
 child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ))
 print(child.process.pid, flush=True)
-child.send(url=sys.argv[1], headers={}, timeout_s=20.0, processes=int(sys.argv[2]))
+child.send(url=sys.argv[1], headers={}, timeout_s=20.0)
 child.receive(10, "starting")
 child.send(op="load", bodies=[json.dumps({"max_tokens": 8})], output_tokens=[8])
 child.receive(10, "loading")
@@ -464,22 +508,6 @@ child.send(op="run", load=message_of(ClosedLoop(4, window_s=600.0)))
 while True:
     print(child.receive(10, "measuring")["event"], flush=True)
 """
-
-
-def test_a_part_that_dies_ends_them_all(client):
-    one = client(processes=2)
-    parts = until(lambda: children(one.child.process.pid), 5, "two processes")
-    os.kill(parts[0], signal.SIGKILL)
-    with pytest.raises(EngineFailed, match="failed: one of the processes that share its load was killed"):
-        converse(one.child, op="load", bodies=["{}"], output_tokens=[8])
-
-
-def children(pid):
-    """Those it forked: their command line is its own."""
-    import psutil
-
-    own = psutil.Process(pid)
-    return [child.pid for child in own.children() if child.cmdline() == own.cmdline()]
 
 
 def test_tls(client, tmp_path):

@@ -108,7 +108,7 @@ class Run:
         self.cases = {(model, n): self._case(model, n) for model in (MODEL, OTHER) for n in LOADS}
         nodes = nodes_of(ray.nodes())
         self.cluster = session.executor.remote = Cluster(ray, session.options, nodes, session.host)
-        cells = [PlannedItem(str(cell), case.engine, 1.0, case.loads[0]) for cell, case in self.cases.items()]
+        cells = [PlannedItem(str(cell), case.engine, 1.0) for cell, case in self.cases.items()]
         self.cluster.send(session, list(self.cases.values()), cells)
 
     def _case(self, model: str, concurrency: int) -> Case:

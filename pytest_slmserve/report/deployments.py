@@ -1,0 +1,365 @@
+"""Sections of deployments: replicas on one device, engines on several GPUs, and the server beside the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import get_args
+
+from pytest_slmserve.analysis.compare.deployments import (
+    AtBothInterfaces,
+    Deployment,
+    at_both_interfaces,
+    deployments,
+    on_several_gpus,
+    speedup,
+)
+from pytest_slmserve.analysis.device.gpu_figures import figures_of_each_gpu
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
+from pytest_slmserve.analysis.stats.estimates import Interval, grouped
+from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.points import MEMORY, MemoryRow, memory_rows, reasons, served_on, valid_cell
+from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
+from pytest_slmserve.report.text_table import (
+    ABSENT,
+    Column,
+    change,
+    change_interval,
+    counted,
+    figure,
+    hanging,
+    hundredths,
+    milliseconds,
+    whole,
+)
+from pytest_slmserve.schema.errors import Sharing
+
+SHARINGS = get_args(Sharing)
+REPLICAS_LEGEND = (
+    "in flight: in all engines. tokens: of all, over the span that their windows have in common, or whole convoys of "
+    "requests that start together; sum: of each over its own window, where that differs. gain: over one engine on the "
+    "same host under the same load. E2E: the largest of the replicas' means, and the 99th percentile of all requests. "
+    "What sensors say is of all engines together."
+)
+MEMORY_LEGEND = (
+    "Memory: weights, KV cache: of each engine, as it told them. other: what sensors saw in use beyond them at most: "
+    "activations, captured graphs, contexts, of which engine is not known. free: with what the driver keeps. other and "
+    "unused: no sensor tells them apart."
+)
+MEMORY_TITLE = "Memory of the GPU by engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Row of the tables of replicas. gain: over one engine, None if that is not known."""
+
+    engines: str
+    sharing: str
+    served: Point | ReplicaPoint
+    gain: Interval | None = None
+
+
+def _other_sum(served: Point | ReplicaPoint) -> str:
+    """Return the paper's sum, if it is another number to the digits shown."""
+    text = figure(getattr(served, "sum_tokens_per_s", None), 4)
+    return ABSENT if text == figure(served.output_tokens_per_s, 4) else text
+
+
+NAMES: tuple[Column[Entry], ...] = (
+    Column("\nengines", lambda e: e.engines, "left"),
+    Column("\nsharing", lambda e: e.sharing, "left"),
+    Column("in\nflight", lambda e: str(e.served.concurrency)),
+)
+SERVED: tuple[Column[Entry], ...] = (
+    Column("tokens\n/s", lambda e: figure(e.served.output_tokens_per_s, 4)),
+    Column("\nsum", lambda e: _other_sum(e.served), rank=6),
+    Column("gain\n%", lambda e: change(e.gain), rank=1),
+    Column("95 %\n", lambda e: change_interval(e.gain), "left", rank=2),
+    Column("E2E s\nlargest", lambda e: figure(getattr(e.served, "largest_e2e_s", e.served.e2e_s)), rank=3),
+    Column("E2E s\np99", lambda e: figure(e.served.e2e_p99_s), rank=4),
+    Column("\nvalid", lambda e: valid_cell(e.served), "left"),
+)
+SENSED: tuple[Column[Entry], ...] = (
+    Column("GPU\nutil %", lambda e: hundredths(e.served.gpu_util), rank=6),
+    Column("busy\n%", lambda e: hundredths(e.served.engine_active), rank=2),
+    Column("SM\n%", lambda e: hundredths(e.served.sm_active), rank=1),
+    Column("DRAM\n%", lambda e: hundredths(e.served.dram_active), rank=1),
+    Column("tensor\n%", lambda e: hundredths(e.served.tensor_active), rank=1),
+    Column("power\nW", lambda e: figure(e.served.power_w), rank=3),
+    Column("mJ/\ntoken", lambda e: milliseconds(e.served.energy_per_token_j), rank=1),
+    Column("cap\n%", lambda e: hundredths(e.served.power_capped), rank=4),
+    Column("own\ncores", lambda e: figure(e.served.own_cores), rank=5),
+)
+
+
+def replica_sections(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[Section | Legend]:
+    """Yield throughput, sensor values and memory of replicas for each kind of host, then how to read the tables. Rows
+    of one model are together, and sets of different models come last."""
+    any_memory = False
+    for points in grouped(shared, lambda p: p.environment.per_gpu_key).values():
+        where = points[0].environment
+        place = "" if any(point.sharing == "gpus" for point in points) else " on one device"
+        title = f"Replicas{place}: {served_on(where)}"
+        if where.platform == "remote":
+            title = f"Replicas at URLs of their own, the first at {where.url}: what they share is not known"
+        models = sorted(grouped(points, lambda p: p.model or p.models).values(), key=lambda alike: not alike[0].model)
+        entries = [entry for alike in models for entry in _entries(alike, curves)]
+        sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
+        memory = memory_rows((e.engines, e.sharing, e.served) for e in entries)
+        any_memory = any_memory or bool(memory)
+        parts: list[Part] = [Table(entries, (*NAMES, *SERVED), caption="Throughput"), *_remarks(points, curves)]
+        parts += [Table(sensed, (*NAMES, *SENSED), caption="Sensors"), Table(memory, MEMORY, caption=MEMORY_TITLE)]
+        yield Section(title, parts, charts=partial(_replica_charts, entries, memory))
+    if shared:
+        yield Legend(REPLICAS_LEGEND)
+    if any_memory:
+        yield Legend(MEMORY_LEGEND)
+
+
+def _replica_charts(entries: Sequence[Entry], memory: Sequence[MemoryRow]) -> Iterator[Chart]:
+    """Yield the gains over one engine, and the memory of each engine."""
+    gains = [(f"{e.engines}, {e.sharing}, {e.served.concurrency} in flight", e.gain) for e in entries if e.gain]
+    note = "Bars: 95 % interval. Upright line: one engine alone."
+    yield Chart("Gain over one engine", charts.gain_chart(gains), note)
+    yield Chart(MEMORY_TITLE, charts.memory(memory), MEMORY_LEGEND)
+
+
+def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
+    """Yield rows of one model, or of one set of models: for each load first one engine, if it was measured."""
+
+    def place(point: ReplicaPoint) -> tuple[int, bool, int, int]:
+        return SHARINGS.index(point.sharing), point.pinned, point.thread_percentage or 0, point.count
+
+    for under in grouped(points, lambda p: (p.concurrency, p.workload, p.ramp_up, p.families)).values():
+        found = [(point, alone_at(point, curves)) for point in sorted(under, key=place)]
+        if alone := next((base for _, base in found if base), None):
+            yield Entry(under[0].models[0], "alone", alone)
+        for point, base in found:
+            gain = ratio(point, base) if base and point.valid else None
+            yield Entry(engines(point.models), deployed(point), point, gain)
+
+
+def alone_at(shared: ReplicaPoint, curves: Sequence[Curve]) -> Point | None:
+    """Return one engine under the load of all the replicas, if it was measured on their host and is valid."""
+    found = (curve.one_engine(shared.concurrency, shared) for curve in curves if shared in curve.shared)
+    return next((point for point in found if point), None)
+
+
+def deployed(point: ReplicaPoint) -> str:
+    """Return how replicas share the device: "mps, pinned, 50 %"."""
+    part = f", {point.thread_percentage} %" if point.thread_percentage else ""
+    return f"{point.sharing}{', pinned' if point.pinned else ''}{part}"
+
+
+def best_deployments(found: Findings) -> Iterator[str]:
+    """Yield a sentence for each set of models that replicas served: the deployment with the highest throughput."""
+    alike = grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models))
+    for group in alike.values():
+        if valid := [point for point in group if point.valid]:
+            best = max(valid, key=lambda p: p.output_tokens_per_s or 0.0)
+            alone = alone_at(best, found.curves)
+            gain = ratio(best, alone, several=len(valid)) if alone else None
+            over = f", {change(gain)} % (95 %: {change_interval(gain)}) over one engine" if gain else ""
+            rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
+            of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
+            yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
+
+
+def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[str]:
+    """Yield lines on replicas that are not valid throughout, and of different models how much faster than one model
+    after the other they are."""
+    for point in points:
+        name = f"{engines(point.models)}, {deployed(point)}"
+        used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
+        yield from reasons(point, f"{name}, {point.concurrency} in flight", used)
+        if point.model is not None:
+            continue
+        alone = []  # output tokens/s of one engine of each model, on the same kind of host and with the same requests
+        for model, load in zip(point.models, point.loads):
+            wanted = (model, point.environment.per_gpu_key, point.ramp_up)
+            found = [
+                c.one_engine(load, point)
+                for c in curves
+                if c.environment and c.load and (c.subject, c.environment.per_gpu_key, c.load.ramp_up) == wanted
+                if point.workload is None or (c.workload and c.workload.hash == point.workload)
+            ]
+            alone.append(next((one.output_tokens_per_s or 0.0 for one in found if one), 0.0))
+        together = system_throughput(point, alone)
+        if together is not None:
+            each = ", ".join(
+                f"{m} {figure(rate, 4)} tokens/s" for m, rate in zip(point.models, point.each_tokens_per_s)
+            )
+            yield f"{name}: {each}; {figure(together)} times what serving one after the other would give"
+
+
+# What one may wish of a deployment, in words, and its unit.
+WISHES = {
+    "requests_per_s": ("most requests/s", ""),
+    "e2e_s": ("lowest E2E", " s"),
+    "joules_per_request": ("fewest joules", " J/request"),
+}
+SEVERAL_GPUS_LEGEND = (
+    "in flight: in all engines. batch: mean sequences of an engine step, below the load where some had to wait for KV "
+    "memory. gain: of tokens/s over one engine on the fewest GPUs under that load. power: of all GPUs together; "
+    "imbalance: between the one that takes most and the one that takes least, over their mean."
+)
+
+
+def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
+    """Yield the deployments of each model that was served on several GPUs and which of them to choose, then how to read
+    the tables."""
+    each = ((curve, deployments(curve)) for curve in curves if on_several_gpus(curve))
+    shown = [(curve, found) for curve, found in each if any(one.gpus > 1 for one in found)]
+    for name, (curve, found) in zip(labels([curve for curve, _ in shown]), shown):
+        waiting = (
+            f"{one.concurrency} in flight do not fit into the KV memory of {counted(one.gpus, 'GPU')}: "
+            f"{figure(one.served.batch)} ran at once, the others waited. What more GPUs gain there is memory, not speed"
+            for one in found
+            if not one.fits and isinstance(one.served, Point)
+        )
+        parts: list[Part] = [Table(found, _deployment_columns(curve, found), caption="Deployments"), *waiting]
+        for wide in curve.wider:  # power and activity of each GPU under the largest load
+            largest = wide.valid[-1] if wide.valid and wide.spec else None
+            last = next((m for m in wide.trusted if largest and m.id in largest.records), None)
+            gpus = figures_of_each_gpu(last.run) if last else ()
+            if largest and wide.spec and any(gpu.power_w is not None for gpu in gpus):
+                told = (
+                    f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
+                    for i, g in enumerate(gpus)
+                )
+                width = wide.spec.tensor_parallel_size
+                parts.append(f"TP {width}, {largest.concurrency} in flight: {'; '.join(told)}")
+        yield Section(f"{name} on several GPUs: {served_on(curve.environment)}", [*parts, *_answers(curve, found)])
+    if shown:
+        yield Legend(SEVERAL_GPUS_LEGEND)
+
+
+def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
+    """Yield which deployment over several GPUs to choose, by each model's measurements; nothing without a choice."""
+    for curve in curves:
+        if on_several_gpus(curve):
+            for text in _answers(curve, deployments(curve)):
+                yield hanging(f"{curve.subject} on {text}", 2)
+
+
+def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Column[Deployment], ...]:
+    """Return the columns of deployments. Gains are over one engine on the fewest GPUs under the same load."""
+    base = {one.concurrency: one for one in reversed(found) if one.sharing is None}
+
+    def gain(one: Deployment) -> Interval | None:
+        first = base.get(one.concurrency, one)
+        return None if first is one else speedup(first, one)
+
+    return (
+        Column("in\nflight", lambda one: str(one.concurrency)),
+        Column("\nGPUs", lambda one: str(one.gpus)),
+        Column("\ndeployment", deployment_name, "left"),
+        Column("\nbatch", lambda one: figure(one.served.batch) if isinstance(one.served, Point) else ABSENT, rank=7),
+        Column("KV\nblocks", lambda one: whole(one.kv_blocks), rank=6),
+        Column("requests\n/s", lambda one: figure(requests_per_s(curve, one)), rank=4),
+        Column("tokens\n/s", lambda one: figure(one.tokens_per_s, 4)),
+        Column("tokens/s\nper GPU", lambda one: figure(one.tokens_per_s / one.gpus, 4), rank=4),
+        Column("gain\n%", lambda one: change(gain(one)), rank=1),
+        Column("95 %\n", lambda one: change_interval(gain(one)), "left", rank=2),
+        Column("E2E s\nmean", lambda one: figure(one.e2e_s), rank=1),
+        Column("E2E s\np99", lambda one: figure(one.served.e2e_p99_s), rank=5),
+        Column("power\nW", lambda one: figure(one.served.power_w), rank=3),
+        Column("imbal-\nance %", lambda one: hundredths(one.served.power_imbalance), rank=8),
+        Column("J/\nrequest", lambda one: figure(joules_per_request(curve, one)), rank=2),
+        Column("\nvalid", lambda one: valid_cell(one.served), "left"),
+    )
+
+
+def deployment_name(one: Deployment) -> str:
+    """Return "one engine", "one engine, TP 2", "2 replicas, a GPU each" or "2 replicas, mps"."""
+    parallel = "" if one.tensor_parallel_size == 1 else f", TP {one.tensor_parallel_size}"
+    if one.sharing is None:
+        return f"one engine{parallel}"
+    how = "a GPU each" if one.sharing == "gpus" else str(one.sharing)
+    return f"{one.engines} replicas, {how}{parallel}"
+
+
+def requests_per_s(curve: Curve, one: Deployment) -> float | None:
+    """Return requests/s of a deployment, by the mean output tokens of a request."""
+    return one.tokens_per_s / curve.workload.mean_output_tokens if curve.workload else None
+
+
+def joules_per_request(curve: Curve, one: Deployment) -> float | None:
+    """Return joules per request of a deployment, by the mean output tokens of a request."""
+    per_token = one.served.energy_per_token_j
+    return None if per_token is None or curve.workload is None else per_token * curve.workload.mean_output_tokens
+
+
+def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
+    """Yield the best deployment for each number of GPUs and each of three wishes, if there was a choice."""
+    for gpus, load, best in best_on_several(curve, found):
+        wishes = [
+            f"{WISHES[wish][0]}: {deployment_name(one)} ({figure(value)}{WISHES[wish][1]})"
+            for wish, (one, value) in best.items()
+        ]
+        yield f"{gpus} GPUs, {load} in flight: {'; '.join(wishes)}"
+
+
+def best_on_several(
+    curve: Curve, found: Sequence[Deployment]
+) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
+    """Yield the best deployment by each wish whose value is known of all, for each number of GPUs and load with a
+    choice."""
+    by_gpus = sorted((one for one in found if one.gpus > 1), key=lambda one: (one.gpus, one.concurrency))
+    for (gpus, load), under in groupby(by_gpus, key=lambda one: (one.gpus, one.concurrency)):
+        choices = list(under)
+        if len(choices) < 2:
+            continue
+        most = max(choices, key=lambda one: one.tokens_per_s)
+        best: dict[str, tuple[Deployment, float | None]] = {"requests_per_s": (most, requests_per_s(curve, most))}
+        costs = {
+            "e2e_s": [one.e2e_s for one in choices],
+            "joules_per_request": [joules_per_request(curve, one) for one in choices],
+        }
+        for wish, values in costs.items():
+            known = [(value, i) for i, value in enumerate(values) if value is not None]
+            if len(known) == len(choices):
+                best[wish] = choices[min(known)[1]], min(known)[0]
+        yield gpus, load, best
+
+
+INTERFACES_LEGEND = (
+    "Interfaces: the same engine, requests and load, without HTTP and through the server. change: of output tokens/s. "
+    "prompt steps: steps that processed a prompt: the fewer there are, the more prompts came together. own "
+    "cores: CPU time of engine, server and client per second. A launch has luck of its own, so what one launch of each "
+    "interface shows is of these launches."
+)
+INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
+    Column("in\nflight", lambda at: str(at.concurrency)),
+    Column("tokens/s\nengine", lambda at: figure(at.engine.output_tokens_per_s, 4)),
+    Column("tokens/s\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
+    Column("change\n%", lambda at: change(at.ratio)),
+    Column("95 %\n", lambda at: change_interval(at.ratio), rank=1),
+    Column("TTFT ms\nengine", lambda at: milliseconds(at.engine.ttft_s), rank=2),
+    Column("TTFT ms\nserver", lambda at: milliseconds(at.server.ttft_s), rank=2),
+    Column("TPOT ms\nengine", lambda at: milliseconds(at.engine.tpot_s), rank=3),
+    Column("TPOT ms\nserver", lambda at: milliseconds(at.server.tpot_s), rank=3),
+    Column("step ms\nengine", lambda at: milliseconds(at.engine.step_s), rank=5),
+    Column("step ms\nserver", lambda at: milliseconds(at.server.step_s), rank=5),
+    Column("prompt steps\n% engine", lambda at: hundredths(at.prompt_steps[0]), rank=6),
+    Column("prompt steps\n% server", lambda at: hundredths(at.prompt_steps[1]), rank=6),
+    Column("own cores\nengine", lambda at: figure(at.engine.own_cores), rank=4),
+    Column("own cores\nserver", lambda at: figure(at.server.own_cores), rank=4),
+)
+
+
+def interfaces_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
+    """Yield each model that was measured through both interfaces, load by load, then how to read the tables."""
+    found = at_both_interfaces(curves)
+    for each in found:
+        server = each.server
+        launches = " and ".join(counted(len(curve.resolved), "launch") for curve in (each.engine, server))
+        through = f"{server.subject} through the server{front_ends(server.spec)} beside the engine"
+        title = f"{through}: {served_on(server.environment)}, {launches}"
+        yield Section(title, [Table(each.loads, INTERFACES, caption=through)])
+    if found:
+        yield Legend(INTERFACES_LEGEND)
