@@ -6,10 +6,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -17,6 +18,7 @@ from pytest_slmserve.schema.loads import Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 
+Result = TypeVar("Result")
 Message = dict[str, Any]
 ProgressCallback = Callable[[Progress], None]
 StartCallback = Callable[[Path], None]  # called now and then with the log of an engine that is not ready yet
@@ -92,11 +94,31 @@ class WindowBarrier:
                 self._window = opens, opens + max(seconds)
                 self._changed.notify_all()
 
-    def give_up(self) -> None:
-        """Release all engines that wait for the window, because one of them has failed."""
-        with self._changed:
-            self._given_up = True
-            self._changed.notify_all()
+    def run_together(self, runs: Sequence[Callable[[], Result]], stop: Callable[[], None]) -> list[Result]:
+        """Call these functions at the same time, each of which runs a load up to this barrier, and return their
+        results. Raises the error of the first function that failed; before, `stop` is called to end the others."""
+
+        def measured(run: Callable[[], Result]) -> Result:
+            found = run()
+            self.ended()
+            return found
+
+        pool = ThreadPoolExecutor(len(runs), thread_name_prefix="slm-run")
+        try:
+            futures = [pool.submit(measured, run) for run in runs]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            # Those that have ended come first, because none of them was stopped for the failure of another one.
+            for future in sorted(futures, key=lambda each: not each.done()):
+                future.result()
+            return [future.result() for future in futures]
+        except BaseException:
+            with self._changed:
+                self._given_up = True
+                self._changed.notify_all()
+            stop()
+            raise
+        finally:
+            pool.shutdown()
 
 
 class Engine:
@@ -145,7 +167,7 @@ class Engine:
         self,
         workload: Workload,
         load: Load,
-        on_progress: ProgressCallback = ignore_progress,
+        on_progress: ProgressCallback | None = None,
         barrier: WindowBarrier | None = None,
     ) -> Run:
         """Put `load` on the engine and return the facts of the run.
@@ -160,7 +182,7 @@ class Engine:
         """
         self.check_load(load)
         self.load_requests(workload)
-        return self._run(workload, message_of(load), on_progress, barrier)
+        return self._run(workload, message_of(load), on_progress or ignore_progress, barrier)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         raise NotImplementedError
