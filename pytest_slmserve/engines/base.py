@@ -153,16 +153,6 @@ class Engine:
         """Hand over the requests, so that the next run of them begins at once. Raises BadUsage if they do not fit."""
         check_fits(self.limits, workload)
 
-    def check_load(self, load: Load) -> None:
-        """Raise BadUsage for a load that this engine cannot serve. A static batch and users who send the next request
-        when the last one is answered would wait for each other."""
-        if self.jobs_only and not is_job(load):
-            raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
-        windowed = isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None)
-        if windowed and not self.windows_of_schedules:
-            problem = "an open loop with a window or with max_concurrency needs a server"
-            raise BadUsage(problem, "the server interface, or an endpoint")
-
     def run(
         self,
         workload: Workload,
@@ -180,7 +170,12 @@ class Engine:
             BadUsage: The engine cannot serve this load.
             EngineFailed: The engine died.
         """
-        self.check_load(load)
+        if self.jobs_only and not is_job(load):  # users who wait for an answer and a static batch wait for each other
+            raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
+        windowed = isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None)
+        if windowed and not self.windows_of_schedules:
+            problem = "an open loop with a window or with max_concurrency needs a server"
+            raise BadUsage(problem, "the server interface, or an endpoint")
         self.load_requests(workload)
         return self._run(workload, message_of(load), on_progress or ignore_progress, barrier)
 

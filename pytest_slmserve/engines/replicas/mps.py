@@ -123,21 +123,18 @@ class MpsDaemon:
                     stderr=subprocess.STDOUT,
                     env=self._own_environment,
                 )
-            self._await_answer()
+            until = time.monotonic() + START_S
+            while True:
+                with suppress(EngineFailed):
+                    self._ask("get_server_list")
+                    break
+                self.check()
+                if time.monotonic() >= until:
+                    raise self._failed(f"does not answer {START_S:g} s after its start")
+                time.sleep(POLL_S)
         except BaseException:
             self.close()
             raise
-
-    def _await_answer(self) -> None:
-        until = time.monotonic() + START_S
-        while True:
-            with suppress(EngineFailed):
-                self._ask("get_server_list")
-                return
-            self.check()
-            if time.monotonic() >= until:
-                raise self._failed(f"does not answer {START_S:g} s after its start")
-            time.sleep(POLL_S)
 
     def _ask(self, command: str) -> list[int]:
         """The process ids in the daemon's answer; other words are remarks."""

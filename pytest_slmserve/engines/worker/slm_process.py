@@ -16,11 +16,7 @@ from typing import Any
 
 
 class Ended(Exception):
-    """The error of a socket whose other end was closed. lines: of that socket."""
-
-    def __init__(self, lines: Lines) -> None:
-        super().__init__()
-        self.lines = lines
+    """The error of a socket whose other end was closed."""
 
 
 class TooLong(ValueError):
@@ -41,7 +37,7 @@ class Lines:
         try:
             self.end.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            raise Ended(self) from None
+            raise Ended from None
 
     @property
     def has_room(self) -> bool:
@@ -64,7 +60,7 @@ class Lines:
             except ConnectionError:
                 data = b""
             if not data:
-                raise Ended(self)
+                raise Ended
             self._buffer += data
         line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
         message = json.loads(line)

@@ -173,10 +173,12 @@ def test_one_that_never_answers_is_given_up(told, folders, monkeypatch):
 
 
 def test_a_start_that_is_broken_off_leaves_nothing(told, folders, monkeypatch):
-    def stop(self):
-        raise KeyboardInterrupt
+    def stop(self, command):
+        if command != "quit":
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(MpsDaemon, "_await_answer", stop)
+    monkeypatch.setattr(MpsDaemon, "_ask", stop)
+    monkeypatch.setattr(mps, "END_S", 0.5)
     with pytest.raises(KeyboardInterrupt):
         MpsDaemon(UUID)
     until(lambda: not of(told), 10, "all processes have ended")
