@@ -20,6 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
 from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock
@@ -227,14 +229,11 @@ UNEVEN = 1.4  # times: a core is about half as fast while another one of its phy
 
 def of_cores(places: Places, usable: int, total: int) -> Finding:
     """Finding on the cores that we may run on, by affinity and by the cgroup's quota."""
-    limit = threads = None
+    limit, physical = None, psutil.cpu_count(logical=False)
     with suppress(OSError):
         limit = limiting_cgroup(places.proc, places.sys / "fs" / "cgroup")
-    with suppress(OSError, ValueError):  # a list such as 0,64 or 0-1
-        text = (places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list").read_text("utf-8")
-        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-        threads = sum(part[-1] - part[0] + 1 for part in ends)
-    found = f"{usable} of {total}, {threads or '?'} per core, {cpu_model() or 'unknown'}"
+    threads = f"{total / physical:g}" if physical else "?"
+    found = f"{usable} of {total}, {threads} per core, {cpu_model() or 'unknown'}"
     throttled = limit and limit[1] < usable
     return first_of(
         "cores",
@@ -313,14 +312,9 @@ def free_bytes(path: Path) -> int:
 def of_space(places: Places) -> Iterator[Finding]:
     """Findings on memory, on shared memory, and on the folder where vLLM keeps compiled code: without it the first
     start of every model takes longer."""
-    try:
-        rows = (places.proc / "meminfo").read_text("utf-8").splitlines()
-        sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (row.partition(":") for row in rows)}
-        left, total = sizes["MemAvailable"], sizes["MemTotal"]
-        found = f"{_gib(left)} of {_gib(total)} free"
-    except (OSError, KeyError, ValueError, IndexError):
-        left, found = ENOUGH_MEMORY, "the host does not say"
-    yield of_size("memory", found, left, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
+    memory = psutil.virtual_memory()
+    found = f"{_gib(memory.available)} of {_gib(memory.total)} free"
+    yield of_size("memory", found, memory.available, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
     if places.shm.exists():
         size, advice = free_bytes(places.shm), "docker run --shm-size=1g, or --ipc=host"
         yield of_size("shared memory", f"{_gib(size)} free", size, ENOUGH_SHARED, 0, advice)
