@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import Plan, plan
-from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
+from pytest_slmserve.analysis.advice.advisor import ModelSweep, Objectives, Plan, plan
 from pytest_slmserve.analysis.advice.subjects import NOT_THE_BATCH, more_in_flight
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.sweep.batching import Slo, parse_relative_slo

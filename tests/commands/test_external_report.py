@@ -10,8 +10,7 @@ import pytest
 from published import ROWS, served
 from strategies import law
 
-from pytest_slmserve.analysis.advice.advisor import plan
-from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
+from pytest_slmserve.analysis.advice.advisor import ModelSweep, Objectives, plan
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Axes, Curve
