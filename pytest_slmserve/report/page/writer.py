@@ -95,39 +95,28 @@ GOODPUT = ("in flight", "goodput /s", "good %", "dropped")  # columns that the p
 UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environment: hashes, and what follows
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A section as the template shows it. text: as a terminal shows it."""
-
-    section: Section
-    charts: Sequence[Chart]
-    text: str = ""
-
-    @property
-    def chart_groups(self) -> dict[str, list[Chart]]:
-        """Charts of which something is known, by the heading of their group."""
-        return grouped((chart for chart in self.charts if chart.spec), lambda chart: chart.group)
-
-
-@dataclass(frozen=True, slots=True)
-class PageSection:
-    """Parts of a page below one heading."""
-
-    heading: str
-    parts: list[Part]
-
-
-def page_section(heading: str, shown: Iterable[Section | Legend]) -> PageSection:
-    """Return sections as the template shows them. Legends stand below the text of each."""
-    each_shown = list(shown)
-    sections = [each for each in each_shown if isinstance(each, Section)]
-    legends = [each for each in each_shown if isinstance(each, Legend)]
+def page_section(heading: str, shown: Iterable[Section | Legend]) -> dict[str, Any]:
+    """Return sections below one heading for the template. The text of each is that of a terminal, with the legends."""
+    sections, legends = list[Section](), list[Legend]()
+    for each in shown:
+        if isinstance(each, Legend):
+            legends.append(each)
+        else:
+            sections.append(each)
     with laid_out(TEXT_WIDTH):
         texts = ["\n\n".join([section_text(each), *map(section_text, legends)]) for each in sections]
-    return PageSection(heading, [Part(each, list(each.charts()), text) for each, text in zip(sections, texts)])
+    return {"heading": heading, "parts": [{**_part(each), "text": text} for each, text in zip(sections, texts)]}
 
 
-def page_content(found: Findings, status: int | None, sections: Sequence[PageSection] = ()) -> dict[str, Any]:
+def _part(section: Section) -> dict[str, Any]:
+    """Return a section for the template, with the charts of which something is known by the heading of their group."""
+    return {
+        "section": section,
+        "chart_groups": grouped((chart for chart in section.charts() if chart.spec), lambda chart: chart.group),
+    }
+
+
+def page_content(found: Findings, status: int | None, sections: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Return the names of the template with their values. sections: further ones, after the gates."""
     measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
     shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
@@ -149,16 +138,17 @@ def page_content(found: Findings, status: int | None, sections: Sequence[PageSec
         page_section("Loads", load_sections(found.loads, ValidityCriteria(found.slo))),
         page_section("History", history_sections(found.history)),
     ]
+    title, facts = _measured(measurements)
     with laid_out(WIDE):
         disturbed = screen.disturbances(found)
         return {
-            "title": _title(measurements) or " and ".join(section.heading for section in sections) or NOTHING,
+            "title": title or " and ".join(section["heading"] for section in sections) or NOTHING,
             "tallies": list(_tallies(found)),
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*verdicts.unexpected(kinds), *failures, *found.failed],
             "inconclusive": [*verdicts.inconclusive(kinds, found.curves), *found.inconclusive],
-            "facts": _facts(measurements),
+            "facts": facts.items(),
             "reproduce": found.command or reproduce(measurements),
             "overview": [shown.cells for shown in overview_tables(found)],
             "deployments": list(best_deployments(found)),
@@ -170,40 +160,29 @@ def page_content(found: Findings, status: int | None, sections: Sequence[PageSec
                 for alike in grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
             ],
             "models": [_model(label, sweep_section(curve, label, found)) for label, curve in shown],
-            "sections": [section for section in subjects if section.parts],
+            "sections": [section for section in subjects if section["parts"]],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
             "costs": cost_part(shown),
         }
 
 
-def _title(measurements: Sequence[Measurement]) -> str:
-    """Devices and releases, or that they are simulated; empty of nothing."""
+def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]:
+    """Return the devices and releases, or that these are simulated, and names and values of what was measured."""
+    facts = measured_facts(measurements)
+    devices, releases, models = (", ".join(facts[name]) for name in ("devices", "vllm", "models"))
+    title = f"{devices}, vLLM {releases}" if releases and devices else devices
     if measurements and all(m.environment.platform == "simulated" for m in measurements):
-        return SIMULATED
-    facts = measured_facts(measurements)
-    devices, releases = ", ".join(facts["devices"]), ", ".join(facts["vllm"])
-    return f"{devices}, vLLM {releases}" if releases and devices else devices
-
-
-def _facts(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
-    """Names and values of what was measured, and when."""
-    if not measurements:
-        return []
-    facts = measured_facts(measurements)
-    each = {
-        "machine": ", ".join(facts["devices"]),
-        "vLLM": ", ".join(facts["vllm"]),
-        "models": ", ".join(facts["models"]),
-        "measured": days_of(measurements),
-        "measurements": f"{facts['measurements']:,}, of {facts['launches']:,} launches",
-    }
-    return [(name, value) for name, value in each.items() if value]
+        title = SIMULATED
+    each = {"machine": devices, "vLLM": releases, "models": models, "measured": days_of(measurements)}
+    if measurements:
+        each["measurements"] = f"{facts['measurements']:,}, of {facts['launches']:,} launches"
+    return title, {name: value for name, value in each.items() if value}
 
 
 def reproduce(measurements: Sequence[Measurement]) -> str:
-    """A command that measures the same models, interfaces and loads, where no archive has that of its run; empty of
-    gates, of servers that ran, and without a closed loop."""
+    """Return a command that measures the same models, interfaces and loads, for archives without that of their run;
+    empty for gates, for servers that already ran, and without a closed loop."""
     closed = [m.load for m in measurements if isinstance(m.load, ClosedLoop)]
     if not closed or (first := measurements[0]).paired or first.spec.interface == "endpoint":
         return ""
@@ -222,7 +201,7 @@ def reproduce(measurements: Sequence[Measurement]) -> str:
 
 
 def _environments(measurements: Sequence[Measurement]) -> Cells | None:
-    """A row for each fact, a column for each kind of environment."""
+    """Return a row for each fact, with a column for each kind of environment."""
     each = list({m.environment.key: m.environment for m in measurements}.values())
     names = [field.name for field in fields(Environment) if field.name not in UNSAID]
     known = [name for name in names if any(getattr(one, name) is not None for one in each)]
@@ -233,7 +212,7 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
 
 
 def _claims(found: Findings) -> Iterator[dict[str, Any]]:
-    """Each claim with its statement, its chart and a row for each verdict."""
+    """Yield each claim with its statement, its chart and a row for each verdict."""
     for name, pairs in verdicts.by_claim(found.judged).items():
         claim = next((claim for claim in CLAIMS if claim.name == name), None)
         spec = charts.forest([verdict for verdict, _ in pairs])
@@ -256,13 +235,14 @@ def _model(label: str, section: Section) -> dict[str, Any]:
         "label": label,
         "head": [section.title, *texts[: len(head)]],
         "findings": [pair for part in section.parts if isinstance(part, Named) for pair in part.pairs],
-        "part": Part(section, list(section.charts())),
+        "part": _part(section),
         "remarks": texts[len(head) :],
     }
 
 
 def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any] | None:
-    """Goodput under an SLO as a table, and what the page needs to compute it for another one; None without points."""
+    """Return goodput under an SLO as a table, and what the page needs to compute it for another one; None without
+    points."""
     if not shown:
         return None
     points = [
@@ -289,7 +269,7 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any]
 
 
 def cost_part(shown: Sequence[tuple[str, Curve]]) -> dict[str, Any] | None:
-    """Throughput and energy of each load as a table, which the page fills with costs; None without points."""
+    """Return throughput and energy of each load as a table, which the page fills with costs; None without points."""
     rows = [(label, point) for label, curve in shown for point in curve.valid]
     if not rows:
         return None
@@ -303,25 +283,26 @@ def cost_part(shown: Sequence[tuple[str, Curve]]) -> dict[str, Any] | None:
 
 
 def _window(group: Sequence[Measurement]) -> dict[str, Any]:
-    """Requests of one repeat, in whole microseconds: since the one before was sent, to the first token, to the last."""
+    """Return the requests of one repeat, in whole microseconds: from the request before to this one, from there to the
+    first token and to the last."""
+
+    def us(seconds: float) -> int:
+        return round(1e6 * seconds)
+
     (measurement,) = group
     samples, (opens, closes) = measurement.run.samples, measurement.run.window_s
     rows = latency.judged_rows(measurement)
     ended = [row for row in rows if samples.finished[row] and samples.last_token_s[row] is not None]
-    sent = [_us(samples.sent_s[row]) for row in ended]
-    first = [None if (at := samples.first_token_s[row]) is None else _us(at) for row in ended]
+    sent = [us(samples.sent_s[row]) for row in ended]
+    first = [None if (at := samples.first_token_s[row]) is None else us(at) for row in ended]
     return {
         "seconds": closes - opens,
         "dropped": latency.judged_failures(measurement) + len(rows) - len(ended),
         "sent": [at - before for at, before in zip(sent, [0, *sent])],
         "first": [None if at is None else at - begin for at, begin in zip(first, sent)],
-        "last": [_us(samples.last_token_s[row] or 0.0) - begin for row, begin in zip(ended, sent)],
+        "last": [us(samples.last_token_s[row] or 0.0) - begin for row, begin in zip(ended, sent)],
         "tokens": [samples.output_tokens[row] for row in ended],
     }
-
-
-def _us(seconds: float) -> int:
-    return round(1e6 * seconds)
 
 
 def _tallies(found: Findings) -> Iterator[dict[str, Any]]:
@@ -409,7 +390,7 @@ def rendered(
     status: int | None = None,
     progress: str = "",
     text: str = "",
-    sections: Sequence[PageSection] = (),
+    sections: Sequence[dict[str, Any]] = (),
 ) -> str:
     """Return the text of the page. Raises BadUsage without Jinja2.
 
