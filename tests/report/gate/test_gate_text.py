@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate.text import as_markdown, comparison_parts, gate_section, next_step, title
-from pytest_slmserve.report.page.content import page_content
+from pytest_slmserve.report.page.writer import page_content
 from pytest_slmserve.report.screen import screen
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.schema.environment import SIMULATED
