@@ -39,6 +39,7 @@ from common import keep, parser_of, results_in, results_options
 
 from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.loadgen.load_run import GROWTH, LEAST_S
 from pytest_slmserve.report.text_table import grid
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Samples
@@ -159,12 +160,12 @@ def ours(trial: Trial, truth: Truth, cores: Sequence[int], folder: Path, program
     finally:
         child.kill()
     numbers = {row["name"]: number for number, row in truth.rows().items()}
-    ttft, itl, told = {}, {}, Samples(*done["samples"])
+    ttft, itl, told = {}, {}, Samples(*zip(*(row[:-1] for row in done["samples"])))
     stamps = zip(told.request, told.sent_s, told.first_token_s, told.last_token_s, told.output_tokens)
     for request, sent, first, last, tokens in stamps:
         number = numbers[f"{request}"]
         ttft[number], itl[number] = first - sent, (last - first) / (tokens - 1)
-    return Seen(ttft, itl, fmean(percentile_of(done["gaps"], share) for share in AROUND_P99), done["client_cpu_s"])
+    return Seen(ttft, itl, fmean(percentile_of(done["gaps"][0], share) for share in AROUND_P99), done["client_cpu_s"])
 
 
 def percentile_of(gaps: dict[str, Any], share: float) -> float:
@@ -174,7 +175,7 @@ def percentile_of(gaps: dict[str, Any], share: float) -> float:
     for index, count in counts:
         left -= count
         if left <= 0:
-            return gaps["least_s"] * gaps["growth"] ** (index + 0.5)
+            return LEAST_S * GROWTH ** (index + 0.5)
     raise ValueError("no gaps")
 
 

@@ -21,7 +21,7 @@ from pytest_slmserve.__main__ import parser as command_line
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.plan.engine_specs import DEFAULTS
-from pytest_slmserve.report.page.content import GLOSSARY
+from pytest_slmserve.report.page.writer import GLOSSARY
 
 CHECKOUT = Path(__file__).parent.parent
 README = CHECKOUT / "README.md"

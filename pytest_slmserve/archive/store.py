@@ -69,8 +69,6 @@ _CHUNK = 1 << 12  # of xz it may become 30 MB
 _UNPACKED = 1 << 30  # bytes that an archive may become: 10,000 measurements are some hundred million
 _UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
 _DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-
-
 BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
 _RECORDS = re.compile(rb'<script type="application/octet-stream" data-records="([^"]*)">([A-Za-z0-9+/=]*)</script>')
 # Packed archives by their suffix: the name of the packing, and how each piece begins.
@@ -336,16 +334,21 @@ def embedded(path: Path) -> list[Embedded]:
 
 def _archives_in(path: Path) -> list[tuple[Path, bytes]]:
     """The archives of a page, each as a path below that of the page; of any other file, the file itself."""
+    raw = _read(path)
+    if raw[: len(BEGINS)].lower() != BEGINS:
+        return [(path, raw)]
     try:
-        raw = content(path)
-        if raw[: len(BEGINS)].lower() != BEGINS:
-            return [(path, raw)]
         records = _RECORDS.findall(raw)
         return [(path / Path(html.unescape(name.decode())).name, b64decode(data)) for name, data in records]
-    except OSError as error:
-        raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
     except ValueError:
         raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return content(path)
+    except OSError as error:
+        raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
 
 
 def line_of(facts: Mapping[str, Any]) -> bytes:
@@ -387,11 +390,7 @@ def _append(file: io.FileIO, data: bytes) -> None:
 
 def _repair(path: Path, file: io.FileIO) -> tuple[str, ...]:
     """Move a torn end aside, with a note on it. Raises BadArchive where the file is not ours, or of a newer format."""
-    file.seek(0)
-    try:
-        raw = file.readall()
-    except (MemoryError, OverflowError):
-        raise _too_large(path) from None
+    raw = content(path)
     lines, whole = stored_in(path, raw)
     for _ in scan(path, [line for line in lines if not line or not line.startswith(BULK)], ScannedLines()):
         pass
@@ -441,7 +440,8 @@ def stored_in(path: Path, raw: bytes) -> tuple[list[bytes | None], int]:
             whole = raw.rfind(b"\n") + 1
             lines, rest = [*raw[:whole].split(b"\n")[:-1]], raw[whole:]  # splitlines looks at each byte
     except MemoryError:
-        raise _too_large(path) from None
+        problem = f"{path} needs more memory than an archive may take"
+        raise BadArchive(problem, "the file that --slm-records named") from None
     if not lines and not _FIRST.startswith(rest[: len(_FIRST)]):
         raise _not_an_archive(path)
     return lines, whole
@@ -487,10 +487,6 @@ def scan(
         raise _not_an_archive(path, *found.damaged[:1])
 
 
-def _too_large(path: Path) -> BadArchive:
-    return BadArchive(f"{path} needs more memory than an archive may take", "the file that --slm-records named")
-
-
 def _not_an_archive(path: Path, *why: str) -> BadArchive:
     hint = "the file that --slm-records named; for results of another tool: --knob, --throughput and --latency NAME"
     return BadArchive(": ".join([f"{path} is not an archive of pytest-slmserve", *why]), hint)
@@ -503,17 +499,12 @@ def torn_end(path: Path, lines: Sequence[bytes | None]) -> str:
 def _what(error: Exception) -> str:
     import msgspec
 
-    match error:
-        case msgspec.ValidationError():  # a subclass of the next
-            return f"cannot be used ({error})"
-        case msgspec.DecodeError() | UnicodeDecodeError():
-            return f"is not JSON ({error})"
-        case KeyError():
-            return f"has no entry {error}"
-        case BadUsage():
-            return f"cannot be used ({error.problem})"
-        case _:
-            return f"cannot be used ({error})"
+    if isinstance(error, KeyError):
+        return f"has no entry {error}"
+    is_json = isinstance(error, msgspec.ValidationError)  # a subclass of the next
+    if not is_json and isinstance(error, (msgspec.DecodeError, UnicodeDecodeError)):
+        return f"is not JSON ({error})"
+    return f"cannot be used ({error.problem if isinstance(error, BadUsage) else error})"
 
 
 def facts_of(line: bytes) -> dict[str, Any]:
@@ -615,13 +606,6 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
         notes += [f"{part}: not merged: {what}" for what in found.damaged]
         notes += [torn_end(part, stored)] if whole < len(raw) else []
     return Merged(written, known, tuple(notes))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return content(path)
-    except OSError as error:
-        raise BadArchive(f"cannot read {path}: {error.strerror}", "an archive that --slm-records wrote") from None
 
 
 ID_DIGITS = 8

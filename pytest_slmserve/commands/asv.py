@@ -81,7 +81,7 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     for release in (place.release for place in places if place.release not in ledger):
         row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / export.RELEASES}'
         raise BadUsage(f"vLLM {release} has no row in the ledger", f"{row}, then slmserve asv init --into {given.into}")
-    where = [each.measurement.environment for each in found]
+    where = [m.environment for m in found]
     commits = {place: ledger[place.release] for place in places}
     written = write(given.into / "results", places, commits, {name or kind(each): each for each in where})
     notes = list(contents.notes)

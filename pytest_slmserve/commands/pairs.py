@@ -23,7 +23,7 @@ from pytest_slmserve.commands.cli import (
 )
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import text as report
-from pytest_slmserve.report.page.content import GATE_KINDS, gate_charts
+from pytest_slmserve.report.page.content import gate_charts
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.schema.errors import BadUsage
@@ -60,8 +60,12 @@ def run_pairs(given: argparse.Namespace) -> int:
     text = section_text(Section("", report.comparison_parts([found]))).lstrip("\n")
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
-        words, look = GATE_KINDS[found.outcome]
         drawn = partial(gate_charts, [found], [], [series])
-        section = Section(f"{series.name}: {words}", report.comparison_parts([found]), look, drawn)
+        section = Section(
+            f"{series.name}: {report.WORDS[found.outcome]}",
+            report.comparison_parts([found]),
+            report.LOOKS[found.outcome],
+            drawn,
+        )
         write_section(given.html, "Gate", [section], status=exit_status(found.outcome))
     return exit_status(found.outcome)

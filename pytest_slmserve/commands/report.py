@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_
 from pytest_slmserve.analysis.compare.history import release_histories
 from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
+from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.archive import store
@@ -32,13 +32,12 @@ from pytest_slmserve.report.page.content import TEXT_WIDTH
 from pytest_slmserve.report.page.writer import rendered, write_page
 from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
-from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.section import section_texts
 from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.report.verdicts import outcome, verdict_facts
 from pytest_slmserve.schema.errors import BadUsage, Detail, of_a_command
 from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.printable import printable
-from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
     f"{cli.PASSES} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.INCONCLUSIVE} "
@@ -84,55 +83,67 @@ def run_report(given: argparse.Namespace) -> int:
         if given.figures is not None:
             raise BadUsage("--figures draws archives of ours, and these are external results", "no --figures")
         return report_external(given, results)
-    terms = ValidityCriteria(slo_of_requests(given.goodput))
-    archives = read_archives(given)
-    contents, (gates, remarks) = as_one([each for _, each in archives]), gates_of(archives)
-    loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
-    found = judged_again(contents, given.strict, terms.slo)
-    notes = [*contents.notes, *remarks, *found.notes]
-    if not (found.curves or found.jobs or gates or loads) and not (given.json or given.csv):
-        notes.append("no sweep was measured")
-    found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)), command=command_of(contents))
-    drawn = [] if given.figures is None else draw_figures(given, found, contents.measurements)
-    if given.json:
-        print(as_json(report_facts(found, loads, terms)))
-    elif given.csv:
-        print(as_csv(report_rows(found, loads, terms)), end="")
-        cli.print_notes(notes, sys.stderr)
-    else:
-        print("\n".join(report_lines(found, loads, terms, given.show)))
+    found, status = findings_of_archives(given)
+    drawn = [] if given.figures is None else draw_figures(given, found)
     aside = sys.stderr if given.json or given.csv else sys.stdout
+    if given.json:
+        print(as_json(report_facts(found)))
+    elif given.csv:
+        print(as_csv(report_rows(found)), end="")
+        cli.print_notes(found.notes, sys.stderr)
+    else:
+        print("\n".join(report_lines(found, given.show)))
     for line in drawn:
         print(line, file=aside)
-    kinds = {"as expected": cli.PASSES, "unexpected": cli.FAILS, "inconclusive": cli.INCONCLUSIVE}
-    statuses = {kinds[outcome(*pair, strict=given.strict)] for pair in found.judged}
-    statuses |= {cli.exit_status(each.outcome) for each in gates}
-    statuses |= {cli.PASSES} if found.curves or found.jobs or loads else set()  # where nothing is claimed of them
-    status = next((each for each in (cli.FAILS, cli.INCONCLUSIVE, cli.PASSES) if each in statuses), cli.INCONCLUSIVE)
     if given.html is not None:
         with laid_out(TEXT_WIDTH):
-            text = "\n".join(report_lines(found, loads, terms, "all"))
+            text = "\n".join(report_lines(found, "all"))
         records = [one for path in given.paths for one in embedded(path)]
-        write_page(given.html, rendered(found, contents.measurements, records, status=status, text=text))
+        write_page(given.html, rendered(found, records, status=status, text=text))
         print(f"written: {given.html}", file=aside)
     return status
 
 
-def draw_figures(given: argparse.Namespace, found: Findings, measurements: Sequence[Measurement]) -> list[str]:
-    """Draw every picture that the archives have the measurements for, and return a line for each file and for each
-    picture that could not be drawn. Raises BadUsage if there is nothing to draw, or the folder cannot be made."""
+def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
+    """Return everything that the archives show, with their gates, and the exit status."""
+    archives = read_archives(given)
+    contents, (gates, remarks) = as_one([each for _, each in archives]), gates_of(archives)
+    found = judged_again(contents, given.strict, checked_slo(given.goodput) if given.goodput else None)
+    notes = [*contents.notes, *remarks, *found.notes]
+    if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
+        notes.append("no sweep was measured")
+    kinds = {"as expected": cli.PASSES, "unexpected": cli.FAILS, "inconclusive": cli.INCONCLUSIVE}
+    statuses = {kinds[outcome(*pair, strict=given.strict)] for pair in found.judged}
+    statuses |= {cli.exit_status(each.outcome) for each in gates}
+    statuses |= (
+        {cli.PASSES} if found.curves or found.jobs or found.loads else set()
+    )  # because nothing is claimed of them
+    status = next((each for each in (cli.FAILS, cli.INCONCLUSIVE, cli.PASSES) if each in statuses), cli.INCONCLUSIVE)
+    paths = list(map(str, given.paths))
+    return replace(found, gates=gates, notes=notes, archives=paths, command=command_of(contents)), status
+
+
+def draw_figures(given: argparse.Namespace, found: Findings) -> list[str]:
+    """Draw every picture that the archives have the measurements for.
+
+    Returns:
+        A line for each file and for each picture that could not be drawn.
+
+    Raises:
+        BadUsage: There is nothing to draw, or the folder cannot be made.
+    """
     from pytest_slmserve.report.page.pictures import gate_pictures, pictures, save_picture
 
-    at_rates = [m for m in measurements if is_windowed(m.load)]
+    at_rates, folder = [m for m in found.loads if is_windowed(m.load)], given.figures
     drawn = gate_pictures(found.gates)
-    if not (drawn or found.curves or found.jobs or at_rates):
-        why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
-        raise BadUsage(why, "slmserve report without --figures")
-    drawn += pictures(found.curves, found.jobs, at_rates, found.slo) if found.curves or found.jobs or at_rates else []
+    if found.curves or found.jobs or at_rates:
+        drawn += pictures(found.curves, found.jobs, at_rates, found.slo)
     if not any(picture.panels for picture in drawn):
         reasons = "; ".join(f"{picture.name}: {picture.why_not}" for picture in drawn)
-        raise BadUsage(f"no picture can be drawn: {reasons}", "slmserve report without --figures")
-    folder: Path = given.figures
+        why = f"no picture can be drawn: {reasons}"
+        if not drawn:
+            why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
+        raise BadUsage(why, "slmserve report without --figures")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,12 +151,10 @@ def draw_figures(given: argparse.Namespace, found: Findings, measurements: Seque
         raise BadUsage(why, "--figures with another folder") from None
     lines = []
     for picture in drawn:
+        path = folder / f"{picture.name}.{given.format}"
         if picture.panels:
-            path = folder / f"{picture.name}.{given.format}"
             save_picture(picture, path)
-            lines.append(f"drawn: {path}")
-        else:
-            lines.append(f"not drawn: {picture.name}: {picture.why_not}")
+        lines.append(f"drawn: {path}" if picture.panels else f"not drawn: {picture.name}: {picture.why_not}")
     return lines
 
 
@@ -164,7 +173,7 @@ def merge_archives(given: argparse.Namespace) -> int:
 
 
 def list_runs(given: argparse.Namespace) -> int:
-    """A line for each run of the archives."""
+    """Print a line for each run of the archives, and return the exit status."""
     archives = {path: read(path, skip_damaged=given.skip_damaged) for path in given.paths}
     rows = [
         {
@@ -185,22 +194,20 @@ def list_runs(given: argparse.Namespace) -> int:
     return cli.PASSES
 
 
-def report_lines(
-    found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria, detail: Detail
-) -> Iterator[str]:
-    """Yield the text, as wide as the terminal: one screen, or the tables, with a page for each load without a point."""
+def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
+    """Yield the text, as wide as the terminal: the summary or the tables, then loads that are no points of a sweep."""
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
-        yield from (f"{section_text(section)}\n" for section in load_sections(loads, terms))
+        yield from section_texts(load_sections(found.loads, ValidityCriteria(found.slo)))
         if detail != "summary":
             yield from (folded(f"note: {note}") for note in found.notes)
 
 
-def report_facts(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
-    """All that the text tells, for JSON."""
+def report_facts(found: Findings) -> dict[str, Any]:
+    """Return everything that the text tells, for JSON."""
     return {
-        "points": point_facts(found.curves, found.shared, found.jobs, terms.slo),
-        "loads": [facts_of_load(m, terms) for m in loads],
+        "points": point_facts(found.curves, found.shared, found.jobs, found.slo),
+        "loads": [facts_of_load(m, ValidityCriteria(found.slo)) for m in found.loads],
         "sweeps": sweep_facts(found.curves),
         "verdicts": [verdict_facts(verdict, row, strict=found.strict) for verdict, row in found.judged],
         "gates": map(gate_facts, found.gates),
@@ -209,15 +216,15 @@ def report_facts(found: Findings, loads: Sequence[Measurement], terms: ValidityC
     }
 
 
-def report_rows(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[dict[str, Any]]:
-    """A row for each point, job and load."""
-    yield from point_facts(found.curves, found.shared, found.jobs, terms.slo)
-    for m in loads:
-        yield from ({"kind": "load", **row} for row in rows_of_load(m, terms))
+def report_rows(found: Findings) -> Iterator[dict[str, Any]]:
+    """Yield a row for each point, job and load, for CSV."""
+    yield from point_facts(found.curves, found.shared, found.jobs, found.slo)
+    for m in found.loads:
+        yield from ({"kind": "load", **row} for row in rows_of_load(m, ValidityCriteria(found.slo)))
 
 
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
-    """Path and contents of each archive, also of those inside a page, of the runs that are wanted."""
+    """Return path and contents of each archive, also of those inside a page, of the runs that are wanted."""
     wanted = RunChoice(given.run, given.since)
     found = [each for path in given.paths for each in store.read_each(path, skip_damaged=given.skip_damaged)]
     return [(path, chosen(contents, wanted)) for path, contents in found]
@@ -229,8 +236,8 @@ def read_all(given: argparse.Namespace) -> Contents:
 
 
 def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], list[str]]:
-    """Each gate of the archives once, in view of the noise that is known beside its archive; and what is to be said of
-    them. Raises BadArchive where stored terms are none, BadUsage where the calibration beside one is none."""
+    """Return each gate of the archives once, judged with the noise of a calibration next to its archive, and notes.
+    Raises BadArchive if stored terms cannot be read, BadUsage if a calibration cannot."""
     found: dict[str, Gated] = {}
     notes: list[str] = []
     for path, contents in archives:
@@ -244,15 +251,18 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
 
 
 def curves_of(contents: Contents) -> Sequence[Curve]:
-    """Raises BadArchive where the stored plans are none."""
+    """Return the sweeps of an archive. Raises BadArchive if the stored plans cannot be read."""
     return stored_curves(contents.measurements, contents.plans)
 
 
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
-    """Curves, points, the history over releases, and verdicts on the claims that the runs judged, or on all where one
-    does not tell, and where `strict`. Raises BadArchive where the stored claims or plans are none."""
-    jobs = job_points(contents.measurements)
-    sweeps = curves_of(contents)
+    """Return curves, points, loads, the history over releases, and verdicts on the claims that the runs judged.
+
+    Verdicts are on all claims if `strict`, and if a run does not tell which ones it judged. Raises BadArchive if the
+    stored claims or plans cannot be read.
+    """
+    measurements, sweeps = contents.measurements, curves_of(contents)
+    jobs = job_points(measurements)
     curves = with_jobs(sweeps, jobs)
     judged = judge_all(curves, table.ROWS, rows_from(contents.claims)) if curves else []
     # Claims that the tests of these runs judge, unless one of them, an older one, does not tell.
@@ -260,16 +270,22 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
     all_tell = told and len(told) == len(contents.sessions)
     names = {str(name) for each in told for name in each} if all_tell and not strict else None
     kept = [pair for pair in judged if names is None or pair[0].claim in names]
-    shared = shared_points(contents.measurements)
-    history = release_histories(contents.measurements)
-    notes = [NOT_JUDGED] if len(kept) < len(judged) else []
     return Findings(
-        curves=sweeps, judged=kept, shared=shared, jobs=jobs, history=history, strict=strict, notes=notes, slo=slo
+        curves=sweeps,
+        judged=kept,
+        shared=shared_points(measurements),
+        jobs=jobs,
+        history=release_histories(measurements),
+        loads=[m for m in measurements if is_windowed(m.load) or is_counted_loop(m)],
+        measurements=measurements,
+        strict=strict,
+        notes=[NOT_JUDGED] if len(kept) < len(judged) else [],
+        slo=slo,
     )
 
 
 def command_of(contents: Contents) -> str:
-    """The command that made the run of these records; empty where they are of several commands, or none is stored."""
+    """Return the command that made these records; empty if they are of several commands, or none is stored."""
     told = [str(session.plan.get("command", "")) for session in contents.sessions]
     try:
         return printable(shlex.join(shlex.split(told[0]))) if len(set(told)) == 1 else ""
@@ -278,7 +294,8 @@ def command_of(contents: Contents) -> str:
 
 
 def as_one(archives: Sequence[Contents]) -> Contents:
-    """Records of all, each once; sessions by their start: the last one's claims are those that were expected."""
+    """Return the records of all, each once, and the sessions by their start, because the claims of the last one are
+    those that were expected."""
     return Contents(
         tuple(unique(m for contents in archives for m in contents.measurements)),
         tuple(sorted((s for contents in archives for s in contents.sessions), key=lambda session: session.started)),

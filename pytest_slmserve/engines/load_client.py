@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import Message, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.launch.child_process import Child, converse, run_from
-from pytest_slmserve.engines.loadgen.load_run import merged_columns, parts_of
+from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, LOST, parts_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.records import Progress, Run, Stream
@@ -23,7 +25,7 @@ CLIENT = Path(__file__).parent / "loadgen" / "__main__.py"
 PACKAGES = Path(__file__).parents[2]  # the folder that holds ours
 READY_S = 30.0
 TIMEOUT_S = 120.0  # that a request may last by default
-REQUEST, PROMPT_TOKENS = 0, 5  # columns of the samples
+REQUEST, SENT, PROMPT_TOKENS = 0, 1, 5  # columns of the samples
 PHASES = ("ramp", "settle", "window", "over")
 
 
@@ -73,13 +75,13 @@ class LoadClient:
     def has(self, workload: Workload) -> bool:
         return self._loaded == workload.hash
 
-    def run(self, load: Message, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Message:
-        """The columns of one run, as one client process reports them. Several share the load; they begin together, and
-        have one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died."""
+    def run(self, load: Message, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> list[Message]:
+        """The results of one run, as each process reports them. Several share the load; they begin together, and have
+        one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died."""
         parts = parts_of(load, len(self.children))
         if len(parts) == 1:
             at = {"at": barrier.begins_s} if barrier else {}
-            return converse(self.children[0], on_progress, barrier, op="run", load=load, **at)
+            return [converse(self.children[0], on_progress, barrier, op="run", load=load, **at)]
         assert barrier is None, "one engine of several has one process"
         windowed = load["kind"] == "closed_loop"
         together = WindowBarrier([load] * len(parts) if windowed else [])
@@ -108,7 +110,7 @@ class LoadClient:
             runs = [pool.submit(measured, index) for index in range(len(parts))]
             wait(runs, return_when=FIRST_EXCEPTION)
             # Those that have ended come first, because none of them was stopped for the failure of another one.
-            return merged_columns([run.result() for run in sorted(runs, key=lambda run: not run.done())])
+            return [run.result() for run in sorted(runs, key=lambda run: not run.done())]
         except BaseException:
             together.give_up()
             self.kill()
@@ -134,28 +136,56 @@ def completion(request: Request, model: str) -> dict[str, Any]:
     }
 
 
-def run_of(told: Mapping[str, Any], workload: Workload, steps: Sequence[Sequence[Any]] = ()) -> Run:
-    """The columns that the client reports, as a Run, with prompt tokens by the workload if a request was cut off before
-    the server's count. steps: rows of its server's trace, if there is one."""
-    samples = list(told["samples"])
-    if samples:
-        known = zip(samples[REQUEST], samples[PROMPT_TOKENS], strict=True)
-        samples[PROMPT_TOKENS] = [len(workload.requests[i].prompt) if n is None else n for i, n in known]
-    run = run_from({**told, "samples": samples, "steps": [*zip(*steps)]})
-    (bin_s, begins, tokens), began, (_, closes) = told["received"], told["began"], told["window"]
-    silent = int((closes - begins) / bin_s) - len(tokens) if tokens else 0  # spans to the window's end without a token
-    scheduled = told["scheduled"]
+def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequence[Sequence[Any]] = ()) -> Run:
+    """The results that the client's processes report, as a Run, with prompt tokens by the workload if a request was cut
+    off before the server's count. steps: rows of its server's trace, if there is one."""
+    rows = sorted((row for part in told for row in part["samples"]), key=itemgetter(SENT))
+    for row in rows:
+        if row[PROMPT_TOKENS] is None:
+            row[PROMPT_TOKENS] = len(workload.requests[row[REQUEST]].prompt)
+    *samples, scheduled = zip(*rows) if rows else ((),)
+    failed = sorted((row for part in told for row in part["failed"]), key=itemgetter(SENT))
+    began, closes = told[0]["began"], max(part["window"][1] for part in told)
+    run = run_from(
+        {
+            "began": began,
+            "window": (min(part["window"][0] for part in told), closes),
+            "samples": samples,
+            "steps": [*zip(*steps)],
+            "failures": len(failed),
+            "failed": dict(zip(LOST, zip(*failed))),
+            "first_failure": next((part["first_failure"] for part in told if part["first_failure"]), None),
+        }
+    )
+    bins: Counter[int] = Counter()
+    for part in told:
+        bins.update({int(index): tokens for index, tokens in part["bins"].items()})
+    first, last = min(bins, default=0), max(bins, default=-1)
+    if bins:  # to the window's end, also without a token
+        last = max(last, first + int((closes - first * BIN_S) / BIN_S) - 1)
+    chunks, on_schedule = sum(part["chunks"] for part in told), told[0]["on_schedule"]
+    window_gaps, *step_gaps = (histogram(parts) for parts in zip(*(part["gaps"] for part in told)))
     stream = Stream(
-        bin_s=bin_s,
-        begins_s=round(begins - began, 6),
-        tokens=(*tokens, *[0.0] * silent),
-        gaps=told["gaps"],
-        step_gaps=tuple(told["step_gaps"]),
-        tokens_per_chunk=told["tokens_per_chunk"],
-        scheduled_s=None if scheduled is None else tuple(round(at - began, 6) for at in scheduled),
-        unsent_s=tuple(round(at - began, 6) for at in told["unsent"]),
-        waited_s=tuple(round(seconds, 6) for seconds in told["waited"]),
-        cpu_s=told["client_cpu_s"],
-        stamp_uncertainty_s=tuple(told["doubt_s"]),
+        bin_s=BIN_S,
+        begins_s=round(first * BIN_S - began, 6),
+        tokens=tuple(round(bins[index], 3) for index in range(first, last + 1)),
+        gaps=window_gaps,
+        step_gaps=tuple(step_gaps),
+        tokens_per_chunk=sum(part["told"] for part in told) / chunks if chunks else None,
+        scheduled_s=tuple(round(at - began, 6) for at in scheduled) if on_schedule else None,
+        unsent_s=tuple(round(at - began, 6) for at in sorted(at for part in told for at in part["unsent"])),
+        waited_s=tuple(round(seconds, 6) for seconds in sorted(s for part in told for s in part["waited"])),
+        cpu_s=sum(part["client_cpu_s"] for part in told),
+        stamp_uncertainty_s=(max(part["doubt_s"][0] for part in told), max(part["doubt_s"][1] for part in told)),
     )
     return replace(run, stream=stream)
+
+
+def histogram(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The gaps that the processes of a client report, as one histogram of a `Stream`."""
+    counts: Counter[int] = Counter()
+    for part in parts:
+        counts.update({int(index): count for index, count in part["counts"].items()})
+    told = {str(index): counts[index] for index in sorted(counts)}
+    sum_s = round(sum(part["sum_s"] for part in parts), 6)
+    return {"growth": GROWTH, "least_s": LEAST_S, "counts": told, "sum_s": sum_s}

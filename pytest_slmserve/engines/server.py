@@ -128,11 +128,11 @@ class ServerEngine(ProcessEngine):
             seen = size
             time.sleep(IDLE_S)
         if self.child.process.poll() is not None:
-            raise self.child.failed(f"died while it served ({found['first_failure']})")
+            raise self.child.failed(f"died while it served ({found[0]['first_failure']})")
         self.ready = True
         # Several writers each know of the tokens that went through them: no row is a whole step.
         rows = trace_lines(self.trace, before) if tellers(self.trace) <= 1 else []
-        return run_of(found, workload, [row for row in rows if row[0] >= found["began"]])
+        return run_of(found, workload, [row for row in rows if row[0] >= found[0]["began"]])
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         more = {"max_tokens": length, "return_token_ids": True}

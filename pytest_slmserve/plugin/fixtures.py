@@ -358,14 +358,15 @@ class BenchmarkReporter:
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Iterator[Carry]:
         from pytest_slmserve.plugin.parametrize import CLOCK
-        from pytest_slmserve.report.as_json import extra_info, seconds_per_request
+        from pytest_slmserve.report.as_json import benchmark_facts
 
         def carry(measurements: Sequence[Measurement]) -> None:
-            rounds = iter(seconds := seconds_per_request(measurements))
+            seconds, info = benchmark_facts(measurements)
+            rounds = iter(seconds)
             if seconds:
                 # A case has every token of its workload, which JSON of pytest-benchmark would repeat for each point.
                 benchmark.params = {name: getattr(value, "id", value) for name, value in benchmark.params.items()}
-                benchmark.extra_info.update(extra_info(measurements))
+                benchmark.extra_info.update(info)
                 benchmark.pedantic(lambda: CLOCK.advance(next(rounds)), rounds=len(seconds), iterations=1)
 
         yield carry

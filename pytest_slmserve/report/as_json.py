@@ -17,10 +17,8 @@ from pytest_slmserve.analysis.metrics.latency import Goodput, Slo
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, engines, job_points, points_of
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve, labels
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import Load, WorkloadReference, load_facts
+from pytest_slmserve.schema.loads import load_facts
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import EngineSpec
 
 
 def as_json(value: object) -> str:
@@ -91,37 +89,42 @@ ENGINE = ("tensor_parallel_size", "load_format", "dtype", "max_num_seqs", "max_n
 BULK = ("each", "used", "spec", "resolved", "environment", "workload", "load", "concurrency")
 
 
-def case_facts(
-    spec: EngineSpec, load: Load, workload: WorkloadReference | None, environment: Environment | None
-) -> dict[str, Any]:
-    """Engine, load, requests and environment of a measurement. Limits of an endpoint's engine are not known."""
-    ours = None if spec.interface == "endpoint" else spec
+def case_facts(case: Measurement | JobPoint) -> dict[str, Any]:
+    """Return engine, load, requests and environment of a measurement. Limits of an endpoint's engine are not known."""
+    ours = None if case.spec.interface == "endpoint" else case.spec
     return {
-        **facts(spec, "model", "interface", "url"),
+        **facts(case.spec, "model", "interface", "url"),
         **facts(ours, *ENGINE),
         "extra": dict(ours.extra) if ours else {},
-        "load": load_facts(load),
-        "workload": facts(workload, *WORKLOAD),
-        "environment": facts(environment, *(field.name for field in fields(Environment))),
+        "load": load_facts(case.load),
+        "workload": facts(case.workload, *WORKLOAD),
+        "environment": facts(case.environment),
     }
 
 
 def point_facts(
     curves: Sequence[Curve], shared: Sequence[ReplicaPoint], jobs: Sequence[JobPoint], slo: Slo | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Facts of each point of the sweeps, of one engine that others are compared with, of replicas, and of each job.
-    kind: "point", "alone", "replicas" or "job". goodput: null without an SLO."""
+    """Yield the facts of each point of the sweeps, of engines that others are compared with, of replicas, and of
+    fixed-size workloads.
+
+    kind is "point", "alone", "replicas" or "job". goodput is null without an SLO. Of the engine and the load, replicas
+    have what all of them share.
+    """
     for curve, label in zip(curves, labels(curves), strict=True):
         for kind, point in (*(("point", p) for p in curve.points), *(("alone", p) for p in curve.alone)):
             load = point.concurrency
             first = next((m for m in curve.measurements if m.load.max_concurrency == load), curve.first)
-            what = case_facts(first.spec, first.load, first.workload, first.environment) if first else {}
+            what = case_facts(first) if first else {}
             yield {"kind": kind, "subject": label, **what, "concurrency": load, **_figures(point, slo)}
     for several in shared:
-        yield _of_replicas(several, slo)
+        one, *others = [case_facts(m) for m in several.used[0]] if several.used else [{}]
+        what = {name: value for name, value in one.items() if all(other[name] == value for other in others)}
+        what |= {"environment": facts(several.environment), "concurrency": several.concurrency}
+        title = f"{engines(several.models)} by {several.sharing}"
+        yield {"kind": "replicas", "subject": title, **what, **_figures(several, slo)}
     for job in jobs:
-        what = case_facts(job.spec, job.load, job.workload, job.environment)
-        yield {"kind": "job", "subject": job.model, **what, **_figures(job, slo)}
+        yield {"kind": "job", "subject": job.model, **case_facts(job), **_figures(job, slo)}
 
 
 def sweep_facts(curves: Sequence[Curve], tolerance: float = TOLERANCE) -> Iterator[dict[str, Any]]:
@@ -135,44 +138,32 @@ def sweep_facts(curves: Sequence[Curve], tolerance: float = TOLERANCE) -> Iterat
         }
 
 
-def _of_replicas(point: ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
-    """Facts of several engines together; of the engine and its load they have those that all of them share."""
-    group = point.used[0] if point.used else ()
-    each = [case_facts(m.spec, m.load, m.workload, m.environment) for m in group]
-    what = {name: value for name, value in each[0].items() if all(one[name] == value for one in each)} if each else {}
-    where = facts(point.environment)
-    title = f"{engines(point.models)} by {point.sharing}"
-    named = {"kind": "replicas", "subject": title, **what, "environment": where, "concurrency": point.concurrency}
-    return named | _figures(point, slo)
-
-
 def _figures(point: Point | JobPoint | ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
-    """All figures of a point, by name; those that no such point has are null."""
+    """Return all figures of a point, by name; those that no such point has are null."""
     bulk = BULK if type(point) is Point else {*BULK, "batch_repeats"}
     names = [field.name for field in fields(point) if field.name not in bulk]
-    told = {"valid": point.valid, **dict.fromkeys(field.name for field in fields(Summary)), **facts(point, *names)}
-    return told | {"goodput": goodput_facts(point.goodput(slo) if slo else None)}
+    figures = {"valid": point.valid, **dict.fromkeys(field.name for field in fields(Summary)), **facts(point, *names)}
+    return figures | {"goodput": goodput_facts(point.goodput(slo) if slo else None)}
 
 
 def goodput_facts(found: Goodput | None) -> dict[str, Any] | None:
+    """Return goodput with the shares by the bound's name; null if it is not known."""
     return None if found is None else {**facts(found), "by_slo": dict(found.by_slo)}
 
 
-def seconds_per_request(measurements: Sequence[Measurement]) -> list[float]:
-    """Rounds of pytest-benchmark, one per valid repeat: the window's seconds over the requests it completed."""
-    output = measurements[0].workload.mean_output_tokens
-    return [output / rate for point in _points(measurements) for rate in point.repeats]
+def benchmark_facts(measurements: Sequence[Measurement]) -> tuple[list[float], dict[str, Any]]:
+    """Return the rounds of pytest-benchmark, and its extra info.
 
-
-def extra_info(measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Facts for pytest-benchmark: every plain number of the point, the ids of its records, and what identifies it."""
-    point, first = _points(measurements)[0], measurements[0]
+    A round is one valid repeat: the seconds of the window over the requests that it completed. Extra info is every
+    plain number of the point, the ids of its records, and what identifies it.
+    """
+    points: Sequence[Point | JobPoint] = points_of(measurements) or job_points(measurements)
+    if not points:
+        return [], {}
+    point, first = points[0], measurements[0]
     numbers = {f.name: getattr(point, f.name) for f in fields(point)}
-    plain = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+    info: dict[str, Any] = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
     if isinstance(point, JobPoint):
-        del plain["concurrency"]
-    return {**plain, "records": list(point.records), "workload": first.workload.hash, "interface": first.spec.interface}
-
-
-def _points(measurements: Sequence[Measurement]) -> Sequence[Point | JobPoint]:
-    return points_of(measurements) or job_points(measurements)
+        del info["concurrency"]
+    info |= {"records": list(point.records), "workload": first.workload.hash, "interface": first.spec.interface}
+    return [first.workload.mean_output_tokens / rate for each in points for rate in each.repeats], info

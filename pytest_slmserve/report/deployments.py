@@ -20,6 +20,7 @@ from pytest_slmserve.analysis.device.gpu_figures import figures_of_each_gpu
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
 from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.points import MEMORY, MemoryRow, memory_rows, reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
@@ -152,6 +153,20 @@ def deployed(point: ReplicaPoint) -> str:
     """Return how replicas share the device: "mps, pinned, 50 %"."""
     part = f", {point.thread_percentage} %" if point.thread_percentage else ""
     return f"{point.sharing}{', pinned' if point.pinned else ''}{part}"
+
+
+def best_deployments(found: Findings) -> Iterator[str]:
+    """Yield a sentence for each set of models that replicas served: the deployment with the highest throughput."""
+    alike = grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models))
+    for group in alike.values():
+        if valid := [point for point in group if point.valid]:
+            best = max(valid, key=lambda p: p.output_tokens_per_s or 0.0)
+            alone = alone_at(best, found.curves)
+            gain = ratio(best, alone, several=len(valid)) if alone else None
+            over = f", {change(gain)} % (95 %: {change_interval(gain)}) over one engine" if gain else ""
+            rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
+            of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
+            yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
 
 
 def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[str]:

@@ -28,6 +28,7 @@ class Findings:
     jobs: Sequence[JobPoint] = ()
     gates: Sequence[Gated] = ()
     history: Sequence[ReleaseHistory] = ()  # over releases, where archives hold several
+    loads: Sequence[Measurement] = ()  # that are no points of a sweep
     measurements: Sequence[Measurement] = ()  # that all of this rests on, for an HTML report
     slo: Slo | None = None  # latency limits of a request, where goodput is wanted
     flat: float = TOLERANCE  # gain per doubling below which throughput counts as flat, if no claim was judged

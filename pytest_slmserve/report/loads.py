@@ -88,17 +88,21 @@ GOODPUT_LEGEND = (
     "good: of the requests that ended in the window, those that finished within every bound; of all repeats together. "
     "dropped: that failed, in all repeats."
 )
+RATES_GOODPUT_LEGEND = (
+    "good: of the requests sent in the window, those that finished within every bound. dropped: that failed, or did "
+    "not end."
+)
 
 
-def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
-    """Return the columns of goodput. load: heading of the first one. digits: significant ones of the goodput."""
+def goodput_columns(load: str, slo: Slo) -> list[Column[Served]]:
+    """Return the columns of goodput. load: heading of the first one."""
 
     def within(name: str) -> Callable[[Served], str]:
         return lambda s: hundredths(dict(s.goodput.by_slo)[name] if s.goodput else None)
 
     return [
         Column(load, lambda s: f"{s.load:g}"),
-        Column("goodput\n/s", lambda s: figure(s.goodput.per_s if s.goodput else None, digits)),
+        Column("goodput\n/s", lambda s: figure(s.goodput.per_s if s.goodput else None, 4)),
         Column("good\n%", lambda s: hundredths(s.goodput.attainment if s.goodput else None)),
         *(Column(f"{name}\n%", within(name)) for name in slo.bounds),
         Column("\ndropped", lambda s: str(s.dropped)),
@@ -130,13 +134,20 @@ def goodput_found(
     return best, highest_load(attained, attainment, invalid, unit)
 
 
-def goodput_parts(curve: Curve, slo: Slo) -> list[Part]:
-    """Return the goodput of each point of a sweep as a table, where it peaks, and how to read it."""
-    rows, columns = goodput_rows(curve, slo), goodput_columns("in\nflight", slo, 3)
-    columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
-    found = [each.why for each in goodput_found(rows) if each]
+def goodput_parts(
+    rows: Sequence[Served], slo: Slo, attainment: float = ATTAINMENT, unit: str = IN_FLIGHT
+) -> list[Part]:
+    """Return the goodput of each load as a table, where it peaks, and how to read it; nothing without rows."""
+    columns, legend = goodput_columns("offered\n/s", slo), RATES_GOODPUT_LEGEND
+    if unit == IN_FLIGHT:
+        columns, legend = goodput_columns("in\nflight", slo), GOODPUT_LEGEND
+        columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
+    best, highest = goodput_found(rows, attainment, unit)
+    found = [each.why for each in (best, highest) if each]
+    if best is None:
+        found = ["no load has a valid measurement: nothing can be said of where goodput peaks"]
     shown = Table(rows, columns, caption="Goodput", heading=f"good: {slo}", always=len(columns))
-    return [shown, *found, Legend(GOODPUT_LEGEND)] if rows else []
+    return [shown, *found, Legend(legend)] if rows else []
 
 
 JOB_LEGEND = (
@@ -239,7 +250,7 @@ def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str
     """Return the server, the load and the figures of one load; of a ramp also the figures of its steps."""
     found = {
         "id": measurement.id,
-        **case_facts(measurement.spec, measurement.load, measurement.workload, measurement.environment),
+        **case_facts(measurement),
         "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
         **load_figures(measurement, terms),
         **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "refused"),
@@ -420,10 +431,6 @@ RATES_LEGEND = (
     "that came. late: sent after it was due. tokens: of output. Latencies are of the requests sent in the window, ITL "
     "of all gaps between tokens in it."
 )
-RATES_GOODPUT_LEGEND = (
-    "good: of the requests sent in the window, those that finished within every bound. dropped: that failed, or did "
-    "not end."
-)
 
 
 def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Section:
@@ -443,15 +450,7 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     columns = _rate_columns(terms)
     parts: list[Part] = [_requests_line(first), *common, *single, timing]
     parts += [Table(rows, columns, caption="Rates", always=len(columns)), "", Legend(RATES_LEGEND)]
-    if terms.slo:
-        served, columns_of_goodput = _served(rows, terms), goodput_columns("offered\n/s", terms.slo, 4)
-        best, highest = goodput_found(served, terms.attainment, RATE)
-        heading = f"good: {terms.slo}"
-        parts.append(Table(served, columns_of_goodput, caption="Goodput", heading=heading, always=len(columns)))
-        parts += [each.why for each in (best, highest) if each]
-        if best is None:
-            parts.append("no rate has a valid measurement: nothing can be said of where goodput peaks")
-        parts.append(Legend(RATES_GOODPUT_LEGEND))
+    parts += goodput_parts(_served(rows, terms), terms.slo, terms.attainment, RATE) if terms.slo else []
     doubts = [f"failed: {offered_rate(m):g} requests/s: {failed_text(m)}" for m in rows if m.run.failures]
     for m in rows:
         doubts += lines_of(check(m, failed_share=terms.failed_share), f"{offered_rate(m):g} requests/s: ")

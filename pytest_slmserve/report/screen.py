@@ -9,55 +9,39 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from textwrap import shorten
 
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
-from pytest_slmserve.analysis.points import Point, engines, ratio
-from pytest_slmserve.analysis.stats.estimates import grouped, percent
-from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
-from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, labels, obstacle
+from pytest_slmserve.analysis.points import engines
+from pytest_slmserve.analysis.stats.estimates import grouped
+from pytest_slmserve.analysis.sweep.curve import labels
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.compare import history_report
 from pytest_slmserve.report.deployments import (
-    alone_at,
+    best_deployments,
     deployed,
     gpus_sections,
     interfaces_sections,
     replica_sections,
 )
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate.text import COLUMNS as COMPARED
-from pytest_slmserve.report.gate.text import (
-    WORDS,
-    as_markdown,
-    gate_facts,
-    gate_section,
-    has_few_pairs,
-    is_simulated,
-    next_step,
-    title,
-)
-from pytest_slmserve.report.loads import JOB_LEGEND, goodput_found, goodput_rows, job_sections
-from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind, served_on
+from pytest_slmserve.report.gate import text as gates
+from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
+from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind
 from pytest_slmserve.report.section import Legend, Section, Table, section_texts
-from pytest_slmserve.report.sweeps import energy_sections, sweep_sections
+from pytest_slmserve.report.sweeps import energy_sections, overview_tables, sweep_sections
 from pytest_slmserve.report.text_table import (
-    Column,
-    change,
-    change_interval,
     command_lines,
     counted,
     figure,
     folded,
     laid_out,
     layout,
-    milliseconds,
     table_parts,
 )
-from pytest_slmserve.report.verdicts import Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
+from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
 from pytest_slmserve.schema.environment import SIMULATED
 from pytest_slmserve.schema.errors import Detail
 from pytest_slmserve.schema.printable import printable
@@ -145,84 +129,6 @@ def _table_part(heading: str, shown: Table, longest: int, unit: str, weight: int
     return ScreenPart(head, [_plain(lines) for lines in parts.rows], unit, weight, _plain(parts.foot))
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRow:
-    """A sweep by one point: where the plateau begins, or the one of most throughput; None if no point is valid. good:
-    the highest load within the SLO."""
-
-    label: str
-    point: Point | None
-    plateau: str
-    good: str
-
-
-ROWS: tuple[Column[ModelRow], ...] = (
-    Column("\nmodel", lambda row: row.label, "left"),
-    Column("\nplateau", lambda row: row.plateau, "left"),
-    Column("in\nflight", lambda row: str(row.point.concurrency) if row.point else ""),
-    Column("tokens\n/s", lambda row: figure(row.point.output_tokens_per_s if row.point else None, 4)),
-    Column("E2E s\nmean", lambda row: figure(row.point.e2e_s if row.point else None)),
-    Column("E2E s\np99", lambda row: figure(row.point.e2e_p99_s if row.point else None), rank=2),
-    Column("TTFT\nms", lambda row: milliseconds(row.point.ttft_s if row.point else None), rank=1),
-    Column("TPOT\nms", lambda row: milliseconds(row.point.tpot_s if row.point else None), rank=1),
-    Column("SLO met\nup to", lambda row: row.good),
-    Column("J/\ntoken", lambda row: figure(row.point.energy_per_token_j if row.point else None)),
-)
-
-
-def overview_tables(found: Findings) -> list[Table]:
-    """Return a row for each sweep, in a table for each device, without measurements beside the sweeps of a model."""
-
-    def model(curve: Curve) -> str:
-        return curve.spec.model if curve.spec else curve.subject
-
-    def place(pair: tuple[Curve, str]) -> str:
-        where = pair[0].environment
-        return SIMULATED if where and where.platform == "simulated" else served_on(where)
-
-    measured = [curve for curve in found.curves if curve.points]
-    swept = {model(curve) for curve in measured if is_main_sweep(curve)}
-    shown = [curve for curve in measured if is_main_sweep(curve) or model(curve) not in swept]
-    bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
-    return [
-        Table([_model_row(curve, label, found) for curve, label in group], ROWS, caption=f"{name}{bounds}")
-        for name, group in grouped(zip(shown, labels(shown)), place).items()
-    ]
-
-
-def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
-    tolerance = found.tolerance(curve, label)
-    flat = curve.plateau(tolerance).value
-    point = max(curve.valid, key=lambda p: fmean(p.repeats), default=None)
-    plateau = ""
-    if is_sweep(curve) and len(curve.valid) > 1:
-        unsure = obstacle(curve) or curve.pareto_plateau(tolerance).state is State.INCONCLUSIVE
-        plateau = f"past {curve.valid[-1].concurrency}" if flat is None else f"from {flat}"
-        plateau += "?" if unsure else ""
-        point = next((p for p in curve.valid if p.concurrency == flat), point)
-    # "64", "none" of those measured, ">=512" if a larger one may do as well.
-    highest = goodput_found(goodput_rows(curve, found.slo))[1] if found.slo else None
-    good = ""
-    if highest:
-        above, unknown = "" if highest.above else ">=", "?" if highest.unknown else ""
-        good = "none" if highest.load is None else f"{above}{highest.load:g}{unknown}"
-    return ModelRow(label, point, plateau, good)
-
-
-def best_deployments(found: Findings) -> Iterator[str]:
-    """Yield a sentence for each set of models that replicas served: the deployment with the highest throughput."""
-    alike = grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models))
-    for group in alike.values():
-        if valid := [point for point in group if point.valid]:
-            best = max(valid, key=lambda p: p.output_tokens_per_s or 0.0)
-            alone = alone_at(best, found.curves)
-            gain = ratio(best, alone, several=len(valid)) if alone else None
-            over = f", {change(gain)} % (95 %: {change_interval(gain)}) over one engine" if gain else ""
-            rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
-            of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
-            yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
-
-
 def _measured_parts(found: Findings, longest: int) -> Iterator[ScreenPart]:
     """Yield a table of sweeps for each device, the best replicas, and fixed-size workloads: a table for each host, or a
     sentence if there is one."""
@@ -245,26 +151,26 @@ def _measured_parts(found: Findings, longest: int) -> Iterator[ScreenPart]:
 def _gate_parts(found: Findings, longest: int) -> Iterator[ScreenPart]:
     """Yield each gate with its endpoints, the worst first, and why one does not pass. A gate with too few pairs to
     decide shows only its exact verdicts."""
-    colours: dict[State, Colour] = {State.PASSES: "green", State.FAILS: "red", State.INCONCLUSIVE: "yellow"}
+    colours = {state: COLOURS[look] for state, look in gates.LOOKS.items()}
     worst = [State.FAILS, State.INCONCLUSIVE, State.PASSES]
     for gated in found.gates:
-        compared = sorted(() if has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
-        parts = table_parts([(each, True) for each in compared], COMPARED)
+        compared = sorted(() if gates.has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
+        parts = table_parts([(each, True) for each in compared], gates.COLUMNS)
         entries: list[list[Line]] = []
         for each, lines in zip(compared, parts.rows):
             why = [] if each.outcome is State.PASSES else _block(f"  {each.why}", max(longest, 2))
             entries.append([*((line, colours[each.outcome]) for line in lines), *why])
         for verdict in sorted(gated.exact, key=lambda each: worst.index(each.state)):
-            text = f"{verdict.claim}: {WORDS[verdict.state]}, {verdict.why}"
+            text = f"{verdict.claim}: {gates.WORDS[verdict.state]}, {verdict.why}"
             entries.append(_block(text, max(longest, 2), colours[verdict.state]))
         if gated.dropped:
             entries.append(_block(f"left out: {'; '.join(gated.dropped)}", longest))
         sides = [pair.launch(side).measurements[0].environment.vllm for pair in gated.pairs[:1] for side in SIDES]
         releases = f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
-        more = next_step(gated)
+        more = gates.next_step(gated)
         head = [
-            *_block(f"{title(gated)}{releases}", longest, colours[gated.outcome]),
-            *(_block(SIMULATED, longest) if is_simulated(gated) else ()),
+            *_block(f"{gates.title(gated)}{releases}", longest, colours[gated.outcome]),
+            *(_block(SIMULATED, longest) if gates.is_simulated(gated) else ()),
             *(_block(f"  next: {more}", 3, "yellow") if more else ()),
             *_plain(parts.head if compared else []),
         ]
@@ -361,7 +267,7 @@ def tables(found: Findings) -> Iterator[Line]:
     if found.judged:
         yield from ((folded(text), colour) for text, colour in verdict_lines(found.judged, strict=found.strict))
     yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
-    yield from ((text, None) for text in section_texts(map(gate_section, found.gates)))
+    yield from ((text, None) for text in section_texts(map(gates.gate_section, found.gates)))
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:
@@ -378,8 +284,8 @@ def write_for_others(found: Findings, records: str | Path) -> str:
         if not found.gates:
             return ""
         make_folder(beside.parent)
-        beside.write_text(as_json(map(gate_facts, found.gates)) + "\n", "utf-8")
-        beside.with_suffix(".md").write_text(as_markdown(found.gates), "utf-8")
+        beside.write_text(as_json(map(gates.gate_facts, found.gates)) + "\n", "utf-8")
+        beside.with_suffix(".md").write_text(gates.as_markdown(found.gates), "utf-8")
     except OSError as error:
         return f"not written for others: {error}"
     return f"written: {beside} and {beside.with_suffix('.md').name}"
@@ -387,12 +293,12 @@ def write_for_others(found: Findings, records: str | Path) -> str:
 
 def as_page(found: Findings) -> str:
     """Return Markdown: the gates in full, the tests that failed, and the summary if there is more than gates."""
-    gates = as_markdown(found.gates)
+    markdown = gates.as_markdown(found.gates)
     if found.command and found.gates:
-        gates += f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"
+        markdown += f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"
     lines = [f"failed: {printable(text, layout='')}" for text in found.failed]  # never folded: none can end the block
     if not found.gates or found.curves or found.judged:
         with laid_out(ON_A_PAGE):
             lines += [text for text, _ in screen(replace(found, gates=()), most=ON_A_PAGE)]
     text = "\n".join(lines)
-    return f"{gates}### pytest-slmserve\n\n```text\n{text}\n```\n" if lines else gates
+    return f"{markdown}### pytest-slmserve\n\n```text\n{text}\n```\n" if lines else markdown

@@ -144,8 +144,8 @@ def section_texts(shown: Iterable[Section | Legend]) -> Iterator[str]:
 
 
 def markdown_table(shown: Table) -> Iterator[str]:
-    """Yield the lines of a table in Markdown."""
+    """Yield the lines of a table in Markdown. A column without a heading is one of outcomes."""
     cells = shown.cells
-    yield f"| {' | '.join(cells.heads)} |"
+    yield f"| {' | '.join(head or 'outcome' for head in cells.heads)} |"
     yield f"|{'|'.join('---:' if right else '---' for right in cells.numeric)}|"
     yield from (f"| {' | '.join(row)} |" for row in cells.rows)

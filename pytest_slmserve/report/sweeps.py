@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from statistics import fmean, median
@@ -11,21 +12,24 @@ from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
 from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces, memory_in_use
 from pytest_slmserve.analysis.metrics.roofline import regime
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.analysis.sweep.adaptive import law_error
+from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.analysis.sweep.curve import (
     MARGIN,
     Curve,
     front_ends,
     is_main_sweep,
+    is_sweep,
     labels,
     obstacle,
     peaks_of_curve,
     work_of_curve,
 )
 from pytest_slmserve.analysis.sweep.gains import DESCRIBES, fit, fixed_s_from_shapes
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.loads import endpoint_notes, goodput_parts, latency_charts
+from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.points import (
     STEP,
@@ -33,6 +37,7 @@ from pytest_slmserve.report.points import (
     reasons,
     sensor_legend,
     sensor_table,
+    served_on,
     step_rows,
     valid_cell,
 )
@@ -48,6 +53,7 @@ from pytest_slmserve.report.text_table import (
     listed,
     milliseconds,
 )
+from pytest_slmserve.schema.environment import SIMULATED
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.records import hosts_of
 
@@ -91,7 +97,7 @@ def sweep_section(curve: Curve, label: str, found: Findings, fastest: Mapping[Pl
     parts: list[Part] = [*head, Table(curve.points, point_columns(curve), caption=f"Points of {label}")]
     parts += remarks(curve)
     parts += [sensor_table(curve, fastest, label), Table(step_rows(curve), STEP, caption=f"{STEP_TITLE}, {label}")]
-    parts += goodput_parts(curve, found.slo) if found.slo else []
+    parts += goodput_parts(goodput_rows(curve, found.slo), found.slo) if found.slo else []
     parts.append(Named(list(findings(curve, tolerance, found.b_half))))
     return Section(title, parts, charts=partial(sweep_charts, curve, tolerance))
 
@@ -464,3 +470,67 @@ def energy_sections(curves: Sequence[Curve]) -> Iterator[Section]:
         under = "an unknown power limit" if limit is None else f"a power limit of {figure(limit)} W"
         title = f"Energy per output token at the largest batch of arXiv:2404.03353, table 1, under {under}"
         yield Section(title, [Table(rows, ENERGY, caption=title, always=len(ENERGY))])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A sweep by one point: where the plateau begins, or the one of most throughput; None if no point is valid. good:
+    the highest load within the SLO."""
+
+    label: str
+    point: Point | None
+    plateau: str
+    good: str
+
+
+ROWS: tuple[Column[ModelRow], ...] = (
+    Column("\nmodel", lambda row: row.label, "left"),
+    Column("\nplateau", lambda row: row.plateau, "left"),
+    Column("in\nflight", lambda row: str(row.point.concurrency) if row.point else ""),
+    Column("tokens\n/s", lambda row: figure(row.point.output_tokens_per_s if row.point else None, 4)),
+    Column("E2E s\nmean", lambda row: figure(row.point.e2e_s if row.point else None)),
+    Column("E2E s\np99", lambda row: figure(row.point.e2e_p99_s if row.point else None), rank=2),
+    Column("TTFT\nms", lambda row: milliseconds(row.point.ttft_s if row.point else None), rank=1),
+    Column("TPOT\nms", lambda row: milliseconds(row.point.tpot_s if row.point else None), rank=1),
+    Column("SLO met\nup to", lambda row: row.good),
+    Column("J/\ntoken", lambda row: figure(row.point.energy_per_token_j if row.point else None)),
+)
+
+
+def overview_tables(found: Findings) -> list[Table]:
+    """Return a row for each sweep, in a table for each device, without measurements beside the sweeps of a model."""
+
+    def model(curve: Curve) -> str:
+        return curve.spec.model if curve.spec else curve.subject
+
+    def place(pair: tuple[Curve, str]) -> str:
+        where = pair[0].environment
+        return SIMULATED if where and where.platform == "simulated" else served_on(where)
+
+    measured = [curve for curve in found.curves if curve.points]
+    swept = {model(curve) for curve in measured if is_main_sweep(curve)}
+    shown = [curve for curve in measured if is_main_sweep(curve) or model(curve) not in swept]
+    bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
+    return [
+        Table([_model_row(curve, label, found) for curve, label in group], ROWS, caption=f"{name}{bounds}")
+        for name, group in grouped(zip(shown, labels(shown)), place).items()
+    ]
+
+
+def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
+    tolerance = found.tolerance(curve, label)
+    flat = curve.plateau(tolerance).value
+    point = max(curve.valid, key=lambda p: fmean(p.repeats), default=None)
+    plateau = ""
+    if is_sweep(curve) and len(curve.valid) > 1:
+        unsure = obstacle(curve) or curve.pareto_plateau(tolerance).state is State.INCONCLUSIVE
+        plateau = f"past {curve.valid[-1].concurrency}" if flat is None else f"from {flat}"
+        plateau += "?" if unsure else ""
+        point = next((p for p in curve.valid if p.concurrency == flat), point)
+    # "64", "none" of those measured, ">=512" if a larger one may do as well.
+    highest = goodput_found(goodput_rows(curve, found.slo))[1] if found.slo else None
+    good = ""
+    if highest:
+        above, unknown = "" if highest.above else ">=", "?" if highest.unknown else ""
+        good = "none" if highest.load is None else f"{above}{highest.load:g}{unknown}"
+    return ModelRow(label, point, plateau, good)

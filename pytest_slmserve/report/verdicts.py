@@ -12,10 +12,13 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.findings import Judged
+from pytest_slmserve.report.section import Look
 from pytest_slmserve.report.text_table import counted, hanging
 
 Colour = Literal["green", "red", "yellow"]
+COLOURS: dict[Look, Colour] = {"good": "green", "bad": "red", "open": "yellow"}
 Outcome = Literal["as expected", "unexpected", "inconclusive"]
+OUTCOMES: dict[Outcome, Colour] = {"as expected": "green", "unexpected": "red", "inconclusive": "yellow"}
 EITHER = "either expected: "
 PLURALS = {  # of the words for an outcome
     "passes": "pass",
@@ -73,7 +76,6 @@ def by_claim(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
 def verdict_lines(judged: Sequence[Judged], *, strict: bool = False) -> Iterator[tuple[str, Colour | None]]:
     """Yield a line for each verdict below the statement of its claim, and how many of each kind there are; each with
     its colour."""
-    colours: dict[Outcome, Colour] = {"as expected": "green", "unexpected": "red", "inconclusive": "yellow"}
     width = max((len(v.subject) for v, _ in judged), default=0)
     for claim, pairs in by_claim(judged).items():
         statement = next((c.statement for c in CLAIMS if c.name == claim), "")
@@ -81,7 +83,7 @@ def verdict_lines(judged: Sequence[Judged], *, strict: bool = False) -> Iterator
         for verdict, row in pairs:
             words, why = (tell(verdict, row, strict=strict) for tell in (outcome_words, verdict_reason))
             line = hanging(f"  {words:<{STATES}}  {verdict.subject:<{width}}  {why}", 6 + STATES + width)
-            yield line, colours[outcome(verdict, row, strict=strict)]
+            yield line, OUTCOMES[outcome(verdict, row, strict=strict)]
     counts = f"{counted(len(judged), 'verdict')}: {tally(by_outcome(judged, strict=strict))}"
     yield counts if judged else "no claim was judged", None
 

@@ -61,12 +61,13 @@ KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a checkpoint says that its weights are quantized (`quantization_config`).
+    """The quantization of a checkpoint by its `quantization_config`.
 
-    bits: of a weight, without its scale; None where groups of layers differ, or none are told. group_size: weights that
-    share a scale; None if so many that it does not count. zero_points: each group has one, too. fp8_inputs: activations
-    are 8-bit floats, as the weights. kv_cache_dtype: type of the KV cache that vLLM takes for "auto": fp8 where the
-    checkpoint has scales for one, "" where it asks for another, else "auto".
+    bits: of a weight, without its scale; None if groups of layers differ, or the checkpoint does not have it.
+    group_size: number of weights that share a scale; None if so many that the scale does not count. zero_points: each
+    group has a zero point, too. fp8_inputs: activations are 8-bit floats, as the weights. kv_cache_dtype: type of the
+    KV cache that vLLM takes for "auto": fp8 if the checkpoint has scales for one, "" for another type of the
+    checkpoint, else "auto".
     """
 
     method: str | None = None
@@ -194,44 +195,38 @@ def model_from_config(
     """The model of a Transformers `config.json`. parameters, active: as counted. completed: what Transformers reads in
     the entries that are not there. Raises BadUsage where a needed entry is missing."""
     entries = {**config, **(config.get("text_config") or {}), **(completed or {})}
+    told = {word: value for word, value in entries.items() if value is not None}
+    words = (next((each for each in (word, *older) if each in told), word) for word, older in OTHER_WORDS.items())
     try:
-        told = {word: value for word, value in entries.items() if value is not None}
-        words = (next((each for each in (word, *older) if each in told), word) for word, older in OTHER_WORDS.items())
         layers, hidden, heads, positions = (int(told[word]) for word in words)
-        vocabulary, architecture = int(entries["vocab_size"]), str(config["architectures"][0])
-        kv_heads = int(entries.get("num_key_value_heads") or heads)
-        head_size = int(entries.get("head_dim") or hidden // heads)
-        embedding_width = int(config.get("word_embed_proj_dim") or hidden)
-        feed_forward = int(config.get("ffn_dim") or config.get("intermediate_size") or 0)
+        architecture = str(config["architectures"][0])
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float16")
         experts = int(next((n for word in EXPERTS if (n := config.get(word))), 0))
-        experts_per_token = int(config.get("num_experts_per_tok") or experts)
-        quantization = _quantization(config.get("quantization_config"))
+        return Model(
+            name=name,
+            architecture=architecture,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=int(entries.get("num_key_value_heads") or heads),
+            head_size=int(entries.get("head_dim") or hidden // heads),
+            vocabulary=int(entries["vocab_size"]),
+            positions=positions,
+            parameters=parameters,
+            active=active or parameters,
+            windows=windows_of(entries, layers) if architecture in AS_CONFIGURED else None,
+            dtype="float16" if dtype == "float32" else dtype,  # as vLLM has it
+            embedding_width=int(config.get("word_embed_proj_dim") or hidden),
+            tied=is_tied(config),
+            feed_forward=int(config.get("ffn_dim") or config.get("intermediate_size") or 0) or None,
+            experts=experts,
+            experts_per_token=int(config.get("num_experts_per_tok") or experts),
+            quantization=_quantization(config.get("quantization_config")),
+            source=source,
+            config=tuple(config.items()),
+        )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as missing:
         raise BadUsage(f"{name}: its config.json has no usable {missing}", "a decoder-only model") from None
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float16")
-    return Model(
-        name=name,
-        architecture=architecture,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        vocabulary=vocabulary,
-        positions=positions,
-        parameters=parameters,
-        active=active or parameters,
-        windows=windows_of(entries, layers) if architecture in AS_CONFIGURED else None,
-        dtype="float16" if dtype == "float32" else dtype,  # as vLLM has it
-        embedding_width=embedding_width,
-        tied=is_tied(config),
-        feed_forward=feed_forward or None,
-        experts=experts,
-        experts_per_token=experts_per_token,
-        quantization=quantization,
-        source=source,
-        config=tuple(config.items()),
-    )
 
 
 def _quantization(own: Any) -> Quantization | None:
@@ -264,13 +259,14 @@ def _quantization(own: Any) -> Quantization | None:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Is the output layer the embeddings? Transformers writes no entry where that is as usual for the architecture."""
+    """Report whether the output layer is the embeddings. Transformers writes an entry only if that is unusual for the
+    architecture."""
     usual = any(AS_CONFIGURED.get(name) for name in config.get("architectures") or ())
     return bool(config.get("tie_word_embeddings", config.get("tie_embedding", usual)))
 
 
 def windows_of(entries: Mapping[str, Any], layers: int) -> tuple[int | None, ...] | None:
-    """The window of each layer; None where a layer is of another kind than attention, or the window is not told."""
+    """The window of each layer; None if a layer is of another kind than attention, or its window is not known."""
     window = entries.get("sliding_window") if entries.get("use_sliding_window") is not False else None
     kinds = entries.get("layer_types")
     if kinds is None:

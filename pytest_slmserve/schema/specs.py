@@ -22,7 +22,7 @@ WANTED = "http://HOST:PORT/v1/completions, or /v1/chat/completions"
 
 
 def check_url(url: str) -> None:
-    """Raises BadUsage where it is no URL of HTTP, and where it holds credentials, which the error does not repeat."""
+    """Raise BadUsage for what is no URL of HTTP, and for a URL with credentials, which the error does not repeat."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -40,7 +40,7 @@ def check_url(url: str) -> None:
 
 
 def completed(url: str) -> str:
-    """The URL that requests go to, where only that of the server or its /v1 is given. Raises BadUsage as `check_url`
+    """The URL that requests go to, also if only that of the server or its /v1 is given. Raises BadUsage as `check_url`
     does."""
     check_url(url)
     parts = urlsplit(url)
@@ -87,7 +87,8 @@ class EngineSpec:
     "server": into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into
     whatever answers at `url`, of which the limits here say nothing. "transformers": into Transformers' generate(), in
     batches made one after the other of `max_num_seqs` requests at most.
-    allow_prefix_cache: may prompts come from a cache of prefixes? Else a measurement of which many do is invalid.
+    allow_prefix_cache: whether prompts may come from a prefix cache. Otherwise a measurement with many of them is
+    invalid.
     extra: further arguments for vLLM's engine, as pairs; of Transformers how it batches: `batching` is "none", "static"
     or "dynamic", and `wait_s` how long a dynamic batch waits for more; of an endpoint further fields of each request's
     body, their values as JSON, of which null takes one of ours away.
@@ -185,7 +186,7 @@ class EngineSpec:
 
     @property
     def caches_prefixes(self) -> bool:
-        """Was its engine asked to keep prompts for others that begin like them?"""
+        """Whether the engine is to keep prompts for later requests that begin with the same tokens."""
         return bool(dict(self.extra).get("enable_prefix_caching", self.prefix_caching))
 
     @property
@@ -302,6 +303,6 @@ class WorkloadSpec:
 
     @property
     def as_vllm(self) -> bool:
-        """Are these the very requests of vLLM's own benchmark? Then a fixed output length takes the reply's place, as
-        its --sharegpt-output-len does."""
+        """Whether these are the requests of vLLM's own benchmark. A fixed output length then replaces the length of the
+        reply, as its --sharegpt-output-len does."""
         return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None

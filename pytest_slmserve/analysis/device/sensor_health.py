@@ -1,4 +1,5 @@
-"""May a run's window be believed, as far as sensors can tell? Each reason against it is one sentence with numbers."""
+"""The sensors' findings on a run's window: what makes it invalid, what degrades it, and what disturbed it. Each is one
+sentence with its numbers."""
 
 from __future__ import annotations
 
@@ -48,9 +49,11 @@ GPU_IDLE = 0x01  # a clock falls because nothing runs
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """reasons: worst first; none where all is well. unknown: nothing was sampled, and the reason says so. noise: what
-    slowed the host or hid it from the sensors, which an interval has in it and which speaks against nothing. starved:
-    did processes of ours wait for CPU cores that others had?"""
+    """The state of a run's window by its sensors. Its state is "unknown" if nothing was sampled.
+
+    reasons: of the state, the worst first; none if it is "ok". noise: what slowed the host or hid it from the sensors;
+    an interval covers it. starved: processes of the run waited for CPU cores that others had.
+    """
 
     state: HealthState
     reasons: tuple[str, ...] = ()

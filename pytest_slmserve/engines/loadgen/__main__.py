@@ -7,9 +7,9 @@ and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `
 is one of several at once has a time at which it begins (`at`), sends `settled`, and gets its window by `open`. All
 times are `time.monotonic()`.
 
-A load is a `closed_loop`, as the engine's worker has it, or an `open_loop`: a `schedule` of seconds
-since the beginning, and a `window` in it. `done` has `began`, `window`, `failures`, `first_failure`, `failed` (a column
-for each field of `Lost`), `client_cpu_s`, the columns of load_run.py, and `doubt_s`: by how much the stamps of a
+A load is a `closed_loop`, as the engine's worker has it, or an `open_loop`: a `schedule` of seconds since the
+beginning, and a `window` in it. `done` has `began`, `window`, `on_schedule`, `first_failure`, `failed` (rows of
+`LOST`), `unsent`, `waited`, `client_cpu_s`, the results of load_run.py, and `doubt_s`: by how much the stamps of a
 piece's chunks can be wrong, on the average and at most. It is 0 for a piece that is one chunk.
 """
 

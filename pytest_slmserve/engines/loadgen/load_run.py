@@ -9,8 +9,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from itertools import pairwise, repeat
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
@@ -52,75 +52,40 @@ class RequestRow:
         return min(shown * beyond, max(shown, self.asked)) if self.usage[1] is None else self.usage[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """One request that failed. sent: when it was or would have been. ended: when it had failed. kind: how."""
-
-    request: int
-    sent: float
-    scheduled: float | None
-    ended: float
-    kind: str
+LOST = ("request", "sent", "scheduled", "ended", "kind")  # of a request that failed; sent: or would have been
 
 
-def lost_in(failed: Iterable[Lost]) -> Message:
-    """A column for each of their fields, in the order sent."""
-    ordered = sorted(failed, key=lambda each: each.sent)
-    return {field.name: [getattr(each, field.name) for each in ordered] for field in fields(Lost)}
-
-
-def columns_found(
-    rows: Iterable[RequestRow], window: Window, steps: Sequence[Window] = (), on_schedule: bool = False
-) -> Message:
-    """The columns of a load's results.
-
-    Args:
-        steps: Windows of their own, of a ramp.
-        on_schedule: The load has a schedule, even if nothing was received.
+def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Window] = ()) -> Message:
+    """The results of the requests of a load.
 
     Returns:
-        samples, scheduled, gaps, step_gaps, tokens_per_chunk, and chunks, which is the number behind it. received:
-        tokens in equal bins of time. A request's tokens that its chunks do not show, by the server's count, came evenly
-        with those that they show; without such a count, they are assumed as in the other requests.
+        samples: a row for each request, in any order. bins: tokens received in each span of BIN_S. A request's tokens
+        that its chunks do not show, by the server's count, came evenly with those that they show; without such a count,
+        they are assumed as in the other requests. gaps: those in the window, and in that of each step of a ramp. told,
+        chunks: tokens by the server's count, and the number of their chunks.
     """
-    ordered = sorted(rows, key=lambda row: row.sent)
-    counted = [row for row in ordered if row.usage[1] is not None]
-    chunks = sum(len(row.times) for row in counted)
+    counted = [row for row in rows if row.usage[1] is not None]
     shown = sum(sum(row.tokens) for row in counted)
     told = sum(row.usage[1] or 0 for row in counted)
     beyond = told / shown if shown else 1.0
     samples = []
     bins: Counter[int] = Counter()
-    for row in ordered:
+    for row in rows:
         output = row.output(beyond)
-        first, last = (row.times[0], row.times[-1]) if row.times else (None, None)
-        prompt = row.usage[0]
-        samples.append((row.request, row.sent, None, first, last, prompt, round(output), row.finished, row.cached))
+        stamps = (row.times[0], row.times[-1]) if row.times else (None, None)
+        counts = row.usage[0], round(output)
+        samples.append((row.request, row.sent, None, *stamps, *counts, row.finished, row.cached, row.scheduled))
         weight = output / (sum(row.tokens) or 1)
         for at, tokens in zip(row.times, row.tokens):
             bins[math.floor(at / BIN_S)] += tokens * weight  # type: ignore[assignment]
-    times = [row.times for row in ordered]
-    return {
-        "samples": [list(column) for column in zip(*samples)],
-        "scheduled": [row.scheduled for row in ordered] if on_schedule else None,
-        "received": bins_column(bins),
-        "gaps": gaps(times, window),
-        "step_gaps": [gaps(times, each) for each in steps],
-        "tokens_per_chunk": told / chunks if chunks else None,
-        "chunks": chunks,
-    }
-
-
-def bins_column(bins: Counter[int]) -> list[Any]:
-    """Bins of tokens as a message has them: their width, where the first begins, and the tokens of each, including
-    empty bins between two others."""
-    first = min(bins, default=0)
-    return [BIN_S, first * BIN_S, [round(bins[i], 3) for i in range(first, max(bins, default=-1) + 1)]]
+    times = [row.times for row in rows]
+    found = [gaps(times, each) for each in (window, *steps)]
+    return {"samples": samples, "bins": bins, "gaps": found, "told": told, "chunks": sum(len(r.times) for r in counted)}
 
 
 def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
     """A histogram of the times between successive chunks that both lie in the window: bin i holds gaps from
-    least_s * growth**i on; -1 holds those below least_s. And their sum, which the bins do not have."""
+    LEAST_S * GROWTH**i on; -1 holds those below LEAST_S. And their sum, which the bins do not have."""
     begin, end = window
     counts: Counter[int] = Counter()
     sum_s = 0.0
@@ -129,53 +94,7 @@ def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
         found = (after - before for before, after in pairwise(inside))
         counts.update(math.floor(math.log(gap / LEAST_S) / STEP) if gap >= LEAST_S else -1 for gap in found)
         sum_s += inside[-1] - inside[0] if inside else 0.0
-    return histogram(counts, sum_s)
-
-
-def histogram(counts: Counter[int], sum_s: float) -> Message:
-    """The histogram of these gaps as a message has it."""
-    told = {str(i): counts[i] for i in sorted(counts)}
-    return {"growth": GROWTH, "least_s": LEAST_S, "counts": told, "sum_s": round(sum_s, 6)}
-
-
-def merged_columns(parts: Sequence[Message]) -> Message:
-    """The results of several client processes as those of one: rows in the order sent, counts added."""
-    columns = [zip(*part["samples"], part["scheduled"] or repeat(None)) for part in parts if part["samples"]]
-    rows = sorted((row for part in columns for row in part), key=lambda row: row[1])
-    *samples, scheduled = zip(*rows) if rows else ((),)
-    bins: Counter[int] = Counter()
-    for width, begin, tokens in (part["received"] for part in parts):
-        for index, count in enumerate(tokens, round(begin / width)):
-            bins[index] += count
-    chunks = sum(part["chunks"] for part in parts)
-    told = sum(part["tokens_per_chunk"] * part["chunks"] for part in parts if part["chunks"])
-    names = [field.name for field in fields(Lost)]
-    return {
-        "began": parts[0]["began"],
-        "window": [min(part["window"][0] for part in parts), max(part["window"][1] for part in parts)],
-        "samples": [list(column) for column in samples],
-        "scheduled": None if any(part["scheduled"] is None for part in parts) else list(scheduled),
-        "received": bins_column(bins),
-        "gaps": merged_gaps([part["gaps"] for part in parts]),
-        "step_gaps": [merged_gaps(each) for each in zip(*(part["step_gaps"] for part in parts))],
-        "tokens_per_chunk": told / chunks if chunks else None,
-        "chunks": chunks,
-        "failed": lost_in(Lost(*row) for part in parts for row in zip(*(part["failed"][name] for name in names))),
-        "failures": sum(part["failures"] for part in parts),
-        "unsent": sorted(at for part in parts for at in part["unsent"]),
-        "waited": sorted(seconds for part in parts for seconds in part["waited"]),
-        "first_failure": next((part["first_failure"] for part in parts if part["first_failure"]), None),
-        "client_cpu_s": sum(part["client_cpu_s"] for part in parts),
-        "doubt_s": [max(part["doubt_s"][i] for part in parts) for i in (0, 1)],
-    }
-
-
-def merged_gaps(parts: Sequence[Message]) -> Message:
-    """The histograms of several client processes as one."""
-    counts: Counter[int] = Counter()
-    for part in parts:
-        counts.update({int(index): count for index, count in part["counts"].items()})
-    return histogram(counts, sum(part["sum_s"] for part in parts))
+    return {"counts": counts, "sum_s": sum_s}
 
 
 def parts_of(load: Message, processes: int) -> list[Message]:
@@ -354,7 +273,7 @@ class StreamingClient:
         self.on_schedule = load["kind"] == "open_loop"
         self.first, self.stride = load.get("part", (0, 1))
         self.rows: list[RequestRow] = []
-        self.failed: list[Lost] = []
+        self.failed: list[tuple[Any, ...]] = []
         self.sent = self.done = 0
         self.first_failure: str | None = None
         driver: Driver
@@ -376,11 +295,11 @@ class StreamingClient:
             "event": "done",
             "began": driver.began,
             "window": window,
-            **columns_found(self.rows, window, steps, self.on_schedule),
-            "failed": lost_in(self.failed),
-            "failures": len(self.failed),
+            **results_of(self.rows, window, steps),
+            "on_schedule": self.on_schedule,
+            "failed": self.failed,
             "unsent": driver.unsent,
-            "waited": sorted(driver.waited_s),
+            "waited": driver.waited_s,
             "first_failure": self.first_failure,
             "client_cpu_s": time.process_time() - cpu,
             "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
@@ -449,7 +368,7 @@ class StreamingClient:
             stream.failure, stream.failed = ("malformed", why), stream.read_until
         if stream.failure is not None:
             kind, why = stream.failure
-            self.failed.append(Lost(index, stream.sent or stream.asked, stream.due, stream.failed, kind))
+            self.failed.append((index, stream.sent or stream.asked, stream.due, stream.failed, kind))
             self.first_failure = self.first_failure or why
             return 0
         row = RequestRow(

@@ -18,7 +18,7 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -26,10 +26,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.compare.changes import METRICS
-from pytest_slmserve.analysis.metrics.summary import Summary, summarize
-from pytest_slmserve.analysis.metrics.validity import CheckResult, check
-from pytest_slmserve.analysis.points import choose, concurrency_of
+from pytest_slmserve.analysis.compare.changes import METRICS, repeats_by_launch
+from pytest_slmserve.analysis.device.gpu_figures import device_figures
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.points import concurrency_of, point_of
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -95,15 +95,6 @@ class BenchmarkHost:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A valid measurement, and what its sensors say against it."""
-
-    measurement: Measurement
-    summary: Summary
-    degraded: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Value:
     """One value of a benchmark. parameters: as asv writes them. samples: one per launch. degraded: all of them."""
 
@@ -115,14 +106,10 @@ class Value:
     degraded: bool = False
 
 
-def steady_measurements(measurements: Iterable[Measurement]) -> list[Seen]:
+def steady_measurements(measurements: Iterable[Measurement]) -> list[Measurement]:
     """Return the valid measurements from sweeps of one engine, in the order measured."""
-    found = []
-    for m in sorted(measurements, key=lambda m: (m.measured_at, m.launch)):
-        if concurrency_of(m) is not None:
-            judged = check(m)
-            found += [] if judged.problems else [Seen(m, summarize(m), judged.degradations)]
-    return found
+    found = [m for m in measurements if concurrency_of(m) is not None and not problems(m)]
+    return sorted(found, key=lambda m: (m.measured_at, m.launch))
 
 
 def kind(environment: Environment) -> str:
@@ -140,8 +127,9 @@ def indexed_release(environment: Environment) -> str:
     return environment.vllm.partition("+")[0]
 
 
-def values(found: Iterable[Seen], machine: str | None = None) -> dict[BenchmarkHost, list[Value]]:
-    """Return the values of the measurements, grouped by the result file that they go to.
+def values(found: Sequence[Measurement], machine: str | None = None) -> dict[BenchmarkHost, list[Value]]:
+    """Return the values of steady measurements, grouped by the result file that they go to. Repeats are chosen, and
+    taken together by launch, as in every comparison.
 
     Args:
         machine: Name of the machine. By default that of the GPU, or of the CPU.
@@ -149,48 +137,51 @@ def values(found: Iterable[Seen], machine: str | None = None) -> dict[BenchmarkH
     Raises:
         BadUsage: One name is for several kinds of machines, or a record is of no release.
     """
-    found = list(found)
-    kinds = {kind(each.measurement.environment) for each in found}
+    kinds = {kind(m.environment) for m in found}
     if machine is not None and len(kinds) > 1:
         raise BadUsage(f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}", "one machine at a time")
     made: dict[BenchmarkHost, list[Value]] = {}
-    for place, group in grouped(found, lambda each: _place(each, machine)).items():
+    for place, group in grouped(found, lambda m: _place(m, machine)).items():
         made[place] = []
         for (requests, model, concurrency), repeats in grouped(group, _benchmark).items():
-            used = [each for each, _ in choose(repeats, lambda each: CheckResult(degradations=each.degraded))[0]]
-            latest, degraded = max(e.measurement.measured_at for e in used), bool(used[0].degraded)
+            point = point_of(concurrency, repeats)
+            latest = max(m.measured_at for each in point.used for m in each)
             for name, (_, field) in COSTS.items():
                 inverse = METRICS[field].higher_is_better
-                costs = [
-                    (each.measurement.launch, 1000 / figure if inverse else 1000 * figure)
-                    for each in used
-                    if (figure := getattr(each.summary, field)) or (figure is not None and not inverse)
-                ]
-                if samples := _by_launch(costs):
-                    of = f"{requests}.{name}", (repr(model), repr(concurrency))
-                    made[place].append(Value(*of, tuple(samples.values()), latest, tuple(samples), degraded))
-        for model, each in grouped((each.measurement for each in group), lambda m: short_name(m.spec.model)).items():
-            ready = [(m.launch, m.resolved.ready_s) for m in each if m.resolved.ready_s is not None]
-            if samples := _by_launch(ready):
-                latest = max(m.measured_at for m in each)
-                made[place].append(Value(START, (repr(model),), tuple(samples.values()), latest, tuple(samples)))
+                costs = {
+                    each[0].launch: [1000 / repeat.value if inverse else 1000 * repeat.value for repeat in each]
+                    for each in repeats_by_launch(point, field)
+                }
+                of = f"{requests}.{name}", (repr(model), repr(concurrency))
+                made[place] += _values(*of, costs, latest, bool(point.degraded))
+        for model, launched in grouped(group, lambda m: short_name(m.spec.model)).items():
+            ready = grouped((m for m in launched if m.resolved.ready_s is not None), lambda m: m.launch)
+            starts = {launch: [m.resolved.ready_s or 0.0 for m in each] for launch, each in ready.items()}
+            made[place] += _values(START, (repr(model),), starts, max(m.measured_at for m in launched), False)
     return made
 
 
-def _benchmark(each: Seen) -> tuple[str, str, int]:
+def _values(
+    benchmark: str, parameters: tuple[str, ...], launches: Mapping[str, Sequence[float]], latest: str, degraded: bool
+) -> list[Value]:
+    """Return the value whose samples are the means of the launches; none without launches."""
+    samples = tuple(rounded_value(fmean(each)) for each in launches.values())
+    return [Value(benchmark, parameters, samples, latest, tuple(launches), degraded)] if samples else []
+
+
+def _benchmark(m: Measurement) -> tuple[str, str, int]:
     """Return the group of benchmarks that a measurement belongs to, the model and the concurrency. Values of different
     requests are no history of each other."""
-    m = each.measurement
     requested, starts = m.workload.spec, load_facts(m.load).get("ramp_up", "")
     natural = requested.prompt_tokens is None
     lengths = "natural" if natural else f"{requested.prompt_tokens}-{requested.output_tokens}"
     return f"{lengths}-{starts}-{m.workload.hash[:6]}", short_name(m.spec.model), concurrency_of(m) or 0
 
 
-def _place(each: Seen, machine: str | None) -> BenchmarkHost:
+def _place(m: Measurement, machine: str | None) -> BenchmarkHost:
     """Return the result file that a measurement goes to. The engine's settings are in words, with a hash that also
     covers the settings that the words leave out."""
-    where, spec, limit = each.measurement.environment, each.measurement.spec, each.summary.power_limit_w
+    where, spec, limit = m.environment, m.spec, device_figures(m.run).power_limit_w
     absent = UNKNOWN if where.gpu_name else "none"
     settings = short_hash({name: value for name, value in spec.facts.items() if name not in NO_SETTINGS})
     limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
@@ -203,12 +194,6 @@ def _place(each: Seen, machine: str | None) -> BenchmarkHost:
         "engine": f"{spec.load_format} {spec.dtype}, {limits}, {settings[:6]}",
     }
     return BenchmarkHost(machine or kind(where), indexed_release(where), tuple(curve.items()), where.torch or UNKNOWN)
-
-
-def _by_launch(figures: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the mean of each launch, in the order of the launches."""
-    launches = grouped(figures, lambda pair: pair[0])
-    return {launch: rounded_value(fmean(figure for _, figure in each)) for launch, each in launches.items()}
 
 
 def rounded_value(value: float) -> float:

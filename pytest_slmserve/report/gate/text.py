@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Ga
 from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.section import Legend, Look, Named, Part, Section, Table
+from pytest_slmserve.report.section import Legend, Look, Named, Part, Section, Table, markdown_table
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
@@ -216,10 +216,7 @@ def as_markdown(gates: Sequence[Gated]) -> str:
         lines += [f"### {title(gated)}", "", *((f"**{SIMULATED}**", "") if is_simulated(gated) else ())]
         lines += [f"- {side}: {words}" for side, words in described_sides(gated)]
         lines += [f"- {caches_text(gated)}", ""]
-        lines.append(f"| {' | '.join(column.name or 'outcome' for column in COLUMNS)} |")
-        lines.append(f"|{'|'.join('---:' if column.side == 'right' else '---' for column in COLUMNS)}|")
-        for each in (*gated.gated, *gated.shown):
-            lines.append(f"| {' | '.join(column.cell((each, each in gated.gated)) for column in COLUMNS)} |")
+        lines += markdown_table(comparison_parts(gated.gated, gated.shown)[0])
         lines.append("")
         lines += [f"- {e.name}: {WORDS[e.outcome]}, {e.why}" for e in gated.gated if e.outcome is not State.PASSES]
         lines += [f"- {line}" for line in exact_lines(gated)]

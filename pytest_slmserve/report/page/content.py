@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,78 +19,25 @@ from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report import screen, verdicts
 from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
-from pytest_slmserve.report.deployments import gpus_sections, interfaces_sections, replica_sections
+from pytest_slmserve.report.deployments import best_deployments, gpus_sections, interfaces_sections, replica_sections
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import text as gates
-from pytest_slmserve.report.loads import JOB_LEGEND, goodput_columns, goodput_rows, job_sections
+from pytest_slmserve.report.loads import (
+    JOB_LEGEND,
+    ValidityCriteria,
+    goodput_columns,
+    goodput_rows,
+    job_sections,
+    load_sections,
+)
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.charts import PLANE, PLANE_NOTE
 from pytest_slmserve.report.section import Cells, Chart, Legend, Look, Named, Section, section_text
-from pytest_slmserve.report.sweeps import sweep_section
+from pytest_slmserve.report.sweeps import overview_tables, sweep_section
 from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
 from pytest_slmserve.schema.environment import SIMULATED, Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
-
-GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
-    (
-        "requests in flight",
-        "in flight",
-        "concurrency",
-    ): "Requests that the client keeps in the engine at once: the load.",
-    ("batch",): "Sequences that one step of the engine computes together.",
-    ("max_num_seqs",): "The engine's limit of sequences in a batch.",
-    ("point", "points"): "One load, measured once or several times (repeats).",
-    ("curve", "curves"): "The points of one engine, workload, way of loading and machine.",
-    ("step",): "One pass of the model over the batch.",
-    ("TTFT",): "Time to first token: from sending a request to its first output token.",
-    ("TPOT",): "Time per output token: from the first to the last, over the tokens after the first.",
-    ("ITL",): "Inter-token latency: each gap between two output tokens, where a client saw them arrive.",
-    ("E2E",): "End-to-end latency: from sending a request to its last output token.",
-    ("p99", "p50"): "Percentile: 99, or 50, of 100 requests were at most so slow.",
-    ("SLO", "service-level objective"): "Bounds that a request has to keep to be good.",
-    ("goodput",): "Requests per second that kept every bound of the service-level objective (SLO).",
-    (
-        "plateau",
-    ): "Loads past which a doubling gains less throughput than the bound of the claim. With ?: inconclusive.",
-    ("Pareto-optimal", "Pareto"): "A load that no other one beats in both throughput and latency.",
-    ("saturation law",): "Throughput T_inf B/(B + b_half) at a batch B: half of T_inf is reached at b_half.",
-    ("Little's law",): "Requests in flight are requests per second times the time that each takes.",
-    ("roofline",): "The throughput that the data sheet of the device allows at a batch.",
-    ("KV cache", "KV blocks"): "Keys and values of the tokens so far, which the engine keeps in blocks on the device.",
-    ("preempted",): "Requests that the engine put back to compute them again, mostly for want of KV blocks.",
-    ("GPU util",): "Share of the time in which any kernel ran, as NVML samples it.",
-    ("SM",): "Streaming multiprocessors of the GPU. Active: the share that has work.",
-    ("DRAM",): "The memory of the device. Active: share of the time in which it moved data.",
-    ("tensor",): "Tensor cores of the GPU. Active: share of the time in which they computed.",
-    ("host-speed probe",): "A fixed piece of pure Python that runs beside each window: it tells how fast the host is.",
-    ("own cores",): "CPU time of this run's processes, as a number of cores.",
-    ("replicas",): "Several engines that are measured at once, mostly on one GPU.",
-    ("launch", "launches"): "One start of an engine.",
-    ("claim", "claims"): "A published statement with a bound, which measurements are held against.",
-    ("verdict", "verdicts"): "The answer: a claim passes, fails, or is inconclusive.",
-    ("95 % interval", "95 %"): "Where the true value lies in 19 of 20 such measurements.",
-    ("inconclusive",): "The measurements do not suffice to tell whether it passes or fails.",
-    ("valid",): "yes; noisy: disturbed, but counted; partly: some repeats left out; degraded; NO: invalid.",
-    ("gate",): "The test whether a candidate is slower than a baseline, by pairs of launches.",
-    (
-        "margin",
-    ): "The change that matters. Worse by less for certain passes a gate, worse for certain by more than half "
-    "of it fails.",
-    ("interim analysis", "interim analyses"): "One of several tests of a gate, after more pairs each time.",
-    ("minimum detectable change", "detectable"): "The smallest worsening that so much data find in nine of ten cases.",
-    ("spread",): "How far repeats lie apart, over their mean; in a gate, the standard deviation of a pair.",
-}
-
-_NUMBERS = {form.lower(): number for number, forms in enumerate(GLOSSARY, 1) for form in forms}
-_FORMS = "|".join(re.escape(form) for form in sorted(_NUMBERS, key=len, reverse=True))
-_TERM = re.compile(rf"(?<![\w-])({_FORMS})(?![\w-])", re.IGNORECASE)
-
-
-def parts(text: str) -> list[tuple[str, int]]:
-    """The parts of a heading: each term with its number in the glossary, from 1, and what is between them with 0."""
-    return [(part, _NUMBERS[part.lower()] if i % 2 else 0) for i, part in enumerate(_TERM.split(text))]
-
 
 NOTHING = "nothing was measured"
 TEXT_WIDTH = 150  # columns of a table as text
@@ -99,11 +45,6 @@ WIDE = 100_000  # columns of a layout in which no line is broken: the browser br
 STARTING_SLO = parse_slo("ttft:200ms,tpot:50ms")  # if none was given
 # Of the outcomes of claims; others are open.
 LOOKS: dict[str, Look] = {"pass": "good", "fail as expected": "good", "FAIL": "bad", "PASS, UNEXPECTED": "bad"}
-GATE_KINDS: dict[State, tuple[str, Look]] = {
-    State.PASSES: ("pass", "good"),
-    State.FAILS: ("fail", "bad"),
-    State.INCONCLUSIVE: ("inconclusive", "open"),
-}
 STATUSES = {
     0: "all is as expected",
     1: "something fails",
@@ -149,11 +90,9 @@ def page_section(heading: str, shown: Iterable[Section | Legend]) -> PageSection
     return PageSection(heading, [Part(each, list(each.charts()), text) for each, text in zip(sections, texts)])
 
 
-def page_content(
-    found: Findings, measurements: Sequence[Measurement], status: int | None, sections: Sequence[PageSection] = ()
-) -> dict[str, Any]:
+def page_content(found: Findings, status: int | None, sections: Sequence[PageSection] = ()) -> dict[str, Any]:
     """Return the names of the template with their values. sections: further ones, after the gates."""
-    kinds = verdicts.by_outcome(found.judged, strict=found.strict)
+    measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
     shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
     failures = [
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
@@ -170,6 +109,7 @@ def page_content(
         page_section("Several GPUs", gpus_sections(found.curves)),
         page_section("Interfaces", interfaces_sections(found.curves)),
         page_section("Jobs", [*job_sections(found.jobs), Legend(JOB_LEGEND)]),
+        page_section("Loads", load_sections(found.loads, ValidityCriteria(found.slo))),
         page_section("History", history_sections(found.history)),
     ]
     with laid_out(WIDE):
@@ -183,8 +123,8 @@ def page_content(
             "inconclusive": [*verdicts.inconclusive(kinds, found.curves), *found.inconclusive],
             "facts": _facts(measurements),
             "reproduce": found.command or reproduce(measurements),
-            "overview": [shown.cells for shown in screen.overview_tables(found)],
-            "deployments": list(screen.best_deployments(found)),
+            "overview": [shown.cells for shown in overview_tables(found)],
+            "deployments": list(best_deployments(found)),
             "disturbed": disturbed if found.curves or found.shared or found.jobs or found.gates else None,
             "environments": _environments(measurements),
             "claims": list(_claims(found)),
@@ -195,7 +135,6 @@ def page_content(
             "models": [_model(label, sweep_section(curve, label, found)) for label, curve in shown],
             "sections": [section for section in subjects if section.parts],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
-            "words": GLOSSARY,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
             "costs": cost_part(shown),
         }
@@ -289,27 +228,25 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any]
     """Goodput under an SLO as a table, and what the page needs to compute it for another one; None without points."""
     if not shown:
         return None
-    valid = {label: {point.concurrency for point in curve.valid} for label, curve in shown}
-    rows = [(label, row) for label, curve in shown for row in goodput_rows(curve, slo) if row.load in valid[label]]
-    columns = [column for column in goodput_columns("in\nflight", slo, 4) if column.name in GOODPUT]
-    table = Cells(
-        "Goodput of each load",
-        ["model", *(column.name for column in columns)],
-        [[label, *(column.cell(row) for column in columns)] for label, row in rows],
-        [False, *(True for _ in columns)],
-    )
-    names, loads = [label for label, _ in shown], [point.concurrency for _, curve in shown for point in curve.valid]
+    points = [
+        (label, point, row)
+        for label, curve in shown
+        for point, row in zip(curve.points, goodput_rows(curve, slo))
+        if point.valid
+    ]
+    columns = [column for column in goodput_columns("in\nflight", slo) if column.name in GOODPUT]
+    cells = [[label, *(column.cell(row) for column in columns)] for label, _, row in points]
+    heads, names, loads = ["model", *GOODPUT], [label for label, _ in shown], [p.concurrency for _, p, _ in points]
     return {
         "bounds": {name: slo.bounds.get(name) for name in ("ttft", "tpot", "e2e")},
-        "table": table,
+        "table": Cells("Goodput of each load", heads, cells, [False, *(True for _ in columns)]),
         "charts": [
             Chart("Goodput over load", charts.goodput_chart(names, loads, "per_s", "goodput, requests/s")),
             Chart("Share of good requests", charts.goodput_chart(names, loads, "percent", "good requests, %")),
         ],
         "requests": [
             {"series": label, "x": point.concurrency, "windows": list(map(_window, point.used))}
-            for label, curve in shown
-            for point in curve.valid
+            for label, point, _ in points
         ],
     }
 
@@ -361,8 +298,7 @@ def _tallies(found: Findings) -> Iterator[dict[str, Any]]:
     if either:
         yield {"count": sum(map(len, either.values())), "words": verdicts.tally(either), "look": "open"}
     for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
-        words, look = GATE_KINDS[state]
-        yield {"count": len(judged), "words": f"gate: {words}", "look": look}
+        yield {"count": len(judged), "words": f"gate: {gates.WORDS[state]}", "look": gates.LOOKS[state]}
 
 
 def gate_charts(

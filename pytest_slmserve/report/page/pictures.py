@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis.claims.claim import PUBLISHED
 from pytest_slmserve.analysis.claims.gpu_claims import NO_DECODING, NO_PROFILE, at_table_1
@@ -34,7 +34,7 @@ from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
-from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, figure_named, figure_ratio, ratio
+from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_named, figure_ratio, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.report.gate.text import title
@@ -95,7 +95,7 @@ SHARINGS: dict[Sharing, str] = {
     "urls": "a URL each",
 }
 APART = ("gpus", "urls")  # ways in which replicas share no GPU, as far as is known
-GAIN = "throughput over one engine's"
+GAIN, RATE = "throughput over one engine's", "output_tokens_per_s"
 REPLICA_PICTURES = ("replica-gain", "replica-busy", "replica-latency", "replica-device")
 BATCHINGS = ("none", "static", "dynamic", CONTINUOUS)
 Named = Sequence[tuple[str, Curve]]  # curves with their labels
@@ -123,6 +123,31 @@ UNITS = (
 DECODING = (
     Gauge("DRAM active", "decode_dram", reach=REACHABLE_DRAM),
     Gauge("tensor cores active", "decode_tensor", reach=REACHABLE_TENSOR),
+)
+
+
+class ReplicaFigure(NamedTuple):
+    """A figure of replicas, by a field of a point. kind: how it is shown."""
+
+    heading: str
+    field: str
+    kind: Literal["ratio", "share", "amount", "relative"]  # relative: each over that of one engine
+
+
+GAINS = (ReplicaFigure(GAIN, RATE, "ratio"),)
+WAITS = (
+    ReplicaFigure("largest mean E2E over one engine's", "largest_e2e_s", "ratio"),
+    ReplicaFigure("99th percentile of E2E over one engine's", "e2e_p99_s", "ratio"),
+)
+BUSY = (
+    ReplicaFigure("busy (some kernel ran)", "engine_active", "share"),
+    ReplicaFigure("GPU utilisation", "gpu_util", "share"),
+)
+DEVICE = (
+    ReplicaFigure("SM active", "sm_active", "share"),
+    ReplicaFigure("DRAM active", "dram_active", "share"),
+    ReplicaFigure("power, W", "power_w", "amount"),
+    ReplicaFigure("energy per token over one engine's", "energy_per_token_j", "relative"),
 )
 
 
@@ -434,7 +459,8 @@ class ReplicaSet(NamedTuple):
 
 
 def _replicas(named: Named) -> list[Picture]:
-    """The four pictures of replicas; none if no replicas of one model were measured."""
+    """The four pictures of replicas; none if no replicas of one model were measured. The use of the device is that of
+    arXiv:2404.03353, figure 7: busy comes from the profiling counters if they are known, else from NVML's samples."""
     if not any(curve.shared for _, curve in named):
         return []
 
@@ -444,94 +470,91 @@ def _replicas(named: Named) -> list[Picture]:
 
     found = []
     for name, curve in named:
-        pairs = sorted((p for way in SHARINGS for p in compared(curve, way)), key=lambda pair: pair[0].count)
-        for told, alike in grouped((p for way in SHARINGS for p in pairs if p[0].sharing == way), setting).items():
-            found.append(ReplicaSet(f"{name}, {told}", curve.subject, grouped(alike, lambda pair: pair[0].sharing)))
+        pairs = [pair for way in SHARINGS for pair in sorted(compared(curve, way), key=lambda pair: pair[0].count)]
+        for words, alike in grouped(pairs, setting).items():
+            found.append(ReplicaSet(f"{name}, {words}", curve.subject, grouped(alike, lambda pair: pair[0].sharing)))
     if not found:
         why = "of no model replicas and one engine alone are valid under the same load"
         return [Picture(name, why_not=why) for name in REPLICA_PICTURES]
     origins = _origins([(name, curve) for name, curve in named if curve.shared])
+    counters = any(pair[0].engine_active for each in found for pairs in each.pairs.values() for pair in pairs)
+    device = [BUSY[0 if counters else 1], *DEVICE]
     ways = [way for way in SHARINGS if any(way in each.pairs for each in found)]
-    latencies = {
-        "largest mean E2E over one engine's": lambda pair: figure_ratio(pair[1], pair[0], "largest_e2e_s"),
-        "99th percentile of E2E over one engine's": lambda pair: figure_ratio(pair[1], pair[0], "e2e_p99_s"),
-    }
-    return [
-        _ratios("replica-gain", origins, found, ways, {GAIN: lambda pair: ratio(*pair)}, min(len(ways), 3)),
-        _replica_busy(origins, found, ways),
-        _ratios("replica-latency", origins, found, ways, latencies, 2),
-        _replica_device(origins, found, ways),
+    drawn = [
+        _over_counts("replica-gain", found, ways, GAINS, "replicas", min(len(ways), 3)),
+        _replica_busy(found, ways),
+        _over_counts("replica-latency", found, ways, WAITS, "replicas"),
+        _over_counts("replica-device", found, ways, device, "engines", 3),
     ]
+    return [replace(picture, origins=origins) for picture in drawn]
 
 
-def _by_count(
-    found: Sequence[ReplicaSet],
-    way: Sharing,
-    counts: Sequence[int],
-    values: Callable[[list[Pair]], Iterable[tuple[int, Interval, bool]]],
-) -> Values:
-    """Return rows of all sets over the number of engines, where the sets stand side by side.
-
-    Args:
-        values: Function that returns, for the pairs of a set, numbers of engines with a figure and whether it is
-            degraded.
-    """
-    return [
-        interval_row(
-            counts.index(count) + 0.4 * (number - (len(found) - 1) / 2) / len(found), seen, each.name, degraded
-        )
-        for number, each in enumerate(found)
-        for count, seen, degraded in values(each.pairs.get(way, []))
-        if math.isfinite(seen.value)
-    ]
+def _by_count(figure: ReplicaFigure, pairs: Sequence[Pair]) -> Iterator[tuple[int, Interval, bool]]:
+    """Yield numbers of engines with a figure and whether it is degraded: ratios to one engine, or one engine and then
+    each number of replicas."""
+    field = figure.field
+    if figure.kind == "ratio":
+        for shared, alone in pairs:
+            seen = ratio(shared, alone) if field == RATE else figure_ratio(alone, shared, field)
+            if seen is not None and math.isfinite(seen.value):
+                yield shared.count, seen, bool(shared.degraded or alone.degraded)
+        return
+    known = [pair for pair in pairs if math.isfinite(_known(pair[0], field))]
+    first = _known(known[0][1], field) if known else math.nan
+    over = first if figure.kind == "relative" else 1.0
+    if first > 0 and over:
+        yield 1, Interval(first / over), bool(known[0][1].degraded)
+    for shared, _ in known if over > 0 else []:
+        yield shared.count, Interval(_known(shared, field) / over), bool(shared.degraded)
 
 
-def _counts(counts: Sequence[int], heading: str) -> Spec:
-    """An axis on which numbers of engines stand one after the other, whatever lies between them."""
-    ticks = {"values": list(range(len(counts))), "labelExpr": f"{[str(n) for n in counts]}[datum.value]", "grid": False}
-    scale = {"domain": [-0.5, len(counts) - 0.5], "nice": False, "zero": False}
-    return {"type": "quantitative", "title": heading, "scale": scale, "axis": ticks}
+def _known(point: Point, field: str) -> float:
+    """Return a figure of a point, NaN if it is not known."""
+    value = getattr(point, field, None)
+    return math.nan if value is None else float(value)
 
 
-def _ratios(
+def _over_counts(
     name: str,
-    origins: tuple[str, ...],
     found: Sequence[ReplicaSet],
     ways: Sequence[Sharing],
-    quantities: dict[str, Callable[[Pair], Interval | None]],
-    columns: int,
+    figures: Sequence[ReplicaFigure],
+    engines: str,
+    columns: int = 2,
 ) -> Picture:
-    """Figures of replicas over those of one engine by the number of replicas, a panel for each way and quantity. All
-    panels have one axis: as far as the intervals, which count only from half of their value to twice it."""
+    """Figures by the number of engines, a panel for each way and figure, in which the sets stand side by side. All
+    ratios have one axis: as far as the intervals, which count only from half of their value to twice it."""
+    placed = []
+    for way, figure in product(ways, figures):
+        each = [(number, *one) for number, of in enumerate(found) for one in _by_count(figure, of.pairs.get(way, []))]
+        placed += [(way, figure, each)] if each else []
+    if not placed:
+        why = "no request ended in a window"
+        if engines == "engines":
+            why = "no sensor told what the device did while replicas ran"
+        return Picture(name, why_not=why)
+    counts = sorted({count for *_, each in placed for _, count, *_ in each})
+    seen_ends = [0.9, 1.1]
+    for seen in (seen for *_, each in placed for _, _, seen, _ in each):
+        seen_ends += [seen.value, *(end for end in (seen.low, seen.high) if end and 0.5 <= end / seen.value <= 2)]
+    domain = [min(seen_ends) - 0.02, max(seen_ends) + 0.02]
+    ticks = {"values": list(range(len(counts))), "labelExpr": f"{[str(n) for n in counts]}[datum.value]", "grid": False}
+    scale = {"domain": [-0.5, len(counts) - 0.5], "nice": False, "zero": False}
+    names, panels = [each.name for each in found], []
+    for way, figure, each in placed:
+        x = {"type": "quantitative", "title": f"{engines}, {SHARINGS[way]}", "scale": scale, "axis": ticks}
+        y = share_axis(figure.heading) if figure.kind == "share" else axis("y", figure.heading)
+        y |= {"scale": {"domain": domain, "zero": False, "nice": False}} if figure.kind == "ratio" else {}
+        rows = []
+        for number, count, seen, degraded in each:
+            place = counts.index(count) + 0.4 * (number - (len(found) - 1) / 2) / len(found)
+            rows.append(interval_row(place, seen, names[number], degraded))
+        one = {"ratio": "one engine under the same load", "relative": "one engine"}.get(figure.kind)
+        panels.append(line_chart(rows, x, y, names, rules=[{"y": 1, "text": one}] if one else ()))
+    return Picture(name, (), tuple(panels), columns)
 
-    def values(of: Callable[[Pair], Interval | None], pairs: list[Pair]) -> Iterable[tuple[int, Interval, bool]]:
-        for pair in pairs:
-            if (seen := of(pair)) is not None:
-                yield pair[0].count, seen, any(side.degraded for side in pair)
 
-    counts = sorted({pair[0].count for each in found for pairs in each.pairs.values() for pair in pairs})
-    panels = {
-        (way, heading): rows
-        for way in ways
-        for heading, of in quantities.items()
-        if (rows := _by_count(found, way, counts, partial(values, of)))
-    }
-    if not panels:
-        return Picture(name, why_not="no request ended in a window")
-    ends = [0.9, 1.1]
-    for row in (row for rows in panels.values() for row in rows):
-        ends += [row["y"], *(end for end in (row["low"], row["high"]) if end and 0.5 <= end / row["y"] <= 2)]
-    scale = {"scale": {"domain": [min(ends) - 0.02, max(ends) + 0.02], "zero": False, "nice": False}}
-    one = [{"y": 1, "text": "one engine under the same load"}]
-    names = [each.name for each in found]
-    drawn = [
-        line_chart(rows, _counts(counts, f"replicas, {SHARINGS[way]}"), axis("y", heading) | scale, names, rules=one)
-        for (way, heading), rows in panels.items()
-    ]
-    return Picture(name, origins, tuple(drawn), columns)
-
-
-def _replica_busy(origins: tuple[str, ...], found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Picture:
+def _replica_busy(found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Picture:
     """Gain of replicas over the time in which one engine runs a kernel, whatever the load. Engines that take turns on
     one GPU gain at most one over that share."""
     name = "replica-busy"
@@ -562,48 +585,7 @@ def _replica_busy(origins: tuple[str, ...], found: Sequence[ReplicaSet], ways: S
         if each:
             x = share_axis(f"time in which one engine runs a kernel, {SHARINGS[way]}")
             panels.append(line_chart(each, x, y, models, joined=False, rules=one, guide=turns))
-    return Picture(name, origins, tuple(panels), columns=min(3, len(panels)))
-
-
-def _replica_device(origins: tuple[str, ...], found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Picture:
-    """Use of the device by one engine and by each number of replicas (arXiv:2404.03353, figure 7). Busy comes from the
-    profiling counters if they are known, else from NVML's samples."""
-    replicas = [pair[0] for each in found for pairs in each.pairs.values() for pair in pairs]
-    busy = ("busy (some kernel ran)", "engine_active"), ("GPU utilisation", "gpu_util")
-    energy = "energy_per_token_j"
-    device = [
-        busy[0 if any(shared.engine_active for shared in replicas) else 1],
-        ("SM active", "sm_active"),
-        ("DRAM active", "dram_active"),
-        ("power, W", "power_w"),
-        ("energy per token over one engine's", energy),
-    ]
-
-    def values(field: str, pairs: list[Pair]) -> Iterable[tuple[int, Interval, bool]]:
-        known = [pair for pair in pairs if _finite(pair[0], field) is not None]
-        one = _finite(known[0][1], field) if known else None
-        over = one if field == energy else 1.0
-        if one:
-            yield 1, Interval(one / (over or 1.0)), bool(known[0][1].degraded)
-        for shared, _ in known if over else []:
-            yield shared.count, Interval((_finite(shared, field) or 0.0) / (over or 1.0)), bool(shared.degraded)
-
-    counts = sorted({1, *(shared.count for shared in replicas)})
-    names, panels = [each.name for each in found], []
-    for way in ways:
-        x = _counts(counts, f"engines, {SHARINGS[way]}")
-        for heading, field in device:
-            if rows := _by_count(found, way, counts, partial(values, field)):
-                y = axis("y", heading) if field in ("power_w", energy) else share_axis(heading)
-                rules = [{"y": 1, "text": "one engine"}] if field == energy else []
-                panels.append(line_chart(rows, x, y, names, rules=rules))
-    why = "" if panels else "no sensor told what the device did while replicas ran"
-    return Picture("replica-device", origins, tuple(panels), columns=3, why_not=why)
-
-
-def _finite(point: Any, field: str) -> float | None:
-    value = getattr(point, field, None)
-    return value if value is not None and math.isfinite(value) else None
+    return Picture(name, (), tuple(panels), columns=min(3, len(panels)))
 
 
 def _several_gpus(named: Named) -> list[Picture]:

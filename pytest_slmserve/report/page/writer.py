@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import time
+import tomllib
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,7 +24,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, page_content, page_section, parts
+from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, page_content, page_section
 from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.section import Section
 from pytest_slmserve.report.text_table import laid_out
@@ -32,21 +34,20 @@ from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
 FOLDER = files("pytest_slmserve.report.page")
-LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-interpreter.js")
+GLOSSARY: dict[tuple[str, ...], str] = {  # meanings by a term and its other forms
+    tuple(term["forms"]): term["meaning"]
+    for term in tomllib.loads((FOLDER / "glossary.toml").read_text("utf-8"))["term"]
+}
+_NUMBERS = {form.lower(): number for number, forms in enumerate(GLOSSARY, 1) for form in forms}
+_FORMS = "|".join(re.escape(form) for form in sorted(_NUMBERS, key=len, reverse=True))
+_TERM = re.compile(rf"(?<![\w-])({_FORMS})(?![\w-])", re.IGNORECASE)
+INTERPRETER = "vega-interpreter.js"
+LIBRARIES = ("vega.min.js", "vega-lite.min.js", INTERPRETER)
 _MODULE = (  # the interpreter is published as a module, which a page in a file cannot import
     ("import {", "const {"),
     ("} from 'vega-util';", "} = vega;"),
     ("export { expression as expressionInterpreter };", "vega.expressionInterpreter = expression;"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A library as a page holds it: packed, and with the hash of its text."""
-
-    name: str
-    base64: str
-    hash: str
 
 
 def write_page(path: Path, page: str) -> None:
@@ -90,12 +91,12 @@ def write_section(
     """Writes a page of one section, with the records of these archives inside. Raises BadUsage as `rendered` does."""
     records = [one for archive in archives for one in embedded(archive)]
     sections = [page_section(heading, parts)]
-    write_page(path, rendered(Findings(curves=curves), measurements, records, status=status, sections=sections))
+    found = Findings(curves=curves, measurements=measurements)
+    write_page(path, rendered(found, records, status=status, sections=sections))
 
 
 def rendered(
     found: Findings,
-    measurements: Sequence[Measurement],
     records: Iterable[Embedded],
     *,
     status: int | None = None,
@@ -103,17 +104,30 @@ def rendered(
     text: str = "",
     sections: Sequence[PageSection] = (),
 ) -> str:
-    """The text of the page. measurements: those that the findings rest on. records: archives that hold them. status: of
-    the command or run. progress: of a run that goes on. text: all that a terminal shows. sections: further ones. Raises
-    BadUsage without Jinja2."""
+    """Return the text of the page. Raises BadUsage without Jinja2.
+
+    Args:
+        records: Archives that hold the measurements of the findings.
+        status: Exit status of the command or run.
+        progress: Sentence on how far a run is.
+        text: All that a terminal shows.
+        sections: Further sections.
+    """
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    libraries = [library(name) for name in LIBRARIES]
+    libraries = {name: (FOLDER / "vendor" / name).read_text("utf-8") for name in LIBRARIES}
+    for published, ours in _MODULE:
+        assert published in libraries[INTERPRETER], f"{INTERPRETER} is of another release"
+        libraries[INTERPRETER] = libraries[INTERPRETER].replace(published, ours)
+    libraries[INTERPRETER] = f"(() => {{{libraries[INTERPRETER]}\n}})();"
+    scripts = " ".join(f"'{hash_of(each)}'" for each in (script, *libraries.values()))
+    rest = "img-src data:; base-uri 'none'; form-action 'none'"
     page: str = template().render(
-        page_content(found, measurements, status, sections),
+        page_content(found, status, sections),
+        words=GLOSSARY,
         style=style,
         script=script,
-        libraries=libraries,
-        policy=policy(style, [hash_of(script), *(each.hash for each in libraries)]),
+        libraries=[{"name": name, "base64": packed(library)} for name, library in libraries.items()],
+        policy=f"default-src 'none'; style-src '{hash_of(style)}'; script-src {scripts}; {rest}",
         records=list(records),
         progress=progress,
         text=text,
@@ -122,7 +136,7 @@ def rendered(
 
 
 def template() -> Any:
-    """The template of the page. Raises BadUsage without Jinja2."""
+    """Return the template of the page. Raises BadUsage without Jinja2."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
@@ -131,46 +145,35 @@ def template() -> Any:
     environment.filters |= {
         "parts": parts,
         "json": as_script_json,
-        "packed": lambda value: packed(as_script_json(value).encode()),
+        "packed": lambda value: packed(as_script_json(value)),
     }
     return environment.from_string((FOLDER / "page.html").read_text("utf-8"))
 
 
-def policy(style: str, hashes: Sequence[str]) -> str:
-    """The content security policy: nothing but this style and these scripts."""
-    scripts = " ".join(f"'{each}'" for each in hashes)
-    rest = "img-src data:; base-uri 'none'; form-action 'none'"
-    return f"default-src 'none'; style-src '{hash_of(style)}'; script-src {scripts}; {rest}"
-
-
-def library(name: str) -> Script:
-    """A vendored library; the interpreter as a script that adds itself to Vega."""
-    text = (FOLDER / "vendor" / name).read_text("utf-8")
-    if name == "vega-interpreter.js":
-        for published, ours in _MODULE:
-            assert published in text, f"{name} is of another release"
-            text = text.replace(published, ours)
-        text = f"(() => {{{text}\n}})();"
-    return Script(name, packed(text.encode()), hash_of(text))
+def parts(text: str) -> list[tuple[str, int]]:
+    """Return the parts of a heading: each term with its number in the glossary, from 1, and texts between them with
+    0."""
+    return [(part, _NUMBERS[part.lower()] if i % 2 else 0) for i, part in enumerate(_TERM.split(text))]
 
 
 def hash_of(text: str) -> str:
+    """Return the hash of a text as a content security policy names it."""
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
-def packed(data: bytes) -> str:
-    """gzip in base64, the same for the same data."""
-    return b64encode(gzip.compress(data, 9, mtime=0)).decode()
+def packed(text: str) -> str:
+    """Return a text as gzip in base64, the same for the same text."""
+    return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def as_script_json(value: Any) -> str:
-    """JSON that may stand in a script element: no tag can begin or end in it."""
+    """Return JSON that may stand in a script element, because no tag can begin or end in it."""
     text = json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def visible(value: object) -> object:
-    """A value for the template: of a text only what can be seen."""
+    """Return a value for the template: of a text only what can be seen."""
     return printable(value) if type(value) is str else value
 
 
@@ -179,14 +182,16 @@ PAUSE = 20  # times what the last page took: a run spends a twentieth of its tim
 
 @dataclass(slots=True)
 class RunPage:
-    """The page at a path. next_at: when it may be written again, by the monotonic clock."""
+    """The page of a run at a path. next_at: when it may be written again, by the monotonic clock.
+
+    Making one raises BadUsage, before anything is measured, without Jinja2 and if the page would replace a file that is
+    no page.
+    """
 
     path: Path
     next_at: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises BadUsage, before anything is measured, without Jinja2 and where the page would replace a file that is
-        none."""
         template()
         check_replaceable(self.path)
 
@@ -210,7 +215,7 @@ class RunPage:
             text = "\n".join(text for text, _ in tables(found))
         records = embedded(found.records) if found.records else []
         try:
-            page = rendered(found, found.measurements, records, status=status, progress=progress, text=text)
+            page = rendered(found, records, status=status, progress=progress, text=text)
             write_page(self.path, page)
         except SlmError as error:
             self.next_at = float("inf")

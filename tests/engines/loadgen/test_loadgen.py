@@ -23,7 +23,8 @@ from wire import EVENT_STREAM, stream, token
 
 from pytest_slmserve.engines.base import ignore_progress, message_of
 from pytest_slmserve.engines.launch.child_process import Child, converse
-from pytest_slmserve.engines.load_client import LoadClient, completion
+from pytest_slmserve.engines.load_client import LoadClient, completion, run_of
+from pytest_slmserve.engines.loadgen.load_run import LOST
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
@@ -96,11 +97,27 @@ class Client:
             if self.said[-1]["event"] == "settled":
                 now = time.monotonic()
                 self.child.send(op="open", window=[now + 0.05, now + 0.35])
-        return self.said[-1]
+        return read(self.said[-1])
 
     def burst(self, *faults, **more):
         number = self.load(*faults, **more)
         return self.run(loop(number, requests=number))
+
+
+def read(done):
+    """What a client has told, with a column for each field of the requests that failed."""
+    failed = dict(zip(LOST, zip(*done["failed"]))) if done["failed"] else {}
+    rows = sorted(done["samples"], key=lambda row: row[SENT])
+    scheduled = [row[-1] for row in rows]
+    per_chunk = done["told"] / done["chunks"] if done["chunks"] else None
+    return {
+        **done,
+        "samples": [row[:-1] for row in rows],
+        "scheduled": scheduled,
+        "failed": {name: list(column) for name, column in failed.items()},
+        "failures": len(done["failed"]),
+        "tokens_per_chunk": per_chunk,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +151,7 @@ def client(port):
 
 
 def rows(done):
-    return list(zip(*done["samples"]))
+    return done["samples"]
 
 
 def loop(concurrency, window_s=0.3, requests=None, ramp_up="staggered"):
@@ -150,7 +167,7 @@ def loop(concurrency, window_s=0.3, requests=None, ramp_up="staggered"):
 
 def test_a_burst_is_what_the_server_says_it_was(one, truth):
     done, told = one.burst(count=40), truth()
-    assert (done["failures"], len(rows(done)), done["tokens_per_chunk"], done["scheduled"]) == (0, 40, 1.0, None)
+    assert (done["failures"], len(rows(done)), done["tokens_per_chunk"], done["on_schedule"]) == (0, 40, 1.0, False)
     _, most_doubt_s = done["doubt_s"]  # where it was held up, it says how much later than a token its stamp may be
     for row in rows(done):
         server = told[f"p{row[REQUEST]}"]
@@ -158,8 +175,8 @@ def test_a_burst_is_what_the_server_says_it_was(one, truth):
         assert -0.003 <= row[FIRST] - server["writes"][0] <= 0.003 + most_doubt_s
         assert row[LAST] == pytest.approx(server["writes"][-1], abs=0.003)
         assert (row[PROMPT], row[OUTPUT], row[FINISHED]) == (1, TOKENS, True)
-    assert sum(done["received"][2]) == 40 * TOKENS
-    gaps = sum(done["gaps"]["counts"].values())
+    assert sum(done["bins"].values()) == 40 * TOKENS
+    gaps = sum(done["gaps"][0]["counts"].values())
     assert gaps == 40 * (TOKENS - 1)
 
 
@@ -264,7 +281,8 @@ def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(client
     one, late = client(), LateWindow()
     for _ in range(2):
         one.load(*[""] * 60, *["error"] * 300)
-        assert converse(one.child, ignore_progress, late, op="run", load=loop(4), at=late.begins_s)["failures"] > 5
+        done = converse(one.child, ignore_progress, late, op="run", load=loop(4), at=late.begins_s)
+        assert len(done["failed"]) > 5
 
 
 def test_progress_is_told_twice_a_second(one):
@@ -318,13 +336,14 @@ LOADS = {
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_several_processes_are_told_as_one(two, load):
     told = []
-    done = two.run(load, told.append, None)
-    sent = [row[SENT] for row in rows(done)]
-    assert done["failures"] == 0 and sent == sorted(sent)
+    parts = two.run(message_of(load), told.append, None)
+    run = run_of(parts, small_workload(16))
+    assert len(parts) == (1 if load.requests == 1 else 2) and run.failures == 0
     if load.requests:
-        assert sorted(row[REQUEST] for row in rows(done)) == sorted(i % 16 for i in range(load.requests))
+        assert sorted(run.samples.request) == sorted(i % 16 for i in range(load.requests))
     else:
-        begin, end = done["window"]
+        done = {"samples": [row for part in parts for row in part["samples"]]}
+        begin, end = (run.began_s + at for at in run.window_s)
         held = [in_flight(done, begin + share * (end - begin)) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
         assert max(held) <= 6 and sum(held) >= 5 * 4 and 0.6 < end - begin < 1.2
         assert max(progress.in_flight for progress in told) == 6, "of both"
@@ -373,7 +392,7 @@ def test_events_of_several_tokens_are_noted(one):
     done = one.burst(*["multi"] * 5, asked=2 * TOKENS)
     assert (done["tokens_per_chunk"], done["failures"]) == (2.0, 0)
     assert [row[OUTPUT] for row in rows(done)] == [2 * TOKENS] * 5
-    assert sum(done["received"][2]) == 10 * TOKENS
+    assert sum(done["bins"].values()) == 10 * TOKENS
 
 
 def test_more_tokens_than_were_asked_for_are_no_count(one):
@@ -476,7 +495,7 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path):
 
 PARENT = """
 import json, os, sys
-from pytest_slmserve.engines.base import message_of, message_of
+from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.loads import ClosedLoop
 child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ))

@@ -10,10 +10,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_records import BUSY, engine_alone
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
 from pytest_slmserve.report.export import asv
-from pytest_slmserve.report.export.asv import START, BenchmarkHost, Seen, Value
+from pytest_slmserve.report.export.asv import START, BenchmarkHost, Value
+from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
@@ -109,13 +111,11 @@ def test_a_launch_of_a_gate_counts() -> None:
 
 
 def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one() -> None:
-    sound, degraded = asv.steady_measurements([measurement(8, 1000.0), measurement(8, 500.0, launch="two")])
-    degraded = replace(degraded, degraded=("planted",))
-
-    def samples(*found: Seen) -> tuple[float, ...]:
-        return next(iter(asv.values(found).values()))[0].samples
-
-    assert samples(sound, degraded) == samples(sound) != samples(degraded)
+    sound, crowded = engine_alone(1000.0), {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+    degraded = engine_alone(500.0, columns=crowded, launch="two")
+    each = [next(iter(asv.values(found).values()))[0] for found in ([sound, degraded], [sound], [degraded])]
+    assert each[0].samples == each[1].samples != each[2].samples
+    assert [value.degraded for value in each] == [False, False, True]
 
 
 @pytest.mark.parametrize(

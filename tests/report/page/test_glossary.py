@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_slmserve.report.page.content import GLOSSARY, parts
+from pytest_slmserve.report.page.writer import GLOSSARY, parts
 
 NUMBERS = {forms[0]: number for number, forms in enumerate(GLOSSARY, 1)}
 

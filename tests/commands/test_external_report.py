@@ -15,8 +15,8 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Axes, Curve
 from pytest_slmserve.archive.external import Columns
+from pytest_slmserve.commands.external import external_facts, external_section
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.external import external_facts, external_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
 
