@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import (
-    Advice,
-    Ceiling,
-    Decision,
-    Plan,
-    ServedEngine,
-    conditions,
-    least_latency_s,
-    utilization,
-)
+from pytest_slmserve.analysis.advice import advisor
+from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Decision, Plan, ServedEngine
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
@@ -95,7 +87,7 @@ def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tupl
     if (footprint := engine.footprint) and not engine.no_footprint:
         words += ["--max-model-len", str(footprint.longest), "--kv-cache-memory-bytes", str(footprint.kv_bytes(batch))]
         if gpu_bytes is not None:
-            words += ["--gpu-memory-utilization", f"{utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
+            words += ["--gpu-memory-utilization", f"{advisor.utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
     return (*words, *engine.arguments)
 
 
@@ -215,7 +207,7 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
             yield "gain", said
         if fit := advice.replicas:
             said = f"memory for {fit.at_batch:,} at batch {advice.batch} each, or {fit.split:,} that share it"
-            limit, least, over = advice.decision.limit, least_latency_s(advice, fit.advised), ""
+            limit, least, over = advice.decision.limit, advisor.least_latency_s(advice, fit.advised), ""
             if limit is not None and least is not None and least > limit.seconds:
                 over = f" (not {advice.batch}: that would take {milliseconds(least)} ms per output token at the least)"
             several = f"try {fit.advised} at batch {fit.each}{over}: {fit.why}"
@@ -240,7 +232,7 @@ def batch_text(advice: Advice, plan: Plan) -> str:
         return f"none: {seen.reason}"
     interval = f" (95 %: {seen.low or 'none'} to {seen.high or 'none'})" if seen.known else ""
     how = "predicted as the largest" if seen.predicted else "the largest measured"
-    said = f"B_opt is {seen.batch} in flight{interval}, {how} with {conditions(plan.wish, seen.limit)}"
+    said = f"B_opt is {seen.batch} in flight{interval}, {how} with {advisor.conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
         return f"{said}; but the memory does not even hold one request of each model"
     said += "" if advice.batch == seen.batch else f"; the memory does not hold that, so {advice.batch}"
