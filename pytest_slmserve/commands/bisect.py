@@ -21,7 +21,7 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.plan import MODES, SHIPPED
 from pytest_slmserve.commands.report import gates_of
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.gate.text import gate_facts, title
+from pytest_slmserve.report.gate import gate_facts, title
 from pytest_slmserve.report.text_table import between, figure, hanging
 from pytest_slmserve.schema.errors import BadUsage
 

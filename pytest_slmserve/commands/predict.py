@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.sweep.curve import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.report import curves_of, read_all
-from pytest_slmserve.report.advice.text import predicted_sweep, prediction_facts, prediction_text
+from pytest_slmserve.report.advice import predicted_sweep, prediction_facts, prediction_text
 from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import TooFewPoints

@@ -32,7 +32,7 @@ from pytest_slmserve.engines.launch.vllm_arguments import caches
 from pytest_slmserve.engines.pool import abreast
 from pytest_slmserve.options.table import FEWEST_PAIRS, Options, joined
 from pytest_slmserve.plan.cases import Engines
-from pytest_slmserve.report.gate.text import calibration_text
+from pytest_slmserve.report.gate import calibration_text
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session

@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import curves_of
-from pytest_slmserve.report.advice.text import serve_words
+from pytest_slmserve.report.advice import serve_words
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.environment import Environment

@@ -9,19 +9,18 @@ from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, Int
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate.text import as_markdown, comparison_parts, gate_section, next_step, title
+from pytest_slmserve.report.gate import as_markdown, caches_text, comparison_parts, gate_section, next_step, title
 from pytest_slmserve.report.page.content import page_content
 from pytest_slmserve.report.screen import screen
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.schema.environment import SIMULATED
 
+OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"
+NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
+
 
 def gate_lines(gated):
     return section_text(gate_section(gated))
-
-
-OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"
-NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
 
 
 @pytest.mark.parametrize(
@@ -107,3 +106,27 @@ def test_boundaries_of_each_interim_analysis_are_a_table():
 def test_a_gate_s_text_has_boundaries_from_the_first_look_on():
     assert "fails if" in gate_lines(judge_gate(pairs(4), GateCriteria()))
     assert "fails if" not in gate_lines(judge_gate(pairs(3), GateCriteria()))
+
+
+# Compiled code
+
+SECONDS = {"baseline": (0.5, 0.7, 9.0, 0.6), "candidate": (11.0, 11.0, 12.0, None)}
+
+
+def compiled(seconds):
+    """Four pairs of launches, and what each spent on compiled code."""
+    return [
+        replace(m, resolved=replace(m.resolved, compile_s=seconds[m.paired.side][m.paired.pair - 1])) for m in pairs(4)
+    ]
+
+
+def test_it_tells_the_median_of_each_side():
+    found = caches_text(judge_gate(compiled(SECONDS), GateCriteria()))
+    assert found.startswith("compile caches were warm: ")
+    assert found.endswith("; compiling took 0.65 and 11 s of a start")
+
+
+@pytest.mark.parametrize("silent", ["baseline", "candidate"])
+def test_of_a_side_that_does_not_tell_nothing_is_said(silent):
+    made = compiled({**SECONDS, silent: (None,) * 4})
+    assert "compiling" not in caches_text(judge_gate(made, GateCriteria()))

@@ -16,7 +16,7 @@ from strategies import law, point
 from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, Plan, ServedEngine, plan
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.report.advice.text import advice_facts, advice_section, objective, serve_words, shell_lines, starts
+from pytest_slmserve.report.advice import advice_facts, advice_section, objective, serve_words, shell_lines, starts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out

@@ -7,7 +7,7 @@ from strategies import H200, RESOLVED, measurement
 from traces import traced
 
 from pytest_slmserve.analysis.gate.diagnosis import Difference, splits
-from pytest_slmserve.report.gate.text import (
+from pytest_slmserve.report.gate import (
     PROBE_LEGEND,
     SPLIT_LEGEND,
     diagnosis_lines,
