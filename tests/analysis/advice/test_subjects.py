@@ -107,10 +107,6 @@ def test_a_cpu_has_no_memory_of_a_gpu():
     assert asked.source.gpu_bytes is None and asked.source.device == "some CPU, 2 cores"
 
 
-def test_nothing_measured_is_no_subject():
-    assert of_curves([], None, None).subjects == ()
-
-
 def test_what_moved_the_engine_stays_in_its_arguments():
     curve = sweep()
     extra = (("kv_cache_dtype", "fp8"), ("async_scheduling", False), ("compilation_config", {"level": 1}), ("x", True))
