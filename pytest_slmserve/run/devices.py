@@ -54,10 +54,9 @@ class Devices:
         self._undo.callback(self.pool.close)
 
     def take(self, spec: EngineSpec | ReplicaSpec) -> None:
-        """The GPUs that it runs on are ours until the session ends, as the first is since it was opened. Raises
-        BadUsage where they are not there, DeviceBusy where another run has one of them."""
-        devices = [device for device in self.planner.devices(spec) if device != self.planner.host.device]
-        self.lock(devices)
+        """Lock the GPUs that it runs on until the session ends; the first is locked since the session was opened.
+        Raises BadUsage if they are not there, DeviceBusy if another run has one of them."""
+        self.lock([device for device in self.planner.devices(spec) if device != self.planner.host.device])
 
     def lock(self, devices: Sequence[str]) -> None:
         """Locks devices until the session ends. A simulated run locks none, for a formula disturbs nobody; nor does one
@@ -98,17 +97,13 @@ class Devices:
         try:
             yield
         except BaseException:
-            self.stop()
+            self.pool.close()
             raise
-
-    def stop(self) -> None:
-        """Stops the engine that runs, if one does."""
-        self.pool.close()
 
     # Sensors
 
     def _opened(self, devices: Sequence[str]) -> Sampler | None:
-        """Raises SensorFailed or BadUsage where sensors that were asked for are not there."""
+        """Raises SensorFailed or BadUsage if sensors that were asked for are not there."""
         options, notes = self.planner.options, self.planner.notes
         interval_s = options.telemetry_interval or INTERVAL_S
         sampler, said = open_sampler(options.telemetry, devices[0], interval_s, devices[1:])
@@ -117,11 +112,8 @@ class Devices:
             self._undo.callback(sampler.close)
         return sampler
 
-    def sampler_of(self, spec: EngineSpec | ReplicaSpec) -> Sampler | None:
-        """The sensors of the GPUs that it runs on, opened once for each set of them."""
-        return self._sampler_on(self.planner.devices(spec))
-
-    def _sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
+    def sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
+        """The sensors of GPUs on which an engine runs, opened once for each set of them."""
         if self.sampler is None or devices == (self.planner.host.device,):
             return self.sampler
         if devices not in self._samplers:
@@ -134,7 +126,7 @@ class Devices:
         options = self.planner.options
         if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
             gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]
-            return self._sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
+            return self.sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
         from pytest_slmserve.telemetry.source import SimulatedSource
 
         return Sampler([SimulatedSource()], options.telemetry_interval or INTERVAL_S)

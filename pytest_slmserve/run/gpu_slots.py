@@ -37,17 +37,13 @@ class GpuSlots:
         near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
         devices = [gpu.uuid for gpu in host.gpus[:count]] or [f"{host.device}-{i}" for i in range(count)]
         visible = visible_names()[:count] if host.environment.platform == "cuda" else []
-        found = cls(tuple(devices), tuple(visible), tuple(equal_parts(near, sorted(ours))))
-        found._check_width(host, widest)
-        return found
-
-    def _check_width(self, host: Host, widest: int) -> None:
-        count, each = len(self.devices), len(self.cores[0])
+        cores = equal_parts(near, sorted(ours))
         if host.gpus and count < widest:
             raise BadUsage(f"--slm-ray local:{count}: an engine takes {widest} GPUs", f"--slm-ray local:{widest}")
-        if not host.gpus and 0 < each < widest:
-            why = f"an engine of {widest} processes needs a core for each, and has {each}"
-            raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(own_cores()) // widest or 1}")
+        if not host.gpus and 0 < len(cores[0]) < widest:
+            why = f"an engine of {widest} processes needs a core for each, and has {len(cores[0])}"
+            raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(ours) // widest or 1}")
+        return cls(tuple(devices), tuple(visible), tuple(cores))
 
     def block(self, count: int, free: Set[int]) -> tuple[int, ...] | None:
         """The first of `free` for one GPU; for several, GPUs next to each other, in the order of the host: what vLLM

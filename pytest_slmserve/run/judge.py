@@ -8,7 +8,7 @@ from typing import Any
 from pytest_slmserve.analysis.claims import claim, table
 from pytest_slmserve.analysis.claims.stored import planned_curve, planned_curves
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
-from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.points import by_series, job_points
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner, Sweep
@@ -108,7 +108,11 @@ class Verdicts:
     def verdict(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
         """The verdict on one claim for one model from what was measured so far. A model of which nothing was measured
         here has no curve: what can be judged of it is arithmetic."""
-        row, claim, jobs = self.row(name, model, overrides), table.claim_of(name), self.results.job_points()
+        row, claim, jobs = (
+            self.row(name, model, overrides),
+            table.claim_of(name),
+            job_points(self.results.measurements()),
+        )
         if claim.of == "gpus":
             curve = self._curve_on_gpus(model)
         else:

@@ -32,7 +32,6 @@ IDLE = [
     ".plugin",
     ".plugin.fixtures",
     ".plugin.hooks",
-    ".plugin.items",
     ".schema",
     ".schema.errors",
     ".schema.printable",

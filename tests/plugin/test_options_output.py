@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.metrics.latency import goodput_of, parse_slo, pool
 from pytest_slmserve.analysis.metrics.window import output_tokens_per_s
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import LEFT_OUT, runs_of
-from pytest_slmserve.plugin import estimates, progress
+from pytest_slmserve.plugin import progress, session_hooks
 from pytest_slmserve.report.screen import MOST_LINES
 
 # records
@@ -185,7 +185,7 @@ def test_what_fits_is_what_the_terminal_has_room_for(run, monkeypatch):
 )
 def test_nothing_that_a_run_says_is_wider_than_the_terminal(run, monkeypatch, words, among):
     monkeypatch.setattr(progress, "LEAST_S", 0.0)  # lines of a log on what took no time
-    monkeypatch.setattr(estimates, "LONG_S", 0.0)
+    monkeypatch.setattr(session_hooks, "LONG_S", 0.0)
     text = run(*words, "--slm-resume").stdout.str()
     said = text[text.index("slmserve: ") :]
     assert "; set: simulate (command line)" in " ".join(said.split()) and among in said
