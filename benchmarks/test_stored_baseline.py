@@ -6,5 +6,5 @@ launches and hosts were seen to differ by.
 
 
 def test_no_worse_than_the_baseline(slm_against_baseline):
-    """At every load that both have measured, throughput and latency are within the margin."""
+    """At every load that both have measured, throughput and latency are within the tolerance."""
     assert slm_against_baseline()

@@ -24,9 +24,9 @@ HEAD = (
     "|---|---|---:|---|",
 )
 ARCHIVES = (
-    "spread",
+    "staggered",
     "figure-1",
-    "together",
+    "burst",
     "sensors",
     "decode",
     "replicas",

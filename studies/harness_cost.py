@@ -32,7 +32,7 @@ from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.specs import GIB, EngineSpec
-from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.workload.requests import build_workload
 
 BOUND = 0.99
@@ -119,11 +119,11 @@ def main() -> None:
     spec = engine_spec(options, args.platform, args.model, environment)
     if args.latency:
         spec = half_of_device(spec, load.requests, workload)
-    engine, other = (OfflineEngine if args.latency else BareEngine)(spec), None
+    engine, other = (OfflineEngine if args.latency else BareEngine)(spec).start(), None
     try:
         arms = {MEASURED: partial(measured_s, engine, workload, load, environment)}
         if args.latency:
-            other = LatencyEngine(spec)
+            other = LatencyEngine(spec).start()
             arms |= latency_arms(other, workload, load.requests)
         else:
             arms["bare"] = partial(bare_s, engine, load)

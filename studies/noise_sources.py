@@ -35,7 +35,7 @@ from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.sensors import ENGINE_ACTIVE, HOST_CORES, PROBE, PROBE_CPU, SM_CLOCK, STOLEN_CORES
 from pytest_slmserve.telemetry.base import Reading, SensorSource
-from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 
 SKIPPED_S = 0.2  # at the beginning of a stretch: the engine works on what was scheduled before
@@ -234,7 +234,7 @@ def main() -> None:
     host = probe(args.platform)
     environment = host.environment
     load = ClosedLoop(args.concurrency, window_s=(args.rounds * len(VARIANTS) + 1) * args.stretch)
-    engine = NoiseEngine(engine_spec(read_options({}, {}, {}), args.platform, args.model, environment))
+    engine = NoiseEngine(engine_spec(read_options({}, {}, {}), args.platform, args.model, environment)).start()
     try:
         stretches, run = study(engine, environment, load, args.stretch, host.device)
     finally:

@@ -56,7 +56,7 @@ NOISES: dict[str, str] = {
     "launches 4 % apart, white, 2 %": "states:0.04+white:0.02",
 }
 RECORDED = {
-    "recorded: OPT-125M, H200": ("h200-vllm-0.26.0-spread.jsonl.xz", "opt-125m"),
+    "recorded: OPT-125M, H200": ("h200-vllm-0.26.0-staggered.jsonl.xz", "opt-125m"),
     "recorded: OPT-1.3B, H200": ("h200-vllm-0.26.0-sensors.jsonl.xz", "opt-1.3b"),
     "recorded: tiny OPT, two CPU cores": ("cpu-vllm-0.32.0.jsonl.xz", "opt-tiny"),
 }

@@ -34,7 +34,7 @@ from common import engine_parser, keep, results_in
 
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, student_interval, t_975
 from pytest_slmserve.engines.base import Engine
-from pytest_slmserve.engines.pool import start
+from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
@@ -45,8 +45,8 @@ from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 from pytest_slmserve.telemetry.base import Reading, SensorSource
+from pytest_slmserve.telemetry.host import Host, probe
 from pytest_slmserve.telemetry.host_counters import SpeedProbeSource
-from pytest_slmserve.telemetry.host_probe import Host, probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
 from pytest_slmserve.workload.requests import build_workload
@@ -227,7 +227,7 @@ def main() -> None:
     if args.again:
         return tell(results_in(args.again))
     options, host = read_options({}, {}, {}), probe(args.platform)
-    engine = start(engine_spec(options, args.platform, args.model, host.environment))
+    engine = launch_engine(engine_spec(options, args.platform, args.model, host.environment)).start()
     try:
         study(engine, host, args)
     finally:

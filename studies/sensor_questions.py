@@ -34,7 +34,7 @@ from typing import Any
 from common import parser_of, results_in, results_options
 
 from pytest_slmserve.schema.errors import SlmError
-from pytest_slmserve.telemetry.host_probe import cpu_model, first_gpu
+from pytest_slmserve.telemetry.host import cpu_model, visible_gpus
 from pytest_slmserve.telemetry.nvml import ASKS, CRITICAL_EVENTS, FIELDS, GPM, LISTS, VALUE_TYPES, open_nvml
 
 WINDOWS_S = {0.005: 80, 0.02: 60, 0.05: 50, 0.1: 30, 0.2: 20, 0.5: 9, 1.0: 5}  # and how many of each
@@ -524,7 +524,7 @@ def cost(host: Host, call: Callable[[], object], times: int = 15) -> dict[str, A
 
 def host_facts(host: Host) -> dict[str, Any]:
     """What makes times on this host noisy."""
-    gpu = first_gpu()
+    gpu = visible_gpus()[0]
     siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
     load = Path("/proc/loadavg")
     naps_ms = []
@@ -639,7 +639,7 @@ def main() -> None:
     if not any(args.only in name for name in BEFORE_LOAD | UNDER_LOAD):
         parser.error(f"no question has {args.only!r} in its name; there are: {'; '.join(BEFORE_LOAD | UNDER_LOAD)}")
     try:
-        host = this_host(first_gpu().uuid)
+        host = this_host(visible_gpus()[0].uuid)
     except SlmError as error:
         raise SystemExit(f"nothing could be asked: {error}") from None
     began = time.monotonic()

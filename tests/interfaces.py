@@ -31,7 +31,7 @@ def stand_in(**extra: Any) -> EngineSpec:
 @contextmanager
 def somebodys_server(**extra: Any) -> Iterator[ServerEngine]:
     """A server that somebody else has started, as far as a test goes: the stand-in behind a URL, with a key."""
-    server = ServerEngine(replace(stand_in(**extra), interface="server"))
+    server = ServerEngine(replace(stand_in(**extra), interface="server")).start()
     try:
         yield server
     finally:

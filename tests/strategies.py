@@ -10,8 +10,11 @@ from statistics import fmean
 
 from hypothesis import strategies as st
 
+from pytest_slmserve.analysis.claims.claim import ClaimRow
+from pytest_slmserve.analysis.claims.table import claim_of, judge_row
 from pytest_slmserve.analysis.points import JobPoint, JobSummary, Point, ReplicaPoint, ReplicaSummary
 from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import Sharing
@@ -210,6 +213,12 @@ def job_point(
         left_out=0 if summaries else 1,
     )
     return replace(made, **figures)  # type: ignore[arg-type]
+
+
+def judge(claim: str, curve: Curve, others: Sequence[Curve] = (), **parameters: object) -> Verdict:
+    """The verdict on a claim by the parameters that it has for any model, or by these."""
+    row = ClaimRow(claim, parameters={**claim_of(claim).parameters, **parameters})
+    return judge_row(claim, curve, row, others)
 
 
 def noisy_curve(

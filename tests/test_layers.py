@@ -35,10 +35,10 @@ ROOMS = (
     "schema",
 )
 WORKER, LOADGEN, PACING = "engines.worker", "engines.loadgen", "engines.worker.slm_pacing"
-GUARDED, LINES = "engines.worker.slm_guarded", "engines.worker.slm_lines"
+PROCESS = "engines.worker.slm_process"
 # The file of pacing is pure, so that a simulated engine and the load generator send requests by the worker's own rule.
 # Who guards a process of ours, and how it speaks to its parent, is the same for every such process.
-OUT_OF_THE_WORKER = {PACING, GUARDED, LINES}
+OUT_OF_THE_WORKER = {PACING, PROCESS}
 # They are pure too: what a server says is hidden and written out by the same rules wherever it is told.
 TEXTS = {"schema.printable", "schema.secret_words"}
 MAY_IMPORT_RAY = "run.ray"
@@ -335,7 +335,7 @@ PLANTED = [
         {f"{LOADGEN}.run": "from pytest_slmserve.schema import errors"},
     ),
     ("pacing is pure", {PACING: "def admit():\n    from torch import Tensor"}),
-    ("pacing is pure", {GUARDED: "import psutil"}),
+    ("pacing is pure", {PROCESS: "import psutil"}),
     ("no cycles", {"a": "from pytest_slmserve.b import x", "b": "def f():\n    from pytest_slmserve import a"}),
     ("no cycles", {"a": "from pytest_slmserve.a.b import x", "a.b": "import pytest_slmserve.a"}),
     ("no public function name stands twice", {"schema.errors": "def a(): ...", "engines.base": "def a(): ..."}),

@@ -32,7 +32,6 @@ from pytest_slmserve.schema.specs import short_hash
 
 FOLDER = Path(".slm/baselines")
 SUFFIX = ".jsonl.xz"
-RELEASE = "-vllm-"  # stands between device and release
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,19 @@ class Baseline:
 
 
 def baseline_name(environment: Environment) -> str | None:
-    """ "h200-vllm-0.26.0" of an NVIDIA H200, else with the platform; None where device or release is not known. The
-    simulated engine has no release."""
-    device = _slug(environment.gpu_name if environment.platform == "cuda" else environment.platform)
+    """Return "h200-vllm-0.26.0" for an NVIDIA H200, else a name with the platform; None if device or release is not
+    known. The simulated engine has no release."""
+
+    def slug(text: str | None) -> str:
+        """Text of a file's name: lower case, "-" for all but letters, digits, "." and "+", no "nvidia-" first."""
+        plain = re.sub(r"[^a-z0-9.+]+", "-", (text or "").lower()).strip("-.")
+        return plain.removeprefix("nvidia-")
+
+    device = slug(environment.gpu_name if environment.platform == "cuda" else environment.platform)
     if environment.platform == "simulated":
         return device
-    release = _slug(environment.vllm)
-    return f"{device}{RELEASE}{release}" if device and release else None
+    release = slug(environment.vllm)
+    return f"{device}-vllm-{release}" if device and release else None
 
 
 def accept(
@@ -82,8 +87,12 @@ def accept(
     """Write what is valid into `folder`, an archive for each device and release; claims: stored beside it.
 
     Records of several devices or releases are split, not refused: a name says which device and release a baseline is
-    of, so each has its own, and one run over two interpreters is a usual way to make two. Raises BadUsage, with
-    nothing written, where an archive is there already (unless `replace`), and where nothing can be a baseline.
+    of, so each has its own, and one run over two interpreters is a usual way to make two. Whole archives are written,
+    or none: they are made beside their places, and moved when all are there.
+
+    Raises:
+        BadUsage: An archive is there already and not to be replaced, nothing can be a baseline, or the folder cannot be
+            written. Nothing is written then.
     """
     groups = {id(m): group for group in all_groups(measurements) for m in group}
     judged = [(m, _obstacle(m, groups.get(id(m), ()))) for m in measurements]
@@ -96,7 +105,20 @@ def accept(
     if there and not replace:
         hint = "--replace, or --folder with another folder"
         raise BadUsage(f"{', '.join(map(str, there))} is there already, and would be overwritten", hint)
-    _write(folder, named, claims or {})
+    try:
+        make_folder(folder)
+        with TemporaryDirectory(dir=folder, prefix=".accept-") as made:
+            for name, group in named.items():
+                with Archive.open(Path(made, name)) as archive:
+                    archive.begin(claims or {}, {})
+                    for measurement in group:
+                        archive.add(measurement)
+            for name in named:
+                Path(made, name).replace(folder / name)
+    except OSError as error:
+        raise BadUsage(f"cannot write to {folder}: {error.strerror}", "--into with another folder") from None
+    except BadUsage as error:
+        raise BadUsage(error.problem, "--into with another folder") from None
     written = []
     for name, group in named.items():
         degraded = tuple(LeftOut(m, "; ".join(doubts)) for m in group if (doubts := check(m).degradations))
@@ -104,35 +126,10 @@ def accept(
     return tuple(written), left_out
 
 
-def baselines(folder: Path) -> list[Baseline]:
-    """All archives of a folder, by name; none where there is no such folder. One that cannot be read has a note."""
-    return [_opened(path) for path in _archives(folder)]
-
-
-def baseline(folder: Path, name: str) -> Baseline:
-    """One of them, by its name with or without suffix, or the archive of that path, with the last run of each case.
-    Raises BadUsage where it is not there, BadArchive where it cannot be read."""
-    if is_file(Path(name)):
-        contents = chosen(read(Path(name)), RunChoice())
-        return Baseline(Path(name), contents.measurements, contents.notes)
-    path = next((path for path in _archives(folder) if path.name in (name, f"{name}{SUFFIX}")), None)
-    if path is None:
-        there = ", ".join(each.name.removesuffix(SUFFIX) for each in _archives(folder))
-        hint = f"one of {there}" if there else "slmserve compare RECORDS --save"
-        raise BadUsage(f"there is no baseline {name} in {folder}", hint)
-    contents = read(path)
-    return Baseline(path, contents.measurements, contents.notes)
-
-
-def _slug(text: str | None) -> str:
-    """Text for a file's name, in lower case: "-" for all but letters, digits, "." and "+", and no "nvidia-" first."""
-    plain = re.sub(r"[^a-z0-9.+]+", "-", (text or "").lower()).strip("-.")
-    return plain.removeprefix("nvidia-")
-
-
 def _obstacle(measurement: Measurement, group: ReplicaGroup) -> str | None:
-    """Reason why a measurement is no part of a baseline, None if it is one. Of several engines on one device all are,
-    or none is. group: itself, and what it was measured together with; empty where some of these records are lost."""
+    """Return the reason why a measurement is no part of a baseline, None if it is one. Of several engines on one device
+    all are, or none is. group: itself, and what it was measured together with; empty if some of these records are
+    lost."""
     if not is_steady(measurement.load):
         return "it is of a load without a steady window"
     if baseline_name(measurement.environment) is None:
@@ -142,34 +139,35 @@ def _obstacle(measurement: Measurement, group: ReplicaGroup) -> str | None:
     return "; ".join(check(*group).problems) or None
 
 
-def _write(folder: Path, named: Mapping[str, Sequence[Measurement]], claims: Mapping[str, Any]) -> None:
-    """Whole archives, or none: they are made beside their places, and moved when all are there."""
-    try:
-        make_folder(folder)
-        with TemporaryDirectory(dir=folder, prefix=".accept-") as made:
-            for name, group in named.items():
-                with Archive.open(Path(made, name)) as archive:
-                    archive.begin(claims, {})
-                    for measurement in group:
-                        archive.add(measurement)
-            for name in named:
-                Path(made, name).replace(folder / name)
-    except OSError as error:
-        raise BadUsage(f"cannot write to {folder}: {error.strerror}", "--into with another folder") from None
-    except BadUsage as error:
-        raise BadUsage(error.problem, "--into with another folder") from None
+def baselines(folder: Path) -> list[Baseline]:
+    """Return all archives of a folder, by name; none if there is no such folder. One that cannot be read has a note."""
+    found = []
+    for path in _archives(folder):
+        try:
+            contents = read(path, skip_damaged=True)
+            found.append(Baseline(path, contents.measurements, contents.notes))
+        except BadArchive as error:
+            found.append(Baseline(path, notes=(error.problem,)))
+    return found
+
+
+def baseline(folder: Path, name: str) -> Baseline:
+    """Return one of them, by its name with or without suffix, or the archive of that path, with the last run of each
+    case. Raises BadUsage if it is not there, BadArchive if it cannot be read."""
+    if is_file(path := Path(name)):
+        contents = chosen(read(path), RunChoice())
+    else:
+        there = {each.name.removesuffix(SUFFIX): each for each in _archives(folder)}
+        if name.removesuffix(SUFFIX) not in there:
+            hint = f"one of {', '.join(there)}" if there else "slmserve compare RECORDS --save"
+            raise BadUsage(f"there is no baseline {name} in {folder}", hint)
+        path = there[name.removesuffix(SUFFIX)]
+        contents = read(path)
+    return Baseline(path, contents.measurements, contents.notes)
 
 
 def _archives(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
-
-
-def _opened(path: Path) -> Baseline:
-    try:
-        contents = read(path, skip_damaged=True)
-    except BadArchive as error:
-        return Baseline(path, notes=(error.problem,))
-    return Baseline(path, contents.measurements, contents.notes)
 
 
 NAME = "calibration.json"
@@ -217,21 +215,32 @@ def place_of(gated: Gated) -> NoiseKey:
 
 
 def beside(records: Path) -> Path:
+    """Return the file of calibrations beside an archive."""
     return records.parent / NAME
 
 
 def find(path: Path, place: NoiseKey) -> StoredNoise | None:
-    """The stored noise of a place, None if there is none. Raises BadUsage where the file cannot be read."""
+    """Return the stored noise of a place, None if there is none. Raises BadUsage if the file cannot be read."""
     return next((kept for kept in read_calibrations(path) if kept.place == place), None)
 
 
 def keep(path: Path, kept: StoredNoise) -> None:
-    """Add an entry; the one of the same place is replaced. Raises BadUsage where the file cannot be written."""
-    others = [each for each in read_calibrations(path) if each.place != kept.place]
+    """Add an entry; the one of the same place is replaced. Raises BadUsage if the file cannot be written."""
+    entries = [each for each in read_calibrations(path) if each.place != kept.place]
+    facts = [
+        {
+            **asdict(each.place),
+            "measured_at": each.measured_at,
+            "noise": asdict(each.noise),
+            "unchanged": asdict(each.calibration.unchanged),
+            "worse": {name: asdict(rates) for name, rates in each.calibration.worse.items()},
+        }
+        for each in (*entries, kept)
+    ]
     new = path.with_suffix(".new")
     try:
         make_folder(path.parent)
-        new.write_text(json.dumps([_facts(each) for each in (*others, kept)], indent=1) + "\n", "utf-8")
+        new.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
         new.replace(path)  # so that a reader sees the old file or the new one
     except OSError as error:
         why = f"the calibration cannot be written to {path}: {error.strerror}"
@@ -239,34 +248,22 @@ def keep(path: Path, kept: StoredNoise) -> None:
 
 
 def read_calibrations(path: Path) -> list[StoredNoise]:
+    """Return the entries of a file, none if there is no file. Raises BadUsage if it holds none."""
     if not path.exists():
         return []
+    found = []
     try:
-        return [_kept(facts) for facts in json.loads(content(path))]
+        for facts in json.loads(content(path)):
+            place: NoiseKey = converted(NoiseKey, dict(facts))
+            noise: PairNoise = converted(PairNoise, facts["noise"])
+            worse = {name: converted(Rates, rates) for name, rates in facts["worse"].items()}
+            terms = GateCriteria(place.margin, pairs=place.pairs)
+            seen = Calibration(terms, len(noise.costs), converted(Rates, facts["unchanged"]), worse)
+            found.append(StoredNoise(place, converted(str, facts["measured_at"]), noise, seen))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise BadUsage(
-            f"{path} is no calibration ({error})", "remove it, and calibrate again: --slm-calibrate"
-        ) from None
-
-
-def _facts(kept: StoredNoise) -> dict[str, Any]:
-    seen = kept.calibration
-    return {
-        **asdict(kept.place),
-        "measured_at": kept.measured_at,
-        "noise": asdict(kept.noise),
-        "unchanged": asdict(seen.unchanged),
-        "worse": {name: asdict(rates) for name, rates in seen.worse.items()},
-    }
-
-
-def _kept(facts: Mapping[str, Any]) -> StoredNoise:
-    place: NoiseKey = converted(NoiseKey, dict(facts))
-    noise: PairNoise = converted(PairNoise, facts["noise"])
-    worse = {name: converted(Rates, rates) for name, rates in facts["worse"].items()}
-    terms = GateCriteria(place.margin, pairs=place.pairs)
-    seen = Calibration(terms, len(noise.costs), converted(Rates, facts["unchanged"]), worse)
-    return StoredNoise(place, converted(str, facts["measured_at"]), noise, seen)
+        hint = "remove it, and calibrate again: --slm-calibrate"
+        raise BadUsage(f"{path} is no calibration ({error})", hint) from None
+    return found
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:

@@ -43,7 +43,7 @@ from pytest_slmserve.schema.files import content, regular
 from pytest_slmserve.schema.printable import printable_value
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
-from pytest_slmserve.telemetry.host_probe import own_version
+from pytest_slmserve.telemetry.host import own_version
 
 OWN = ".slm"
 

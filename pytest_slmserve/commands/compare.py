@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pytest_slmserve.analysis.claims.stored import unique
-from pytest_slmserve.analysis.compare.baseline import cells, served
-from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, RunComparison, compare_runs
-from pytest_slmserve.analysis.gate.decision import MARGIN
+from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, Judgement, compare, compared_cases, served
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.archive.baselines import Baseline, LeftOut
 from pytest_slmserve.archive.store import RunChoice, chosen, read, run_named, runs_of
@@ -21,8 +19,8 @@ from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.as_json import as_csv, as_json, facts
 from pytest_slmserve.report.compare import RunSide, days_of, measured_facts
-from pytest_slmserve.report.page.content import of_runs
 from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, named_lines, table
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
@@ -41,16 +39,16 @@ LINES = {
     "software": (("vLLM ", "vllm"), ("torch ", "torch"), ("CUDA ", "cuda"), ("Python ", "python")),
     "host": (("", "cpu"), ("cores: ", "cores"), ("", "operating_system"), ("", "host")),
 }
-COLUMNS = {
-    "model": "model",
-    "in flight": "in_flight",
-    "ramp-up": "ramp_up",
-    "window/s": "window_s",
-    "in/out": "tokens",
-    "repeats": "repeats",
-    "launches": "launches",
-    "tokens/s": "tokens_per_s",
-}
+LOADS: tuple[Column[dict[str, Any]], ...] = (
+    Column("model", lambda row: row["model"], "left"),
+    Column("in flight", lambda row: str(row["in_flight"])),
+    Column("ramp-up", lambda row: row["ramp_up"], "left"),
+    Column("window/s", lambda row: figure(row["window_s"])),
+    Column("in/out", lambda row: row["tokens"]),
+    Column("repeats", lambda row: str(row["repeats"])),
+    Column("launches", lambda row: str(row["launches"])),
+    Column("tokens/s", lambda row: figure(row["tokens_per_s"])),
+)
 
 
 def add_compare(commands: cli.Commands) -> None:
@@ -60,8 +58,8 @@ def add_compare(commands: cli.Commands) -> None:
     run = "a run of one archive, as `report --list` names it; the baseline first, then each candidate"
     command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
     cli.add_since(command)
-    margin = f"smallest change that matters (default: {MARGIN:g}, which is {100 * MARGIN:g} %%)"
-    command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)
+    tolerance = f"smallest change that matters (default: {TOLERANCE:g}, which is {100 * TOLERANCE:g} %%)"
+    command.add_argument("--tolerance", metavar="SHARE", type=float, default=TOLERANCE, help=tolerance)
     metric = "compare this metric alone, by its name in the JSON: output_tokens_per_s; may be given again"
     command.add_argument("--metric", metavar="NAME", action="append", default=[], help=metric)
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
@@ -91,27 +89,30 @@ def run_compare(given: argparse.Namespace) -> int:
         raise BadUsage("--save takes one --run, or all", "--save --run ID")
     if given.save:
         return save_baselines(given)
-    cli.check_share("margin", given.margin)
-    names = [metric.name for metric in METRICS]
-    if unknown := [name for name in given.metric if name not in names]:
-        raise BadUsage(f"--metric {unknown[0]} is not compared", f"one of {', '.join(names)}")
+    cli.check_share("tolerance", given.tolerance)
+    if unknown := [name for name in given.metric if name not in METRICS]:
+        raise BadUsage(f"--metric {unknown[0]} is not compared", f"one of {', '.join(METRICS)}")
     baseline, *candidates = sides_of(given)
     found = [
-        (baseline, each, compare_runs(baseline.measurements, each.measurements, given.margin, given.metric))
+        (baseline, each, compare(baseline.measurements, each.measurements, given.tolerance, given.metric or METRICS))
         for each in candidates
     ]
     if given.json:
-        print(as_json({"margin": given.margin, "comparisons": [report.change_facts(*each) for each in found]}))
+        print(as_json({"tolerance": given.tolerance, "comparisons": [report.change_facts(*each) for each in found]}))
     elif given.csv:
         print(as_csv(row for each in found for row in report.comparison_rows(*each)), end="")
     else:
-        print("\n\n".join(report.comparison_text(*each) for each in found))
-    statuses = {_status_of(each) for _, _, each in found}
-    status = next(status for status in (FAILS, INCONCLUSIVE, PASSES) if status in statuses)
+        print("\n\n".join(section_text(report.comparison_section(*each)) for each in found))
+    verdicts = {change.verdict for *_, comparison in found for change in comparison.changes}
+    if Judgement.WORSE in verdicts:
+        status = FAILS
+    else:
+        nothing = any(not comparison.changes for *_, comparison in found)
+        status = INCONCLUSIVE if nothing or Judgement.INCONCLUSIVE in verdicts else PASSES
     if given.html:
-        parts = [of_runs(*each) for each in found]
+        sections = [report.comparison_section(*each) for each in found]
         measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
-        write_section(given.html, "Comparison", parts, measurements, given.paths, status=status)
+        write_section(given.html, "Comparison", sections, measurements, given.paths, status=status)
     return status
 
 
@@ -137,12 +138,6 @@ def sides_of(given: argparse.Namespace) -> list[RunSide]:
     return [RunSide(f"{path} run {run.id}", chosen(contents, RunChoice(run.id)).measurements) for run in wanted]
 
 
-def _status_of(found: RunComparison) -> int:
-    if found.counts[Judgement.WORSE]:
-        return FAILS
-    return INCONCLUSIVE if found.counts[Judgement.INCONCLUSIVE] or not found.changes else PASSES
-
-
 def save_baselines(given: argparse.Namespace) -> int:
     """Keep the valid measurements of archives, say where, and what was left out and why, and return the exit status."""
     given.run = "".join(given.run)
@@ -153,12 +148,18 @@ def save_baselines(given: argparse.Namespace) -> int:
     for each in kept:
         kept_of = ", ".join(measured_facts(each.measurements)["models"])
         print(f"kept: {each.path}: {counted(len(each.measurements), 'measurement')} of {kept_of}")
-        for line in _left_out_lines(each.degraded):
-            print(f"note: degraded, kept: {line}")
-    for line in _left_out_lines(left_out):
-        print(f"left out: {line}")
+        _print_left_out("note: degraded, kept", each.degraded)
+    _print_left_out("left out", left_out)
     print_notes(contents.notes)
     return PASSES
+
+
+def _print_left_out(words: str, left_out: Iterable[LeftOut]) -> None:
+    """Print a line for each load and reason, with how often."""
+    found = [(each.measurement, each.why) for each in left_out]
+    lines = Counter(f"{short_name(m.spec.model)} at {m.load.title}: {why}" for m, why in found)
+    for text, count in sorted(lines.items()):
+        print(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
 
 
 def list_baselines(given: argparse.Namespace) -> int:
@@ -183,53 +184,49 @@ def list_baselines(given: argparse.Namespace) -> int:
 def show_baseline(given: argparse.Namespace) -> int:
     """Print models, loads, repeats, launches, dates and environment of one baseline, and return the exit status."""
     found = baselines.baseline(given.folder, given.show)
+    rows, seen = _load_rows(found.measurements), measured_facts(found.measurements)
     if given.json:
-        print(as_json({**_baseline_facts(found), "loads": _load_rows(found.measurements)}))
-    else:
-        print(_baseline_text(found))
+        print(as_json({**_baseline_facts(found), "loads": rows}))
+        return PASSES
+    launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["hosts"]), "host")
+    count, days = counted(seen["measurements"], "measurement"), days_of(found.measurements) or ABSENT
+    print(f"{found.name}: {count}, {launches}, {hosts}, measured {days}")
+    about = []
+    for line, names in LINES.items():
+        known = []
+        for words, name in names:
+            values = _values(found.measurements, name)
+            shown = [f"{size / GIB:.0f} GiB" for size in values] if name == "gpu_memory_bytes" else map(str, values)
+            known += [f"{words}{' and '.join(shown)}"] if values else []
+        about.append((line, ", ".join(known) or ABSENT))
+    print(f"{named_lines(about)}\n\n{table(rows, LOADS)}")
+    others = len(found.measurements) - sum(row["measured"] for row in rows)
+    missing = f"{others} of loads without a window, or of engines among several of which some are missing"
+    print_notes([*found.notes, *([missing] if others else [])])
     return PASSES
 
 
-def _baseline_text(found: Baseline) -> str:
-    rows, seen = _load_rows(found.measurements), measured_facts(found.measurements)
-    launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["hosts"]), "host")
-    count, days = counted(seen["measurements"], "measurement"), days_of(found.measurements) or ABSENT
-    head = f"{found.name}: {count}, {launches}, {hosts}, measured {days}"
-    about = [(name, _environment_line(found.measurements, line) or ABSENT) for name, line in LINES.items()]
-
-    def column(head: str, key: str) -> Column[dict[str, Any]]:
-        side: Literal["left", "right"] = "left" if key in ("model", "ramp_up") else "right"
-        return Column(head, lambda row: figure(v) if isinstance(v := row[key], float) else str(v), side)
-
-    columns = [column(*pair) for pair in COLUMNS.items()]
-    others = len(found.measurements) - sum(row["measured"] for row in rows)
-    missing = f"{others} of loads without a window, or of engines among several of which some are missing"
-    notes = [*found.notes, *([missing] if others else [])]
-    text = [head, named_lines(about), "", table(rows, columns, always=len(columns))]
-    return "\n".join([*text, *(f"note: {note}" for note in notes)])
-
-
 def _baseline_facts(found: Baseline) -> dict[str, Any]:
-    """Facts on a baseline for JSON. measured: when, first and last."""
-    seen, names = found.measurements, [name for line in LINES.values() for _, name in line]
+    """Return facts on a baseline for JSON. measured: when, first and last."""
+    seen = found.measurements
     return {
         **facts(found, "name", "path", "notes"),
         **{name: measured_facts(seen)[name] for name in ("measurements", "launches", "models")},
         "measured": sorted(m.measured_at for m in seen)[:: max(len(seen) - 1, 1)],
-        "environment": {name: _values(seen, name) for name in names},
+        "environment": {name: _values(seen, name) for line in LINES.values() for _, name in line},
     }
 
 
 def _load_rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """A row for each model and load. repeats: the valid ones, of those measured."""
+    """Return a row for each model and load. repeats: the valid ones, of those measured."""
     rows = []
-    for cell, group in cells(measurements).items():
-        point, load, workload = served(cell, group), cell.loads[0], group[0].workload
+    for case, group in compared_cases(measurements, steady=True).items():
+        point, load, workload = served(case, group), case.loads[0], group[0].workload
         assert is_steady(load)
         rows.append(
             {
-                "model": cell.engines,
-                "in_flight": cell.concurrency,
+                "model": case.engines,
+                "in_flight": case.concurrency,
                 "ramp_up": load.ramp_up,
                 "window_s": load.window_s,
                 "tokens": f"{workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f}",
@@ -244,29 +241,7 @@ def _load_rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     )
 
 
-def _left_out_lines(left_out: Iterable[LeftOut]) -> list[str]:
-    """A line for each load and reason, with how often."""
-
-    def title(each: LeftOut) -> str:
-        m = each.measurement
-        return f"{short_name(m.spec.model)} at {m.load.title}: {each.why}"
-
-    lines = [(text, len(list(group))) for text, group in groupby(sorted(map(title, left_out)))]
-    return [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in lines]
-
-
-def _environment_line(measurements: Sequence[Measurement], facts: Iterable[tuple[str, str]]) -> str:
-    """Known facts on one line, several values of one fact beside each other."""
-    told = []
-    for words, name in facts:
-        values = _values(measurements, name)
-        if name == "gpu_memory_bytes":
-            values = [f"{size / GIB:.0f} GiB" for size in values]
-        told += [f"{words}{' and '.join(map(str, values))}"] if values else []
-    return ", ".join(told)
-
-
 def _values(measurements: Iterable[Measurement], name: str) -> list[Any]:
-    """The distinct values of one entry of the environment, in the order met; none where it is not known."""
+    """Return the distinct values of one entry of the environment, in the order met; none if it is not known."""
     seen = (getattr(m.environment, name) for m in measurements)
     return list(dict.fromkeys(value for value in seen if value is not None))

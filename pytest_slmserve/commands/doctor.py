@@ -29,8 +29,8 @@ from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import SensorSource
-from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
-from pytest_slmserve.telemetry.host_probe import PROBE_S, Gpu, check_vllm, cpu_model, first_gpu, interpreter, own_cores
+from pytest_slmserve.telemetry.host import PROBE_S, Gpu, check_vllm, cpu_model, interpreter, own_cores, visible_gpus
+from pytest_slmserve.telemetry.host_counters import HostSource, limiting_cgroup
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
 from pytest_slmserve.telemetry.speed_probe import probe_work, timed
@@ -86,10 +86,10 @@ SM, MEMORY_CLOCK = 1, 2  # NVML's kinds of clocks
 SLOWED = {0x8: "hardware", 0x20: "temperature, by the driver", 0x40: "temperature", 0x80: "power brake"}  # nvml.h
 
 
-def of_gpu(look: Callable[[], Gpu] = first_gpu) -> tuple[Gpu | None, Finding]:
+def of_gpu(look: Callable[[], Sequence[Gpu]] = visible_gpus) -> tuple[Gpu | None, Finding]:
     """The GPU that would be measured. None is no problem: vLLM's CPU backend may be there."""
     try:
-        gpu = look()
+        gpu = look()[0]
     except BadUsage as error:
         needs = "--slm-gpu needs a GPU and its driver; --slm-cpu runs with vLLM's CPU backend"
         return None, Finding("GPU", "warning", error.problem, needs)
@@ -251,7 +251,7 @@ def of_host(places: Places) -> list[Finding]:
     usable = len(own_cores()) or os.cpu_count() or 1
     return [
         of_cores(places, usable, os.cpu_count() or 1),
-        *of_a_second(open_host(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),
+        *of_a_second(HostSource(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),
         of_core_speeds(),
         of_sessions(places, usable),
         of_governor(places),

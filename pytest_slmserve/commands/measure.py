@@ -48,7 +48,7 @@ from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload
 from pytest_slmserve.schema.records import Measurement, Progress
 from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 from pytest_slmserve.schema.specs import KEY, EngineSpec, WorkloadSpec, completed, short_hash
-from pytest_slmserve.telemetry.host_probe import this_host
+from pytest_slmserve.telemetry.host import this_host
 from pytest_slmserve.workload.arrivals import Arrivals, job, load_trace, schedule
 from pytest_slmserve.workload.requests import named_tokenizer, requests_of, synthetic_requests
 from pytest_slmserve.workload.tokens import VOCABULARY

@@ -24,6 +24,7 @@ from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import text as report
 from pytest_slmserve.report.page.content import GATE_KINDS, endpoint_part
 from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.schema.errors import BadUsage
 
 SIDES = ("baseline", "candidate")
@@ -55,7 +56,7 @@ def run_pairs(given: argparse.Namespace) -> int:
     values = [[rate_of(row, side) if text_of(row, side) else None for side in SIDES] for row in rows]
     series = decision.PairSeries(given.path.name, given.direction, tuple((old, new) for old, new in values))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
-    text = "\n".join([report.endpoints_text([found]), *report.interim_lines([found])])
+    text = section_text(Section("", report.comparison_parts([found]))).lstrip("\n")
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
         words, look = GATE_KINDS[found.outcome]

@@ -12,8 +12,9 @@ from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_curves, stored_gates, unique
-from pytest_slmserve.analysis.compare.runs import release_histories
-from pytest_slmserve.analysis.gate.launch_pairs import Gated, weaker
+from pytest_slmserve.analysis.compare.history import release_histories
+from pytest_slmserve.analysis.gate.decision import weakened
+from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
@@ -239,7 +240,7 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
         for gated, note in stored_gates(contents.measurements, contents.plans):
             if gated.gate not in found:
                 known = find(beside(path), place_of(gated)) if gated.pairs else None
-                found[gated.gate] = weaker(gated, known.calibration) if known else gated
+                found[gated.gate] = replace(gated, gated=weakened(gated.gated, known.calibration)) if known else gated
                 noise = calibration_text(gated.model, known.calibration, known.measured_at) if known else ""
                 notes += filter(None, (note, noise))
     return list(found.values()), notes

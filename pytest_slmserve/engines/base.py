@@ -1,26 +1,35 @@
-"""The seam between us and whatever serves."""
+"""The interface to whatever serves, and what all engines share."""
 
 from __future__ import annotations
 
+import threading
+import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Self
 
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Load, OpenLoop, Workload, is_job
+from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 
 ProgressCallback = Callable[[Progress], None]
-Outputs = tuple[tuple[int, ...], ...]  # ids of tokens, of each request
+StartCallback = Callable[[Path], None]  # called now and then with the log of an engine that is not ready yet
+Outputs = tuple[tuple[int, ...], ...]  # token ids of each request
 Scores = tuple[float, ...]  # of each request
 IMPOSSIBLE = -100.0  # nats
-PROFILE_FOLDER = "SLM_PROFILE"  # variable of an engine that shall be profiled: where its traces go
+PROFILE_FOLDER = "SLM_PROFILE"  # environment variable with the folder for the traces of an engine that can be profiled
+BEGIN_S = 0.5  # from the choice of the time at which all runs begin until that time: all workers know it by then
+OPEN_S = 0.2  # likewise of the window
+SETTLE_S = 600.0  # the slowest engine has settled by then, or something is wrong
 
 
 def check_fits(spec: EngineSpec, workload: Workload) -> None:
-    """Raises BadUsage where a request is longer than the engine takes."""
+    """Raise BadUsage if a request is longer than the engine's `max_model_len`."""
     if workload.longest > spec.max_model_len:
         known = spec.model_facts
         longer = "" if known and workload.longest > known.positions else f"max_model_len={workload.longest}, or "
@@ -30,19 +39,19 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
         )
 
 
-def check_load(spec: EngineSpec, load: Load) -> None:
-    """Raises BadUsage for a load that only a client of a server can make; and, where batches are made one after the
-    other, for users who send when they are answered: a static batch would wait for those that wait for it."""
-    if spec.interface == "transformers" and not is_job(load):
-        raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
-    if isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None):
-        raise BadUsage(
-            "an open loop with a window or with max_concurrency needs a server", "the server interface, or an endpoint"
-        )
+def batching_of(spec: EngineSpec) -> dict[str, Any]:
+    """The worker's arguments of batching: `batching` and `wait_s` (seconds) from the specification's further arguments,
+    `batch` from `max_num_seqs`. Raises BadUsage if the further arguments have no `batching`."""
+    extra = dict(spec.extra)
+    try:
+        return {"batching": extra["batching"], "batch": spec.max_num_seqs, "wait_s": extra.get("wait_s", 0.0)}
+    except KeyError:
+        hint = 'extra=(("batching", "static"),), or "none", or "dynamic"'
+        raise BadUsage("an engine of Transformers that does not know how to batch", hint) from None
 
 
 def message_of(load: Load) -> dict[str, Any]:
-    """The load in the words of the process that sends it. Raises BadUsage for an open loop without its schedule."""
+    """The load as a message to the process that sends it. Raises BadUsage for an open loop without its schedule."""
     if not isinstance(load, OpenLoop):
         return {**asdict(load), "kind": "closed_loop"}
     return {
@@ -55,38 +64,97 @@ def message_of(load: Load) -> dict[str, Any]:
 
 
 def ignore_progress(progress: Progress) -> None:
-    """The listener of those who do not want to hear."""
-
-
-class WindowBarrier(Protocol):
-    """A barrier of engines that are measured together. begins_s: when all begin, by the host's monotonic clock."""
-
-    begins_s: float
-
-    def settled(self) -> tuple[float, float]:
-        """Report that this engine's load has settled, and wait until all have. Returns the begin and the end of the
-        common window, by the host's monotonic clock. Raises EngineFailed where another engine will not settle."""
+    """Do nothing: the caller does not show progress."""
 
 
 def scored(logprobs: Iterable[Sequence[float]]) -> Scores:
-    """The mean of each request's log probabilities. What is no number, or less than IMPOSSIBLE, counts as that: of a
-    broken engine a record must hold it."""
+    """The mean of each request's log probabilities, in nats. A value that is not a number, or is below IMPOSSIBLE,
+    counts as IMPOSSIBLE, because a record must be able to hold the outputs of a broken engine."""
     return tuple(fmean(one if one > IMPOSSIBLE else IMPOSSIBLE for one in each) for each in logprobs)
 
 
-class Engine(Protocol):
-    """A started engine. `launch` is unique to this start; `resolved` is what it made of its specification.
+class WindowBarrier:
+    """A barrier between the runs of engines that are measured together.
 
-    ready: it waits for the next load. False while it serves one, and for ever when a load was broken off.
+    All runs begin at `begins_s`, by the host's monotonic clock. The common window opens as soon as each run has settled
+    or has ended.
     """
 
-    spec: EngineSpec
-    launch: str
+    def __init__(self, loads: Sequence[ClosedLoop]) -> None:
+        self.begins_s = time.monotonic() + BEGIN_S
+        self._loads, self._awaited = loads, len(loads)
+        self._window: tuple[float, float] | None = None
+        self._given_up = False
+        self._changed = threading.Condition()
+
+    def settled(self) -> tuple[float, float]:
+        """Report that the load of one engine has settled, and wait for all others. Returns the begin and the end of the
+        common window, by the host's monotonic clock. Raises EngineFailed if another engine does not settle."""
+        with self._changed:
+            self.ended()
+            self._changed.wait_for(lambda: self._window or self._given_up, SETTLE_S)
+            if self._window is None:
+                raise EngineFailed("was stopped, for another replica did not come as far")
+            return self._window
+
+    def ended(self) -> None:
+        """Report that a run needs not be awaited any more, for example because its requests failed. With requests that
+        start together the window is long enough for two whole lockstep cycles of each engine."""
+        with self._changed:
+            self._awaited -= 1
+            if self._awaited == 0:
+                opens = time.monotonic() + OPEN_S
+                seconds = [shared_window_s(message_of(load), opens - self.begins_s) for load in self._loads]
+                self._window = opens, opens + max(seconds)
+                self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """Release all engines that wait for the window, because one of them has failed."""
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+
+
+class Engine:
+    """An engine that serves one load at a time. It is launched when it is made, and ready after `start`.
+
+    Attributes:
+        spec: The specification that it was launched with.
+        launch: An identifier of this launch.
+        resolved: The settings that the engine made of its specification.
+        ready: Whether it waits for the next load. False during a load, and after a load that was broken off.
+    """
+
+    windows_of_schedules = False  # whether it serves an open loop with a window, or with a limit of concurrency
+    jobs_only = False  # whether it serves only loads with a fixed number of requests, because it makes static batches
     resolved: Resolved
-    ready: bool
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.launch = uuid.uuid4().hex[:12]
+        self.ready = True
+
+    def await_turn(self, on_wait: StartCallback | None = None) -> None:
+        """Wait until the engine has imported what it needs, or has ended. Raises EngineFailed if that takes too
+        long."""
+
+    def start(self, on_wait: StartCallback | None = None) -> Self:
+        """Give the device to the engine, and return the engine as soon as it is ready. Raises EngineFailed."""
+        return self
 
     def load_requests(self, workload: Workload) -> None:
-        """Give it the requests, so that the next run of them begins at once. Raises BadUsage where they do not fit."""
+        """Hand over the requests, so that the next run of them begins at once. Raises BadUsage if they do not fit."""
+        check_fits(self.spec, workload)
+
+    def check_load(self, load: Load) -> None:
+        """Raise BadUsage for a load that this engine cannot serve. A static batch and users who send the next request
+        when the last one is answered would wait for each other."""
+        if self.jobs_only and not is_job(load):
+            raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
+        windowed = isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None)
+        if windowed and not self.windows_of_schedules:
+            problem = "an open loop with a window or with max_concurrency needs a server"
+            raise BadUsage(problem, "the server interface, or an endpoint")
 
     def run(
         self,
@@ -95,23 +163,45 @@ class Engine(Protocol):
         on_progress: ProgressCallback = ignore_progress,
         barrier: WindowBarrier | None = None,
     ) -> Run:
-        """Put `load` on the engine and wait for its end. barrier: of several. Raises EngineFailed if it dies."""
+        """Put `load` on the engine and return the facts of the run.
+
+        Args:
+            on_progress: Called about twice a second.
+            barrier: The barrier of the engines that are measured together.
+
+        Raises:
+            BadUsage: The engine cannot serve this load.
+            EngineFailed: The engine died.
+        """
+        self.check_load(load)
+        self.load_requests(workload)
+        return self._run(workload, load, on_progress, barrier)
+
+    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+        raise NotImplementedError
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        """The first `length` greedy tokens of the first requests, one after the other. Raises EngineFailed."""
+        """The first `length` greedy tokens of the first requests, served one after the other. Raises EngineFailed."""
+        raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "the server interface")
 
     def scores(self, workload: Workload, outputs: Outputs) -> Scores:
         """The mean log probability, in nats, of these tokens after the prompts of the first requests. Raises
         EngineFailed."""
-
-    def close(self) -> None:
-        """Stop it and free its device; may be called twice."""
-
-
-@runtime_checkable
-class CanProfile(Protocol):
-    """An engine that has a profiler of its own."""
+        raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "the server interface")
 
     def profile(self, workload: Workload, load: Load) -> str | None:
-        """Serve a short window of `load` under it; the traces lie in the folder that `PROFILE_FOLDER` named when the
-        engine started. Says why there are none. Raises EngineFailed."""
+        """Serve a short window of `load` under the engine's profiler, which writes traces into the folder that
+        `PROFILE_FOLDER` named when the engine was launched. Returns why there are no traces, or None. Raises
+        EngineFailed."""
+        return "not through this interface"
+
+    def differ(self, launch: str) -> None:
+        """Change the speed of a simulated engine by chance, as launches of a gate differ. launch: its name there. Other
+        engines differ by themselves."""
+
+    def processes(self) -> set[int]:
+        """Ids of the engine's own processes; none of an engine without a process here."""
+        return set()
+
+    def close(self) -> None:
+        """Stop the engine and free its device. May be called twice."""

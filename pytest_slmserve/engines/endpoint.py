@@ -7,15 +7,14 @@ import json
 import os
 import re
 import secrets
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from urllib.parse import urlsplit, urlunsplit
 
-from pytest_slmserve.engines.base import Outputs, ProgressCallback, Scores, WindowBarrier, ignore_progress, message_of
+from pytest_slmserve.engines.base import Engine, ProgressCallback, WindowBarrier, message_of
 from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completion, run_of
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Load, Request, Workload
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Resolved, Run
@@ -34,34 +33,45 @@ MARK = "slm-round"
 ROUNDS = 4096  # through all requests, before the first comes again
 FRESH = 3  # ids that differ: two from hand-over to hand-over, one from round to round
 LEAST_ID = 4  # below it are special tokens
-PAGE_S = 5.0
-# vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
-COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
+
+
+def prompt_words(ids: Sequence[int]) -> str:
+    """Text of about as many tokens as there are ids: common words, each of which is one token for most tokenizers."""
+    return " ".join(WORDS[number % len(WORDS)] for number in ids)
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
-    """The ids that make each prompt new: after its first come `salt`, drawn for these requests, and the number of the
-    round. A cache keeps what begins alike, so all that follows is new to it.
+class FreshPrompts:
+    """Prompts that no prefix cache has seen. Each has a mark after its first token, which the client replaces by fresh
+    ids in each round through the requests. A cache keeps what begins alike, so all that follows the mark is new to it.
 
-    words: prompts are common words, two for each id. largest: id of the requests."""
+    mark: The placeholder as it stands in a JSON body. rounds: The text that replaces it in each round: a salt of two
+    ids, which is drawn for one hand-over of the requests, and the number of the round. salt: The two ids.
+    words: Whether prompts are common words, two for each fresh id, and not lists of ids.
+    """
 
     salt: tuple[int, int]
+    rounds: tuple[str, ...]
     words: bool
-    largest: int
+
+    @classmethod
+    def of(cls, workload: Workload, words: bool) -> FreshPrompts:
+        """Fresh prompts of these requests, with a salt that is drawn."""
+        span = max(1, max(max(request.prompt, default=0) for request in workload.requests) - LEAST_ID)
+        salt = LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)
+        rounds = []
+        for number in range(ROUNDS):
+            ids = (*salt, LEAST_ID + number % span)
+            pairs = chain.from_iterable((i // len(WORDS), i) for i in ids)
+            rounds.append(prompt_words(tuple(pairs)) if words else ", ".join(map(str, ids)))
+        return cls(salt, tuple(rounds), words)
 
     @property
     def mark(self) -> str:
-        """The placeholder of these ids in a body; in quotes where prompts are lists of ids."""
         return MARK if self.words else f'"{MARK}"'
 
-    @property
-    def rounds(self) -> list[str]:
-        span = max(1, self.largest - LEAST_ID)
-        return [self._text((*self.salt, LEAST_ID + number % span)) for number in range(ROUNDS)]
-
     def prompt(self, ids: tuple[int, ...]) -> list[int | str] | str | None:
-        """The prompt with the mark in it, as words or as a list of ids; None for one that is too short."""
+        """The prompt with the mark in it, as words or as a list of ids; None if the prompt is too short."""
         place = FRESH * (2 if self.words else 1)
         if len(ids) <= place + 1:
             return None
@@ -69,46 +79,25 @@ class Fresh:
             return " ".join((prompt_words(ids[:1]), MARK, prompt_words(ids[1 + place :])))
         return [ids[0], MARK, *ids[1 + place :]]
 
-    def _text(self, ids: tuple[int, ...]) -> str:
-        return " ".join(f"{_word(i // len(WORDS))} {_word(i)}" for i in ids) if self.words else ", ".join(map(str, ids))
+
+PAGE_S = 5.0
+# vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
+COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
 
 
-def fresh(workload: Workload, words: bool) -> Fresh:
-    """The fresh ids for one hand-over of these requests, with a salt that is drawn for it."""
-    largest = max(max(request.prompt, default=0) for request in workload.requests)
-    span = max(1, largest - LEAST_ID)
-    return Fresh((LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)), words, largest)
-
-
-def prompt_words(ids: tuple[int, ...]) -> str:
-    """Text of about as many tokens as there are ids: common words, one token each for most tokenizers."""
-    return " ".join(map(_word, ids))
-
-
-def _word(number: int) -> str:
-    return WORDS[number % len(WORDS)]
-
-
-def lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
-    """Prompt tokens looked up in an endpoint's prefix cache, and found, since it began; None without such counters."""
+def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
+    """Prompt tokens that were looked up in the prefix cache of an endpoint, and that were found there, since it began,
+    of all its engines. None if its page of metrics has no such counters."""
     parts = urlsplit(url)
     page = urlunsplit((parts.scheme, parts.netloc, f"{parts.path.partition('/v1/')[0]}/metrics", "", ""))
-    try:
-        status, _, text = ask_once("GET", page, headers, None, PAGE_S)
-    except (OSError, http.client.HTTPException):
-        return None
-    return cache_lookups_in(text) if status == 200 else None
-
-
-def cache_lookups_in(page: str) -> tuple[int, int] | None:
-    """Tokens looked up and found, by the text of such a page, of all its engines; None where it has no counters."""
     totals: dict[str, float] = {}
     try:
-        for row in samples(page):
+        status, _, text = ask_once("GET", page, headers, None, PAGE_S)
+        for row in samples(text, ["vllm:"]) if status == 200 else ():
             if counter := COUNTER.fullmatch(row.name):
                 totals[counter[1]] = totals.get(counter[1], 0.0) + row.value
         return (round(totals.get("queries", 0.0)), round(totals.get("hits", 0.0))) if totals else None
-    except (ValueError, OverflowError):  # another format, or a counter that is no number
+    except (OSError, http.client.HTTPException, ValueError, OverflowError):  # also another format, or no number
         return None
 
 
@@ -116,9 +105,9 @@ CHAT = "/chat/completions"
 ANSWER_S = 60.0
 TOKEN_IDS = "token ids"
 OPTIONAL = ("stream_options", "ignore_eos", TOKEN_IDS)  # what some servers refuse: a load is whole without the first
-LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in (1, 2, 3)))
+LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in (0, 1, 2, 3)))
 NOT_SO = (400, 422)  # of a body that a server does not take
-TOLD = 200  # characters of an answer that is no stream
+TOLD = 200  # characters of an answer that is not a stream
 HINTS = {
     401: f"{KEY}=... in the environment",
     403: f"{KEY}=... in the environment",
@@ -126,16 +115,17 @@ HINTS = {
 }
 
 
-class EndpointEngine:
-    """Somebody else's server: nothing is started, and its limits are not known. One request is sent first, so that a
+class EndpointEngine(Engine):
+    """A server that somebody else has started, and whose limits are not known. One request is sent first, so that a
     wrong key, an unknown model or a server without streaming is an error, and not a measurement.
 
-    without: what its server refuses of what we ask for, and no more: "stream_options", "ignore_eos", prompts in "token
-    ids" (then they are words).
+    without: what the server refuses of our requests, and no more: "stream_options", "ignore_eos", or prompts in "token
+    ids" (then prompts are words).
     """
 
+    windows_of_schedules = True
     without: tuple[str, ...] = ()
-    _fresh: Fresh | None = None
+    _fresh: FreshPrompts | None = None
 
     def __init__(
         self,
@@ -145,95 +135,78 @@ class EndpointEngine:
         timeout_s: float = TIMEOUT_S,
         processes: int = 1,
     ) -> None:
-        """key: sent as a bearer token, and told to nobody else; None: that of the environment. own_prompts: no two
-        requests begin alike, of one load or of several; what the specification allows to come from a cache, and text,
-        is sent as it is. timeout_s, processes: as of the `LoadClient`."""
-        self.spec = spec
-        self.launch = uuid.uuid4().hex[:12]
+        """Check the endpoint and start the client. Raises BadUsage if it does not stream an answer to any request of
+        ours, with the answer to the request that asks for least.
+
+        Args:
+            key: Sent as a bearer token. Defaults to that of the environment.
+            own_prompts: Whether no two requests begin alike, in one load or in several. Prompts that may come from a
+                cache by the specification, and text, are sent as they are.
+            timeout_s: The longest that one request may last.
+            processes: Number of processes that share the load.
+        """
+        super().__init__(spec)
         self.resolved = Resolved()
-        self.ready = True
         self._timeout_s = timeout_s
         self._further = {name: json.loads(value) for name, value in spec.extra}
         self._own_prompts = own_prompts and not spec.allow_prefix_cache
         self._counts = True
         self._key = usable(os.environ.get(KEY, "") if key is None else key)
         self._headers = headers_of(self._key)
-        self._check()
-        self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
-
-    def _check(self) -> None:
-        """Ask for two tokens, the way that servers take which know most; where that is refused, without what some do
-        not know. Raises BadUsage where none of it gets a stream, with what is said to the least of it."""
-        status, kind, text = self._asked_without(())
         for without in LESS:
+            self.without = without
+            status, kind, text = self._first_answer()
             if status not in NOT_SO:
                 break
-            status, kind, text = self._asked_without(without)
         if status != 200:
-            raise BadUsage(f"{self.spec.url} answered {status}: {self._told(text)}", hint_of(status))
+            hint = {3: "the URL that it leads to: requests do not follow", 5: "the server's own log"}.get(status // 100)
+            hint = hint or HINTS.get(status, "--extra-body with what this server wants otherwise")
+            raise BadUsage(f"{spec.url} answered {status}: {told_by_server(text, self._key)}", hint)
         if "event-stream" not in kind:
-            told = self._told(kind) or "something"
-            raise BadUsage(f"{self.spec.url} does not stream: it answered {told}", "a server that does")
-        if error := error_in(text):
-            raise BadUsage(f"{self.spec.url} said in its stream: {self._told(error)}", "its log")
+            told = told_by_server(kind, self._key) or "something"
+            raise BadUsage(f"{spec.url} does not stream: it answered {told}", "a server that does")
+        for line in text.splitlines():
+            if line.startswith("data:") and '"error"' in line:
+                told = told_by_server(line.removeprefix("data:").strip(), self._key)
+                raise BadUsage(f"{spec.url} said in its stream: {told}", "its log")
+        self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
-    def _asked_without(self, without: tuple[str, ...]) -> tuple[int, str, str]:
-        self.without = without
-        return self._asked(self.body(Request((5, 6, 7), 2)))
-
-    def _told(self, text: str) -> str:
-        return told_by_server(text, self._key)
-
-    def _asked(self, body: str) -> tuple[int, str, str]:
-        """Status, content type and text of one answer."""
+    def _first_answer(self) -> tuple[int, str, str]:
+        """Status, content type and text of the answer to a request for two tokens. Raises BadUsage."""
+        body, within_s = self.body(Request((5, 6, 7), 2)), min(ANSWER_S, self._timeout_s)
         try:
-            return ask_once("POST", self.spec.url, self._headers, body, min(ANSWER_S, self._timeout_s))
+            return ask_once("POST", self.spec.url, self._headers, body, within_s)
         except (OSError, http.client.HTTPException) as error:
-            why = self._told(f"{error}")
+            why = told_by_server(f"{error}", self._key)
             raise BadUsage(f"{self.spec.url} does not answer: {why}", "the URL of a server that runs") from None
 
     @property
-    def _chats(self) -> bool:
-        return urlsplit(self.spec.url).path.endswith(CHAT)
-
-    @property
     def _in_words(self) -> bool:
-        return self._chats or TOKEN_IDS in self.without
+        return TOKEN_IDS in self.without or urlsplit(self.spec.url).path.endswith(CHAT)
 
     def body(self, request: Request) -> str:
-        """The JSON body of one request, for the URL's interface. The prompt is the request's text where it has one;
-        else token ids for completions, words for a chat or a server that refuses ids."""
-        asked = completion(request, self.spec.model)
-        own = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
-        asked["prompt"] = (
-            own or request.text or (prompt_words(request.prompt) if self._in_words else list(request.prompt))
-        )
-        if self._chats:
-            asked["messages"] = [{"role": "user", "content": asked.pop("prompt")}]
+        """The JSON body of one request, for the URL's interface. The prompt is the request's text if it has one;
+        else token ids for completions, and words for a chat or a server that refuses ids."""
+        body = completion(request, self.spec.model)
+        fresh = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
+        ids = prompt_words(request.prompt) if self._in_words else list(request.prompt)
+        body["prompt"] = fresh or request.text or ids
+        if urlsplit(self.spec.url).path.endswith(CHAT):
+            body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
         for name in self.without:
-            asked.pop(name, None)
-        asked |= self._further
-        return json.dumps({name: value for name, value in asked.items() if value is not None})
-
-    def start(self) -> None:
-        """Do nothing: somebody else has started the server."""
+            body.pop(name, None)
+        body |= self._further
+        return json.dumps({name: value for name, value in body.items() if value is not None})
 
     def load_requests(self, workload: Workload) -> None:
         if self._client.has(workload):
             return
         own = self._own_prompts and not any(request.text for request in workload.requests)
-        self._fresh = fresh(workload, self._in_words) if own else None
-        said = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", ())
-        self._client.load_requests(workload, self.body, *said)
+        self._fresh = FreshPrompts.of(workload, self._in_words) if own else None
+        mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", ())
+        self._client.load_requests(workload, self.body, mark, rounds)
 
-    def run(
-        self,
-        workload: Workload,
-        load: Load,
-        on_progress: ProgressCallback = ignore_progress,
-        barrier: WindowBarrier | None = None,
-    ) -> Run:
-        self.load_requests(workload)
+    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         before = self._lookups()
         run = run_of(self._client.run(message_of(load), on_progress, barrier), workload)
         after = self._lookups()
@@ -243,16 +216,10 @@ class EndpointEngine:
         return replace(run, stream=replace(run.stream, refused=self.without, salt=salt, cache_lookups=seen))
 
     def _lookups(self) -> tuple[int, int] | None:
-        """Prompt tokens looked up in the server's prefix cache, and found, so far; None once it reports none."""
-        found = lookups(self.spec.url, self._headers) if self._counts else None
+        """The counters of the server's prefix cache so far. A server that has none is not asked again."""
+        found = cache_lookups(self.spec.url, self._headers) if self._counts else None
         self._counts = found is not None
         return found
-
-    def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        raise EngineFailed("an endpoint is not asked for its tokens", "the server interface")
-
-    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
-        raise EngineFailed("an endpoint is not asked for its tokens", "the server interface")
 
     def close(self) -> None:
         self.ready = False
@@ -260,17 +227,18 @@ class EndpointEngine:
 
 
 def headers_of(key: str) -> dict[str, str]:
+    """The headers of a request, with the key as a bearer token if there is one."""
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
 
 def told_by_server(text: str, key: str) -> str:
-    """The first characters of a server's text, without our key: some servers repeat the key that they refuse."""
+    """The first characters of a server's text without our key, because some servers repeat the key that they refuse."""
     return printable(hidden(text, [key]))[:TOLD]
 
 
 def only_model(url: str, timeout_s: float) -> str:
-    """The model that the server of `url` lists at /models beside its completions. Raises BadUsage where no server
-    answers, and where it lists none or several."""
+    """The only model that the server of `url` lists at /models beside its completions. Raises BadUsage if no server
+    answers, and if it lists no model or several models."""
     parts, key = urlsplit(url), usable(os.environ.get(KEY, ""))
     path = parts.path.removesuffix("/completions").removesuffix("/chat")
     listed = urlunsplit(parts._replace(path=f"{path}/models"))
@@ -287,18 +255,8 @@ def only_model(url: str, timeout_s: float) -> str:
     return names[0]
 
 
-def hint_of(status: int) -> str:
-    """The hint for an answer whose HTTP status is not 200: what the user can change."""
-    match status // 100:
-        case 3:
-            return "the URL that it leads to: requests do not follow"
-        case 5:
-            return "the server's own log"
-    return HINTS.get(status, "--extra-body with what this server wants otherwise")
-
-
 def usable(key: str) -> str:
-    """A key without blanks around it. Raises BadUsage, which does not repeat it, where no header could hold it."""
+    """The key without blanks around it. Raises BadUsage, which does not repeat the key, if no header could hold it."""
     key = key.strip()
     if not (key.isascii() and key.isprintable()):
         raise BadUsage(f"{KEY} holds what no header may hold", "the key alone, in one line of ASCII")
@@ -306,14 +264,8 @@ def usable(key: str) -> str:
 
 
 def check_endpoints(urls: Sequence[str], models: Sequence[str], timeout_s: float) -> None:
-    """Raises BadUsage where one of `models` gets no stream at one of `urls` within `timeout_s` seconds."""
+    """Raise BadUsage if one of `models` gets no stream at one of `urls` within `timeout_s` seconds."""
     for url in urls:
         for model in models:
             spec = EngineSpec(model, platform="remote", interface="endpoint", url=url)
             EndpointEngine(spec, timeout_s=timeout_s).close()
-
-
-def error_in(stream: str) -> str | None:
-    """The first line of data with an "error" in a stream's beginning, without its prefix; None where there is none."""
-    lines = (line.removeprefix("data:").strip() for line in stream.splitlines() if line.startswith("data:"))
-    return next((line for line in lines if '"error"' in line), None)

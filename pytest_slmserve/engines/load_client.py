@@ -19,14 +19,14 @@ from pytest_slmserve.schema.secret_words import passed_on
 CLIENT = Path(__file__).parent / "loadgen" / "__main__.py"
 PACKAGES = Path(__file__).parents[2]  # the folder that holds ours
 READY_S = 30.0
-TIMEOUT_S = 120.0  # that a request may last, where nobody says otherwise
+TIMEOUT_S = 120.0  # that a request may last by default
 REQUEST, PROMPT_TOKENS = 0, 5  # columns of the samples
 
 
 class LoadClient:
-    """headers: sent with every request, the key among them; they are told to the process alone, and are nowhere else.
-    cores: those that it may use; none: all. timeout_s: the longest that one request may last. processes: that share
-    the load, where one core is not enough for it."""
+    """The process. headers: sent with every request, the key among them; only the process gets them. cores: those that
+    it may use; none: all. timeout_s: the longest that one request may last. processes: how many share the load, if
+    one core is not enough for it."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class LoadClient:
         env = passed_on(os.environ) | {"PYTHONPATH": str(PACKAGES)}
         self.child = Child(command, env, cores=cores, name="the load generator")
         self.child.send(url=url, headers=dict(headers), timeout_s=timeout_s, processes=processes)
-        ready = self.child.event(READY_S, "starting")
+        ready = self.child.receive(READY_S, "starting")
         if ready["event"] == "failed":
             self.child.kill()
             raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
@@ -50,8 +50,8 @@ class LoadClient:
     def load_requests(
         self, workload: Workload, body: Callable[[Request], str], mark: str = "", rounds: Sequence[str] = ()
     ) -> None:
-        """Give it the requests, unless it has them. body: of each, as its server wants it. mark, rounds: what differs
-        from one round through them to the next (`loadgen/target.py`)."""
+        """Give it the requests, unless it has them. body: the JSON of each. mark, rounds: the text that differs from
+        one round through them to the next (`loadgen.connection.Bodies`)."""
         if not self.has(workload):
             bodies = [body(request) for request in workload.requests]
             output_tokens = [request.output_tokens for request in workload.requests]
@@ -65,7 +65,7 @@ class LoadClient:
     def run(
         self, load: Mapping[str, Any], on_progress: ProgressCallback, barrier: WindowBarrier | None
     ) -> dict[str, Any]:
-        """The columns of one run, as the client tells them. load: of `message_of`."""
+        """The columns of one run, as the client reports them. load: of `message_of`."""
         at = {"at": barrier.begins_s} if barrier else {}
         return converse(self.child, on_progress, barrier, op="run", load=load, **at)
 
@@ -74,7 +74,7 @@ class LoadClient:
 
 
 def completion(request: Request, model: str) -> dict[str, Any]:
-    """The body that asks for exactly so many tokens, the likeliest each, streamed."""
+    """The body of a streamed request for exactly its output tokens, the likeliest each."""
     return {
         "model": model,
         "prompt": list(request.prompt),
@@ -87,26 +87,17 @@ def completion(request: Request, model: str) -> dict[str, Any]:
 
 
 def run_of(told: Mapping[str, Any], workload: Workload, steps: Sequence[Sequence[Any]] = ()) -> Run:
-    """The columns that the client reports, as a Run. steps: rows of its server's trace, where there is one."""
-    samples = _with_prompts(told["samples"], workload)
+    """The columns that the client reports, as a Run, with prompt tokens by the workload if a request was cut off before
+    the server's count. steps: rows of its server's trace, if there is one."""
+    samples = list(told["samples"])
+    if samples:
+        known = zip(samples[REQUEST], samples[PROMPT_TOKENS], strict=True)
+        samples[PROMPT_TOKENS] = [len(workload.requests[i].prompt) if n is None else n for i, n in known]
     run = run_from({**told, "samples": samples, "steps": [*zip(*steps)]})
-    return replace(run, stream=_stream(told))
-
-
-def _with_prompts(samples: Sequence[Sequence[Any]], workload: Workload) -> list[Sequence[Any]]:
-    """The columns of the samples, with prompt tokens by the workload where a request was cut off before its count."""
-    columns = list(samples)
-    if columns:
-        known = zip(columns[REQUEST], columns[PROMPT_TOKENS], strict=True)
-        columns[PROMPT_TOKENS] = [len(workload.requests[i].prompt) if n is None else n for i, n in known]
-    return columns
-
-
-def _stream(told: Mapping[str, Any]) -> Stream:
     (bin_s, begins, tokens), began, (_, closes) = told["received"], told["began"], told["window"]
     silent = int((closes - begins) / bin_s) - len(tokens) if tokens else 0  # spans to the window's end without a token
     scheduled = told["scheduled"]
-    return Stream(
+    stream = Stream(
         bin_s=bin_s,
         begins_s=round(begins - began, 6),
         tokens=(*tokens, *[0.0] * silent),
@@ -119,3 +110,4 @@ def _stream(told: Mapping[str, Any]) -> Stream:
         cpu_s=told["client_cpu_s"],
         stamp_uncertainty_s=tuple(told["doubt_s"]),
     )
+    return replace(run, stream=stream)

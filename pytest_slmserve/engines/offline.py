@@ -1,127 +1,167 @@
-"""vLLM's asynchronous engine without HTTP: this interface shows the GPU."""
+"""Engines in a process of their own, and those that are used without HTTP: vLLM's asynchronous engine, which shows the
+GPU, and Transformers' generate(), which shows what serving was before continuous batching."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
-import uuid
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import psutil
 
 from pytest_slmserve.engines.base import (
+    Engine,
     Outputs,
     ProgressCallback,
     Scores,
+    StartCallback,
     WindowBarrier,
-    check_fits,
-    check_load,
+    batching_of,
     ignore_progress,
     message_of,
     scored,
 )
 from pytest_slmserve.engines.launch.child_process import Child, converse, resolved_from, run_from
-from pytest_slmserve.engines.launch.model_files import model_for
 from pytest_slmserve.engines.launch.vllm_arguments import (
     NOWHERE_ELSE,
-    START_S,
     WORKER,
-    StaggeredEngine,
-    StartTurn,
     engine_arguments,
     engine_environment,
-    placement_env,
+    model_for,
 )
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import Load, Workload
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec
 
+LOOK_S = 0.05
+START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 
-class OfflineEngine(StaggeredEngine):
-    """Starts when made, unless held; raises EngineFailed with the cause and the end of the log when it cannot."""
 
-    worker = WORKER
+class ProcessEngine(Engine):
+    """An engine in a process of its own. When it is launched it imports what it needs, and then waits for `start`.
+
+    A file in its folder says that its turn has come. Each of its processes makes a file beside it as soon as it has
+    imported everything, and waits (`worker/slm_facts.py`).
+    """
+
+    child: Child
 
     def __init__(
-        self,
-        spec: EngineSpec,
-        *,
-        extra_env: Mapping[str, str] = NOWHERE_ELSE,
-        cores: Collection[int] = (),
-        held: bool = False,
+        self, spec: EngineSpec, *, extra_env: Mapping[str, str] = NOWHERE_ELSE, cores: Collection[int] = ()
     ) -> None:
-        """extra_env: variables that say where it runs beside others, which change no measurement of an engine alone.
-        cores: the CPU cores that it may use; none: all. held: it imports what it needs, and waits for `start` before it
-        touches the device."""
-        self.spec = spec
+        """Launch the engine. Raises BadUsage if its model cannot be described.
+
+        Args:
+            extra_env: Environment variables of this launch only, which change no measurement.
+            cores: CPU cores that the engine may use. Defaults to all.
+        """
+        super().__init__(spec)
         self.ready = False
-        self.launch = uuid.uuid4().hex[:12]
-        self._loaded: str | None = None
+        self._cores = cores
         model = model_for(spec)
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self._turn = StartTurn(folder, spec.tensor_parallel_size, held)
-        environment = engine_environment(spec, os.environ) | placement_env(spec, extra_env, cores, self._turn)
-        self.child = Child([spec.python or sys.executable, "-u", str(self.worker)], environment, folder, cores)
-        with self._or_killed():
-            self.child.send(**self.arguments(model))
-        if not held:
-            self._finish_start()
+        self._turn = folder / "turn"
+        self._began, self._waited_s = time.monotonic(), 0.0
+        environment = {**engine_environment(spec, os.environ, cores), **extra_env, "SLM_TURN": str(self._turn)}
+        self._launch(model, folder, environment)
 
-    def arguments(self, model: str) -> dict[str, Any]:
-        """The first message to the engine's process: its arguments. model: a folder or a Hub name."""
-        return engine_arguments(self.spec, model)
+    def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
+        """Make the child."""
+        raise NotImplementedError
 
-    def _finish_start(self) -> None:
-        with self._or_killed():
-            ready = self.child.event(START_S, "starting")
-            if ready["event"] == "failed":
-                raise self.child.failed(f"did not start: {ready['cause']}")
-        self.resolved = resolved_from(ready, self._turn.start_s)
-        self.ready = True
+    def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
+        """Wait until the engine is ready, and return the facts that it reports of itself. Raises EngineFailed."""
+        raise NotImplementedError
 
-    @contextmanager
-    def _or_killed(self) -> Iterator[None]:
+    def await_turn(self, on_wait: StartCallback | None = None) -> None:
+        until = time.monotonic() + START_S
+        while self._waiting_since() is None and self.child.process.poll() is None:
+            if time.monotonic() > until:
+                raise self.child.failed(f"had not imported vLLM after {START_S:.0f} s")
+            if on_wait:
+                on_wait(self.child.log)
+            time.sleep(LOOK_S)
+
+    def _waiting_since(self) -> float | None:
+        """The time of day at which the last of its processes began to wait; None unless all of them wait."""
+        stamps = [path.stat().st_mtime for path in self._turn.parent.glob(f"{self._turn.name}.*")]
+        return max(stamps) if len(stamps) >= self.spec.tensor_parallel_size else None
+
+    def start(self, on_wait: StartCallback | None = None) -> Self:
+        if since := self._waiting_since():
+            self._waited_s = max(0.0, time.time() - since)  # its wait until now is no part of its start
+        self._turn.touch()
         try:
-            yield
+            facts = self._await_ready(on_wait)
+        except BaseException:
+            self.child.kill()
+            raise
+        self.resolved = resolved_from(facts, time.monotonic() - self._began - self._waited_s)
+        self.ready = True
+        return self
+
+    def processes(self) -> set[int]:
+        try:
+            worker = psutil.Process(self.child.process.pid)
+            return {worker.pid, *(child.pid for child in worker.children(recursive=True))}
+        except psutil.NoSuchProcess:
+            return set()
+
+
+class OfflineEngine(ProcessEngine):
+    """vLLM's asynchronous engine, or another one whose worker answers the same messages."""
+
+    worker = WORKER
+    _loaded: str | None = None  # the hash of the requests that the worker has
+
+    def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
+        command = [self.spec.python or sys.executable, "-u", str(self.worker)]
+        self.child = Child(command, environment, folder, self._cores)
+        try:
+            self.child.send(**self.arguments(model))
         except BaseException:
             self.child.kill()
             raise
 
-    def run(
-        self,
-        workload: Workload,
-        load: Load,
-        on_progress: ProgressCallback = ignore_progress,
-        barrier: WindowBarrier | None = None,
-    ) -> Run:
-        check_load(self.spec, load)
-        self.load_requests(workload)
-        at = {"at": barrier.begins_s} if barrier else {}
-        run = run_from(self.ask(on_progress, barrier, op="run", load=message_of(load), **at))
-        if run.first_failure and "EngineDead" in run.first_failure:
-            self.ready = False
-            raise self.child.failed(f"died while it served ({run.first_failure})")
-        return run
+    def arguments(self, model: str) -> dict[str, Any]:
+        """The first message to the worker: the arguments of its engine. model: a folder or a Hub name."""
+        return engine_arguments(self.spec, model)
+
+    def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
+        ready = self.child.receive(START_S, "starting", on_wait)
+        if ready["event"] == "failed":
+            raise self.child.failed(f"did not start: {ready['cause']}")
+        return ready
 
     def ask(
         self, on_progress: ProgressCallback = ignore_progress, barrier: WindowBarrier | None = None, /, **message: Any
     ) -> dict[str, Any]:
-        """One message there, its answer back; also for a worker that answers more than ours does."""
+        """Send one message to the worker, and return its answer. Raises EngineFailed."""
         self.ready = False
         answer = converse(self.child, on_progress, barrier, **message)
         self.ready = True
         return answer
 
     def load_requests(self, workload: Workload) -> None:
-        if self._loaded == workload.hash:
-            return
-        check_fits(self.spec, workload)
-        prompts = [r.prompt for r in workload.requests]
-        self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
-        self._loaded = workload.hash
+        if self._loaded != workload.hash:
+            super().load_requests(workload)
+            prompts = [request.prompt for request in workload.requests]
+            self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
+            self._loaded = workload.hash
+
+    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+        at = {"at": barrier.begins_s} if barrier else {}
+        run = run_from(self.ask(on_progress, barrier, op="run", load=message_of(load), **at))
+        if run.first_failure and "EngineDead" in run.first_failure:
+            self.ready = False
+            raise self.child.failed(f"died while it served ({run.first_failure})")
+        return run
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         self.load_requests(workload)
@@ -137,10 +177,29 @@ class OfflineEngine(StaggeredEngine):
         return problem
 
     def close(self) -> None:
-        """Stop the process: politely where it waits for us, at once in a load, whose end it would await first."""
+        """Stop the process: by a message if it waits for one, and at once during a load, whose end it would await."""
         polite, self.ready = self.ready, False
         if not polite:
             return self.child.kill()
         with suppress(EngineFailed):
             self.child.send(op="close")
         self.child.end()
+
+
+class BatchedEngine(OfflineEngine):
+    """Transformers' generate() on batches that are made one after the other."""
+
+    worker = WORKER.with_name("hf_worker.py")
+    jobs_only = True
+
+    def arguments(self, model: str) -> dict[str, Any]:
+        spec = self.spec
+        return {
+            "model": model,
+            "load_format": spec.load_format,
+            "device": "cuda" if spec.platform == "cuda" else "cpu",
+            "dtype": spec.dtype,
+            "max_model_len": spec.max_model_len,
+            "seed": spec.seed,
+            **batching_of(spec),
+        }

@@ -1,172 +1,155 @@
-"""The session's engines: one at a time on a device, or one set of replicas; one start per specification; and a lock on
-the device."""
+"""The engine, or the set of replicas, that has the devices of a session: one at a time, and one start for each
+specification."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.hf_generate import BatchedEngine, SimulatedBatches
-from pytest_slmserve.engines.launch.child_process import waiting_for_engine
 from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
 from pytest_slmserve.engines.load_client import TIMEOUT_S
-from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, start_replicas
+from pytest_slmserve.engines.offline import BatchedEngine, OfflineEngine
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cannot_share
 from pytest_slmserve.engines.server import ServerEngine
-from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
-Spec = TypeVar("Spec", EngineSpec, ReplicaSpec)
-Started = TypeVar("Started", Engine, ReplicaEngines)
-Launch = tuple[EngineSpec, Mapping[str, str]]  # and variables of this launch alone
-Waiting = OfflineEngine | ServerEngine  # those that can wait for their turn
+Engines = EngineSpec | ReplicaSpec
+Launched = TypeVar("Launched", Engine, ReplicaEngines)
+PROCESSES = {"cuda", "cpu"}  # platforms whose engines are processes of this host
 
 
-def start(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE, timeout_s: float = TIMEOUT_S) -> Engine:
-    """Start the engine that `spec` asks for. extra_env: variables of this start alone. timeout_s: the longest that a
-    request to an endpoint may last."""
+def launch_engine(
+    spec: EngineSpec,
+    *,
+    extra_env: Mapping[str, str] = NOWHERE_ELSE,
+    cores: Collection[int] = (),
+    timeout_s: float = TIMEOUT_S,
+    speed: float = 1.0,
+    gpus: int = 0,
+) -> Engine:
+    """Launch the engine of a specification. It does not touch its device before its `start`.
+
+    Args:
+        extra_env: Environment variables of this launch only.
+        cores: CPU cores that it may use. Defaults to all.
+        timeout_s: The longest that a request to an endpoint may last.
+        speed, gpus: Of a simulated engine, its share of the device's speed, and the number of GPUs that it reports.
+    """
+    batches = spec.interface == "transformers"
     match spec.platform:
         case "simulated":
-            return (SimulatedBatches if spec.interface == "transformers" else SimulatedEngine)(
-                spec, extra_env=extra_env
-            )
-        case _ if spec.interface == "transformers":
-            return BatchedEngine(spec, extra_env=extra_env)
+            kind = SimulatedBatches if batches else SimulatedEngine
+            return kind(spec, speed=speed, extra_env=extra_env, gpus=gpus)
         case "remote":
             return EndpointEngine(spec, timeout_s=timeout_s)
-        case _ if spec.interface == "server":
-            return ServerEngine(spec, extra_env=extra_env)
-        case _:
-            return OfflineEngine(spec, extra_env=extra_env)
-
-
-def hold(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Waiting | None:
-    """Launch the engine that `spec` asks for: it waits for its turn. None: it is of a kind that cannot wait."""
-    if spec.platform not in ("cuda", "cpu") or spec.interface not in ("engine", "server"):
-        return None
-    return (ServerEngine if spec.interface == "server" else OfflineEngine)(spec, extra_env=extra_env, held=True)
+        case "cuda" | "cpu":
+            served = ServerEngine if spec.interface == "server" else OfflineEngine
+            return (BatchedEngine if batches else served)(spec, extra_env=extra_env, cores=cores)
 
 
 class Pool:
-    """Engines by specification; asking for another on a device stops what is there.
+    """The engine or the replicas that run. A request for another specification stops them first.
 
-    on_wait: called while one is not ready yet, with its log. on_started: called when it is, with the seconds that it
-    took.
+    Attributes:
+        launch: Launches an engine, as `launch_engine` does.
+        starts: The specification of each start, in order.
+        on_wait: Called while an engine starts, with its specification and its log.
+        on_started: Called when an engine is ready, with its specification and the seconds that its start took.
     """
 
     def __init__(
-        self,
-        start_engine: Callable[..., Engine] = start,
-        start_replicas: Callable[[ReplicaSpec], ReplicaEngines] = start_replicas,
-        hold_engine: Callable[..., Waiting | None] = hold,
+        self, launch: Callable[..., Engine] = launch_engine, device: str = "none", timeout_s: float = TIMEOUT_S
     ) -> None:
-        self._start, self._start_replicas, self._hold = start_engine, start_replicas, hold_engine
-        self._there: Any = None  # an engine, or replicas
-        self._failed: tuple[EngineSpec | ReplicaSpec, EngineFailed] | None = None
-        self.starts: list[EngineSpec | ReplicaSpec] = []
-        self.on_wait: Callable[[EngineSpec | ReplicaSpec, Path], None] = lambda spec, log: None
-        self.on_started: Callable[[EngineSpec | ReplicaSpec, float], None] = lambda spec, seconds: None
+        """device: UUID of the device that replicas share. timeout_s: The longest that a request to an endpoint may
+        last."""
+        self.launch, self.device = partial(launch, timeout_s=timeout_s), device
+        self.starts: list[Engines] = []
+        self.on_wait: Callable[[Engines, Path], None] | None = None
+        self.on_started: Callable[[Engines, float], None] | None = None
+        self._running: Engine | ReplicaEngines | None = None
+        self._failed: tuple[Engines, EngineFailed] | None = None
 
     @property
-    def current(self) -> EngineSpec | ReplicaSpec | None:
-        return self._there.spec if self._there else None
+    def current(self) -> Engines | None:
+        return self._running.spec if self._running else None
 
-    def engine(self, spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
-        """A running engine for `spec`, started if it is not what runs, or if that has failed. extra_env: variables of
-        that start alone.
-
-        Raises EngineFailed where it does not start; one that did not is not tried again.
-        """
-        return self._held(partial(self._start, extra_env=extra_env) if extra_env else self._start, spec)
-
-    def hold(self, spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Waiting | None:
-        """Launched beside what runs, for whoever asks to close it, or to let the pool `take` it when it is its turn.
-        None: it is of a kind that cannot wait."""
-        return self._hold(spec, extra_env)
-
-    def take(self, engine: Waiting) -> Engine:
-        """Start an engine that was launched before, for it is its turn; it is the pool's from now on, in place of what
-        ran. Raises EngineFailed."""
-
-        def started(spec: EngineSpec) -> Engine:
-            engine.start()
-            return engine
-
-        self.close()
-        self._there = self._started(started, engine.spec)
-        return engine
+    def engine(self, spec: EngineSpec) -> Engine:
+        """The engine of `spec`: the one that runs if it is ready, or one that is started. Raises EngineFailed if it
+        does not start; an engine that did not start is not tried again."""
+        if isinstance(self._running, Engine) and self._running.spec == spec and self._running.ready:
+            return self._running
+        return self.start(spec, partial(self.launch, spec))
 
     def replicas(self, spec: ReplicaSpec) -> ReplicaEngines:
-        """The running replicas for `spec`, started if they are not what runs, or if one of them has failed.
+        """The replicas of `spec`: those that run if all of them are ready, or those that are started. Raises BadUsage
+        if they cannot share the device in this way (`cannot_share` says it beforehand), and EngineFailed if one of them
+        does not start; replicas that did not start are not tried again."""
+        if isinstance(self._running, ReplicaEngines) and self._running.spec == spec and self._running.ready:
+            return self._running
+        if why := cannot_share(spec, self.device):
+            raise BadUsage(why, "another way of sharing: time-slicing")
+        return self.start(spec, partial(ReplicaEngines, spec, self.launch, self.device))
 
-        Raises EngineFailed where they do not start; those that did not are not tried again."""
-        return self._held(self._start_replicas, spec)
-
-    def _held(self, start: Callable[[Spec], Started], spec: Spec) -> Started:
-        if not self._there or self._there.spec != spec or not self._there.ready:
-            self.close()
-            self._there = self._started(start, spec)
-        held: Started = self._there  # of an equal specification, so of the same kind
-        return held
-
-    def check(self, spec: EngineSpec | ReplicaSpec) -> None:
-        """Raises EngineFailed for what did not start: it is not tried again."""
-        if self._failed and self._failed[0] == spec:
-            raise EngineFailed(f"not tried again: {self._failed[1].cause}", self._failed[1].hint)
-
-    def _started(self, start: Callable[[Spec], Started], spec: Spec) -> Started:
+    def start(self, spec: Engines, launch: Callable[[], Launched]) -> Launched:
+        """Stop what runs, and start what `launch` returns in its place. Raises EngineFailed."""
+        self.close()
         self.check(spec)
         self.starts.append(spec)
         began = time.monotonic()
         try:
-            with waiting_for_engine(partial(self.on_wait, spec)):
-                started = start(spec)
+            running = launch().start(partial(self.on_wait, spec) if self.on_wait else None)
         except EngineFailed as error:
             self._failed = spec, error
             raise
-        self.on_started(spec, time.monotonic() - began)
-        return started
+        self._running = running
+        if self.on_started:
+            self.on_started(spec, time.monotonic() - began)
+        return running
+
+    def check(self, spec: Engines) -> None:
+        """Raise EngineFailed if this specification was the last one that did not start."""
+        if self._failed and self._failed[0] == spec:
+            raise EngineFailed(f"not tried again: {self._failed[1].cause}", self._failed[1].hint)
 
     def close(self) -> None:
-        there, self._there = self._there, None
-        if there:
-            there.close()
+        """Stop what runs."""
+        running, self._running = self._running, None
+        if running:
+            running.close()
 
 
 @contextmanager
-def abreast(pool: Pool, launches: Sequence[Launch]) -> Iterator[list[Callable[[], Engine]]]:
-    """Engines launched at once, which then have a device one after the other.
+def abreast(
+    pool: Pool, launches: Sequence[tuple[EngineSpec, Mapping[str, str]]]
+) -> Iterator[list[Callable[[], Engine]]]:
+    """Start functions of engines that are launched at once and then have a device one after the other.
 
-    All have been launched and have imported what they need, which is half of a start: all under the same conditions,
-    and while nothing is measured. Each is then started in its turn, which ends the one before it; in the end all end.
+    All have imported what they need, which is half of a start, before the first of them starts: all under the same
+    conditions, and while nothing is measured. A start ends the engine before it, and in the end all engines end. An
+    engine without a process here is launched when it starts.
 
-    One that cannot wait for its turn is launched when it comes: the simulated engine, and that of Transformers.
+    launches: The specification and the environment variables of each launch.
     """
 
-    def turn(launch: Launch, engine: Waiting | None) -> Engine:
-        if engine:
-            return pool.take(engine)
-        pool.close()  # else one of the same specification would serve on
-        return pool.engine(*launch)
+    def take(spec: EngineSpec, extra_env: Mapping[str, str], launched: Engine | None) -> Engine:
+        return pool.start(spec, lambda: launched or pool.launch(spec, extra_env=extra_env))
 
     with ExitStack() as undo:
         undo.callback(pool.close)
         pool.close()
-        starts = list[Callable[[], Engine]]()
-        held = list[Waiting]()
-        for launch in launches:
-            if engine := pool.hold(*launch):
+        engines: list[Engine | None] = []
+        for spec, extra_env in launches:
+            engines.append(pool.launch(spec, extra_env=extra_env) if spec.platform in PROCESSES else None)
+            if engine := engines[-1]:
                 undo.callback(engine.close)
-                held.append(engine)
-            starts.append(partial(turn, launch, engine))
-        for engine in held:
-            with waiting_for_engine(partial(pool.on_wait, engine.spec)):
-                engine.await_turn()
-        yield starts
+        for engine in filter(None, engines):
+            engine.await_turn(partial(pool.on_wait, engine.spec) if pool.on_wait else None)
+        yield [partial(take, *launch, engine) for launch, engine in zip(launches, engines)]

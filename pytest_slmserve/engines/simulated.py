@@ -9,26 +9,32 @@ from __future__ import annotations
 import math
 import random
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import (
     PROFILE_FOLDER,
+    Engine,
     Outputs,
     ProgressCallback,
     Scores,
     WindowBarrier,
+    batching_of,
     check_fits,
-    check_load,
-    ignore_progress,
     message_of,
 )
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, closed_loop
+from pytest_slmserve.engines.worker.slm_pacing import (
+    ClosedLoopPacer,
+    SchedulePacer,
+    batch_rows,
+    closed_loop,
+    next_batch,
+)
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.kv_cache import (
     in_flight,
@@ -39,7 +45,7 @@ from pytest_slmserve.schema.kv_cache import (
     weight_bytes,
 )
 from pytest_slmserve.schema.loads import Load, OpenLoop, Workload
-from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.telemetry.source import BUSY, POWER_W, STEADY, simulated
@@ -50,10 +56,13 @@ OCTAVES = tuple(TICK_S * 2**i for i in range(10))  # time constants of 1/f noise
 
 
 class HostNoise:
-    """Factor of the speed at a time. kind: "white:SD", "ou:SD:SECONDS" (Ornstein-Uhlenbeck with that time constant),
-    "pink:SD" (1/f), "slow:SHARE:DEPTH:SECONDS" (slower by DEPTH for a SHARE of the time, so long each), "states:APART"
-    (two states, one for a whole launch), several of these with "+", or a sequence of recorded factors, one for each
-    tick, which is resampled in blocks. SD is the relative standard deviation of a tick. Raises BadUsage."""
+    """The factor of a host's speed at a time. Raises BadUsage for a kind that is not listed here.
+
+    kind: "white:SD", "ou:SD:SECONDS" (Ornstein-Uhlenbeck with that time constant), "pink:SD" (1/f),
+    "slow:SHARE:DEPTH:SECONDS" (slower by DEPTH for a SHARE of the time, so many seconds each time), "states:APART" (two
+    states, one for a whole launch), several of these joined with "+", or a sequence of recorded factors, one for each
+    tick, which is resampled in blocks. SD is the relative standard deviation of a tick.
+    """
 
     def __init__(self, kind: str | Sequence[float], seed: str) -> None:
         self._factors: list[float] = []
@@ -67,45 +76,42 @@ class HostNoise:
 
 
 def _factors(kind: str | Sequence[float], chance: random.Random) -> Iterator[float]:
+    """An endless series of factors, one for each tick."""
+
+    def ou(sd: float, seconds: float) -> Iterator[float]:
+        value, keeps = chance.gauss(0, sd), math.exp(-TICK_S / seconds)
+        while True:
+            yield value
+            value = keeps * value + math.sqrt(1 - keeps**2) * chance.gauss(0, sd)
+
+    def slowdowns(share: float, depth: float, seconds: float) -> Iterator[float]:
+        """A Markov chain of two states, which is slow for `share` of the time."""
+        slow = chance.random() < share
+        ends = {True: TICK_S / seconds, False: TICK_S / seconds * share / (1 - share)}
+        while True:
+            yield 1 - depth if slow else 1.0
+            slow = slow ^ (chance.random() < ends[slow])
+
     if not isinstance(kind, str):
-        starts = (chance.randrange(max(1, len(kind) - BLOCK + 1)) for _ in iter(int, 1))
+        starts = (chance.randrange(max(1, len(kind) - BLOCK + 1)) for _ in count())
         return chain.from_iterable(kind[start : start + BLOCK] for start in starts)
     if "+" in kind:
         return map(math.prod, zip(*(_factors(part, chance) for part in kind.split("+"))))
     name, *numbers = kind.split(":")
-    try:
+    with suppress(ValueError):
         match name, [float(number) for number in numbers]:
             case "white", [sd]:
-                return (math.exp(chance.gauss(0, sd)) for _ in iter(int, 1))
+                return (math.exp(chance.gauss(0, sd)) for _ in count())
             case "ou", [sd, seconds]:
-                return map(math.exp, _ou(sd, seconds, chance))
+                return map(math.exp, ou(sd, seconds))
             case "pink", [sd]:
-                each = [_ou(sd / math.sqrt(len(OCTAVES)), seconds, chance) for seconds in OCTAVES]
-                return (math.exp(sum(values)) for values in zip(*each))
+                each = [ou(sd / math.sqrt(len(OCTAVES)), seconds) for seconds in OCTAVES]
+                return map(math.exp, map(sum, zip(*each)))
             case "slow", [share, depth, seconds]:
-                return _slowdowns(share, depth, seconds, chance)
+                return slowdowns(share, depth, seconds)
             case "states", [apart]:
-                state = math.exp(apart / 2 * chance.choice((-1, 1)))
-                return (state for _ in iter(int, 1))
-    except ValueError:
-        pass
+                return repeat(math.exp(apart / 2 * chance.choice((-1, 1))))
     raise BadUsage(f"host_noise={kind} is no noise of a host", "host_noise=pink:0.12")
-
-
-def _ou(sd: float, seconds: float, chance: random.Random) -> Iterator[float]:
-    value, keeps = chance.gauss(0, sd), math.exp(-TICK_S / seconds)
-    while True:
-        yield value
-        value = keeps * value + math.sqrt(1 - keeps**2) * chance.gauss(0, sd)
-
-
-def _slowdowns(share: float, depth: float, seconds: float, chance: random.Random) -> Iterator[float]:
-    """A Markov chain of two states, which is slow for `share` of the time."""
-    slow = chance.random() < share
-    ends = {True: TICK_S / seconds, False: TICK_S / seconds * share / (1 - share)}
-    while True:
-        yield 1 - depth if slow else 1.0
-        slow = slow ^ (chance.random() < ends[slow])
 
 
 BLOCK_SIZE = 16
@@ -169,7 +175,8 @@ class Faults:
 
 @dataclass(slots=True)
 class _Sequence:
-    """first_step: which step makes its first token, and from then on each makes one; None while it waits."""
+    """A request on its way. first_step: the step that makes its first token, after which each step makes one; None
+    while it waits."""
 
     request: int
     sent_s: float
@@ -179,65 +186,31 @@ class _Sequence:
     first_step: int | None = None
 
 
-@dataclass(slots=True)
-class _Simulation:
-    """State of one run: what was sent, and what was noted. When a sequence ends is known as soon as it is admitted, so
-    a step costs as much as begins and ends with it, however large the batch is."""
+class SimulatedEngine(Engine):
+    """An engine that serves T(B) = t_inf*B/(B + b_half). By default these are the two numbers that the model's
+    configuration gives at 1 TB/s or, if that would read all weights in less than 0.1 ms, at the speed that takes so
+    long. On several GPUs each GPU does its part of a step, and then waits for the others.
 
-    now: float = 0.0
-    sent: list[_Sequence] = field(default_factory=list)
-    admitted: int = 0  # of those sent, the first so many
-    ended: int = 0
-    prompted: int = 0  # tokens done of the prompt that is next
-    ends: Counter[int] = field(default_factory=Counter)  # how many end with which step
-    steps: list[tuple[Any, ...]] = field(default_factory=list)
-
-    @property
-    def in_flight(self) -> int:
-        return len(self.sent) - self.ended
-
-    def admit(self, fits: int, tokens: int) -> int:
-        """The next step takes in what waits, as far as it fits; returns its batch. tokens: that a step may process, of
-        prompts and outputs together."""
-        left = self.prompted + max(0, tokens - (self.admitted - self.ended))
-        self.prompted = 0
-        for sequence in self.sent[self.admitted : self.ended + fits]:
-            if sequence.prompt > left:
-                self.prompted = left
-                break
-            left -= sequence.prompt
-            sequence.admitted_s, sequence.first_step = self.now, len(self.steps)
-            self.ends[sequence.first_step + sequence.wanted - 1] += 1
-            self.admitted += 1
-        return self.admitted - self.ended
-
-
-class SimulatedEngine:
-    """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s, or
-    where that would read all weights in less than 0.1 ms, at the speed that takes so long. On several GPUs each does
-    its part of a step, and then waits for the others.
-
-    speed: of that, what the others on its device leave it. gpus: whose sensors tell of it; 0: its own. extra_env:
-    variables of this start alone.
+    speed: The share of its device's speed that other engines leave to it. gpus: Number of GPUs whose sensors it
+    reports; 0 for its own. extra_env: Environment variables of this launch only.
     """
 
     def __init__(
         self, spec: EngineSpec, speed: float = 1.0, extra_env: Mapping[str, str] | None = None, gpus: int = 0
     ) -> None:
+        super().__init__(spec)
         self.limits = spec.with_arguments(())
         try:
             self.faults = Faults(**{name: value for name, value in self.limits.extra if name not in NO_FAULTS})
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
-        self.spec, self.speed, self.extra_env = spec, speed, dict(extra_env or {})
+        self.speed, self.extra_env = speed, dict(extra_env or {})
         self.gpus = gpus or spec.tensor_parallel_size
-        self.ready = True
-        self.launch = uuid.uuid4().hex[:12]
         self.model = spec.known_model
         self.random = random.Random(f"{spec.seed}")
         noise = self.faults.host_noise
-        self.host: Callable[[float], float] = HostNoise(noise, f"host {spec.seed}") if noise else lambda at_s: 1.0
-        self.ran_s = 0.0  # of all runs so far: the host's noise goes on
+        self.host = HostNoise(noise, f"host {spec.seed}") if noise else None
+        self.ran_s = 0.0  # of all runs so far, because the host's noise goes on
         per_token = kv_bytes_per_token(spec) or LAYOUT_UNKNOWN
         self.resolved = Resolved(
             kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * per_token),
@@ -257,11 +230,6 @@ class SimulatedEngine:
             ready_s=self.faults.start_s,
         )
 
-    @property
-    def waits_s(self) -> float:
-        """Seconds that a step adds to the work of its GPUs: all-reduces after attention and feed-forward of a layer."""
-        return 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.model.layers * self.faults.all_reduce_s
-
     def law(self, workload: Workload) -> tuple[float, float]:
         """t_inf in output tokens/s and b_half in sequences, of one GPU."""
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
@@ -271,16 +239,15 @@ class SimulatedEngine:
         return self.faults.t_inf or speed / per_sequence, self.faults.b_half or weights / per_sequence
 
     def drawn_law(self, workload: Workload) -> tuple[float, float]:
-        """The law of all its GPUs in one run, a little off: t_inf in output tokens/s, and b_half in sequences."""
+        """The law of all its GPUs in one run, with the noise of the run: t_inf in output tokens/s, without the waits of
+        the GPUs for each other, and b_half in sequences."""
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise)) / (1 + self.faults.slowdown)
-        return t_inf * self.spec.tensor_parallel_size, b_half  # of the work; the wait for others comes on top
-
-    def start(self) -> None:
-        """Do nothing: the engine has no device to wait for."""
+        return t_inf * self.spec.tensor_parallel_size, b_half
 
     def differ(self, launch: str) -> None:
-        """Take more or less time than other launches, by chance and yet the same again. launch: its name in a gate."""
+        """Change the speed and the time of the start by chance, and by the same amount for the same name of a launch in
+        a gate."""
         chance = random.Random(f"{DRAWN} {self.spec.seed} {launch}")
         self.speed /= math.exp(chance.gauss(0.0, self.faults.scatter))
         start_s = self.faults.start_s * math.exp(chance.gauss(0.0, 3 * self.faults.scatter))
@@ -289,146 +256,159 @@ class SimulatedEngine:
     def load_requests(self, workload: Workload) -> None:
         check_fits(self.limits, workload)
 
-    def run(
-        self,
-        workload: Workload,
-        load: Load,
-        on_progress: ProgressCallback = ignore_progress,
-        barrier: WindowBarrier | None = None,
-    ) -> Run:
-        """barrier: its own clock needs none, and all that are alike have settled after the same time."""
-        check_load(self.spec, load)
-        self.load_requests(workload)
-        loop = self._loop(workload, load)
-        if loop.concurrency >= self.faults.die_at:
+    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+        """Serve the load on the virtual clock, which needs no barrier: engines that are alike have all settled after
+        the same time."""
+        faults = self.faults
+        loop: ClosedLoopPacer | SchedulePacer
+        if isinstance(load, OpenLoop):
+            loop = SchedulePacer(load.times)
+        else:
+            loop = closed_loop(message_of(load), [request.output_tokens for request in workload.requests], gated=False)
+        if loop.concurrency >= faults.die_at:
             self.ready = False
             raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
-        time.sleep(self.faults.lasts_s)
-        t_inf, b_half = self.drawn_law(workload)
-        state, fits = _Simulation(), self._fits(workload)
-        users = _due(loop, state)
-        for _ in range(MAX_STEPS):
-            self._send(state, loop, workload, users)
-            if not state.in_flight:
-                break
-            ends = self._step(state, t_inf, b_half, fits)
-            loop.stepped(state.now)
-            if loop.phase == "over" and loop.requests is None:
-                break
-            users = ends + _due(loop, state)
-        self.ran_s += state.now
-        rate = sum(step[3] for step in state.steps) / state.now if state.now else None
-        on_progress(Progress("over", state.now, state.ended, state.in_flight, rate))
-        failed = state.ended if loop.concurrency >= self.faults.fail_at else 0
-        window = loop.window or (0.0, state.now)
-        return Run(
-            samples=_samples(state),
-            steps=Steps(*zip(*state.steps)) if state.steps else Steps(*[()] * 7),
-            window_s=window,
-            failures=failed,
-            first_failure="PlantedFailure: as it was told to" if failed else None,
-            telemetry=self._sensed(window, loop.concurrency) if self.faults.sensors else None,
-        )
-
-    def _sensed(self, window_s: tuple[float, float], concurrency: int) -> Telemetry:
-        faults = self.faults
+        time.sleep(faults.lasts_s)
+        samples, steps, in_flight = self._served(loop, workload)
+        now, done = (steps.time_s[-1] if len(steps) else 0.0), len(samples) - in_flight
+        self.ran_s += now
+        on_progress(Progress("over", now, done, in_flight, sum(steps.new_tokens) / now if now else None))
+        failed = done if loop.concurrency >= faults.fail_at else 0
+        window = loop.window or (0.0, now)
         ratios = {
             ENGINE_ACTIVE: faults.engine_active,
             DRAM_ACTIVE: faults.dram_active,
             TENSOR_ACTIVE: faults.tensor_active,
             SM_OCCUPANCY: faults.sm_occupancy,
         }
-        return simulated(
-            window_s,
-            ratios,
-            power_w=faults.power_w,
-            memory_used=faults.memory_used,
-            slow_clock=concurrency >= faults.slow_clock_from,
-            lost=concurrency >= faults.lost_from,
-            hot=concurrency >= faults.hot_from,
-            gpus=self.gpus,
-            imbalance=faults.imbalance,
+        return Run(
+            samples=samples,
+            steps=steps,
+            window_s=window,
+            failures=failed,
+            first_failure="PlantedFailure: as it was told to" if failed else None,
+            telemetry=simulated(
+                window,
+                ratios,
+                power_w=faults.power_w,
+                memory_used=faults.memory_used,
+                slow_clock=loop.concurrency >= faults.slow_clock_from,
+                lost=loop.concurrency >= faults.lost_from,
+                hot=loop.concurrency >= faults.hot_from,
+                gpus=self.gpus,
+                imbalance=faults.imbalance,
+            )
+            if faults.sensors
+            else None,
         )
 
-    def _fits(self, workload: Workload) -> int:
-        """Sequences that its limit and its KV cache allow at once, at full length: it never preempts by itself."""
+    def _served(self, loop: ClosedLoopPacer | SchedulePacer, workload: Workload) -> tuple[Samples, Steps, int]:
+        """The requests that were sent, the steps, and the number of requests that have not ended.
+
+        The engine runs as many sequences as its limit and its KV cache allow at full length, so it never preempts by
+        itself. When a sequence ends is known as soon as it is admitted: so the cost of a step here depends on the
+        sequences that begin and end with it, and not on the batch.
+        """
+        (t_inf, b_half), limits = self.drawn_law(workload), self.limits
         windows = self.resolved.kv_windows or (None,)
-        each = request_blocks(windows, BLOCK_SIZE, workload.longest, in_flight(self.limits))
-        return max(1, min(self.limits.max_num_seqs, (self.resolved.kv_blocks or 0) // each))
-
-    def _loop(self, workload: Workload, load: Load) -> ClosedLoopPacer | SchedulePacer:
-        if isinstance(load, OpenLoop):
-            return SchedulePacer(load.times)
-        return closed_loop(message_of(load), [request.output_tokens for request in workload.requests], gated=False)
-
-    def _send(self, state: _Simulation, loop: ClosedLoopPacer | SchedulePacer, workload: Workload, users: int) -> None:
-        for _ in range(users):
-            number = loop.next_request()
-            if number is None:
-                return
-            index = number % len(workload.requests)
-            request = workload.requests[index]
-            sent_s = loop.sent_s(number, state.now)
-            state.sent.append(_Sequence(index, sent_s, len(request.prompt), request.output_tokens))
-
-    def _step(self, state: _Simulation, t_inf: float, b_half: float, fits: int) -> int:
-        """One token for each running sequence (as many as fit); returns how many ended."""
-        batch = state.admit(fits, self.limits.max_num_batched_tokens)
-        of_the_host = LAYER_LAUNCH_S * self.model.layers if self.limits.enforce_eager else 0.0
-        pace = self.host(self.ran_s + state.now)
-        state.now += max((b_half + batch) / t_inf + self.waits_s, of_the_host) / pace
-        ended = state.ends.pop(len(state.steps), 0)
-        state.ended += ended
-        running = min(state.in_flight, fits)
-        preempted = int(batch >= self.faults.preempt_from)
-        state.steps.append((state.now, running, state.in_flight - running, batch, 0, None, preempted))
-        return ended
+        blocks = request_blocks(windows, BLOCK_SIZE, workload.longest, in_flight(limits))
+        fits = max(1, min(limits.max_num_seqs, (self.resolved.kv_blocks or 0) // blocks))
+        # All-reduces after attention and feed-forward of each layer.
+        waits_s = 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.model.layers * self.faults.all_reduce_s
+        host_s = LAYER_LAUNCH_S * self.model.layers if limits.enforce_eager else 0.0
+        now, admitted, ended, freed, prompted = 0.0, 0, 0, 0, 0  # prompted: tokens done of the prompt that is next
+        sent, ends, steps = list[_Sequence](), Counter[int](), list[tuple[Any, ...]]()  # ends: by step, how many
+        for number in range(MAX_STEPS):
+            if isinstance(loop, SchedulePacer):
+                if len(sent) == ended and loop.next_s is not None:
+                    now = max(now, loop.next_s)
+                loop.arrive(now)
+            for _ in range(freed + loop.users_due()):
+                if (free := loop.next_request()) is None:
+                    break
+                request = workload.requests[index := free % len(workload.requests)]
+                sent.append(_Sequence(index, loop.sent_s(free, now), len(request.prompt), request.output_tokens))
+            if len(sent) == ended:
+                break
+            left, prompted = prompted + max(0, limits.max_num_batched_tokens - (admitted - ended)), 0
+            for sequence in sent[admitted : ended + fits]:
+                if sequence.prompt > left:
+                    prompted = left
+                    break
+                left -= sequence.prompt
+                sequence.admitted_s, sequence.first_step = now, number
+                ends[number + sequence.wanted - 1] += 1
+                admitted += 1
+            batch, pace = admitted - ended, self.host(self.ran_s + now) if self.host else 1.0
+            now += max((b_half + batch) / t_inf + waits_s, host_s) / pace
+            freed = ends.pop(number, 0)
+            ended += freed
+            running = min(len(sent) - ended, fits)
+            preempted = int(batch >= self.faults.preempt_from)
+            steps.append((now, running, len(sent) - ended - running, batch, 0, None, preempted))
+            loop.stepped(now)
+            if loop.phase == "over" and loop.requests is None:
+                break
+        rows = []
+        for sequence in sent:
+            admitted_s = first_s = last_s = None
+            made = 0
+            if (first := sequence.first_step) is not None:
+                made = min(sequence.wanted, len(steps) - first)
+                admitted_s, first_s, last_s = sequence.admitted_s, steps[first][0], steps[first + made - 1][0]
+            told = sequence.prompt, made, made == sequence.wanted
+            rows.append((sequence.request, sequence.sent_s, admitted_s, first_s, last_s, *told))
+        samples = Samples(*zip(*rows)) if rows else Samples(*[()] * 8)
+        return samples, Steps(*zip(*steps)) if steps else Steps(*[()] * 7), len(sent) - ended
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        """Drawn from the seed and the request; from `other_token_at` on, others."""
+        """Tokens that are drawn from the seed and the request; from `other_token_at` on, other tokens."""
         drawn = [random.Random(f"{self.spec.seed} {number}") for number in range(min(requests, len(workload.requests)))]
         tokens = [[each.randrange(self.model.vocabulary) for _ in range(length)] for each in drawn]
         return tuple(tuple(t + (at >= self.faults.other_token_at) for at, t in enumerate(row)) for row in tokens)
 
     def scores(self, workload: Workload, outputs: Outputs) -> Scores:
-        """Its own tokens are likely, others less so; with the scatter of a launch's roundings."""
+        """Its own tokens are likely and other tokens less so, with the scatter of a launch's roundings."""
         chance = random.Random(self.launch)
         own = self.outputs(workload, len(outputs), max(map(len, outputs), default=0))
         likely = (-0.5 if tokens == mine[: len(tokens)] else -2.0 for tokens, mine in zip(outputs, own))
         return tuple(chance.gauss(each - self.faults.logprob_drift, 1e-3) for each in likely)
 
     def profile(self, workload: Workload, load: Load) -> str | None:
-        """A file where its traces would lie, with nothing in it."""
+        """Write an empty file in place of a trace."""
         self.load_requests(workload)
         if not self.faults.profiler:
             return "the simulated engine has no profiler, as it was told to"
         (Path(self.extra_env[PROFILE_FOLDER]) / f"{self.launch}.trace.json").write_text("{}\n", "utf-8")
         return None
 
-    def close(self) -> None:
-        """Nothing to free."""
 
+class SimulatedBatches(SimulatedEngine):
+    """A simulated engine that makes batches one after the other. A step of B slots takes (b_half + B)/t_inf seconds,
+    the formula of `SimulatedEngine`, whether their requests have ended or not."""
 
-def _due(loop: ClosedLoopPacer | SchedulePacer, state: _Simulation) -> int:
-    """The number of users to start now. While nothing is in flight the clock moves on to the next one's time first."""
-    if isinstance(loop, SchedulePacer):
-        if not state.in_flight and loop.next_s is not None:
-            state.now = max(state.now, loop.next_s)
-        loop.arrive(state.now)
-    return loop.users_due()
+    jobs_only = True
 
+    def __init__(
+        self, spec: EngineSpec, speed: float = 1.0, extra_env: Mapping[str, str] | None = None, gpus: int = 0
+    ) -> None:
+        super().__init__(spec, speed, extra_env, gpus)
+        self.resolved = replace(self.resolved, kv_blocks=None)  # its cache grows with the batch
 
-def _samples(state: _Simulation) -> Samples:
-    times = [step[0] for step in state.steps]
-    rows = [_sample(sequence, times) for sequence in state.sent]
-    return Samples(*zip(*rows)) if rows else Samples(*[()] * 8)
-
-
-def _sample(sequence: _Sequence, times: list[float]) -> tuple[Any, ...]:
-    prompt = sequence.prompt
-    if sequence.first_step is None:
-        return sequence.request, sequence.sent_s, None, None, None, prompt, 0, False
-    made = min(sequence.wanted, len(times) - sequence.first_step)
-    first_s, last_s = times[sequence.first_step], times[sequence.first_step + made - 1]
-    finished = made == sequence.wanted
-    return sequence.request, sequence.sent_s, sequence.admitted_s, first_s, last_s, prompt, made, finished
+    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+        how, (t_inf, b_half), times = batching_of(self.spec), self.drawn_law(workload), message_of(load)["schedule"]
+        samples, steps, first, now = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0, 0.0
+        tokens = [(len(request.prompt), request.output_tokens) for request in workload.requests]
+        while first < len(times):
+            began, slots = next_batch(how["batching"], times, first, now, how["batch"], how["wait_s"])
+            rows = [n % len(tokens) for n in range(first, first + slots)]
+            requests = [(row, sent, *tokens[row]) for row, sent in zip(rows, times[first:])]
+            longest, step_s = max(output for *_, output in requests), (b_half + slots) / t_inf
+            stamps = [began + step_s * (number + 1) for number in range(longest)]
+            now = stamps[-1]
+            made, answered = batch_rows(requests, began, stamps, now)
+            steps += made
+            samples += answered
+            first += slots
+        *columns, _ = zip(*samples)  # no prompt comes from a cache
+        return Run(Samples(*columns), Steps(*zip(*steps)), (0.0, now))

@@ -21,7 +21,7 @@ from pytest_slmserve.schema.loads import ClosedLoop, Load, Workload
 from pytest_slmserve.schema.models import USUAL_CONTEXT, Model
 from pytest_slmserve.schema.records import series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
-from pytest_slmserve.telemetry.host_probe import Host, probe, unlike
+from pytest_slmserve.telemetry.host import Host, probe, unlike
 from pytest_slmserve.workload.requests import build_workload, check_source, named_tokenizer, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 

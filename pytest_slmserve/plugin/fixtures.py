@@ -320,18 +320,18 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
     from dataclasses import replace
     from datetime import date
 
-    from pytest_slmserve.analysis.gate.diagnosis import expired, explained
+    from pytest_slmserve.analysis.gate.diagnosis import explained
 
     model, endpoint = request.param
     waiver, today = slm_gates.waiver(model, endpoint), date.today()
-    if waiver and not expired(waiver, today):
+    if waiver and today <= waiver.until:
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, reason=explained(waiver, today)))
 
     def judge() -> Verdict:
         verdict = slm_gates.of(model).verdict(endpoint)
         if verdict is None:
             pytest.skip(f"no launch told its {endpoint}")
-        if waiver and expired(waiver, today):
+        if waiver and today > waiver.until:
             verdict = replace(verdict, why=f"{verdict.why}; {explained(waiver, today)}")
         told = {"gate": verdict.state.value, "ratio": verdict.value, "low": verdict.low, "high": verdict.high}
         told |= {"threshold": verdict.threshold, "pairs": verdict.n}

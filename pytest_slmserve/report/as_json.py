@@ -149,7 +149,8 @@ def _of_replicas(point: ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
 
 def _figures(point: Point | JobPoint | ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
     """All figures of a point, by name; those that no such point has are null."""
-    names = [field.name for field in fields(point) if field.name not in BULK]
+    bulk = BULK if type(point) is Point else {*BULK, "batch_repeats"}
+    names = [field.name for field in fields(point) if field.name not in bulk]
     told = {"valid": point.valid, **dict.fromkeys(field.name for field in fields(Summary)), **facts(point, *names)}
     return told | {"goodput": goodput_facts(point.goodput(slo) if slo else None)}
 
@@ -169,6 +170,8 @@ def extra_info(measurements: Sequence[Measurement]) -> dict[str, Any]:
     point, first = _points(measurements)[0], measurements[0]
     numbers = {f.name: getattr(point, f.name) for f in fields(point)}
     plain = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+    if isinstance(point, JobPoint):
+        del plain["concurrency"]
     return {**plain, "records": list(point.records), "workload": first.workload.hash, "interface": first.spec.interface}
 
 

@@ -26,12 +26,13 @@ from pytest_slmserve.report.gate.text import (
     WORDS,
     as_markdown,
     gate_facts,
-    gate_text,
+    gate_section,
     has_few_pairs,
     is_simulated,
     next_step,
     title,
 )
+from pytest_slmserve.report.section import section_texts
 from pytest_slmserve.report.tables.findings import AnyPoint, first_of_each_kind, reason_kind, served_on
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import highest_good_load, jobs_title
@@ -62,7 +63,7 @@ Line = tuple[str, Colour | None]
 
 
 @dataclass(slots=True)
-class Section:
+class ScreenPart:
     """A part of the screen. entries: blocks of lines, of which the last go first where there is no room. head, foot:
     lines around them, of which the first alone stays in the end. unit: of entries. weight: a part of weight 3 keeps
     three times the lines of one of weight 1. left_out: how many entries went."""
@@ -149,12 +150,12 @@ ROWS: tuple[Column[ModelRow], ...] = (
 )
 
 
-def _sweeps(found: Findings, longest: int) -> Iterator[Section]:
+def _sweeps(found: Findings, longest: int) -> Iterator[ScreenPart]:
     """A table for each device; what was measured beside the sweeps of a model is in the tables of the run."""
     for place, rows in model_rows(found):
         parts = table_parts(rows, ROWS)
         head = [*_block(place, longest), *_plain(parts.head)]
-        yield Section(head, [_plain(lines) for lines in parts.rows], "model", weight=6, foot=_plain(parts.foot))
+        yield ScreenPart(head, [_plain(lines) for lines in parts.rows], "model", weight=6, foot=_plain(parts.foot))
 
 
 def _model(curve: Curve) -> str:
@@ -195,10 +196,10 @@ def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
     return ModelRow(label, point, plateau, good)
 
 
-def _replicas(found: Findings, longest: int) -> Iterator[Section]:
+def _replicas(found: Findings, longest: int) -> Iterator[ScreenPart]:
     """Two lines at most for each set of models: the deployment that serves most of those measured."""
     if entries := [_block(text, max(longest, 2)) for text in best_deployments(found)]:
-        yield Section([], entries, "deployment")
+        yield ScreenPart([], entries, "deployment")
 
 
 def best_deployments(found: Findings) -> Iterator[str]:
@@ -215,7 +216,7 @@ def best_deployments(found: Findings) -> Iterator[str]:
             yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
 
 
-def _jobs(found: Findings, longest: int) -> Iterator[Section]:
+def _jobs(found: Findings, longest: int) -> Iterator[ScreenPart]:
     """A table for each host; a sentence where it served one job."""
     for jobs in grouped(found.jobs, lambda job: job.environment.key).values():
         if len(jobs) == 1:
@@ -223,14 +224,14 @@ def _jobs(found: Findings, longest: int) -> Iterator[Section]:
             served = f"{figure(job.requests_per_s, 4)} requests/s, {figure(job.output_tokens_per_s, 4)} tokens/s"
             lengths = f"{job.workload.mean_prompt_tokens:.0f}/{job.output_tokens:.0f} tokens"
             told = f"mean E2E {figure(job.e2e_s)} s ({job.requests:,} of {lengths}, {job.load.pace})"
-            yield Section([], [_block(f"job: {job.model}: {served}, {told}", 2)], "job")
+            yield ScreenPart([], [_block(f"job: {job.model}: {served}, {told}", 2)], "job")
             continue
         parts = table_parts(jobs, JOBS)
         head = [*_block(jobs_title(jobs[0].environment), longest), *_plain(parts.head)]
-        yield Section(head, list(map(_plain, parts.rows)), "job", foot=_plain(parts.foot))
+        yield ScreenPart(head, list(map(_plain, parts.rows)), "job", foot=_plain(parts.foot))
 
 
-def _gates(found: Findings, longest: int) -> Iterator[Section]:
+def _gates(found: Findings, longest: int) -> Iterator[ScreenPart]:
     """Each gate with its endpoints, the worst first, and why one does not pass. Of fewer pairs than can decide, only
     what is no matter of chance."""
     colours: dict[State, Colour] = {State.PASSES: "green", State.FAILS: "red", State.INCONCLUSIVE: "yellow"}
@@ -256,22 +257,22 @@ def _gates(found: Findings, longest: int) -> Iterator[Section]:
             *(_block(f"  next: {more}", 3, "yellow") if more else ()),
             *_plain(parts.head if compared else []),
         ]
-        yield Section(head, entries, "endpoint", weight=4, foot=_plain(parts.foot))
+        yield ScreenPart(head, entries, "endpoint", weight=4, foot=_plain(parts.foot))
 
 
-def _claims(found: Findings, longest: int) -> Iterator[Section]:
+def _claims(found: Findings, longest: int) -> Iterator[ScreenPart]:
     """How many claims hold, which do not and were expected to, and what would decide the others."""
     kinds = by_outcome(found.judged, strict=found.strict)
     if own := [_block(f"inconclusive: {text}", longest, "yellow") for text in found.inconclusive]:
-        yield Section([], own, "inconclusive test", weight=3)
+        yield ScreenPart([], own, "inconclusive test", weight=3)
     if not found.judged:
         return
     wrong = kinds["FAIL"] or kinds["PASS, UNEXPECTED"]
     colour: Colour = "red" if wrong else "yellow" if kinds["inconclusive"] else "green"
     head = _block(f"claims: {tally(kinds)}", longest, colour)
-    yield Section(head, [_block(f"  {text}", longest, "red") for text in unexpected(kinds)], "claim", weight=4)
+    yield ScreenPart(head, [_block(f"  {text}", longest, "red") for text in unexpected(kinds)], "claim", weight=4)
     entries = [_block(f"  {text}", longest, "yellow") for text in inconclusive(kinds, found.curves)]
-    yield Section([], entries, "reason", weight=2)
+    yield ScreenPart([], entries, "reason", weight=2)
 
 
 def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
@@ -306,11 +307,13 @@ def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
     return verdict.why
 
 
-def _disturbed(found: Findings, longest: int) -> Iterator[Section]:
+def _disturbed(found: Findings, longest: int) -> Iterator[ScreenPart]:
     """Points of which something was left out, or has something against it, grouped by the kind of reason."""
     title, sentences = disturbances(found)
     if sentences:
-        yield Section(_block(title, longest, "yellow"), [_block(f"  {text}", longest) for text in sentences], "reason")
+        yield ScreenPart(
+            _block(title, longest, "yellow"), [_block(f"  {text}", longest) for text in sentences], "reason"
+        )
 
 
 def disturbances(found: Findings) -> tuple[str, list[str]]:
@@ -345,15 +348,15 @@ def _reason(point: AnyPoint) -> str:
     return "; ".join(dict.fromkeys((*point.degraded, *point.problems)) or first_of_each_kind(point.noise))
 
 
-def _notes(found: Findings, longest: int) -> Iterator[Section]:
+def _notes(found: Findings, longest: int) -> Iterator[ScreenPart]:
     entries = [_block(f"note: {note}", longest, "yellow") for note in found.notes]
     if found.reused:
         entries.append(_block(found.reused_text, longest))
     if entries:
-        yield Section([], entries, "note")
+        yield ScreenPart([], entries, "note")
 
 
-def _paths(found: Findings, longest: int) -> Iterator[Section]:
+def _paths(found: Findings, longest: int) -> Iterator[ScreenPart]:
     if not (found.curves or found.jobs or found.shared or found.gates):
         return
     more = ["more: -v, or --slm-report=tables"]
@@ -362,10 +365,10 @@ def _paths(found: Findings, longest: int) -> Iterator[Section]:
         more = [f"archive: {paths}", f"more: slmserve report {paths}"]
     if found.command and any(gated.outcome is State.FAILS for gated in found.gates):
         more = [*command_lines("to repeat it:", found.command), *more]
-    yield Section([*(_block(found.written, longest) if found.written else []), *_plain(more)], [], "path")
+    yield ScreenPart([*(_block(found.written, longest) if found.written else []), *_plain(more)], [], "path")
 
 
-Maker = Callable[[Findings, int], Iterator[Section]]
+Maker = Callable[[Findings, int], Iterator[ScreenPart]]
 PARTS: tuple[Maker, ...] = (_sweeps, _replicas, _jobs, _gates, _claims, _disturbed, _notes, _paths)
 
 
@@ -390,7 +393,7 @@ def tables(found: Findings) -> Iterator[Line]:
     """Every table and verdict, as pieces of text with a colour."""
     yield from ((folded(text), colour) for text, colour in run_lines(found))
     yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
-    yield from ((f"{folded(gate_text(gated))}\n", None) for gated in found.gates)
+    yield from ((text, None) for text in section_texts(map(gate_section, found.gates)))
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:

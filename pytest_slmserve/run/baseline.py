@@ -1,12 +1,11 @@
-"""A run's points are held against a stored baseline: the cheaper way than a gate, and the weaker one."""
+"""Compare a run with a stored baseline: cheaper than a gate, and weaker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.compare.baseline import WARNING, against_stored, cells, of_model, on_one_side
-from pytest_slmserve.analysis.compare.comparability import warnings
+from pytest_slmserve.analysis.compare.changes import against_stored, of_model
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.archive.baselines import FOLDER, baseline
 from pytest_slmserve.run.session import Session
@@ -15,6 +14,11 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement
 
 CLAIM = "no-worse-than-the-baseline"
+WARNING = (
+    "a stored baseline was measured at another time: drift of the machine, noise between hosts and launches, and the "
+    "order of measuring cannot be told from a change of the software. What matters is decided by measuring both sides "
+    "in turns: --slm-gate"
+)
 
 
 @dataclass
@@ -27,7 +31,8 @@ class StoredBaseline:
 
     @classmethod
     def from_session(cls, session: Session) -> StoredBaseline:
-        """Raises BadUsage where there is none, BadArchive where it cannot be read: before anything is started."""
+        """Return the baseline, before anything is started. Raises BadUsage if there is none, BadArchive if it cannot be
+        read."""
         named = session.options.baseline
         try:
             there = baseline(FOLDER, named)
@@ -36,27 +41,15 @@ class StoredBaseline:
         return cls(session, there.measurements, (*there.notes, WARNING))
 
     def judge(self, model: str) -> Verdict:
-        """The verdict on every load of one model that both sides have; the verdicts on each stand in the report.
-        Measures nothing."""
+        """Return the verdict on all cases of one model that both sides have, and add the verdict on each to the report.
+        It fails if one of them fails, and passes if all pass. Nothing is measured."""
         alone = (m for curve in self.session.verdicts.curves() for m in curve.measurements)
         shared = (m for m in self.session.results.measurements() if not m.alone)
-        there = of_model(self.measurements, short_name(model))
         here = of_model((*alone, *shared), short_name(model))
-        self._tell(there, here)
-        found = against_stored(there, here, self.session.options.gate_margin)
+        there = of_model(self.measurements, short_name(model))
+        found, notes = against_stored(there, here, self.session.options.gate_margin)
+        self.session.note(*self.notes, *notes)
         self.session.verdicts.judged.extend((verdict, None) for verdict in sorted(found, key=lambda v: v.claim))
-        return _together(short_name(model), found)
-
-    def _tell(self, there: Sequence[Measurement], here: Sequence[Measurement]) -> None:
-        """Adds notes to the session: on the baseline, on cells that only one side has, and warnings on cells of both.
-        Each sentence appears once."""
-        before, now = cells(there), cells(here)
-        pairs = ((before[cell][0], now[cell][0]) for cell in before if cell in now)
-        self.session.note(*self.notes, *on_one_side(there, here), *(text for pair in pairs for text in warnings(*pair)))
-
-
-def _together(model: str, found: Sequence[Verdict]) -> Verdict:
-    """Fails where one fails, holds where all hold."""
-    state = all_of(verdict.state for verdict in found)
-    why = "; ".join(f"{v.subject}: {v.why}" for v in found if v.state is state)
-    return Verdict(CLAIM, model, state, why, n=len(found))
+        state = all_of(verdict.state for verdict in found)
+        why = "; ".join(f"{v.subject}: {v.why}" for v in found if v.state is state)
+        return Verdict(CLAIM, short_name(model), state, why, n=len(found))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import check_endpoints
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
-from pytest_slmserve.engines.pool import Pool, start
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, start_replicas
+from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.plan.planner import Planner, url_lock
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
@@ -35,9 +34,7 @@ class Devices:
     def from_options(cls, planner: Planner) -> Devices:
         """The devices of a run, with sensors where any can be read. Raises SensorFailed or BadUsage where requested
         sensors are missing."""
-        timeout_s = planner.options.timeout
-        replicas = partial(start_replicas, device=planner.host.device, timeout_s=timeout_s)
-        found = cls(planner, Pool(partial(start, timeout_s=timeout_s), replicas))
+        found = cls(planner, Pool(device=planner.host.device, timeout_s=planner.options.timeout))
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
         elif planner.platform != "simulated" and not (planner.options.plan or planner.options.ray):

@@ -1,11 +1,11 @@
-"""A gate is run: pairs of fresh launches, baseline and candidate in turn, until the outcome is known."""
+"""Run of a gate: pairs of fresh launches, baseline and candidate in turn, until the outcome is known."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Collection, Generator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -13,24 +13,23 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.claims.claim import PUBLISHED
 from pytest_slmserve.analysis.claims.stored import stored_gates
-from pytest_slmserve.analysis.gate.decision import calibrate, next_look, noise_of
+from pytest_slmserve.analysis.gate.decision import calibrate, next_look, noise_of, weakened
 from pytest_slmserve.analysis.gate.diagnosis import Waiver, waiver_for
 from pytest_slmserve.analysis.gate.launch_pairs import (
     ENDPOINTS,
+    GATED,
     SIDES,
     Gated,
-    gated_series,
     judge_gate,
     pairs_of,
-    weaker,
+    series_of,
 )
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, place_of, read_calibrations, read_waivers
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, Outputs, check_fits
+from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs, check_fits
 from pytest_slmserve.engines.launch.vllm_arguments import caches
 from pytest_slmserve.engines.pool import abreast
-from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.table import FEWEST_PAIRS, Options, joined
 from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.gate.text import calibration_text
@@ -87,7 +86,7 @@ class Gates:
         return waiver_for(self.waivers, model, endpoint, device)
 
     def of(self, model: str) -> Gated:
-        """The gate of a model, run at the first request. Raises the error that ended it, such as EngineFailed."""
+        """The gate of a model, run at the first request. Raises the error that ended it, for example EngineFailed."""
         if error := self.failed.get(model):
             raise type(error)(f"the gate of {short_name(model)} was broken off: {error.cause}", error.hint)
         if model not in self.found:
@@ -105,13 +104,13 @@ class Gates:
 
 
 def is_short(session: Session) -> bool:
-    """Does a gate run among other tests, so that it makes SHORT pairs, at the large load alone, and decides what is no
-    matter of chance? A simulated one takes no time and runs in full."""
+    """Whether a gate runs among other tests. Then it makes SHORT pairs, only at the large load, and decides what is no
+    matter of chance. A simulated gate takes no time and runs in full."""
     return not session.options.gate and session.platform != "simulated"
 
 
 def check_gate(session: Session, model: str) -> None:
-    """Raises BadUsage, naming the side, where a gate could not be carried out or judged: before anything is started."""
+    """Raise BadUsage, with the side, if a gate could not be carried out or judged. Starts nothing."""
     _ = Gates(session).waivers, read_calibrations(beside(Path(session.options.records)))
     loads_of(session, model)
     for side, spec in sides(session.planner.spec(model), session.options).items():
@@ -122,7 +121,7 @@ def check_gate(session: Session, model: str) -> None:
 
 
 def run_gate(session: Session, model: str) -> Gated:
-    """Measure pairs until the outcome is known, or there are enough of them."""
+    """Measure pairs until the outcome is known, or all of them are measured."""
     options, terms, began = session.options, session.gate_terms, time.monotonic()
     one = OneGate(session, model)
     if one.specs["baseline"] == one.specs["candidate"]:
@@ -130,7 +129,8 @@ def run_gate(session: Session, model: str) -> Gated:
     found, gated = one.go_on()
     try:
         if gated is None or not _is_over(gated, session):
-            one.warm_up(found)
+            if session.platform != "simulated":  # launches that do not count read files from disk and fill caches
+                list(one.launch_in_turn([(side, WARM_UP) for side in one.cold(found)]))
             there = {pair.number for pair in pairs_of(found)}
             numbers = [number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there]
             with closing(one.pairs(numbers)) as pairs:
@@ -142,7 +142,7 @@ def run_gate(session: Session, model: str) -> Gated:
         assert gated is not None
         traced = one.traced(gated.failing_load) if options.profile and not options.calibrate else ""
     except KeyboardInterrupt:
-        if gated:  # the last screen says how far it came
+        if gated:  # the summary says how far it came
             session.gates.append(gated)
         raise
     finally:
@@ -157,8 +157,8 @@ def run_gate(session: Session, model: str) -> Gated:
 
 
 def launches_left(session: Session, model: str, launched: Collection[Engines] = ()) -> tuple[int, int]:
-    """Launches that do not count, one of each side, and those that a clear case measures then: to the next look at its
-    pairs, or of a calibration all. launched: what other tests will have launched before."""
+    """The number of launches that do not count, one of each side, and of those that follow in a clear case: up to the
+    next interim analysis, or in a calibration all. launched: what other tests will have launched before."""
     options, terms = session.options, session.gate_terms
     one = OneGate(session, model)
     found, gated = one.go_on()
@@ -170,10 +170,16 @@ def launches_left(session: Session, model: str, launched: Collection[Engines] = 
 
 
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:
-    """Keep the noise of a calibration; tell a gate what such noise lets it find, where that is known of this runner."""
+    """The gate in view of this runner's noise, if that is known. A calibration stores the noise of its pairs."""
     path = beside(Path(session.options.records))
     if session.options.calibrate:
-        kept = _calibrated(gated)
+        series = series_of(GATED, gated.pairs)
+        noise = noise_of(series)
+        if len(noise.costs) < FEWEST_PAIRS:
+            few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
+            raise BadUsage(few, "a quieter host: see doctor")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        kept = StoredNoise(place_of(gated), now, noise, calibrate(noise, series, gated.terms))
         keep(path, kept)
     elif not gated.pairs:
         return gated
@@ -185,22 +191,12 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     else:
         kept = known
     session.notes.append(calibration_text(gated.model, kept.calibration, kept.measured_at))
-    return weaker(gated, kept.calibration)
-
-
-def _calibrated(gated: Gated) -> StoredNoise:
-    series = gated_series(gated.pairs)
-    noise = noise_of(series)
-    if len(noise.costs) < FEWEST_PAIRS:
-        few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
-        raise BadUsage(few, "a quieter host: see doctor")
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return StoredNoise(place_of(gated), now, noise, calibrate(noise, series, gated.terms))
+    return replace(gated, gated=weakened(gated.gated, kept.calibration))
 
 
 def _is_over(gated: Gated, session: Session) -> bool:
-    """Decides whether a gate ends: all pairs measured, too many dropped, or an outcome that is settled at a planned
-    look. Between two looks the outcome counts for nothing. A calibration has no look, nor has a short gate."""
+    """Whether a gate ends: all pairs are measured, too many were dropped, or the outcome is settled at a planned
+    interim analysis. Between two of them the outcome counts for nothing. A calibration and a short gate have none."""
     there, dropped = len(gated.pairs), len(gated.dropped)
     if is_short(session):
         return there + dropped >= SHORT
@@ -213,7 +209,8 @@ def _is_over(gated: Gated, session: Session) -> bool:
 
 
 def order(number: int) -> tuple[Side, Side]:
-    """AB, BA, BA, AB, and again: neither a drift of the host nor a first place favours a side."""
+    """Sides of a pair in the order of launching: AB, BA, BA, AB, and again. Neither a drift of the host nor the first
+    place favours a side."""
     baseline, candidate = SIDES
     return (baseline, candidate) if number % 4 in (0, 1) else (candidate, baseline)
 
@@ -233,11 +230,12 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """Small load and large one: the ends of `--slm-concurrency`; by default one, the model's batch of table 1, for how
-    fast small loads are the host decides. The small one has a longer window; a short gate has the large one alone."""
-    planner, asked = session.planner, session.options.concurrency
+    """The small load and the large one: the ends of `--slm-concurrency`. By default only the model's batch of table 1,
+    because the speed of small loads depends on the host. The small load has a longer window. A short gate has only the
+    large load."""
+    planner, chosen = session.planner, session.options.concurrency
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
-    ends = sorted({asked[0], asked[-1]} if asked else {large})
+    ends = sorted({chosen[0], chosen[-1]} if chosen else {large})
     loads = tuple(planner.load(n) for n in (ends[-1:] if is_short(session) else ends))
     if len(loads) > 1:
         loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
@@ -248,7 +246,7 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
 
 
 class OneGate:
-    """One model's gate on its way."""
+    """The gate of one model while it is measured."""
 
     def __init__(self, session: Session, model: str) -> None:
         self.session, self.model = session, model
@@ -260,36 +258,37 @@ class OneGate:
 
     def go_on(self) -> tuple[list[Measurement], Gated | None]:
         """The measurements of this gate in the resumed archive, and their outcome; the gate takes over the stored id.
-        Returns an empty list and None where nothing fits. Of several fitting gates the last counts. The terms must be
-        the same: a gate whose terms changed after a look at it would err more often than they say."""
-        if not self.session.resumes:
+        Returns an empty list and None if nothing fits. Of several fitting gates the last counts. Sides, loads and
+        caches must be the same, on any host of this kind, because a pair is compared within itself. The terms must be
+        the same: a gate whose terms changed after an interim analysis would err more often than they say."""
+        session = self.session
+        if not session.resumes:
             return [], None
-        contents = read(self.session.source, skip_damaged=self.session.options.skip_damaged)
-        of = f"the gate of {short_name(self.model)}"
+        contents = read(session.source, skip_damaged=session.options.skip_damaged)
+        of, how = f"the gate of {short_name(self.model)}", session.options.gate_caches
         for gated, assumed in reversed([*stored_gates(contents.measurements, contents.plans)]):
-            found = [m for m in contents.measurements if m.paired and m.paired.gate == gated.gate]
-            if gated.terms == self.session.gate_terms and not assumed and all(map(self._asks, found)):
+            found, places = [], list[GateLaunch]()
+            fits = gated.terms == session.gate_terms and not assumed
+            for m in contents.measurements:
+                if m.paired and m.paired.gate == gated.gate:
+                    found.append(m)
+                    places.append(m.paired)
+                    spec = self.specs[m.paired.side]
+                    wanted = spec, session.planner.environment(spec).key, self.workload.hash, how
+                    fits &= (m.spec, m.environment.key, m.workload.hash, m.paired.caches) == wanted
+                    fits &= m.load in self.loads
+            if fits:
                 self.id = gated.gate
-                told = [m.paired.outputs for m in found if m.paired and m.paired.side == "baseline"]
-                self.reference = next(filter(None, told), ())
-                there = f"{counted(len(pairs_of(found)), 'pair')} of launches in {self.session.source}"
-                self.session.note(f"{of} goes on from {there}")
+                self.reference = next((p.outputs for p in places if p.side == "baseline" and p.outputs), ())
+                there = f"{counted(len(pairs_of(found)), 'pair')} of launches in {session.source}"
+                session.note(f"{of} goes on from {there}")
                 return found, gated
-        self.session.note(
-            f"{of} begins anew: {self.session.source} has none of the same sides, loads, caches and terms"
-        )
+        session.note(f"{of} begins anew: {session.source} has none of the same sides, loads, caches and terms")
         return [], None
 
-    def _asks(self, m: Measurement) -> bool:
-        """Would this gate measure it? On whatever host of the kind: a pair is compared within itself."""
-        assert m.paired
-        spec, how = self.specs[m.paired.side], self.session.options.gate_caches
-        asked = spec, self.session.planner.environment(spec).key, self.workload.hash, how
-        return (m.spec, m.environment.key, m.workload.hash, m.paired.caches) == asked and m.load in self.loads
-
     def cold(self, found: Sequence[Measurement], launched: Collection[Engines] = ()) -> tuple[Side, ...]:
-        """Sides of which nothing was launched since this host was booted. Two that are the same are one, and what the
-        run's other tests launched, or will have, is such a launch too."""
+        """Sides of which nothing was launched since this host was booted. Two equal sides count as one, and then
+        the launches of the run's other tests count too. launched: those that are planned."""
         host = self.session.host.environment.host
         same = self.specs["baseline"] == self.specs["candidate"]  # else each has caches of its own
         measured = [*found, *(self.session.results.measurements() if same else ())]
@@ -299,76 +298,66 @@ class OneGate:
             first.setdefault(spec, side)
         return tuple(side for spec, side in first.items() if spec not in there)
 
-    def warm_up(self, found: Sequence[Measurement]) -> None:
-        """A launch that does not count: it reads its files from disk, and fills caches that stay warm."""
-        if self.session.platform != "simulated":
-            list(self._in_turn([(side, WARM_UP) for side in self.cold(found)]))
-
     def pairs(self, numbers: Sequence[int]) -> Generator[list[Measurement]]:
-        """Yields each pair when it has ended. Where the host has enough cores, two pairs are launched at once and wait
-        for their turns. Imports take as long as the rest of a start."""
+        """Measurements of each pair, when it has ended. If the host has enough cores, two pairs are launched at once
+        and wait for their turns. Imports take as long as the rest of a start."""
         at_once = PAIRS_AT_ONCE if (self.session.host.environment.cores or 0) >= MANY_CORES else 1
         for first in range(0, len(numbers), at_once):
             some = numbers[first : first + at_once]
-            with closing(self._in_turn([(side, number) for number in some for side in order(number)])) as launches:
-                yield from ([*one, *other] for one, other in zip(launches, launches))
+            with closing(self.launch_in_turn([(side, number) for number in some for side in order(number)])) as each:
+                yield from ([*one, *other] for one, other in zip(each, each))
 
-    def _in_turn(self, asked: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Yields what a fresh launch of each side measured, an empty list for a warm-up. asked: each side with the
-        number of its pair, or `WARM_UP`."""
+    def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
+        """Measurements of a fresh launch of each side, an empty list for a warm-up. launches: each side with the number
+        of its pair, or `WARM_UP`."""
+        how = self.session.options.gate_caches
         with ExitStack() as undo:
-            launches = [(self.specs[side], undo.enter_context(self._caches(side))) for side, _ in asked]
-            starts = undo.enter_context(abreast(self.session.devices.pool, launches))
-            for place, ((side, number), start) in enumerate(zip(asked, starts)):
+            wanted = [(self.specs[side], undo.enter_context(caches(how, side, self.specs))) for side, _ in launches]
+            starts = undo.enter_context(abreast(self.session.devices.pool, wanted))
+            for place, ((side, number), start) in enumerate(zip(launches, starts)):
                 with naming(f"the {side}, {f'pair {number}' if number else 'before the first pair'}"):
                     engine = start()
-                    found = self._launched(number, engine, side, second=bool(place % 2)) if number else []
+                    found = self.measured(number, engine, side, second=bool(place % 2)) if number else []
                 yield found
 
-    def _caches(self, side: Side) -> AbstractContextManager[Mapping[str, str]]:
-        return caches(self.session.options.gate_caches, side, self.specs)
-
-    def _launched(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        if isinstance(engine, SimulatedEngine):  # others differ from launch to launch by themselves
-            engine.differ(f"{side} {number}")
+    def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
+        """Measurements of one launch at each load, with its outputs and scores if this pair has them. second: whether
+        the launch is the second of its pair."""
+        engine.differ(f"{side} {number}")
+        spec = self.specs[side]
         paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches)
-        weights = self.specs[side].load_format
-        if number == 1:  # once is enough: whoever answers otherwise does so always
-            paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED[weights]))
+        if number == 1:  # once is enough: an engine that answers otherwise does so always
+            paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED[spec.load_format]))
         if side == "baseline":
             self.reference = self.reference or paired.outputs
-        if weights == "auto" and number <= SCORED and self.reference:
+        if spec.load_format == "auto" and number <= SCORED and self.reference:
             paired = replace(paired, scores=engine.scores(self.workload, self.reference))
-        return [m for load in self.loads for m in self._measured(self.specs[side], load, paired)]
-
-    def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: GateLaunch) -> list[Measurement]:
-        name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
-        case, repeats = self.session.planner.case(spec, [self.workload], [load]), list[ReplicaGroup]()
-        while count_missing(repeats, 1, is_clean):
-            repeats.append(self.session.executor.measure_once(case, name, paired))
-        return [m for group in repeats for m in group]
+        found: list[Measurement] = []
+        for load in self.loads:
+            name = f"{short_name(self.model)} at {load.concurrency}, {side}, pair {number}"
+            case, repeats = self.session.planner.case(spec, [self.workload], [load]), list[ReplicaGroup]()
+            while count_missing(repeats, 1, is_clean):
+                repeats.append(self.session.executor.measure_once(case, name, paired))
+            found += [m for group in repeats for m in group]
+        return found
 
     def traced(self, load: Load | None) -> str:
-        """One more launch of each side serves `load` under its profiler. Says where the traces are, or why there are
-        none: what was measured stands. Nothing where there is no load."""
+        """Serve `load` with one more launch of each side under its profiler. Returns a sentence with the paths of the
+        traces, or with the reason why there are none: the measurements stand. Empty if there is no load."""
         if load is None:
             return ""
-        of = f"{short_name(self.model)} at {load.max_concurrency}"
-        return f"traces of {of}: {'; '.join(f'{side}: {self._trace(side, load)}' for side in SIDES)}"
-
-    def _trace(self, side: Side, load: Load) -> str:
-        folder = Path(self.session.options.profile).absolute() / short_name(self.model) / side
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            before = set(folder.iterdir())
-            with self._caches(side) as own:
-                launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
-                with abreast(self.session.devices.pool, [launch]) as (start,):
-                    engine = start()
-                    problem: str | None = "not through this interface"
-                    if isinstance(engine, CanProfile):
-                        problem = engine.profile(self.workload, load)
-        except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
-            return f"none ({str(error).partition(ENDS_WITH)[0]})"
-        written = sorted(str(path) for path in set(folder.iterdir()) - before)
-        return ", ".join(written) or f"none ({problem or 'its profiler wrote nothing'})"
+        written = []
+        for side in SIDES:
+            folder = Path(self.session.options.profile).absolute() / short_name(self.model) / side
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                before = set(folder.iterdir())
+                with caches(self.session.options.gate_caches, side, self.specs) as own:
+                    launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
+                    with abreast(self.session.devices.pool, [launch]) as (start,):
+                        problem = start().profile(self.workload, load) or "its profiler wrote nothing"
+                paths = ", ".join(sorted(str(path) for path in set(folder.iterdir()) - before))
+                written.append(f"{side}: {paths or f'none ({problem})'}")
+            except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
+                written.append(f"{side}: none ({str(error).partition(ENDS_WITH)[0]})")
+        return f"traces of {short_name(self.model)} at {load.max_concurrency}: {'; '.join(written)}"

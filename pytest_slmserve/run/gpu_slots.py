@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.telemetry.host_probe import Host, near_cores, numa_nodes, own_cores, visible_names
+from pytest_slmserve.telemetry.host import Host, near_cores, numa_nodes, own_cores, visible_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.telemetry.host_probe import Host, probe
+from pytest_slmserve.telemetry.host import Host, probe
 
 
 @dataclass(repr=False)

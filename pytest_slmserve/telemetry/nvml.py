@@ -7,170 +7,24 @@ GPM's ratios are what DCGM calls PROF fields there: DCGM itself takes them from 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import SensorFailed
-from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, known
+from pytest_slmserve.telemetry.base import MIN_SPAN_S, Answer, Reading, reading_of
 from pytest_slmserve.telemetry.host_counters import own_pids
 
 PERCENT, MILLI, NANO, MEGA = 1e-2, 1e-3, 1e-9, 1e6
-# Numbers are written out where releases of nvidia-ml-py from 12 to 13 do not all have the name.
+# Numbers are written out if not all releases of nvidia-ml-py from 12 to 13 have the name.
 NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, UNKNOWN = 3, 4, 10, 13, 999
 UNABLE = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
 REFUSED = UNABLE | {2, 25, 26}  # argument, version, deprecated: another call or field may do
 LOST = {1, 9, 15, 16, 28}  # uninitialized, no driver, GPU lost, reset required, GPU not found: nothing will answer now
-
-
-def bindings() -> Any:
-    """The module pynvml of nvidia-ml-py; there is another distribution that has a module of that name."""
-    hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
-    try:
-        import pynvml
-    except ImportError:
-        raise SensorFailed("there is no module pynvml, which nvidia-ml-py has", hint) from None
-    if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
-        raise SensorFailed("the module pynvml that is imported here is not the one of nvidia-ml-py", hint)
-    return pynvml
-
-
-def gpm_place(nv: Any, device: Any, device_uuid: str) -> tuple[Any, Callable[[Any], object]]:
-    """The GPU that has the counters, and what fills a sample with those of this device only."""
-    if not device_uuid.startswith("MIG-"):
-        return device, partial(call, nv, "nvmlGpmSampleGet", device)
-    parent = call(nv, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device)
-    instance = call(nv, "nvmlDeviceGetGpuInstanceId", device)
-    return parent, partial(call, nv, "nvmlGpmMigSampleGet", parent, instance)
-
-
-def call(nv: Any, function: str, *arguments: Any) -> Any:
-    """Call it; bindings too old to have it and drivers too old to have it raise the same NVMLError."""
-    if not hasattr(nv, function):
-        raise nv.NVMLError(FUNCTION_NOT_FOUND)
-    return getattr(nv, function)(*arguments)
-
-
-def said(error: Any) -> str:
-    """Text of NVML's error for a call. Raises SensorFailed where it means that the GPU will not answer any more."""
-    if error.value in LOST:
-        raise SensorFailed(
-            f"the GPU does not answer any more: {error}", "nvidia-smi, and the kernel's log for an Xid"
-        ) from error
-    return f"NVML says {error}"
-
-
-def code_text(nv: Any, code: int) -> str:
-    """Text of NVML's error code for one value among several."""
-    return f"NVML says {nv.NVMLError(code)}"
-
-
-def refusal(nv: Any, function: str, *arguments: Any) -> str | None:
-    """The reason why NVML refuses the call for good; None where it answers, or fails in a way that may pass."""
-    try:
-        call(nv, function, *arguments)
-    except nv.NVMLError as error:
-        why = said(error)
-        return why if error.value in REFUSED else None
-    return None
-
-
-def unknown(numbers: Iterable[int], why: str, missing: list[str]) -> dict[int, float | None]:
-    """None for each number, and the reason for each."""
-    found: dict[int, float | None] = dict.fromkeys(numbers)
-    missing.extend(f"{number}: {why}" for number in found)
-    return found
-
-
-def quietly(nv: Any, function: Callable[..., object], *arguments: Any) -> None:
-    """Call on the way out, when nothing can be done about an error any more."""
-    with suppress(nv.NVMLError):
-        function(*arguments)
-
-
 GPM = {1: of.ENGINE_ACTIVE, 2: of.SM_ACTIVE, 3: of.SM_OCCUPANCY, 5: of.TENSOR_ACTIVE, 10: of.DRAM_ACTIVE}
-
-
-class Gpm:
-    """Ratios over the time between two samples of the GPU's counters. metrics: GPM's id of each of our numbers."""
-
-    def __init__(self, nv: Any, take: Callable[[Any], object]) -> None:
-        self.metrics = dict(GPM)
-        self._nv, self._take = nv, take
-        self._samples: deque[tuple[float, Any]] = deque()  # the baseline, and those that are still too young for one
-
-    def leave_out_refused(self) -> dict[int, str]:
-        """Drops the metrics that the GPU refuses, and returns the reason for each number. Samples over no time at all:
-        values mean nothing then, refusals do."""
-        held: list[Any] = []
-        try:
-            held += [self._sample()]
-            held += [self._sample()]
-            answers = self._ask(*held)
-        except self._nv.NVMLError as error:
-            if error.value in UNABLE | LOST:
-                raise
-            return {}  # what fails over no time may work over some
-        finally:
-            for sample in held:
-                self._free(sample)
-        codes = [(metric, answer.nvmlReturn) for metric, answer in zip(self.metrics, answers)]
-        return {self.metrics.pop(metric): code_text(self._nv, code) for metric, code in codes if code in UNABLE}
-
-    def ratios(self, now_s: float, missing: list[str]) -> tuple[dict[int, float | None], float | None]:
-        """All ratios from one pair of samples, and the length of the time between them in seconds."""
-        try:
-            newest = self._sample()
-            self._samples.append((now_s, newest))
-            span_s, baseline = self._baseline(now_s)
-            if span_s < MIN_SPAN_S:
-                why = f"no sample of the counters is {MIN_SPAN_S:g} s old yet"
-                return unknown(self.metrics.values(), why, missing), None
-            answers = self._ask(baseline, newest)
-        except self._nv.NVMLError as error:
-            return unknown(self.metrics.values(), said(error), missing), None
-        return {n: self._ratio(n, answer, missing) for n, answer in zip(self.metrics.values(), answers)}, span_s
-
-    def close(self) -> None:
-        while self._samples:
-            self._free(self._samples.popleft()[1])
-
-    def _sample(self) -> Any:
-        sample = self._nv.nvmlGpmSampleAlloc()
-        try:
-            self._take(sample)
-        except self._nv.NVMLError:
-            self._free(sample)
-            raise
-        return sample
-
-    def _free(self, sample: Any) -> None:
-        quietly(self._nv, self._nv.nvmlGpmSampleFree, sample)
-
-    def _baseline(self, now_s: float) -> tuple[float, Any]:
-        """Age and handle of the newest sample that is old enough, or else of the oldest; older ones are freed."""
-        while len(self._samples) > 1 and now_s - self._samples[1][0] >= MIN_SPAN_S:
-            self._free(self._samples.popleft()[1])
-        at_s, sample = self._samples[0]
-        return now_s - at_s, sample
-
-    def _ask(self, first: Any, second: Any) -> list[Any]:
-        """Answers to all metrics, in one call."""
-        request = self._nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(self.metrics), sample1=first, sample2=second)
-        for metric, place in zip(self.metrics, request.metrics):
-            place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
-        self._nv.nvmlGpmMetricsGet(request)
-        return list(request.metrics[: len(self.metrics)])
-
-    def _ratio(self, number: int, answer: Any, missing: list[str]) -> float | None:
-        if answer.nvmlReturn:
-            missing.append(f"{number}: {code_text(self._nv, answer.nvmlReturn)}")
-            return None
-        return known(number, answer.value * PERCENT, missing)
-
 
 SM, MEMORY = 1, 2  # kinds of clocks
 MEMORY_V2 = 0x02000028  # the version whose "used" leaves out what the driver reserves, as DCGM's number does
@@ -180,8 +34,8 @@ MOST_EVENTS = 100  # taken per reading
 LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
 VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 WIDE_TYPES = (2, 3, 4)
-# Counters that only grow miss nothing when they are asked seldom, and some are dear: on an H200 with a driver of
-# release 580 energy took 3.5 ms of CPU time and a slowdown 1.1 ms, where any other field took 0.1 ms.
+# Counters that only grow miss nothing if they are read rarely, and some are expensive: on an H200 with a driver of
+# release 580 energy took 3.5 ms of CPU time and a slowdown 1.1 ms, while any other field took 0.1 ms.
 SLOWDOWNS = (of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
 COUNTERS = {of.ENERGY, of.ECC_DOUBLE_BIT, of.REMAPPED_ROWS, of.CAPPED_POWER, *SLOWDOWNS}
 COUNTERS_S = 1.0
@@ -206,8 +60,6 @@ class Ask:
     arguments: tuple[int, ...] = ()
     convert: Callable[[Any], float] = float
 
-
-Row = TypeVar("Row", Field, Ask)
 
 # Rows of one number are alternatives, the best first. NVIDIA has moved the slowdowns: nvidia-ml-py 12.575 and 13.580.65
 # have them at 251 to 253, 13.580.82 and later at 269 to 271, and each gives the other's ids to power smoothing, which
@@ -238,206 +90,257 @@ ASKS = (
 )
 
 
+def call(nv: Any, function: str, *arguments: Any) -> Any:
+    """Call it; bindings and drivers that are too old to have it raise the same NVMLError."""
+    if not hasattr(nv, function):
+        raise nv.NVMLError(FUNCTION_NOT_FOUND)
+    return getattr(nv, function)(*arguments)
+
+
+def error_text(error: Any) -> str:
+    """Text of NVML's error. Raises SensorFailed if it means that the GPU will not answer any more."""
+    if error.value in LOST:
+        raise SensorFailed(
+            f"the GPU does not answer any more: {error}", "nvidia-smi, and the kernel's log for an Xid"
+        ) from error
+    return f"NVML says {error}"
+
+
+@contextmanager
+def errors_become_reasons(nv: Any, reasons: dict[int, Any], numbers: Iterable[int]) -> Iterator[None]:
+    """Put NVML's error into `reasons`, as the reason why none of these numbers is known, if the block ends with one."""
+    try:
+        yield
+    except nv.NVMLError as error:
+        reasons |= dict.fromkeys(numbers, error_text(error))
+
+
+class Gpm:
+    """Ratios over the time between two samples of the GPU's counters. Raises NVMLError if the device has none.
+
+    metrics: our number for each of GPM's ids that the GPU has. unsupported: the reason for each number without one.
+    """
+
+    def __init__(self, nv: Any, device: Any, device_uuid: str) -> None:
+        gpu, self._take = device, partial(call, nv, "nvmlGpmSampleGet", device)
+        if device_uuid.startswith("MIG-"):  # its GPU has the counters, and fills a sample with those of the instance
+            gpu = call(nv, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device)
+            instance = call(nv, "nvmlDeviceGetGpuInstanceId", device)
+            self._take = partial(call, nv, "nvmlGpmMigSampleGet", gpu, instance)
+        if not call(nv, "nvmlGpmQueryDeviceSupport", gpu).isSupportedDevice:
+            raise nv.NVMLError(NOT_SUPPORTED)
+        self.metrics = dict(GPM)
+        self.unsupported: dict[int, str] = {}
+        self._nv = nv
+        self._samples: deque[tuple[float, Any]] = deque()  # the baseline, and those that are still too young for one
+        try:
+            for _ in range(2):  # samples over no time at all: values mean nothing then, refusals do
+                self._sample(0.0)
+            for metric, answer in zip(GPM, self._ask()):
+                if answer.nvmlReturn in UNABLE:
+                    self.unsupported[self.metrics.pop(metric)] = error_text(nv.NVMLError(answer.nvmlReturn))
+        except nv.NVMLError as error:
+            if error.value in UNABLE | LOST:
+                raise
+        finally:
+            self.close()
+
+    def ratios(self, now_s: float) -> tuple[dict[int, Answer], float | None]:
+        """All ratios from one pair of samples, and the length of the time between them in seconds."""
+        answers: dict[int, Answer] = {}
+        with errors_become_reasons(self._nv, answers, self.metrics.values()):
+            self._sample(now_s)
+            # The baseline is the newest sample that is old enough, or else the oldest.
+            while len(self._samples) > 1 and now_s - self._samples[1][0] >= MIN_SPAN_S:
+                self._free(self._samples.popleft()[1])
+            span_s = now_s - self._samples[0][0]
+            if span_s < MIN_SPAN_S:
+                why = f"no sample of the counters is {MIN_SPAN_S:g} s old yet"
+                return dict.fromkeys(self.metrics.values(), why), None
+            for number, answer in zip(self.metrics.values(), self._ask()):
+                code = answer.nvmlReturn
+                answers[number] = f"NVML says {self._nv.NVMLError(code)}" if code else answer.value * PERCENT
+            return answers, span_s
+        return answers, None
+
+    def close(self) -> None:
+        while self._samples:
+            self._free(self._samples.popleft()[1])
+
+    def _sample(self, now_s: float) -> None:
+        sample = self._nv.nvmlGpmSampleAlloc()
+        try:
+            self._take(sample)
+        except self._nv.NVMLError:
+            self._free(sample)
+            raise
+        self._samples.append((now_s, sample))
+
+    def _free(self, sample: Any) -> None:
+        with suppress(self._nv.NVMLError):
+            self._nv.nvmlGpmSampleFree(sample)
+
+    def _ask(self) -> list[Any]:
+        """Answers to all metrics over the time from the oldest sample to the newest, in one call."""
+        (_, first), (_, last) = self._samples[0], self._samples[-1]
+        request = self._nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(self.metrics), sample1=first, sample2=last)
+        for metric, place in zip(self.metrics, request.metrics):
+            place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
+        self._nv.nvmlGpmMetricsGet(request)
+        return list(request.metrics[: len(self.metrics)])
+
+
 def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, profile: bool = True) -> NvmlSource:
     """The source for the GPU, or the MIG device, of that UUID.
 
-    own_pids: process ids of this run, asked at every reading that finds processes. profile: take GPM's ratios where
-    the GPU has them. Raises SensorFailed where there is no NVML, no such GPU, or one that MIG divides.
+    own_pids: process ids of this run, called at every reading that finds processes. profile: take GPM's ratios if the
+    GPU has them. Raises SensorFailed if there is no NVML, no such GPU, or one that MIG divides.
     """
-    nv = bindings()
-    undo = ExitStack()
+    hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
     try:
-        nv.nvmlInit()
-        undo.callback(quietly, nv, nv.nvmlShutdown)
-        device = nv.nvmlDeviceGetHandleByUUID(device_uuid)
-        _refuse_divided(nv, device, device_uuid)
-        source = NvmlSource(nv, device, own_pids, undo)
-        if profile:
-            source.take_ratios(device_uuid)
-        return source
-    except nv.NVMLError as error:
-        undo.close()
-        hint = "nvidia-smi -L, which lists what the driver has"
-        raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
-    except BaseException:
-        undo.close()
-        raise
+        import pynvml as nv
+    except ImportError:
+        raise SensorFailed("there is no module pynvml, which nvidia-ml-py has", hint) from None
+    if not hasattr(nv, "_nvmlGetFunctionPointer"):
+        raise SensorFailed("the module pynvml that is imported here is not the one of nvidia-ml-py", hint)
+    with ExitStack() as undo:
+        try:
+            nv.nvmlInit()
+            undo.enter_context(suppress(nv.NVMLError))
+            undo.callback(nv.nvmlShutdown)
+            device = nv.nvmlDeviceGetHandleByUUID(device_uuid)
+            with suppress(nv.NVMLError):
+                if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
+                    raise SensorFailed(
+                        f"MIG divides {device_uuid}, whose counters are those of all instances together",
+                        "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists",
+                    )
+            source = NvmlSource(nv, device, own_pids, undo)
+            if profile:
+                source.take_ratios(device_uuid)
+        except nv.NVMLError as error:
+            hint = "nvidia-smi -L, which lists what the driver has"
+            raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
+        source.undo = undo.pop_all()
+    return source
 
 
 class NvmlSource:
     """Readings of one GPU, from one thread at a time. name: nvml-gpm with ratios, else nvml.
 
-    unsupported: why numbers are never in a reading, found out once, when opened.
+    unsupported: why numbers are never in a reading, found once, when opened. undo: what closing it does.
     """
 
     def __init__(self, nv: Any, device: Any, own_pids: Callable[[], set[int]], undo: ExitStack) -> None:
         self.name = "nvml"
+        self.undo = undo
         self.unsupported: dict[int, str] = {}
-        self._nv, self._device, self._own_pids, self._undo = nv, device, own_pids, undo
-        self._fields = self._supported_fields()
-        self._asks = self._supported_asks()
-        self._lists = self._supported_lists()
-        self._event_set = self._registered_events()
+        self._nv, self._device, self._own_pids = nv, device, own_pids
+        rows = self._supported_rows()
+        self._fields = [row for row in rows if isinstance(row, Field)]
+        self._asks = [row for row in rows if isinstance(row, Ask)]
+        refusals = {name: self._refusal(name) for name in LISTS}  # processes that compute, and MPS's clients
+        self._lists = [] if refusals[LISTS[0]] else [name for name, why in refusals.items() if why is None]
+        if why := refusals[LISTS[0]]:
+            self.unsupported |= {of.GPU_PROCESSES: why, of.FOREIGN_PROCESSES: why}
+        self._event_set: Any = None  # it tells nothing of an Xid before it is registered (nvml.h)
+        with errors_become_reasons(nv, self.unsupported, [of.XID]):
+            wanted = call(nv, "nvmlDeviceGetSupportedEventTypes", device) & CRITICAL_EVENTS
+            if not wanted & XID_EVENT:
+                raise nv.NVMLError(NOT_SUPPORTED)
+            event_set = call(nv, "nvmlEventSetCreate")
+            undo.enter_context(suppress(nv.NVMLError))
+            undo.callback(nv.nvmlEventSetFree, event_set)
+            nv.nvmlDeviceRegisterEvents(device, wanted, event_set)
+            self._event_set = event_set
         self._xid = 0
         self._counted_s: float | None = None
         self._gpm: Gpm | None = None
 
     def take_ratios(self, device_uuid: str) -> None:
-        """Have GPM's ratios in every reading, where the GPU has any."""
-        nv = self._nv
-        try:
-            gpu, take = gpm_place(nv, self._device, device_uuid)
-            if not call(nv, "nvmlGpmQueryDeviceSupport", gpu).isSupportedDevice:
-                raise nv.NVMLError(NOT_SUPPORTED)
-            gpm = Gpm(nv, take)
-            self.unsupported |= gpm.leave_out_refused()
-        except nv.NVMLError as error:
-            self.unsupported |= dict.fromkeys(GPM.values(), said(error))
-            return
-        if gpm.metrics:
-            self.name, self._gpm = "nvml-gpm", gpm
-            self._undo.callback(gpm.close)
+        """Have GPM's ratios in every reading, if the GPU has any."""
+        with errors_become_reasons(self._nv, self.unsupported, GPM.values()):
+            gpm = Gpm(self._nv, self._device, device_uuid)
+            self.unsupported |= gpm.unsupported
+            if gpm.metrics:
+                self.name, self._gpm = "nvml-gpm", gpm
+                self.undo.callback(gpm.close)
 
     def read(self, now_s: float) -> Reading:
         """One reading. now_s: `time.monotonic()`. Counters are in it once in COUNTERS_S, and left out between. Raises
-        SensorFailed where the GPU or the driver is gone."""
-        missing: list[str] = []
-        values: dict[int, float | None] = {}
-        span_s = None
-        if self._gpm is not None:
-            values, span_s = self._gpm.ratios(now_s, missing)
-        skipped = set() if self._count_now(now_s) else COUNTERS
-        values |= self._read_fields([field for field in self._fields if field.number not in skipped], missing)
-        values |= {a.number: self._read_ask(a, missing) for a in self._asks if a.number not in skipped}
-        values |= self._read_events(missing)
-        values |= self._read_processes(missing)
-        return Reading(values, span_s, tuple(missing))
+        SensorFailed if the GPU or the driver is gone."""
+        nv = self._nv
+        answers, span_s = self._gpm.ratios(now_s) if self._gpm else ({}, None)
+        skipped: set[int] = COUNTERS
+        # A reading that is a hair early is the one that was meant.
+        if self._counted_s is None or not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
+            self._counted_s, skipped = now_s, set()
+        if fields := [field for field in self._fields if field.number not in skipped]:
+            with errors_become_reasons(nv, answers, [field.number for field in fields]):
+                found = nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in fields])
+                for field, value in zip(fields, found):
+                    code, kind = value.nvmlReturn, VALUE_TYPES[value.valueType]
+                    known = f"NVML says {nv.NVMLError(code)}" if code else getattr(value.value, kind) * field.unit
+                    answers[field.number] = known
+        for ask in self._asks:
+            if ask.number not in skipped:
+                with errors_become_reasons(nv, answers, [ask.number]):
+                    answers[ask.number] = ask.convert(call(nv, ask.function, self._device, *ask.arguments))
+        if self._event_set is not None:
+            try:
+                for _ in range(MOST_EVENTS):
+                    event = nv.nvmlEventSetWait_v2(self._event_set, 0)
+                    self._xid = event.eventData if event.eventType == XID_EVENT else self._xid
+                answers[of.XID] = float(self._xid)
+            except nv.NVMLError as error:
+                answers[of.XID] = float(self._xid) if error.value == TIMEOUT else error_text(error)
+        if self._lists:
+            with errors_become_reasons(nv, answers, [of.GPU_PROCESSES, of.FOREIGN_PROCESSES]):
+                pids = {process.pid for name in self._lists for process in call(nv, name, self._device)}
+                answers[of.GPU_PROCESSES] = float(len(pids))
+                foreign = pids - self._own_pids() if pids else pids
+                answers[of.FOREIGN_PROCESSES] = float(len(foreign))
+                if foreign and foreign == pids:
+                    why = "none of the GPU's processes is ours: its driver may count them in another namespace"
+                    answers[of.FOREIGN_PROCESSES] = why
+        return reading_of(answers, span_s)
 
     def close(self) -> None:
         """Free samples and events, and let NVML go; may be called twice."""
-        self._undo.close()
+        self.undo.close()
 
-    def _count_now(self, now_s: float) -> bool:
-        """Are counters due? A reading that is a hair early is the one that was meant."""
-        due = self._counted_s is None or not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2
-        if due:
-            self._counted_s = now_s
-        return due
-
-    def _supported_fields(self) -> tuple[Field, ...]:
+    def _supported_rows(self) -> list[Field | Ask]:
+        """The first row of each number that the GPU does not refuse. `unsupported` gets the reason if all are."""
+        nv, refusals = self._nv, dict[Field | Ask, str | None]()
         try:
-            answers = self._nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in FIELDS])
-        except self._nv.NVMLError as error:
-            self.unsupported |= dict.fromkeys((field.number for field in FIELDS), said(error))
-            return ()
-        return self._first({field: self._field_refusal(field, answer) for field, answer in zip(FIELDS, answers)})
-
-    def _field_refusal(self, field: Field, answer: Any) -> str | None:
-        """The reason why the GPU does not have the field; None where it does, or may have it."""
-        if answer.nvmlReturn in REFUSED or (answer.nvmlReturn and field.wide):
-            return code_text(self._nv, answer.nvmlReturn)
-        if field.wide and answer.valueType not in WIDE_TYPES:
-            return f"field {field.id} of this driver is something else"
-        return None
-
-    def _supported_asks(self) -> tuple[Ask, ...]:
-        have = {field.number for field in self._fields}
-        rows = [ask for ask in ASKS if ask.number not in have]
-        return self._first({ask: refusal(self._nv, ask.function, self._device, *ask.arguments) for ask in rows})
-
-    def _first(self, refusals: Mapping[Row, str | None]) -> tuple[Row, ...]:
-        """The first row of each number that is not refused; `unsupported` keeps the reason where all are."""
-        found: dict[int, Row] = {}
-        for row, why in refusals.items():
-            if why is None:
-                found.setdefault(row.number, row)
-            else:
-                self.unsupported.setdefault(row.number, why)
-        for number in found:
-            self.unsupported.pop(number, None)
-        return tuple(found.values())
-
-    def _supported_lists(self) -> tuple[str, ...]:
-        """Functions that list processes: those that compute and, where there is MPS, its clients."""
-        refusals = {name: refusal(self._nv, name, self._device) for name in LISTS}
-        if why := refusals[LISTS[0]]:
-            self.unsupported |= {of.GPU_PROCESSES: why, of.FOREIGN_PROCESSES: why}
-            return ()
-        return tuple(name for name, why in refusals.items() if why is None)
-
-    def _registered_events(self) -> Any:
-        """The set that Xids come to, or None. Those before it is registered are never told (nvml.h)."""
-        nv = self._nv
-        try:
-            wanted = call(nv, "nvmlDeviceGetSupportedEventTypes", self._device) & CRITICAL_EVENTS
-            if not wanted & XID_EVENT:
-                raise nv.NVMLError(NOT_SUPPORTED)
-            event_set = call(nv, "nvmlEventSetCreate")
-            self._undo.callback(quietly, nv, nv.nvmlEventSetFree, event_set)
-            nv.nvmlDeviceRegisterEvents(self._device, wanted, event_set)
-            return event_set
+            found = nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in FIELDS])
         except nv.NVMLError as error:
-            self.unsupported[of.XID] = said(error)
-            return None
+            refusals |= dict.fromkeys(FIELDS, error_text(error))
+        else:
+            for field, answer in zip(FIELDS, found):
+                why = f"NVML says {nv.NVMLError(answer.nvmlReturn)}"
+                if field.wide and not answer.nvmlReturn and answer.valueType not in WIDE_TYPES:
+                    why = f"field {field.id} of this driver is something else"
+                elif answer.nvmlReturn not in REFUSED and not (answer.nvmlReturn and field.wide):
+                    why = ""
+                refusals[field] = why or None
+        have = {field.number for field, why in refusals.items() if why is None}
+        refusals |= {a: self._refusal(a.function, *a.arguments) for a in ASKS if a.number not in have}
+        rows: dict[int, Field | Ask] = {}
+        for row, refusal in refusals.items():
+            if refusal is None:
+                rows.setdefault(row.number, row)
+            else:
+                self.unsupported.setdefault(row.number, refusal)
+        for number in rows:
+            self.unsupported.pop(number, None)
+        return list(rows.values())
 
-    def _read_fields(self, rows: Sequence[Field], missing: list[str]) -> dict[int, float | None]:
-        if not rows:
-            return {}
+    def _refusal(self, function: str, *arguments: Any) -> str | None:
+        """The reason why NVML refuses the call for good; None if it answers, or fails in a way that may pass."""
         try:
-            answers = self._nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in rows])
+            call(self._nv, function, self._device, *arguments)
         except self._nv.NVMLError as error:
-            return unknown((field.number for field in rows), said(error), missing)
-        return {f.number: self._field_value(f, answer, missing) for f, answer in zip(rows, answers)}
-
-    def _field_value(self, field: Field, answer: Any, missing: list[str]) -> float | None:
-        if answer.nvmlReturn:
-            missing.append(f"{field.number}: {code_text(self._nv, answer.nvmlReturn)}")
-            return None
-        return known(field.number, getattr(answer.value, VALUE_TYPES[answer.valueType]) * field.unit, missing)
-
-    def _read_ask(self, ask: Ask, missing: list[str]) -> float | None:
-        try:
-            answer = call(self._nv, ask.function, self._device, *ask.arguments)
-        except self._nv.NVMLError as error:
-            missing.append(f"{ask.number}: {said(error)}")
-            return None
-        return known(ask.number, ask.convert(answer), missing)
-
-    def _read_events(self, missing: list[str]) -> dict[int, float | None]:
-        if self._event_set is None:
-            return {}
-        try:
-            for _ in range(MOST_EVENTS):
-                event = self._nv.nvmlEventSetWait_v2(self._event_set, 0)
-                self._xid = event.eventData if event.eventType == XID_EVENT else self._xid
-        except self._nv.NVMLError as error:
-            if error.value != TIMEOUT:
-                return unknown([of.XID], said(error), missing)
-        return {of.XID: float(self._xid)}
-
-    def _read_processes(self, missing: list[str]) -> dict[int, float | None]:
-        if not self._lists:
-            return {}
-        try:
-            pids = {process.pid for name in self._lists for process in call(self._nv, name, self._device)}
-        except self._nv.NVMLError as error:
-            return unknown((of.GPU_PROCESSES, of.FOREIGN_PROCESSES), said(error), missing)
-        return {of.GPU_PROCESSES: float(len(pids)), of.FOREIGN_PROCESSES: self._foreign(pids, missing)}
-
-    def _foreign(self, pids: set[int], missing: list[str]) -> float | None:
-        foreign = pids - self._own_pids() if pids else pids
-        if foreign and foreign == pids:
-            why = "none of the GPU's processes is ours: its driver may count them in another namespace"
-            missing.append(f"{of.FOREIGN_PROCESSES}: {why}")
-            return None
-        return float(len(foreign))
-
-
-def _refuse_divided(nv: Any, device: Any, device_uuid: str) -> None:
-    """Raises SensorFailed for a whole GPU that MIG divides: what its counters say is the sum over all instances."""
-    with suppress(nv.NVMLError):
-        if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
-            raise SensorFailed(
-                f"MIG divides {device_uuid}, whose counters are those of all instances together",
-                "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists",
-            )
+            why = error_text(error)
+            return why if error.value in REFUSED else None
+        return None

@@ -1,7 +1,7 @@
-"""Asks the sources at even times while something runs.
+"""Read the sources at even times during a measurement.
 
-In a thread of this process: the engine has one of its own, so neither waits for the other, and while an engine is
-measured this process does nothing else. One thread at a time touches a source, as the handles of NVML want it.
+In a thread of this process: the engine has a process of its own, so neither waits for the other, and while an engine is
+measured this process does nothing else. One thread at a time uses a source, as the handles of NVML require.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pytest_slmserve.schema.records import Telemetry
 from pytest_slmserve.schema.sensors import rounded
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, SensorSource
 
-INTERVAL_S = 0.25  # the shortest that leaves room for what a reading costs, some milliseconds, and for a late one
-BEFORE = 4  # intervals kept before a window: what was so when it began
+INTERVAL_S = 0.25  # the shortest that leaves room for the cost of a reading, some milliseconds, and for a late one
+BEFORE = 4  # intervals kept before a window: the state when it began
 AFTER = 1
 
 
 @dataclass
 class Recording:
-    """Rows as they come: the time of the reading, and what all sources said. Read it when the recording is over."""
+    """Rows as they come: the time of the reading, and the readings of all sources as one. Read it when it is over."""
 
     sources: Sequence[SensorSource]
     interval_s: float
@@ -35,33 +35,39 @@ class Recording:
     failed: dict[str, str] = field(default_factory=dict)  # by the source's name
 
     def read(self) -> None:
-        """One row. A source that fails is noted and not asked again: what is measured goes on."""
+        """Add one row. A source that fails is noted and not read again: the measurement goes on."""
         now = self.clock()
-        readings = [reading for source in self.sources if (reading := self._ask(source, now))]
+        readings = []
+        for source in self.sources:
+            if source.name not in self.failed:
+                try:
+                    readings.append(source.read(now))
+                except Exception as error:  # a fault of ours must not cost a measurement either
+                    why = error.problem if isinstance(error, SensorFailed) else f"{type(error).__name__}: {error}"
+                    self.failed[source.name] = f"{source.name} failed after {len(self.rows)} readings: {why}"
         if readings:
             self.rows.append((now, merged_readings(readings)))
 
-    def _ask(self, source: SensorSource, now: float) -> Reading | None:
-        if source.name in self.failed:
-            return None
-        try:
-            return source.read(now)
-        except SensorFailed as error:
-            self._note(source, error.problem)
-        except Exception as error:  # a fault of ours, too, must not cost a measurement
-            self._note(source, f"{type(error).__name__}: {error}")
-        return None
-
-    def _note(self, source: SensorSource, why: str) -> None:
-        self.failed[source.name] = f"{source.name} failed after {len(self.rows)} readings: {why}"
+    def read_until(self, over: threading.Event) -> None:
+        """Read at even times, and once more at the end. After a late reading the next one keeps its distance: two must
+        not be too close."""
+        due = read_at = self.clock()
+        ended = False
+        while not ended or self.clock() - read_at >= MIN_SPAN_S:
+            read_at = self.clock()
+            self.read()
+            if ended:
+                return
+            due += self.interval_s * max(1, math.ceil((self.clock() - due) / self.interval_s))
+            ended = over.wait(due - self.clock())
 
     def telemetry(self, began_s: float, window_s: tuple[float, float] | None = None) -> Telemetry:
-        """The rows of a run that began at `began_s` of the clock; with a window, those that tell about it. Values are
+        """The rows of a run that began at `began_s` of the clock; with a window, those that describe it. Values are
         rounded as an archive keeps them, so that a report on it says what the run said."""
         first, last = window_s or (-math.inf, math.inf)
         low, high = began_s + first - BEFORE * self.interval_s, began_s + last + AFTER * self.interval_s
         rows = [(at, reading) for at, reading in self.rows if low <= at <= high]
-        several = max((len(reading.gpus) for _, reading in rows), default=0)
+        gpus = max((len(reading.gpus) for _, reading in rows), default=0)
         return Telemetry(
             sources=tuple(source.name for source in self.sources),
             interval_s=self.interval_s,
@@ -70,7 +76,7 @@ class Recording:
             columns=columns_of([reading.values for _, reading in rows]),
             missing=Counter(why for _, reading in rows for why in reading.missing),
             notes=tuple(self.failed.values()),
-            gpus=tuple(columns_of([dict(*r.gpus[i : i + 1]) for _, r in rows]) for i in range(several)),
+            gpus=tuple(columns_of([dict(*r.gpus[i : i + 1]) for _, r in rows]) for i in range(gpus)),
         )
 
 
@@ -91,7 +97,7 @@ def merged_readings(readings: Sequence[Reading]) -> Reading:
 
 
 class Sampler:
-    """Sources, and how often they are asked. Raises BadUsage for an interval too short for the GPU's counters."""
+    """Sources, and how often they are read. Raises BadUsage for an interval too short for the GPU's counters."""
 
     def __init__(self, sources: Sequence[SensorSource], interval_s: float = INTERVAL_S) -> None:
         if interval_s < MIN_SPAN_S:
@@ -100,21 +106,18 @@ class Sampler:
                 f"-o slm_telemetry_interval={INTERVAL_S:g}",
             )
         self.sources, self.interval_s = tuple(sources), interval_s
+        self.name = " + ".join(source.name for source in sources) or "none"
         self._under_way: Recording | None = None
-
-    @property
-    def name(self) -> str:
-        return " + ".join(source.name for source in self.sources) or "none"
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """Records until the block ends, which is no later than one reading after it. Within another's block it is the
-        same recording: what is asked twice as often gives ratios over spans too short."""
+        """Record until the block ends, which is no later than one reading after it. Within another's block it is the
+        same recording, because ratios would be over spans too short if both were read."""
         if self._under_way:
             yield self._under_way
             return
         found, over = Recording(self.sources, self.interval_s), threading.Event()
-        thread = threading.Thread(target=_record, args=(found, over), name="slm-telemetry", daemon=True)
+        thread = threading.Thread(target=found.read_until, args=(over,), name="slm-telemetry", daemon=True)
         thread.start()
         self._under_way = found
         try:
@@ -127,16 +130,3 @@ class Sampler:
     def close(self) -> None:
         for source in self.sources:
             source.close()
-
-
-def _record(found: Recording, over: threading.Event) -> None:
-    """Reads at even times, and once more at the end; a late one does not hurry the next: two must not be too close."""
-    due = read_at = found.clock()
-    ended = False
-    while not ended or found.clock() - read_at >= MIN_SPAN_S:
-        read_at = found.clock()
-        found.read()
-        if ended:
-            return
-        due += found.interval_s * max(1, math.ceil((found.clock() - due) / found.interval_s))
-        ended = over.wait(due - found.clock())

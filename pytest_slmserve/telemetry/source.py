@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.records import Telemetry
 from pytest_slmserve.telemetry.base import NO_GPU, Reading, SensorSource
 from pytest_slmserve.telemetry.dcgm import ADDRESS, open_dcgm
-from pytest_slmserve.telemetry.dcgm_exporter import open_exporter
-from pytest_slmserve.telemetry.host_counters import open_host, open_speed_probe
+from pytest_slmserve.telemetry.dcgm_exporter import ExporterSource
+from pytest_slmserve.telemetry.host_counters import HostSource, open_speed_probe
 from pytest_slmserve.telemetry.nvml import open_nvml
 from pytest_slmserve.telemetry.sampler import Sampler, merged_readings
 
 
 class SeveralGpus:
-    """Several GPUs as one source: what each says stands apart, for a sum would hide the one that lags.
+    """Several GPUs as one source: the values of each stay apart, because a sum would hide the one that lags.
 
-    gpus: the sources of each, in the order in which an engine has the GPUs. One that fails ends them all: what is
-    left would be taken for the whole."""
+    gpus: the sources of each, in the order in which an engine has the GPUs. One that fails ends them all: the others
+    would be taken for the whole."""
 
     def __init__(self, gpus: Sequence[Sequence[SensorSource]]) -> None:
         names = dict.fromkeys(" + ".join(source.name for source in sources) for sources in gpus)
         self.name = f"{len(gpus)} x {' or '.join(names)}"
-        self._gpus = [tuple(sources) for sources in gpus]
+        self._gpus = gpus
 
     def read(self, now_s: float) -> Reading:
         each = [merged_readings([source.read(now_s) for source in sources]) for sources in self._gpus]
@@ -33,9 +35,8 @@ class SeveralGpus:
         return Reading({}, each[0].span_s, missing, tuple(reading.values for reading in each))
 
     def close(self) -> None:
-        for sources in self._gpus:
-            for source in sources:
-                source.close()
+        for source in chain.from_iterable(self._gpus):
+            source.close()
 
 
 def open_sampler(
@@ -43,62 +44,56 @@ def open_sampler(
 ) -> tuple[Sampler | None, list[str]]:
     """A sampler of the sources that `choice` (the text of --slm-telemetry) names, and notes for the user.
 
-    device: what is measured, a GPU's UUID or "cpu". others: further GPUs that are measured with it. "auto" takes what
-    is there and says what is not; anything else raises SensorFailed where it is not there, BadUsage where it cannot be.
+    device: what is measured, a GPU's UUID or "cpu". others: further GPUs that are measured with it. "auto" takes the
+    sources that are there and notes those that are not; anything else raises SensorFailed if it is not there, BadUsage
+    if it cannot be.
     """
     if choice == "off":
         return None, []
-    sampler = Sampler((), interval_s)  # refuses the interval before anything is opened
-    sources, notes = _sources(choice, [device, *others], sampler.interval_s)
-    return (Sampler(sources, interval_s) if sources else None), notes
-
-
-def _sources(choice: str, devices: Sequence[str], interval_s: float) -> tuple[list[SensorSource], list[str]]:
+    interval_s = Sampler((), interval_s).interval_s  # refuses the interval before anything is opened
     notes: list[str] = []
-    device = devices[0]
-    host = [*_tried(open_host, notes), open_speed_probe(device)]
+    host = [*_tried(HostSource, notes), open_speed_probe(device)]
     if choice == "host" or (choice == "auto" and device in NO_GPU):
-        return host, notes
+        return Sampler(host, interval_s), notes
     if device in NO_GPU:
         raise BadUsage(f"--slm-telemetry {choice} asks a GPU, and none is measured here", "--slm-telemetry auto")
-    each = [_of_gpu(choice, device, interval_s, notes) for device in devices]
-    return [*(_several(each, notes) if len(devices) > 1 else each[0]), *host], list(dict.fromkeys(notes))
+    each = [_sources_of_gpu(choice, gpu, interval_s, notes) for gpu in (device, *others)]
+    sources = each[0]
+    if others and all(each):
+        sources = [SeveralGpus(each)]
+    elif others:  # a part of them would be taken for the whole
+        for source in chain.from_iterable(each):
+            source.close()
+        sources = []
+        notes.append("telemetry: not every GPU of the engine has sensors that answer, so none is read")
+    return Sampler([*sources, *host], interval_s), list(dict.fromkeys(notes))
 
 
-def _several(each: Sequence[Sequence[SensorSource]], notes: list[str]) -> list[SensorSource]:
-    """A source over all GPUs, or none: a part of them would be taken for the whole."""
-    if all(each):
-        return [SeveralGpus(each)]
-    for source in (source for sources in each for source in sources):
-        source.close()
-    notes.append("telemetry: not every GPU of the engine has sensors that answer, so none is read")
-    return []
-
-
-def _of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> list[SensorSource]:
+def _sources_of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> list[SensorSource]:
     match choice.partition("=")[::2]:
         case "auto", _:
-            return _best(device, interval_s, notes)
+            # NVML with the profiling counters of the GPU (Hopper and newer); else with those of DCGM, if it runs.
+            nvml = _tried(partial(open_nvml, device, profile=True), notes)
+            if nvml and nvml[0].name == "nvml-gpm":
+                return nvml
+            why: list[str] = []
+            dcgm = _tried(partial(open_dcgm, device, interval_s=interval_s), why)
+            none = "no profiling counters (SM, DRAM and tensor activity): NVML has none for this GPU"
+            notes += [f"{none}; {reason}" for reason in why]
+            return [*dcgm, *nvml]  # of what both have, DCGM's counts
         case "gpm", _:
-            return [_gpm(device)]
+            source = open_nvml(device, profile=True)
+            if source.name != "nvml-gpm":
+                source.close()
+                hint = "--slm-telemetry dcgm, or auto"
+                raise SensorFailed("this GPU has no GPM counters (Hopper and newer have)", hint)
+            return [source]
         case "nvml", _:
             return [open_nvml(device, profile=False)]
         case "dcgm", address:
             return [open_dcgm(device, interval_s=interval_s, address=address or ADDRESS)]
         case _:
-            return [open_exporter(choice, device)]
-
-
-def _best(device: str, interval_s: float, notes: list[str]) -> list[SensorSource]:
-    """NVML with the profiling counters of the GPU (Hopper and newer); else with those of DCGM, where it runs."""
-    nvml = _tried(lambda: open_nvml(device, profile=True), notes)
-    if nvml and nvml[0].name == "nvml-gpm":
-        return nvml
-    why: list[str] = []
-    dcgm = _tried(lambda: open_dcgm(device, interval_s=interval_s), why)
-    if not dcgm:
-        notes += [f"no profiling counters (SM, DRAM and tensor activity): NVML has none for this GPU; {w}" for w in why]
-    return [*dcgm, *nvml]  # what both have, DCGM says
+            return [ExporterSource(choice, device)]
 
 
 def _tried(opened: Callable[[], SensorSource], notes: list[str]) -> list[SensorSource]:
@@ -107,14 +102,6 @@ def _tried(opened: Callable[[], SensorSource], notes: list[str]) -> list[SensorS
     except SensorFailed as error:
         notes.append(f"telemetry: {error.problem}")
         return []
-
-
-def _gpm(device: str) -> SensorSource:
-    source = open_nvml(device, profile=True)
-    if source.name != "nvml-gpm":
-        source.close()
-        raise SensorFailed("this GPU has no GPM counters (Hopper and newer have)", "--slm-telemetry dcgm, or auto")
-    return source
 
 
 INTERVAL_S = 0.25
@@ -138,15 +125,16 @@ def simulated(
     gpus: int = 1,
     imbalance: float = 0.0,
 ) -> Telemetry:
-    """Readings through the window and one interval around it, every one alike but for what is planted. imbalance: share
-    by which the last of several GPUs takes less power than the first."""
+    """Readings through the window and one interval around it, all alike except for what is planted. imbalance: share by
+    which the last of several GPUs takes less power than the first."""
     if gpus > 1:
         alike = {"memory_used": memory_used, "slow_clock": slow_clock, "hot": hot, "lost": lost}
         powers = [power_w * (1 - imbalance * i / (gpus - 1)) for i in range(gpus)]
         each = [simulated(window_s, ratios, power_w=watts, **alike) for watts in powers]  # type: ignore[arg-type]
         return replace(each[0], columns={}, gpus=tuple(one.columns for one in each))
-    times = _times(*window_s)
-    rows = len(times)
+    opens, closes = window_s
+    rows = int((closes - opens) / INTERVAL_S) + 3  # from one before the window to one after it
+    times = tuple(round(opens + (i - 1) * INTERVAL_S, 6) for i in range(rows))
     clocks = [SLOW_HZ if slow_clock and i % 4 == 0 else CLOCK_HZ for i in range(rows)]
     constant = {**STEADY, **QUIET, **ratios, of.POWER: power_w, of.POWER_INSTANT: power_w}
     columns: dict[int, Sequence[float]] = {number: (value,) * rows for number, value in constant.items()}
@@ -159,14 +147,8 @@ def simulated(
     return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns, notes=notes)
 
 
-def _times(opens: float, closes: float) -> tuple[float, ...]:
-    """Times of readings in seconds, from one before the window to one after it."""
-    count = int((closes - opens) / INTERVAL_S) + 3
-    return tuple(round(opens + (i - 1) * INTERVAL_S, 6) for i in range(count))
-
-
 class SimulatedSource:
-    """Read beside a user's own block where nothing real is measured: a busy GPU in which nothing changes."""
+    """A busy GPU in which nothing changes, read during a user's own block if nothing real is measured."""
 
     name = "simulated"
 

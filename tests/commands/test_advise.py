@@ -138,7 +138,7 @@ def test_whatever_value_stands_in_a_record_there_is_an_answer_or_one_sentence(re
 
 
 @in_checkout
-@pytest.mark.parametrize("name", ["spread", "sensors"])
+@pytest.mark.parametrize("name", ["staggered", "sensors"])
 def test_the_committed_records(name, capsys):
     began = time.process_time()
     status, out, err = run(

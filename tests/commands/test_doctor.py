@@ -21,7 +21,7 @@ from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, SM_ACTIVE, STOLEN_CORES, TEMPERATURE
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.host_probe import Gpu, visible_gpus
+from pytest_slmserve.telemetry.host import Gpu, visible_gpus
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_host_without_a_gpu_is_no_problem():
 
 def test_a_gpu_is_described():
     with installed():
-        gpu, finding = doctor.of_gpu(lambda: Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0"))
+        gpu, finding = doctor.of_gpu(lambda: [Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0")])
     assert gpu.uuid == "GPU-5"
     assert (finding.state, finding.found) == ("ok", "NVIDIA H200, 141.0 GiB, driver 580.1, CUDA 13.0, GPU-5")
 

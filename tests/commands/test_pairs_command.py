@@ -91,21 +91,20 @@ def test_json_has_all_that_is_known(tmp_path, capsys):
         found["worse"] == pytest.approx(1 / 0.9 - 1, rel=0.05)
         and found["ratio"]["low"] < found["ratio"]["value"] < found["ratio"]["high"]
     )
-    assert 0.002 < found["sd"] < 0.01 and 0 < found["detectable"] < 0.03 and "costs" in found["why"]
+    assert 0.002 < found["sd"] < 0.01 and 0 < found["detectable"] < 0.03 and "lower" in found["why"]
 
 
 def test_text_has_the_table_and_the_reason(tmp_path, capsys):
     status, out, err = run(capsys, write(tmp_path, *lines(pairs_of(0.9))), "--direction", "higher")
     assert (status, err) == (1, "") and "candidate /" in out and "rate" in out
-    assert "fail: costs 1" in out and "which noise does not explain" in out
+    assert "fail: 10" in out and "% lower (0." in out and "which noise does not explain" in out
 
 
 def test_a_failure_within_the_margin_says_that_it_is_above_half_of_it(tmp_path, capsys):
     status, out, _ = run(capsys, write(tmp_path, *lines(pairs_of(0.98))), "--direction", "higher")
-    assert status == 1 and re.search(
-        r"costs 2\.\d % more( in the first \d pairs)?: more than half of the 3 % margin, and noise does not explain it",
-        " ".join(out.split()),
-    )
+    said = " ".join(out.split())
+    assert status == 1 and re.search(r"2(\.\d)? % lower \(0\.9[78]\d* times the baseline\)", said)
+    assert ": more than half of the 3 % margin, and noise does not explain it" in said
 
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])

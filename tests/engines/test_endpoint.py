@@ -30,7 +30,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request
 from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.telemetry.host_probe import this_host
+from pytest_slmserve.telemetry.host import this_host
 from pytest_slmserve.workload.arrivals import job
 
 SCHEDULE = tuple(i / 50 for i in range(100))

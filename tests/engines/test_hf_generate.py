@@ -13,8 +13,8 @@ from interfaces import SIMULATED, small_workload
 from real_engine import SPEC
 
 from pytest_slmserve.analysis.points import job_points
-from pytest_slmserve.engines.hf_generate import SimulatedBatches
 from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.simulated import SimulatedBatches
 from pytest_slmserve.plan.case_lists import shortened_workload
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure

@@ -16,7 +16,7 @@ from processes import gone, group
 from pytest_slmserve.engines import offline
 from pytest_slmserve.engines.launch import child_process, vllm_arguments
 from pytest_slmserve.engines.launch.child_process import resolved_from, run_from
-from pytest_slmserve.engines.launch.vllm_arguments import StartTurn, engine_arguments, engine_environment
+from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.schema.errors import EngineFailed
@@ -114,14 +114,12 @@ def test_engines_of_several_gpus_use_no_multicast_unless_the_records_say_so():
     assert engine_environment(asked, {})["NCCL_NVLS_ENABLE"] == "1" and asked.key != spec.key
 
 
-def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch, tmp_path):
+def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch):
     monkeypatch.setattr(vllm_arguments, "own_cores", lambda: {0, 1, 2, 3, 8})
     spec = replace(CPU, tensor_parallel_size=2)
     assert engine_environment(spec, {})["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
-    assert (
-        vllm_arguments.placement_env(spec, {}, (4, 5), StartTurn(tmp_path, 2, held=False))["VLLM_CPU_OMP_THREADS_BIND"]
-        == "4|5"
-    )
+    assert engine_environment(spec, {}, (4, 5))["VLLM_CPU_OMP_THREADS_BIND"] == "4|5"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in engine_environment(CPU, {})
 
 
 def test_the_weights_of_an_engine_are_those_of_all_its_parts():
@@ -177,7 +175,7 @@ def test_an_answer_with_nothing_in_it_is_a_run_too():
 
 
 def started(**extra):
-    return OfflineEngine(stand_in(**extra))
+    return OfflineEngine(stand_in(**extra)).start()
 
 
 @pytest.fixture

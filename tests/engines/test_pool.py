@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from interfaces import SIMULATED, small_workload
 
-from pytest_slmserve.engines.launch.child_process import still_waiting
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
-from pytest_slmserve.engines.pool import Pool, start
+from pytest_slmserve.engines.pool import Pool, launch_engine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, EngineFailed
 from pytest_slmserve.schema.loads import OpenLoop
@@ -50,7 +49,7 @@ def events():
 
 @pytest.fixture
 def pool(events):
-    with closing(Pool(lambda spec: Watched(spec, events))) as pool:
+    with closing(Pool(lambda spec, **_: Watched(spec, events))) as pool:
         yield pool
 
 
@@ -76,7 +75,7 @@ def test_closing_stops_once_and_may_be_repeated(pool, events):
 
 
 def test_leaving_the_pool_closes_it(events):
-    with pytest.raises(KeyboardInterrupt), closing(Pool(lambda spec: Watched(spec, events))) as pool:
+    with pytest.raises(KeyboardInterrupt), closing(Pool(lambda spec, **_: Watched(spec, events))) as pool:
         pool.engine(SIMULATED)
         raise KeyboardInterrupt
     assert events[-1] == "close opt-tiny"
@@ -101,7 +100,7 @@ def test_a_load_that_is_refused_costs_no_start(pool, events):
 
 
 def test_what_did_not_start_is_not_tried_again_and_says_why():
-    def refuse(spec):
+    def refuse(spec, **_):
         raise EngineFailed(
             "the engine did not start: no memory; /tmp/x/engine.log ends with\n  | bang", "a smaller model"
         )
@@ -121,11 +120,12 @@ def test_what_did_not_start_is_not_tried_again_and_says_why():
 def test_a_start_is_heard_of_while_it_goes_on_and_when_it_is_ready(tmp_path):
     heard = []
 
-    def slow(spec):
-        still_waiting(tmp_path)
-        return SimulatedEngine(spec)
+    class Slow(SimulatedEngine):
+        def start(self, on_wait):
+            on_wait(tmp_path)
+            return self
 
-    with closing(Pool(slow)) as pool:
+    with closing(Pool(lambda spec, **_: Slow(spec))) as pool:
         pool.on_wait = lambda spec, log: heard.append((spec, log))
         pool.on_started = lambda spec, seconds: heard.append((spec, seconds >= 0))
         pool.engine(SIMULATED)
@@ -134,7 +134,7 @@ def test_a_start_is_heard_of_while_it_goes_on_and_when_it_is_ready(tmp_path):
 
 
 def test_the_backend_chooses_the_interface():
-    assert type(start(SIMULATED)) is SimulatedEngine
+    assert type(launch_engine(SIMULATED)) is SimulatedEngine
 
 
 @pytest.fixture

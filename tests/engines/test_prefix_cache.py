@@ -14,13 +14,14 @@ from interfaces import problems_of, small_workload, somebodys_server, stand_in, 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share, problems
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, EndpointEngine, cache_lookups_in, fresh, lookups
+from pytest_slmserve.engines import endpoint
+from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, EndpointEngine, FreshPrompts, cache_lookups
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.server import server_arguments
+from pytest_slmserve.engines.server import server_command
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
-from pytest_slmserve.telemetry.host_probe import this_host
+from pytest_slmserve.telemetry.host import this_host
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again
 REASON = "of the prompt tokens came from a prefix cache"
@@ -35,7 +36,7 @@ def requests_of(*prompts):
 
 @given(st.lists(st.integers(4, 999), min_size=8, max_size=20).map(tuple), st.booleans())
 def test_a_prompt_keeps_its_length_and_its_end(ids, words):
-    own = fresh(requests_of(ids), words)
+    own = FreshPrompts.of(requests_of(ids), words)
     prompt, place = own.prompt(ids), FRESH * (2 if words else 1)
     parts = prompt.split() if words else prompt
     assert parts[1] == MARK and len(parts) - 1 + place == len(ids)
@@ -45,27 +46,40 @@ def test_a_prompt_keeps_its_length_and_its_end(ids, words):
 
 def test_no_two_rounds_and_no_two_hand_overs_are_alike():
     workload = requests_of(tuple(range(4, 5000)))
-    first, second = (fresh(workload, words=False) for _ in range(2))
+    first, second = (FreshPrompts.of(workload, words=False) for _ in range(2))
     assert len({*first.rounds, *second.rounds}) == 2 * len(first.rounds)
     assert all(LEAST_ID <= int(part) < 5000 for text in first.rounds for part in text.split(", "))
 
 
 def test_a_prompt_that_is_too_short_stays_as_it_is():
-    own = fresh(requests_of((5, 6, 7, 8)), words=False)
+    own = FreshPrompts.of(requests_of((5, 6, 7, 8)), words=False)
     assert own.prompt((5, 6, 7, 8)) is None
 
 
 # What is told
 
 
-def test_the_counters_of_several_engines_are_added_up():
-    page = 'vllm:prefix_cache_queries_total{engine="0"} 100.0\nvllm:prefix_cache_queries_total{engine="1"} 50.0\n'
-    page += 'vllm:prefix_cache_hits_total{engine="0"} 3e1\nvllm:prefix_cache_hits_created{engine="0"} 1.7e9\n'
-    assert cache_lookups_in(page) == (150, 30)
-    assert cache_lookups_in(
-        'vllm:gpu_prefix_cache_queries_total{m="x"} 5\nvllm:gpu_prefix_cache_hits_total{m="x"} 2'
-    ) == (5, 2)
-    assert cache_lookups_in("llamacpp:prompt_tokens_total 5\n") is None and cache_lookups_in("") is None
+SEVERAL = """vllm:prefix_cache_queries_total{engine="0"} 100.0
+vllm:prefix_cache_queries_total{engine="1"} 50.0
+vllm:prefix_cache_hits_total{engine="0"} 3e1
+vllm:prefix_cache_hits_created{engine="0"} 1.7e9
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "found"),
+    [
+        (SEVERAL, (150, 30)),
+        ('vllm:gpu_prefix_cache_queries_total{m="x"} 5\nvllm:gpu_prefix_cache_hits_total{m="x"} 2', (5, 2)),
+        ("llamacpp:prompt_tokens_total 5\n", None),
+        ("", None),
+        ("<html>", None),
+        ("vllm:prefix_cache_queries_total NaN\n", None),
+    ],
+)
+def test_the_counters_of_several_engines_are_added_up(monkeypatch, page, found):
+    monkeypatch.setattr(endpoint, "ask_once", lambda *_: (200, "text/plain", page))
+    assert cache_lookups("http://host/v1/completions", {}) == found
 
 
 # A stand-in for a server that caches
@@ -145,7 +159,7 @@ def test_a_server_that_does_not_tell_is_not_judged(tmp_path):
         engine = EndpointEngine(spec, server._key, own_prompts=False)
         found = [measure(engine, small_workload(), BURST, this_host("remote")) for _ in range(2)]
         engine.close()
-        assert lookups(url_of(server), {}) is None
+        assert cache_lookups(url_of(server), {}) is None
     assert cache_hit_share(found[1].run) is None and problems_of(found[1:]) == []
 
 
@@ -180,4 +194,4 @@ def test_vllms_server_is_asked_to_count_where_it_caches():
     caching = replace(stand_in(), interface="server", prefix_caching=True)
     by_argument = replace(stand_in(enable_prefix_caching=True), interface="server")
     for spec, wanted in ((caching, True), (by_argument, True), (replace(stand_in(), interface="server"), False)):
-        assert ("enable_prompt_tokens_details" in server_arguments(spec, "m")) is wanted
+        assert ("--enable-prompt-tokens-details" in server_command(spec, "m", 8000)) is wanted

@@ -20,15 +20,7 @@ from processes import gone, group
 from pytest_slmserve.engines import server
 from pytest_slmserve.engines.load_client import completion
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.server import (
-    ServerEngine,
-    flags,
-    server_arguments,
-    started_by,
-    tellers,
-    trace_lines,
-    write_plugin,
-)
+from pytest_slmserve.engines.server import ServerEngine, server_command, tellers, trace_lines
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
@@ -45,7 +37,7 @@ def stand_in_server(**extra):
 
 
 def test_a_server_gets_the_limits_of_the_engine_without_http():
-    given = flags(server_arguments(CUDA, "/model"))
+    given = server_command(CUDA, "/model", 8000)
     values = dict(pairwise(given))
     assert (values["--max-num-seqs"], values["--max-num-batched-tokens"], values["--max-model-len"]) == (
         "1024", "8192", "2048",
@@ -57,16 +49,17 @@ def test_a_server_gets_the_limits_of_the_engine_without_http():
 
 def test_further_arguments_become_flags_of_their_kind():
     spec = replace(CUDA, extra=(("compilation_config", '{"level": 0}'), ("enable_lora", True), ("block_size", 32)))
-    given = flags(server_arguments(spec, "m"))
+    given = server_command(spec, "m", 8000)
     assert json.loads(given[given.index("--compilation-config") + 1]) == {"level": 0}
     assert "--enable-lora" in given and given[given.index("--block-size") + 1] == "32"
 
 
 def test_one_front_end_is_a_module_several_are_a_matter_of_vllm_serve():
-    given = {"model": "/m", "port": 8000}
-    assert started_by(CUDA, given) == ["vllm.entrypoints.openai.api_server", "--model", "/m", "--port", "8000"]
+    assert server_command(CUDA, "/m", 8000)[:3] == ["vllm.entrypoints.openai.api_server", "--model", "/m"]
     several = replace(CUDA, extra=(("api_server_count", 4),))
-    assert started_by(several, given) == ["vllm.entrypoints.cli.main", "serve", "/m", "--port", "8000"]
+    command = server_command(several, "/m", 8000)
+    assert command[:3] == ["vllm.entrypoints.cli.main", "serve", "/m"] and "--model" not in command
+    assert command[-4:] == ["--host", "127.0.0.1", "--port", "8000"]
     assert several.without_http == replace(CUDA, interface="engine") and several.key != CUDA.key
 
 
@@ -77,9 +70,8 @@ def test_a_request_asks_for_exactly_so_many_tokens():
     assert asked["stream"] and asked["stream_options"] == {"include_usage": True}
 
 
-def test_vllm_finds_the_plugin_on_its_path(tmp_path):
-    write_plugin(tmp_path)
-    (entry,) = PathDistribution(tmp_path / "slm_trace-0.dist-info").entry_points
+def test_vllm_finds_the_plugin_on_its_path(engine):
+    (entry,) = PathDistribution(engine.child.folder / "slm_trace-0.dist-info").entry_points
     assert (entry.group, entry.value) == ("vllm.stat_logger_plugins", "slm_trace:TraceWriter")
 
 
@@ -105,7 +97,7 @@ def engine():
 
 
 def test_limits_and_steps_come_by_the_plugin(engine):
-    limits, *_ = trace_lines(engine.child.folder)
+    limits, *_ = trace_lines(engine.trace)
     assert limits["max_num_seqs"] == 8 == engine.resolved.max_num_seqs
     run = engine.run(small_workload(), OpenLoop(requests=4))
     assert sum(run.steps.new_tokens) == 32 == sum(run.samples.output_tokens)
@@ -160,12 +152,12 @@ def start():
 
     def begin(path=str(STAND_IN), **extra):
         engines.append(ServerEngine(replace(stand_in_server(**extra), env=(("PYTHONPATH", path),))))
-        return engines[-1]
+        return engines[-1].start()
 
     yield begin
     for engine in engines:
         engine.close()
-        for child in (engine.child, engine.client.child):
+        for child in (engine.child, *([engine.client.child] if engine.client else [])):
             child.keep_log = False
             child.kill()
             assert gone(child.process.pid)
@@ -234,7 +226,7 @@ def named_vllm(tmp_path):
 
 def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(named_vllm, start):
     engine = start(path=named_vllm, api_server_count=2)
-    assert tellers(engine.child.folder) == 2, "it is not ready before all are"
+    assert tellers(engine.trace) == 2, "it is not ready before all are"
     run = engine.run(small_workload(), ClosedLoop(8, requests=32))
     assert (run.failures, sum(run.samples.output_tokens), len(run.steps)) == (0, 32 * 8, 0)
     assert sum(run.stream.tokens) == pytest.approx(32 * 8)

@@ -14,8 +14,8 @@ from pytest_slmserve.analysis.gate.decision import (
     Comparison,
     GateCriteria,
     PairSeries,
-    decisions,
     gate,
+    interim_analyses,
     next_look,
 )
 from pytest_slmserve.analysis.verdict import State, all_of
@@ -94,8 +94,8 @@ def decided(series: list[PairSeries], terms: GateCriteria) -> tuple[list[State],
     """Outcomes by endpoint, and pairs, of such a gate, without what else `gate` tells, which takes half of its time."""
     done = 0
     while (n := next_look(done, terms)) is not None:
-        known, done = decisions(first(series, n), terms), n
-        outcomes = [known[each.name][0] if each.name in known else State.INCONCLUSIVE for each in series]
+        known, done = interim_analyses(first(series, n), terms), n
+        outcomes = [known[each.name][-1].outcome if known[each.name] else State.INCONCLUSIVE for each in series]
         if all_of(outcomes) is not State.INCONCLUSIVE:
             break
     return outcomes, done

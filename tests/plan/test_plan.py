@@ -24,7 +24,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
 from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
-from pytest_slmserve.telemetry.host_probe import Host
+from pytest_slmserve.telemetry.host import Host
 
 HEADING = "  min:s  what begins then, and how long it takes"
 

@@ -21,7 +21,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request, Workload
 from pytest_slmserve.schema.specs import GIB, EngineSpec, WorkloadSpec
-from pytest_slmserve.telemetry.host_probe import Host
+from pytest_slmserve.telemetry.host import Host
 
 ENGINES = [EngineSpec("opt-1.3b", platform=name, kv_cache_bytes=64 * GIB) for name in ("cuda", "cpu")]
 

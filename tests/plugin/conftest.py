@@ -88,11 +88,11 @@ def gate(pytester):
 @pytest.fixture
 def holds(monkeypatch):
     """What any interpreter is taken to hold: `holds("0.32.0")`; None is no vLLM."""
-    from pytest_slmserve.telemetry import host_probe
+    from pytest_slmserve.telemetry import host
 
     def with_vllm(version):
         facts = {"python": "3.11.7", "vllm": version, "torch": "2.13.0"}
-        monkeypatch.setattr(host_probe, "interpreter", lambda python, env: facts)
+        monkeypatch.setattr(host, "interpreter", lambda python, env: facts)
 
     return with_vllm
 

@@ -11,6 +11,7 @@ HEAVY = (
     "msgspec",
     "psutil",
     "pynvml",
+    "prometheus_client",
     "transformers",
     "vl_convert",
     "tabulate",

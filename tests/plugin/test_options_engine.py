@@ -12,8 +12,7 @@ from inside import ONE, SWEEP, usage_error
 from interfaces import problems_of, somebodys_server, url_of
 
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share
-from pytest_slmserve.engines.launch.model_files import model_for
-from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment
+from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment, model_for
 from pytest_slmserve.options.table import argument
 from pytest_slmserve.plan.engine_specs import planned_memory
 from pytest_slmserve.run import session
@@ -22,8 +21,8 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import predicted_blocks
 from pytest_slmserve.schema.specs import GIB, EngineSpec
-from pytest_slmserve.telemetry import host_probe
-from pytest_slmserve.telemetry.host_probe import Gpu, Host
+from pytest_slmserve.telemetry import host
+from pytest_slmserve.telemetry.host import Gpu, Host
 
 # interface
 
@@ -211,14 +210,14 @@ def test_what_is_no_interpreter_is_refused(pytester):
 
 
 def test_an_interpreter_is_asked_for_what_it_holds():
-    facts = host_probe.interpreter(sys.executable, {})
+    facts = host.interpreter(sys.executable, {})
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert set(facts) == {"python", "vllm", "torch", "executable"}
 
 
 def test_an_interpreter_without_vllm_is_named(tmp_path):
-    with pytest.raises(host_probe.BadUsage, match=r"/opt/old/python has no vLLM"):
-        host_probe.check_vllm("cuda", None, "/opt/old/python")
+    with pytest.raises(host.BadUsage, match=r"/opt/old/python has no vLLM"):
+        host.check_vllm("cuda", None, "/opt/old/python")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pytest_slmserve.engines.base import PROFILE_FOLDER
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.table import FEWEST_PAIRS, OPTS
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.telemetry import host_probe
+from pytest_slmserve.telemetry import host
 
 # gate
 
@@ -140,10 +140,10 @@ def releases(monkeypatch):
     def hold(python, env):
         vllm = {"/old/python": "0.31.0", "/new/python": "0.32.0"}.get(python)
         if vllm is None and python != sys.executable:
-            raise host_probe.BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python")
+            raise host.BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python")
         return {"python": "3.11.7", "vllm": vllm, "torch": "2.13.0"}
 
-    monkeypatch.setattr(host_probe, "interpreter", hold)
+    monkeypatch.setattr(host, "interpreter", hold)
 
 
 def test_it_is_that_side_s_alone(gate, archive):
@@ -266,7 +266,7 @@ def launches(monkeypatch):
     """The variables that each launch was given; a folder that does not stand is an error, and each gets a file."""
     seen = []
 
-    def start(spec, extra_env):
+    def start(spec, extra_env, **_):
         for value in extra_env.values():
             assert Path(value).parent.is_dir() and not Path(value).exists()
             Path(value).mkdir()
@@ -311,7 +311,7 @@ def test_sides_that_may_run_other_code_have_warm_ones_of_their_own(gate, monkeyp
     monkeypatch.setattr(
         pool,
         "SimulatedEngine",
-        lambda spec, extra_env: seen.append(dict(extra_env)) or SimulatedEngine(spec, extra_env=extra_env),
+        lambda spec, extra_env, **_: seen.append(dict(extra_env)) or SimulatedEngine(spec, extra_env=extra_env),
     )
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/somewhere")
     assert gate("--slm-side=candidate:env=PYTHONPATH=/opt/other").ret == 0
@@ -444,7 +444,7 @@ def profiled(monkeypatch):
     loads, places = [], []
 
     class Engine(SimulatedEngine):
-        def __init__(self, spec, extra_env):
+        def __init__(self, spec, extra_env, **_):
             super().__init__(spec, extra_env=extra_env)
             places.append(PROFILE_FOLDER in extra_env)
 

@@ -11,7 +11,7 @@ import pytest
 from inside import ONE, SMALL, SWEEP, usage_error
 from shipped import BENCHMARKS, put
 
-from pytest_slmserve.telemetry import host_probe
+from pytest_slmserve.telemetry import host
 
 # gpu
 
@@ -27,7 +27,7 @@ def refuse():
 @pytest.fixture
 def no_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=refuse))
-    host_probe.visible_gpus.cache_clear()
+    host.visible_gpus.cache_clear()
 
 
 def test_without_a_gpu_it_is_an_error_in_one_sentence(pytester, no_gpu):
@@ -46,10 +46,10 @@ def test_a_plan_can_be_made_without_a_gpu(pytester, no_gpu, monkeypatch):
 
 def test_hidden_gpus_are_named(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    host_probe.visible_gpus.cache_clear()
+    host.visible_gpus.cache_clear()
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None))
-    with pytest.raises(host_probe.BadUsage, match="hides every GPU"):
-        host_probe.first_gpu()
+    with pytest.raises(host.BadUsage, match="hides every GPU"):
+        host.visible_gpus()
 
 
 # cpu

@@ -38,7 +38,7 @@ def there(monkeypatch):
         return Named(name)
 
     def plant(nvml=None, dcgm=None):
-        monkeypatch.setattr(source, "open_host", lambda: Named("host"))
+        monkeypatch.setattr(source, "HostSource", lambda: Named("host"))
         monkeypatch.setattr(source, "open_speed_probe", lambda device: Named("host-speed probe"))
         monkeypatch.setattr(source, "open_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml"))
         monkeypatch.setattr(source, "open_dcgm", lambda device, interval_s, address="": found(dcgm))

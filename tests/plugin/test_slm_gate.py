@@ -31,7 +31,7 @@ def noisy(monkeypatch):
     def plant(sd):
         chance = random.Random(1)
         monkeypatch.setattr(
-            pool, "SimulatedEngine", lambda spec, extra_env: SimulatedEngine(spec, math.exp(chance.gauss(0, sd)))
+            pool, "SimulatedEngine", lambda spec, **_: SimulatedEngine(spec, math.exp(chance.gauss(0, sd)))
         )
 
     return plant
@@ -66,8 +66,8 @@ def test_a_slower_candidate_fails_and_junit_shows_where(gate, pytester):
     found = states(pytester)
     assert list(found) == list(ENDPOINTS)
     assert found["start"] == found["kv-blocks"] == found["memory"] == "passed"
-    for endpoint in ("throughput", "latency", "energy"):
-        assert f"<fails: no-worse-{endpoint} [opt-125m]" in found[endpoint] and "costs 11.1 % more" in found[endpoint]
+    for endpoint, change in (("throughput", "10 % lower"), ("latency", "11.1 % higher"), ("energy", "11.1 % higher")):
+        assert f"<fails: no-worse-{endpoint} [opt-125m]" in found[endpoint] and change in found[endpoint]
     suite = ElementTree.parse(pytester.path / "out.xml").getroot()[0]
     shown = {p.attrib["name"]: p.attrib["value"] for p in next(suite.iter("testcase")).iter("property")}
     assert shown["slm_gate"] == "fails" and float(shown["slm_ratio"]) == pytest.approx(0.9, abs=0.01)
@@ -112,7 +112,7 @@ def test_a_slower_start_fails_the_start_alone(gate, pytester):
     result = gate(*SLOWER_START, "--junitxml=out.xml")
     assert result.ret == 1
     result.assert_outcomes(failed=1, passed=5)
-    assert "costs 50 % more" in states(pytester)["start"]
+    assert "50 % higher (1.5 times the baseline)" in states(pytester)["start"]
 
 
 def test_noise_leaves_it_inconclusive(gate, noisy, pytester):
@@ -337,7 +337,7 @@ def test_the_report_has_the_table_the_sides_and_the_number_of_pairs(gate):
             "mean E2E, small load *lower *4 *1.1111 *fail",
             "s to start *lower *4 *1.0000 *15 *pass",
             "mean TPOT, large load *lower *4 *1.1111*",
-            "output tokens/s, large load *fail: costs 11.1 % more*",
+            "output tokens/s, large load *fail: 10 % lower (0.9 times the baseline)*",
             "KV blocks: pass, *",
             "device memory: pass, 7.45 GiB in use where the baseline has 7.45 GiB (bound: 7.70 GiB)",
             "note: the gate of opt-125m took * s, 4 pairs count",

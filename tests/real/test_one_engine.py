@@ -32,7 +32,7 @@ def traces():
 
 @pytest.fixture(scope="module")
 def engine(vllm_here, traces):
-    engine = OfflineEngine(SPEC, extra_env={PROFILE_FOLDER: str(traces)})
+    engine = OfflineEngine(SPEC, extra_env={PROFILE_FOLDER: str(traces)}).start()
     yield engine
     engine.close()
 

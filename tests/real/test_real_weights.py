@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 def server(folder):
     found = ServerEngine(
         replace(SPEC, model=str(folder), model_facts=model_of(str(folder)), interface="server", load_format="auto")
-    )
+    ).start()
     yield found
     found.close()
 

@@ -12,13 +12,13 @@ from real_engine import SPEC
 
 from pytest_slmserve.analysis.advice.verification import kv_blocks_as_predicted
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.engines.pool import start
+from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import OwnInterface
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.workload.requests import build_workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
@@ -30,7 +30,7 @@ def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing
         pytest.skip("vLLM's CPU engines need a core for each process")
     spec = replace(SPEC, tensor_parallel_size=2, interface=interface)
     workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), model_of(spec.model))
-    engine = start(spec)
+    engine = launch_engine(spec).start()
     try:
         made = measure(engine, workload, ClosedLoop(4, window_s=2.0), probe("cpu").environment)
         members = group(engine.child.process.pid)

@@ -18,7 +18,7 @@ from real_engine import SPEC
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.launch.model_files import tokenizer_files
+from pytest_slmserve.engines.launch.vllm_arguments import tokenizer_files
 from pytest_slmserve.engines.server import HOST, ServerEngine, free_port
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.telemetry.dcgm_exporter import ask_once
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def there(vllm_here):
-    found = ServerEngine(replace(SPEC, interface="server", prefix_caching=True))
+    found = ServerEngine(replace(SPEC, interface="server", prefix_caching=True)).start()
     yield found
     found.close()
 

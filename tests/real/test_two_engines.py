@@ -13,14 +13,14 @@ from traces import share_a_window
 
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import summarize_shared
-from pytest_slmserve.engines.replicas.replica_set import start_replicas
+from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import ReplicaSpec, WorkloadSpec
-from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.workload.requests import build_workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
@@ -33,7 +33,7 @@ def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
     workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), model_of(SPEC.model))
     environment = probe("cpu").environment
     spec = ReplicaSpec((SPEC, SPEC), pinned=True)
-    replicas, case = start_replicas(spec), Case(spec, (workload, workload), (LOAD, LOAD), environment)
+    replicas, case = Pool().replicas(spec), Case(spec, (workload, workload), (LOAD, LOAD), environment)
     try:
         found = measure_case(replicas, case)
         assert [m.replica.index for m in found] == [0, 1] and len({m.launch for m in found}) == 2

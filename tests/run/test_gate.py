@@ -21,6 +21,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
+from pytest_slmserve.engines import pool as pools
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.read import read_options
@@ -36,7 +37,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.telemetry.host_probe import Host
+from pytest_slmserve.telemetry.host import Host
 
 MODEL = "opt-125m"
 FEW_STEPS = {  # of some 10 ms, so that a window has a hundred
@@ -61,7 +62,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
             earlier.close()
         options = read_options({**FEW_STEPS, "simulate": True, "records": str(tmp_path / "a.jsonl"), **given}, {}, {})
         session = Session.from_options(options, tmp_path)
-        session.devices.pool = Pool(start_engine=start)
+        session.devices.pool = Pool(lambda spec, **_: start(spec))
         session.open()
         session.begin()
         sessions.append(session)
@@ -266,7 +267,7 @@ def real_session(
     """The same on a device that warms up; what it starts is simulated all the same."""
     options = read_options({**FEW_STEPS, "cpu": True, **given}, {}, {})
     planner = Planner(options, "cpu", Host(Environment(platform="cpu", host=host), "none"))
-    devices = Devices(planner, Pool(start_engine=start, hold_engine=lambda *launch: None))
+    devices = Devices(planner, Pool(lambda spec, **_: start(spec)))
     return Session(planner, devices, Executor(devices, Results(), 2, archive=session.executor.archive))
 
 
@@ -297,19 +298,21 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
     events, speeds = [], noisy(0.1)
 
     class Waits(SimulatedEngine):
-        def await_turn(self) -> None:
+        def await_turn(self, on_wait: object = None) -> None:
             events.append("imported")
 
-        def start(self) -> None:
+        def start(self, on_wait: object = None) -> Waits:
             self.speed = speeds(self.spec).speed
             events.append("turn")
+            return self
 
         def close(self) -> None:
             events.append("end")
 
     monkeypatch.setattr(gate, "MANY_CORES", enough_cores)
     session = opened(gate_pairs="5")
-    session.devices.pool = Pool(hold_engine=lambda spec, place: Waits(spec))
+    monkeypatch.setattr(pools, "PROCESSES", {"simulated"})
+    session.devices.pool = Pool(lambda spec, **_: Waits(spec))
     gated = Gates(session).of(MODEL)
     assert [p.number for p in gated.pairs] == [1, 2, 3, 4, 5] and gated.outcome is State.INCONCLUSIVE
     assert events[: at_once + 1] == ["imported"] * at_once + ["turn"]
@@ -531,12 +534,13 @@ def test_a_gate_that_was_broken_off_is_not_tried_again_and_says_so(opened):
 
 
 def test_a_side_that_does_not_start_is_named_at_its_warm_up(opened):
-    def start(spec: EngineSpec) -> SimulatedEngine:
-        if ("b_half", 9) in spec.extra:
-            raise EngineFailed("it did not start: no memory. The log ends with\nmany\nlines")
-        return SimulatedEngine(spec)
+    class Refuses(SimulatedEngine):
+        def start(self, on_wait: object = None) -> Refuses:
+            if ("b_half", 9) in self.spec.extra:
+                raise EngineFailed("it did not start: no memory. The log ends with\nmany\nlines")
+            return self
 
-    session = real_session(opened(), start, side=["candidate:arg=b_half=9"])
+    session = real_session(opened(), Refuses, side=["candidate:arg=b_half=9"])
     gates = Gates(session)
     with pytest.raises(EngineFailed, match="^the candidate, before the first pair: it did not start(.|\n)*lines"):
         gates.of(MODEL)

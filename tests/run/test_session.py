@@ -26,7 +26,7 @@ from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.telemetry.host_probe import Gpu, Host
+from pytest_slmserve.telemetry.host import Gpu, Host
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.telemetry.source import SimulatedSource
 

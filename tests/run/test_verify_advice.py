@@ -47,7 +47,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB, EngineSpec
-from pytest_slmserve.telemetry.host_probe import Host
+from pytest_slmserve.telemetry.host import Host
 
 GRID = "1,8,32,64,128"
 Make = Callable[..., Path]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from fake_exporter import GPU, OTHER_GPU, line, page, serving
 from hypothesis import given
@@ -22,7 +24,7 @@ from pytest_slmserve.schema.sensors import (
     TENSOR_ACTIVE,
     XID,
 )
-from pytest_slmserve.telemetry.dcgm_exporter import NUMBERS, of_device, open_exporter, samples
+from pytest_slmserve.telemetry.dcgm_exporter import NUMBERS, ExporterSource, samples, values_of_gpu
 
 DEFAULT = {
     "DCGM_FI_DEV_SM_CLOCK": 1980,
@@ -50,7 +52,7 @@ def exporter():
 
 def updated(exporter, values):
     """The first reading after the page has changed to these values."""
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     exporter.text = page(values)
     return source.read(0.0)
 
@@ -88,7 +90,7 @@ def test_rows_that_are_not_on_the_page_are_absent(exporter):
 
 
 def test_it_is_called_dcgm_exporter_and_closes_twice(exporter):
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     assert source.name == "dcgm-exporter"
     assert exporter.asked == ["/metrics"]
     source.close()
@@ -99,7 +101,7 @@ def test_it_is_called_dcgm_exporter_and_closes_twice(exporter):
 
 
 def test_values_are_given_once_they_change(exporter):
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     first = source.read(0.0)
     assert set(first.values.values()) == {None}
     assert f"{POWER}: not updated" in first.missing
@@ -110,7 +112,7 @@ def test_values_are_given_once_they_change(exporter):
 
 
 def test_a_page_with_a_value_that_is_none_repeats_itself_too(exporter):
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     exporter.text = page({**DEFAULT, "DCGM_FI_PROF_SM_ACTIVE": "NaN"})
     assert source.read(0.0).values[POWER] == 431.25
     assert source.read(1.0).values[POWER] is None
@@ -118,13 +120,13 @@ def test_a_page_with_a_value_that_is_none_repeats_itself_too(exporter):
 
 def test_another_gpus_news_are_no_news(exporter):
     exporter.text = page(DEFAULT) + page(DEFAULT, OTHER_GPU, index=1)
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     exporter.text = page(DEFAULT) + page({**DEFAULT, "DCGM_FI_DEV_POWER_USAGE": 1.0}, OTHER_GPU, index=1)
     assert source.read(0.0).values[POWER] is None
 
 
 def test_the_span_is_the_time_since_the_last_update(exporter):
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     spans = []
     for now, active in ((10.0, 0.25), (11.0, 0.25), (40.0, 0.5), (41.0, 0.5)):
         exporter.text = page({**DEFAULT, "DCGM_FI_PROF_SM_ACTIVE": active})
@@ -133,14 +135,14 @@ def test_the_span_is_the_time_since_the_last_update(exporter):
 
 
 def test_without_profiling_counters_there_is_no_span(exporter):
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     for now in (1.0, 2.0):
         exporter.text = page({**DEFAULT, "DCGM_FI_DEV_POWER_USAGE": now})
         assert source.read(now).span_s is None
 
 
 def test_a_row_that_comes_late_and_one_that_goes(exporter):
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     exporter.text = page({**DEFAULT, **PROFILING})
     assert source.read(0.0).values[SM_ACTIVE] == 0.875
     exporter.text = page({**DEFAULT, "DCGM_FI_DEV_POWER_USAGE": 1.0})
@@ -171,7 +173,7 @@ def test_a_row_that_comes_late_and_one_that_goes(exporter):
         ("2147483635", "not permissioned"),
         ("NaN", "nan"),
         ("-Inf", "-inf"),
-        (f"-{10**400}", "-inf"),
+        (f"-{10**400}", "an integer that is too large"),
     ],
 )
 def test_a_sentinel_is_none_and_says_why(exporter, text, reason):
@@ -187,23 +189,23 @@ def test_a_sentinel_is_none_and_says_why(exporter, text, reason):
 def test_of_two_gpus_ours_is_read(exporter):
     other = page({**DEFAULT, "DCGM_FI_DEV_POWER_USAGE": 1.0}, OTHER_GPU, index=1)
     exporter.text = other + page(DEFAULT)
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     exporter.text = other + page({**DEFAULT, "DCGM_FI_DEV_POWER_USAGE": 2.0})
     assert source.read(0.0).values[POWER] == 2.0
 
 
 def test_the_only_gpu_is_taken_where_none_is_asked_for(exporter):
-    assert SM_CLOCK in open_exporter(exporter.url, "").read(0.0).values
+    assert SM_CLOCK in ExporterSource(exporter.url, "").read(0.0).values
 
 
 def test_the_only_gpu_is_taken_where_the_page_has_no_uuids(exporter):
     exporter.text = 'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 300\n'
-    assert POWER in open_exporter(exporter.url, GPU).read(0.0).values
+    assert POWER in ExporterSource(exporter.url, GPU).read(0.0).values
 
 
 def test_the_old_label_of_the_uuid_is_known():
     rows = (f'DCGM_FI_DEV_POWER_USAGE{{gpu="0",uuid="{uuid}"}} {watts}' for uuid, watts in ((GPU, 300), (OTHER_GPU, 1)))
-    assert of_device(samples("\n".join(rows)), GPU) == {POWER: 300}
+    assert values_of_gpu(samples("\n".join(rows), NUMBERS), GPU) == {POWER: 300}
 
 
 @pytest.mark.parametrize(
@@ -214,13 +216,13 @@ def test_the_old_label_of_the_uuid_is_known():
         (page(DEFAULT, more=',GPU_I_PROFILE="1g.18gb",GPU_I_ID="7"'), GPU, "MIG instances"),
         ("# HELP nothing here\n", GPU, "but of no GPU at all"),
         ("node_load1 0.5\n", GPU, "but of no GPU at all"),
-        ("<!doctype html>\n<p>404</p>", GPU, "line 1 of the page is not in Prometheus' format"),
+        ("<!doctype html>\n<p>404</p>", GPU, "but of no GPU at all"),
     ],
 )
 def test_a_page_without_our_gpu_is_no_source(exporter, text, uuid, words):
     exporter.text = text
     with pytest.raises(SensorFailed, match=words):
-        open_exporter(exporter.url, uuid)
+        ExporterSource(exporter.url, uuid)
 
 
 # What is not there
@@ -230,62 +232,100 @@ def test_nobody_there_is_named_with_an_example():
     with serving("") as gone:
         pass
     with pytest.raises(SensorFailed, match=f"no page of dcgm-exporter at {gone.url}") as found:
-        open_exporter(gone.url, GPU)
+        ExporterSource(gone.url, GPU)
     assert found.value.hint == "http://localhost:9400/metrics"
 
 
 def test_an_exporter_that_goes_is_a_failure():
     with serving(page(DEFAULT)) as shown:
-        source = open_exporter(shown.url, GPU)
+        source = ExporterSource(shown.url, GPU)
     with pytest.raises(SensorFailed, match="no page"):
         source.read(0.0)
 
 
 def test_an_error_of_the_server_is_a_failure(exporter):
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     exporter.status = 503
     with pytest.raises(SensorFailed, match="503"):
         source.read(0.0)
 
 
 def test_a_page_that_becomes_garbage_is_a_failure(exporter):
-    source = open_exporter(exporter.url, GPU)
+    source = ExporterSource(exporter.url, GPU)
     exporter.text = "DCGM_FI_DEV_POWER_USAGE{"
-    with pytest.raises(SensorFailed, match="line 1"):
+    with pytest.raises(SensorFailed, match="the page is not in Prometheus' format"):
         source.read(0.0)
 
 
 def test_a_proxy_is_not_asked(exporter, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
-    open_exporter(exporter.url, GPU)
+    ExporterSource(exporter.url, GPU)
     assert exporter.asked
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/metrics", "localhost:9400", "dgcm", "http://[1/x"])
 def test_only_http_is_asked(url):
     with pytest.raises(BadUsage, match="is not the address of a dcgm-exporter's page"):
-        open_exporter(url, GPU)
+        ExporterSource(url, GPU)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:port/x", "http://127.0.0.1:99999/x", "http://127.0.0.1/a b"])
 def test_an_address_that_cannot_be_asked_is_a_failure(url):
     with pytest.raises(SensorFailed, match="no page"):
-        open_exporter(url, GPU)
+        ExporterSource(url, GPU)
 
 
-# Words of the format
+# The format
 
 
-def test_comments_blank_lines_and_unknown_metrics_are_passed_over():
+def test_comments_blank_lines_and_other_metrics_are_skipped():
     text = "\n# HELP x y\n# EOF\n\n" + page(DEFAULT) + line("DCGM_EXP_XID_ERRORS_COUNT", 3) + "go_goroutines 12\n"
-    assert of_device(samples(text), GPU).keys() == {NUMBERS[name] for name in DEFAULT if name in NUMBERS}
+    assert values_of_gpu(samples(text, NUMBERS), GPU).keys() == {NUMBERS[name] for name in DEFAULT if name in NUMBERS}
+
+
+def test_a_counter_keeps_its_name():
+    """Prometheus' own client adds `_total` to it."""
+    name = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"
+    text = f"# HELP {name} Energy (in mJ).\n# TYPE {name} counter\n" + line(name, 123456789)
+    assert values_of_gpu(samples(text, NUMBERS), GPU) == {ENERGY: 123456789}
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "value"),
+    [
+        ("up 1", {}, 1),
+        ("up 1 1700000000000", {}, 1),
+        ('up{x="1",}2.5', {"x": "1"}, 2.5),
+        ('up {x = "}" , y="{,="}\t+Inf\r', {"x": "}", "y": "{,="}, math.inf),
+        (r'up{x="\"\\\n"} 1e3', {"x": '"\\\n'}, 1000.0),
+        ("up 9223372036854775793", {}, 9223372036854775793),  # a float cannot distinguish it from its neighbours
+    ],
+)
+def test_a_line_of_the_format(text, labels, value):
+    [sample] = samples(f"{text}\ndown 0\n", ["up"])
+    assert (sample.labels, sample.value) == (labels, value) and type(sample.value) is type(value)
+
+
+@pytest.mark.parametrize("text", ["up", 'up{x="1} 1', "up{x=1} 1", r"up{} one", "up{"])
+def test_a_line_that_is_not_of_the_format_is_a_failure(text):
+    with pytest.raises(ValueError, match="the page is not in Prometheus' format"):
+        samples(f"up 1\n{text}\n", ["up"])
+
+
+@given(st.text('up1{}="\\,#. \n\t', max_size=40))
+def test_garbage_is_a_failure_or_a_page(text):
+    try:
+        found = samples(text, ["up"])
+    except ValueError:
+        return
+    assert all(isinstance(sample.value, int | float) for sample in found)
 
 
 @given(st.lists(st.sampled_from([*'{}"\\,= \n', "DCGM_FI_DEV_POWER_USAGE", "UUID", "GPU-1", "gpu", "1", "NaN"])))
 def test_garbage_of_the_right_words_is_a_failure_or_has_our_gpu(words):
     try:
-        found = of_device(samples("".join(words)), "GPU-1")
+        found = values_of_gpu(samples("".join(words), NUMBERS), "GPU-1")
     except (SensorFailed, ValueError):
         return
     assert found.keys() == {POWER}

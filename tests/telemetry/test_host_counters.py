@@ -22,7 +22,7 @@ from pytest_slmserve.schema.sensors import (
     STOLEN_CORES,
 )
 from pytest_slmserve.telemetry import host_counters
-from pytest_slmserve.telemetry.host_counters import Used, limiting_cgroup, newly_used, open_host, own_pids
+from pytest_slmserve.telemetry.host_counters import HostSource, Used, limiting_cgroup, newly_used, own_pids
 
 HZ = os.sysconf("SC_CLK_TCK")
 BURN = "import time\nwhile time.process_time() < {}: pass"
@@ -51,7 +51,7 @@ class Planted:
         self.put(self.cgroup / "ours/cpu.stat", f"usage_usec 5\nnr_throttled 3\nthrottled_usec {throttled * 1e6:.0f}\n")
 
     def open(self):
-        return open_host(proc=self.proc, cgroup=self.cgroup)
+        return HostSource(proc=self.proc, cgroup=self.cgroup)
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def burning(seconds: float) -> subprocess.Popen[bytes]:
 
 
 def test_a_child_that_burns_half_a_second_is_found_with_all_of_it():
-    source = open_host()
+    source = HostSource()
     source.read(began := time.monotonic())
     with burning(0.5) as child:
         child.wait()
@@ -245,7 +245,7 @@ def test_a_look_at_the_family_is_paid_by_rarer_looks_but_never_for_long(monkeypa
 
 def test_a_child_that_ends_between_two_readings_is_not_lost_or_counted_twice(monkeypatch):
     monkeypatch.setattr(host_counters, "LIST_S", 0.0)
-    source = open_host()
+    source = HostSource()
     source.read(began := time.monotonic())
     with burning(0.5) as child:
         while child.poll() is None:
@@ -266,7 +266,7 @@ def test_descendants_are_ours_and_looked_up_only_now_and_then(monkeypatch):
         later = family.members(3600.0)
         assert child.pid in {p.pid for p in later}
         assert later[0] is family.members(7200.0)[0] and later[1] is family.members(7200.0)[1]
-        monkeypatch.setattr(host_counters, "_family", lambda pid: host_counters.Family(pid))
+        monkeypatch.setattr(host_counters, "family_of", lambda pid: host_counters.Family(pid))
         assert own_pids() >= {os.getpid(), child.pid}
         child.communicate(b"\n")
 

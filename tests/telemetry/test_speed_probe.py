@@ -21,7 +21,6 @@ from pytest_slmserve.telemetry.host_counters import (
     SHARED_REST_S,
     SpeedProbeSource,
     open_speed_probe,
-    spare_core,
 )
 from pytest_slmserve.telemetry.sampler import Sampler
 
@@ -96,15 +95,6 @@ def test_between_two_pieces_it_rests():
     assert asked == [0.0] * 4 + [1.0] * 4 + [2.0]
 
 
-def test_it_rests_longer_where_it_has_no_core_of_its_own(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8, 9})
-    own, shared = open_speed_probe(GPU), open_speed_probe("cpu")
-    assert (own.core, own.rest_s) == (9, OWN_REST_S)
-    assert (shared.core, shared.rest_s) == (None, SHARED_REST_S)
-    assert OWN_REST_S < SHARED_REST_S
-    assert running(os.getpid()) == [], "the first reading starts it"
-
-
 @pytest.mark.parametrize(
     ("device", "allowed", "core"),
     [
@@ -117,8 +107,11 @@ def test_it_rests_longer_where_it_has_no_core_of_its_own(monkeypatch):
         ("none", {0, 1, 2, 3}, None),
     ],
 )
-def test_which_core_is_its_own(device, allowed, core):
-    assert spare_core(device, allowed) == core
+def test_it_has_a_core_that_an_engine_can_spare_and_rests_longer_without_one(monkeypatch, device, allowed, core):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
+    probe = open_speed_probe(device)
+    assert (probe.core, probe.rest_s) == (core, SHARED_REST_S if core is None else OWN_REST_S)
+    assert OWN_REST_S < SHARED_REST_S and running(os.getpid()) == [], "the first reading starts it"
 
 
 def test_it_stays_on_its_core():

@@ -69,7 +69,7 @@ def sources(monkeypatch):
 
     monkeypatch.setattr(source, "open_nvml", open_one)
     monkeypatch.setattr(source, "open_dcgm", lambda *_, **__: (_ for _ in ()).throw(SensorFailed("no DCGM")))
-    monkeypatch.setattr(source, "open_host", lambda: Planted(name="host"))
+    monkeypatch.setattr(source, "HostSource", lambda: Planted(name="host"))
     monkeypatch.setattr(source, "open_speed_probe", lambda device: Planted(name="host-speed probe"))
     return opened
 

@@ -36,7 +36,6 @@ CLAIM = "law-carries-to-another-gpu"
 BOUND = 0.10  # of the throughput measured there
 STEP = 1e-3  # of a point's throughput: how far the law moves with it
 LIMIT = Axes("max_num_seqs")
-BOTH = {field.name for field in fields(Point)} & {field.name for field in fields(JobPoint)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +104,10 @@ def limit_sweeps(measurements: Sequence[Measurement]) -> list[Curve]:
 
 def _limit_sweep(jobs: Sequence[JobPoint], measurements: Sequence[Measurement]) -> Curve:
     points = [
-        Point(
+        replace(
+            Point(**{field.name: getattr(job, field.name) for field in fields(Point)}),
             concurrency=job.spec.max_num_seqs,
             batch_repeats=tuple(one.batch or 0.0 for one in job.each),
-            **{name: getattr(job, name) for name in BOTH},
         )
         for job in jobs
     ]

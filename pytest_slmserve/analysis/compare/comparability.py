@@ -1,13 +1,13 @@
-"""May two measurements be held against each other, one of them stored? One list of what has to match.
+"""Facts that have to match if two measurements are compared.
 
-It is the machine, the limits the engine works under, and what was asked of it. What may differ is what is tested: vLLM
-with its torch, CUDA and attention backend, capture sizes, scheduling, further engine arguments.
+They are of the machine, of the limits the engine works under, and of what was requested of it. What may differ is what
+is tested: vLLM with its torch, CUDA and attention backend, capture sizes, scheduling, further engine arguments.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -27,98 +27,96 @@ EFFECT = object()  # in place of a value that the load made, and no setting of t
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that has to match. of: its value, None where it is not known. apart: by how much numbers may differ.
+    """One thing that has to match. of: its value, None if it is not known. apart: by how much numbers may differ.
 
-    untold: may both sides leave it unknown? of_gpu: only of a GPU has it to be known; of another device both may.
+    optional: whether both sides may leave it unknown. of_gpu: whether it has to be known of a GPU only.
     """
 
     words: str
     of: Callable[[Measurement], Any]
     shown: Callable[[Any], str] = str
     apart: float = 0.0
-    untold: bool = False
+    optional: bool = False
     of_gpu: bool = False
 
 
 def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact] | None = None) -> tuple[str, ...]:
-    """Reasons why the speeds of two measurements cannot be compared, a short clause per mismatch; empty if they can be.
-    facts: those that have to match, all by default.
+    """Return the reasons why the speeds of two measurements cannot be compared, a short clause per mismatch, for
+    example "driver 570.1 there, 580.2 here". "There" is the baseline, "here" the candidate. A fact that only one side
+    knows is a mismatch.
 
-    "There" is the baseline, "here" the candidate. A fact that is known on one side alone is a mismatch.
+    Args:
+        facts: Facts that have to match, all by default.
     """
-    seen = ((fact, fact.of(baseline), fact.of(candidate)) for fact in facts or FACTS)
     on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
-    return tuple(_clause(fact, there, here) for fact, there, here in seen if not _match(fact, there, here, on_gpu))
+    clauses = []
+    for fact in facts or FACTS:
+        there, here = sides = fact.of(baseline), fact.of(candidate)
+        if sides == (None, None):
+            if not (fact.optional or (fact.of_gpu and not on_gpu)):
+                clauses.append(f"{fact.words} known on neither side")
+            continue
+        if None in sides:
+            match = False
+        elif EFFECT in sides:
+            match = True
+        else:
+            match = math.isclose(*sides, rel_tol=fact.apart) if fact.apart else there == here
+        if not match:
+            shown = [
+                "not known" if side is None else "as the power limit allows" if side is EFFECT else fact.shown(side)
+                for side in sides
+            ]
+            clauses.append(f"{fact.words} {shown[0]} there, {shown[1]} here")
+    return tuple(clauses)
 
 
 def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
-    """Warnings about two comparable measurements, one sentence each: other hosts, time between, unknown facts."""
-    return (*_host(baseline, candidate), *_distance(baseline, candidate), *_untold(baseline, candidate))
+    """Return warnings about two comparable measurements, one sentence each: other hosts, a time between them in which a
+    machine drifts, unknown facts."""
+    there, here = baseline.environment, candidate.environment
+    found = []
+    if not (there.host and here.host):
+        found.append("it is not known whether the baseline is of this host: hosts of one kind differ")
+    elif not one_boot(baseline, candidate):
+        found.append("the baseline is of another host, or from before a boot: hosts of one kind differ")
+    if there.operating_system != here.operating_system:
+        systems = there.operating_system or "not known", here.operating_system or "not known"
+        found.append(f"operating system {systems[0]} there, {systems[1]} here")
+    try:
+        days = (moment(candidate.measured_at) - moment(baseline.measured_at)).total_seconds() / 86_400
+    except ValueError:
+        found.append("it is not known how much time lies between the two")
+    else:
+        if abs(days) >= FAR_DAYS:
+            order = "older" if days > 0 else "younger"
+            found.append(f"the baseline is {abs(days):.0f} day{'' if abs(days) < 1.5 else 's'} {order}")
+    on_gpu = "cuda" in (there.platform, here.platform)
+    for fact in FACTS:
+        if fact.optional and (on_gpu or not fact.of_gpu) and fact.of(baseline) is None is fact.of(candidate):
+            found.append(f"the {fact.words} is known on neither side")
+    return tuple(found)
 
 
 def one_boot(*measurements: Measurement) -> bool:
-    """Were all measured on one host, without a boot between?"""
+    """Return whether all were measured on one host, without a boot between."""
     hosts = hosts_of(measurements)
     return len(hosts) == 1 and None not in hosts
 
 
-def _match(fact: Fact, there: Any, here: Any, on_gpu: bool) -> bool:
-    if there is None and here is None:
-        return fact.untold or (fact.of_gpu and not on_gpu)
-    if EFFECT in (there, here):
-        return there is not None and here is not None
-    if there is None or here is None or not fact.apart:
-        return bool(there == here)
-    return math.isclose(there, here, rel_tol=fact.apart)
-
-
-def _clause(fact: Fact, there: Any, here: Any) -> str:
-    """ "driver 570.1 there, 580.2 here" """
-    if there is None and here is None:
-        return f"{fact.words} known on neither side"
-    return f"{fact.words} {_shown(fact, there)} there, {_shown(fact, here)} here"
-
-
-def _shown(fact: Fact, value: Any) -> str:
-    if value is EFFECT:
-        return "as the power limit allows"
-    return "not known" if value is None else fact.shown(value)
-
-
-def _host(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
-    hosts = baseline.environment.host, candidate.environment.host
-    if not all(hosts):
-        yield "it is not known whether the baseline is of this host: hosts of one kind differ"
-    elif not one_boot(baseline, candidate):
-        yield "the baseline is of another host, or from before a boot: hosts of one kind differ"
-    systems = baseline.environment.operating_system, candidate.environment.operating_system
-    if systems[0] != systems[1]:
-        yield f"operating system {systems[0] or 'not known'} there, {systems[1] or 'not known'} here"
-
-
-def _distance(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
-    """Yields a warning if much time, or an unknown time, lies between the measurements, in which a machine drifts."""
-    try:
-        there, here = moment(baseline.measured_at), moment(candidate.measured_at)
-    except ValueError:
-        yield "it is not known how much time lies between the two"
-        return
-    if (days := abs((here - there).total_seconds()) / 86_400) >= FAR_DAYS:
-        order = "older" if there < here else "younger"
-        yield f"the baseline is {days:.0f} day{'' if days < 1.5 else 's'} {order}"
-
-
 def moment(text: str) -> datetime:
-    """A time in ISO 8601, of UTC where it does not say. Raises ValueError."""
+    """Return a time in ISO 8601, of UTC if it does not say. Raises ValueError."""
     found = datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _untold(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
-    on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
-    for fact in FACTS:
-        if (on_gpu or not fact.of_gpu) and fact.untold and fact.of(baseline) is None and fact.of(candidate) is None:
-            yield f"the {fact.words} is known on neither side"
+def sharing_of(measurement: Measurement) -> str:
+    """Return "alone", or "2 engines by mps"; MIG shows in the GPU's name and memory as well."""
+    replica = measurement.replica
+    if replica is None or replica.count == 1:
+        return "alone"
+    share = "" if replica.thread_percentage is None else f", {replica.thread_percentage} % of the threads"
+    return f"{replica.count} engines by {replica.sharing}{share}{', pinned' if replica.pinned else ''}"
 
 
 def _load(load: Load) -> str:
@@ -131,38 +129,21 @@ def _load(load: Load) -> str:
     return f"job of {load.title}"
 
 
-def sharing_of(measurement: Measurement) -> str:
-    """ "alone", or "2 engines by mps"; MIG shows in the GPU's name and memory as well."""
-    beside = measurement.replica
-    if beside is None or beside.count == 1:
-        return "alone"
-    share = "" if beside.thread_percentage is None else f", {beside.thread_percentage} % of the threads"
-    return f"{beside.count} engines by {beside.sharing}{share}{', pinned' if beside.pinned else ''}"
-
-
-def _sm_clock_hz(measurement: Measurement) -> Any:
-    """The largest of the window. Under the power limit it is what the load leaves of it: an effect, not a setting."""
-    clock, held = _largest(measurement, SM_CLOCK), device_figures(measurement.run).power_capped
-    return EFFECT if clock is not None and held is not None and held > POWER_HELD else clock
-
-
-def _largest(measurement: Measurement, number: int) -> float | None:
-    watch = watched(measurement.run)
-    return watch.largest(number) if watch else None
+def _clock_mhz(measurement: Measurement, number: int) -> Any:
+    """Return the largest reading of a clock in the window, None if there is none. An SM clock under the power limit is
+    what the load leaves of it: an effect, not a setting."""
+    watch, capped = watched(measurement.run), device_figures(measurement.run).power_capped
+    largest = max(watch.values(number), default=None) if watch else None
+    if largest is not None and number == SM_CLOCK and capped is not None and capped > POWER_HELD:
+        return EFFECT
+    return None if largest is None else largest / 1e6
 
 
 def _kv_tokens(measurement: Measurement) -> int | None:
-    """Tokens that the KV cache holds, or None: a release that changes the size of a block alone changes no limit."""
+    """Return the tokens that the KV cache holds, or None. A release that changes only the size of a block changes no
+    limit."""
     blocks, size = measurement.resolved.kv_blocks, measurement.resolved.block_size
     return None if blocks is None or size is None else blocks * size
-
-
-def _mib(size: float) -> str:
-    return f"{size / 2**20:,.0f} MiB"
-
-
-def _mhz(clock: float) -> str:
-    return f"{clock / 1e6:.0f} MHz"
 
 
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "chunked_prefill", "prefix_caching")
@@ -176,13 +157,15 @@ MACHINE_FACTS: tuple[Fact, ...] = (
     Fact("prompts from a cache", attrgetter("spec.allow_prefix_cache"), lambda may: "allowed" if may else "refused"),
     Fact("platform", attrgetter("environment.platform")),
     Fact("GPU", attrgetter("environment.gpu_name"), of_gpu=True),
-    Fact("GPU memory", attrgetter("environment.gpu_memory_bytes"), _mib, of_gpu=True),
+    Fact(
+        "GPU memory", attrgetter("environment.gpu_memory_bytes"), lambda size: f"{size / 2**20:,.0f} MiB", of_gpu=True
+    ),
     Fact("driver", attrgetter("environment.driver"), of_gpu=True),
     Fact("power limit", lambda m: device_figures(m.run).power_limit_w, "{:g} W".format, of_gpu=True),
-    Fact("SM clock", _sm_clock_hz, _mhz, APART, untold=True, of_gpu=True),
-    Fact("memory clock", lambda m: _largest(m, MEMORY_CLOCK), _mhz, APART, untold=True, of_gpu=True),
+    Fact("SM clock", lambda m: _clock_mhz(m, SM_CLOCK), "{:.0f} MHz".format, APART, optional=True, of_gpu=True),
+    Fact("memory clock", lambda m: _clock_mhz(m, MEMORY_CLOCK), "{:.0f} MHz".format, APART, optional=True, of_gpu=True),
     Fact("sharing", sharing_of),
-    Fact("CPU", attrgetter("environment.cpu"), untold=True),
+    Fact("CPU", attrgetter("environment.cpu"), optional=True),
     Fact("cores", attrgetter("environment.cores")),
 )
 FACTS = (

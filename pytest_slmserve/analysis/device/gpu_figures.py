@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from itertools import pairwise
@@ -17,49 +17,40 @@ from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.kv_cache import kv_bytes
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run, Telemetry
-from pytest_slmserve.schema.sensors import PROBE_CPU, SPEED_PROBE
 
-Join = Callable[[Sequence[float]], float]
 WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
 SLOWEST = (of.SM_CLOCK, of.MEMORY_CLOCK)  # the others wait for it
 
 
 def joined_gpus(telemetry: Telemetry) -> Telemetry:
-    """All GPUs as one device, beside what the host said; unknown where one GPU's value is, for the rest is not all."""
+    """All GPUs as one device, with the columns of the host. A value is None if it is not known of every GPU."""
     if not telemetry.gpus:
         return telemetry
-    numbers = set.intersection(*(set(columns) for columns in telemetry.gpus))
-    joined = {n: _joined(n, [columns[n] for columns in telemetry.gpus]) for n in sorted(numbers)}
-    return replace(telemetry, columns={**telemetry.columns, **joined}, gpus=())
+    columns = dict(telemetry.columns)
+    for number in sorted(set.intersection(*map(set, telemetry.gpus))):
+        rows = zip(*(gpu[number] for gpu in telemetry.gpus), strict=True)
+        known = ([value for value in row if value is not None] for row in rows)
+        columns[number] = tuple(_of_all(number, row) if len(row) == len(telemetry.gpus) else None for row in known)
+    return replace(telemetry, columns=columns, gpus=())
+
+
+def _of_all(number: int, values: Sequence[float]) -> float:
+    """The value of one sensor for all GPUs together, by the values of each."""
+    if number == of.CLOCK_REASONS:
+        return float(reduce(or_, map(int, values)))
+    if number in SLOWEST:
+        return min(values)
+    if number in WORST:
+        return max(values)
+    return fmean(values) if number in of.SENSORS and of.SENSORS[number].unit == "ratio" else sum(values)
 
 
 def each_gpu(telemetry: Telemetry) -> tuple[Telemetry, ...]:
     """The telemetry of each GPU; the first also has the host's columns and the notes."""
-    return tuple(
-        replace(
-            telemetry,
-            columns={**(telemetry.columns if not index else {}), **columns},
-            notes=telemetry.notes if not index else (),
-            gpus=(),
-        )
-        for index, columns in enumerate(telemetry.gpus)
-    )
-
-
-def _joined(number: int, columns: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
-    join = _how(number)
-    rows = ([v for v in row if v is not None] for row in zip(*columns, strict=True))
-    return tuple(join(known) if len(known) == len(columns) else None for known in rows)
-
-
-def _how(number: int) -> Join:
-    if number == of.CLOCK_REASONS:
-        return lambda values: float(reduce(or_, map(int, values)))
-    if number in SLOWEST:
-        return min
-    if number in WORST:
-        return max
-    return fmean if number in of.SENSORS and of.SENSORS[number].unit == "ratio" else sum
+    each = [replace(telemetry, columns=columns, notes=(), gpus=()) for columns in telemetry.gpus]
+    if each:
+        each[0] = replace(each[0], columns={**telemetry.columns, **telemetry.gpus[0]}, notes=telemetry.notes)
+    return tuple(each)
 
 
 def imbalance(values: Sequence[float | None]) -> float | None:
@@ -122,15 +113,11 @@ class WeightedReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SensorWindow:
-    """Telemetry and the window it is asked about. rows: those that tell of the window, in the order taken."""
+    """Telemetry and a window. rows: the rows of the telemetry that lie in the window, in the order taken."""
 
     telemetry: Telemetry
     window_s: tuple[float, float]
     rows: tuple[int, ...]
-
-    @property
-    def length_s(self) -> float:
-        return self.window_s[1] - self.window_s[0]
 
     def value(self, number: int, row: int) -> float | None:
         """Reading of one sensor in one row; None where it is missing or not finite."""
@@ -138,52 +125,48 @@ class SensorWindow:
         found = column[row] if row < len(column) else None
         return found if found is not None and math.isfinite(found) else None
 
-    def known(self, number: int) -> list[WeightedReading]:
-        """All that the window's rows say of one sensor."""
-        at, spans = self.telemetry.time_s, self.telemetry.span_s
-        return [WeightedReading(at[row], self._weight_s(spans[row]), value) for row, value in self._told(number)]
-
-    def _told(self, number: int) -> list[tuple[int, float]]:
-        """Row and value, as `value` has it, of each row that says something of one sensor."""
-        column, finite = self.telemetry.columns.get(number, ()), math.isfinite
-        return [(i, v) for i in self.rows if i < len(column) and (v := column[i]) is not None and finite(v)]
-
-    def _weight_s(self, span_s: float | None) -> float:
-        return span_s if span_s is not None and span_s > 0 else self.telemetry.interval_s
-
     def values(self, number: int) -> list[float]:
-        return [value for _, value in self._told(number)]
+        """The known readings of one sensor in the window's rows."""
+        return [value for row in self.rows if (value := self.value(number, row)) is not None]
+
+    def readings(self, number: int) -> list[WeightedReading]:
+        """The known readings of one sensor with their times and weights."""
+        at, spans, usual = self.telemetry.time_s, self.telemetry.span_s, self.telemetry.interval_s
+        known = ((row, spans[row] or 0.0, self.value(number, row)) for row in self.rows)
+        return [WeightedReading(at[row], s if s > 0 else usual, value) for row, s, value in known if value is not None]
 
     def mean(self, number: int) -> float | None:
         """Mean of one sensor's readings, weighted by time; None without readings."""
-        readings = self.known(number)
+        readings = self.readings(number)
         weights = sum(reading.weight_s for reading in readings)
         return sum(reading.value * reading.weight_s for reading in readings) / weights if weights > 0 else None
 
     def share_grown(self, counter: int) -> float | None:
         """Growth of a counter of seconds as a share of the time between its first and last reading; None below two."""
-        readings = self.known(counter)
+        readings = self.readings(counter)
         seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
         return (readings[-1].value - readings[0].value) / seconds if seconds > 0 else None
 
-    def largest(self, number: int) -> float | None:
-        return max(self.values(number), default=None)
-
     def with_before(self, number: int) -> list[float]:
-        """The window's values, after the last one known before it: what a change is told by."""
+        """The window's values after the last known value before the window, so that a change is seen."""
         earlier = (self.value(number, row) for row in range(self.rows[0] - 1, -1, -1))
-        first = next((v for v in earlier if v is not None), None)
-        return [*(() if first is None else (first,)), *self.values(number)]
+        return [*[v for v in earlier if v is not None][:1], *self.values(number)]
 
 
 def watched(run: Run) -> SensorWindow | None:
-    """The run's telemetry with its window; None where no row tells of the window."""
+    """The run's telemetry with its window; None if no reading belongs to the window. A reading belongs to the window if
+    more than half of its span lies in it, or without a span its moment."""
     if run.telemetry is None:
         return None
-    telemetry = joined_gpus(run.telemetry)
-    stamps = enumerate(zip(telemetry.time_s, telemetry.span_s))
-    rows = tuple(row for row, (at, span) in stamps if _belongs(at, span, run.window_s))
-    return SensorWindow(telemetry, run.window_s, rows) if rows and run.window_s[1] > run.window_s[0] else None
+    telemetry, rows, (opens, closes) = joined_gpus(run.telemetry), [], run.window_s
+    for row, (at, span) in enumerate(zip(telemetry.time_s, telemetry.span_s)):
+        if span is None or span <= 0:
+            inside = opens <= at <= closes
+        else:
+            inside = min(at, closes) - max(at - span, opens) > span / 2
+        if inside:
+            rows.append(row)
+    return SensorWindow(telemetry, run.window_s, tuple(rows)) if rows and closes > opens else None
 
 
 @once
@@ -192,22 +175,28 @@ def device_figures(run: Run) -> DeviceFigures:
     watch = watched(run)
     if watch is None:
         return DeviceFigures()
-    clocks, limits = watch.values(of.SM_CLOCK), set(watch.values(of.POWER_LIMIT))
+    clocks, limits, energy = watch.values(of.SM_CLOCK), set(watch.values(of.POWER_LIMIT)), watch.readings(of.ENERGY)
+    counted = _counter_w(energy)
+    integrated = _integrated_w(watch, energy[0].at_s, energy[-1].at_s) if counted else None
+    if (capped := watch.share_grown(of.CAPPED_POWER)) is not None:
+        capped = min(1.0, capped)  # its updates are 0.1 s apart, and a reading is taken at any time between
+    elif reasons := watch.values(of.CLOCK_REASONS):
+        capped = fmean(bool(int(each) & POWER_CAP) for each in reasons)
     return DeviceFigures(
         gpu_util=watch.mean(of.GPU_UTIL),
         engine_active=watch.mean(of.ENGINE_ACTIVE),
         sm_active=watch.mean(of.SM_ACTIVE),
-        sm_active_max=watch.largest(of.SM_ACTIVE),
+        sm_active_max=max(watch.values(of.SM_ACTIVE), default=None),
         sm_occupancy=watch.mean(of.SM_OCCUPANCY),
-        sm_occupancy_max=watch.largest(of.SM_OCCUPANCY),
+        sm_occupancy_max=max(watch.values(of.SM_OCCUPANCY), default=None),
         tensor_active=watch.mean(of.TENSOR_ACTIVE),
         dram_active=watch.mean(of.DRAM_ACTIVE),
-        power_w=_counter_w(watch) if len(watch.known(of.ENERGY)) > 1 else _integrated_w(watch),
-        energy_deviation=_energy_deviation(watch),
+        power_w=counted if len(energy) > 1 else _integrated_w(watch),
+        energy_deviation=integrated / counted - 1 if counted and integrated is not None else None,
         power_limit_w=limits.pop() if len(limits) == 1 else None,
         sm_clock_hz=median(clocks) if clocks else None,
-        power_capped=_power_capped(watch),
-        memory_used_bytes=watch.largest(of.MEMORY_USED),
+        power_capped=capped,
+        memory_used_bytes=max(watch.values(of.MEMORY_USED), default=None),
         own_cores=watch.mean(of.OWN_CORES),
         host_cores=watch.mean(of.HOST_CORES),
         stolen_cores=watch.mean(of.STOLEN_CORES),
@@ -235,43 +224,29 @@ def figures_of_each_gpu(run: Run) -> tuple[DeviceFigures, ...]:
 
 @once
 def decode_window(run: Run) -> SensorWindow | None:
-    """The readings of the decoding alone: those of the window in which no prompt was processed. There are some where
-    requests begin together: no reading is short enough to fall between the prompts of requests that begin one by one.
-    None without telemetry or steps."""
+    """The readings of decoding: those of the window during which no prompt was processed. There are some if requests
+    begin together: no reading is short enough to fall between the prompts of requests that begin one by one. None
+    without telemetry or steps.
+
+    A prompt takes the time of its step with the step before and the one after: a trace has the time at which a step's
+    output was seen, and an engine runs a step ahead of it.
+    """
     watch = watched(run)
     if watch is None or not len(run.steps):
         return None
-    prompts, spans, at = _prompt_times(run), watch.telemetry.span_s, watch.telemetry.time_s
-    rows = tuple(
-        row for row in watch.rows if (span := spans[row]) is not None and not _meets(prompts, at[row] - span, at[row])
-    )
-    return replace(watch, rows=rows)
-
-
-def _prompt_times(run: Run) -> list[tuple[float, float]]:
-    """Start and end times of the steps that processed prompts, with the step before and the one after. A trace has the
-    time at which a step's output was seen, and an engine runs a step ahead of it."""
-    times = run.steps.time_s
-    ends = len(times) - 1
+    ends, spans, at = run.steps.time_s, watch.telemetry.span_s, watch.telemetry.time_s
     steps = (i for i, tokens in enumerate(run.steps.prompt_tokens) if tokens)
-    return [(times[i - 2] if i > 1 else -math.inf, times[min(i + 1, ends)]) for i in steps]
+    prompts = [(ends[i - 2] if i > 1 else -math.inf, ends[min(i + 1, len(ends) - 1)]) for i in steps]
+    rows = []
+    for row in watch.rows:
+        if (span := spans[row]) is not None:
+            after = bisect_right(prompts, at[row] - span, key=itemgetter(1))  # the first prompt that ends later
+            if after == len(prompts) or prompts[after][0] >= at[row]:
+                rows.append(row)
+    return replace(watch, rows=tuple(rows))
 
 
-def _meets(times: Sequence[tuple[float, float]], began: float, ended: float) -> bool:
-    """Does the span from `began` to `ended` overlap any of these, which are in order?"""
-    first = bisect_right(times, began, key=itemgetter(1))
-    return first < len(times) and times[first][0] < ended
-
-
-def _belongs(at_s: float, span_s: float | None, window_s: tuple[float, float]) -> bool:
-    """Does more than half of a reading's span lie in the window? Without a span: does its moment?"""
-    opens, closes = window_s
-    if span_s is None or span_s <= 0:
-        return opens <= at_s <= closes
-    return min(at_s, closes) - max(at_s - span_s, opens) > span_s / 2
-
-
-def _counter_w(watch: SensorWindow) -> float | None:
+def _counter_w(readings: Sequence[WeightedReading]) -> float | None:
     """Mean power in W by the energy counter; None below two readings. None too where it falls (restarted or wrapped),
     or stands still, which no powered GPU does.
 
@@ -279,7 +254,6 @@ def _counter_w(watch: SensorWindow) -> float | None:
     0.1 s, so of readings every 0.25 s one of two neighbours is 0.05 s staler. The slope of a fit would do too, but
     counts the middle of a window more than its ends.
     """
-    readings = watch.known(of.ENERGY)
     if len(readings) < 2 or any(b.value < a.value for a, b in pairwise(readings)):
         return None
     ends = 2 if len(readings) >= 8 else 1
@@ -295,7 +269,7 @@ def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: floa
     Steps, not trapezoids: a sensor repeats what it last saw until its next update, and a straight line between two
     readings makes a ramp of each jump of the load.
     """
-    number = of.POWER_INSTANT if watch.known(of.POWER_INSTANT) else of.POWER
+    number = of.POWER_INSTANT if watch.values(of.POWER_INSTANT) else of.POWER
     joules = seconds = 0.0
     for before, row in pairwise(watch.rows):
         began, ended, value = watch.telemetry.time_s[before], watch.telemetry.time_s[row], watch.value(number, row)
@@ -305,45 +279,26 @@ def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: floa
     return joules / seconds if seconds > 0 else None
 
 
-def _power_capped(watch: SensorWindow) -> float | None:
-    if (share := watch.share_grown(of.CAPPED_POWER)) is not None:
-        return min(1.0, share)  # its updates are 0.1 s apart, and a reading is taken at any time between
-    told = [bool(int(reasons) & POWER_CAP) for reasons in watch.values(of.CLOCK_REASONS)]
-    return sum(told) / len(told) if told else None
-
-
-def _energy_deviation(watch: SensorWindow) -> float | None:
-    counted, readings = _counter_w(watch), watch.known(of.ENERGY)
-    if not counted:
-        return None
-    integrated = _integrated_w(watch, readings[0].at_s, readings[-1].at_s)
-    return None if integrated is None else integrated / counted - 1
-
-
 def _coverage(watch: SensorWindow) -> float | None:
     """Time in the window that known spans cover, counted once where two overlap; None where no reading has a span.
 
     A span at the window's edge counts with its part inside. Where there are profiled counters, a span is known if one
     of them is.
     """
-    if all(span is None for span in watch.telemetry.span_s):
+    telemetry, (opens, closes), covered = watch.telemetry, watch.window_s, 0.0
+    if all(span is None for span in telemetry.span_s):
         return None
-    (reached, closes), covered = watch.window_s, 0.0
-    for began, ended in sorted(_spans(watch)):
-        first, last = max(began, reached), min(ended, closes)
-        if last > first:
-            covered, reached = covered + last - first, last
-    return covered / watch.length_s
-
-
-def _spans(watch: SensorWindow) -> list[tuple[float, float]]:
-    telemetry = watch.telemetry
-    profiled = [number for number in of.PROFILED if number in telemetry.columns]
-    return [
+    profiled, reached = [number for number in of.PROFILED if number in telemetry.columns], opens
+    known = sorted(
         (at - span, at)
         for row, (at, span) in enumerate(zip(telemetry.time_s, telemetry.span_s))
         if span is not None and (not profiled or any(watch.value(n, row) is not None for n in profiled))
-    ]
+    )
+    for began, ended in known:
+        first, last = max(began, reached), min(ended, closes)
+        if last > first:
+            covered, reached = covered + last - first, last
+    return covered / (closes - opens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,17 +345,16 @@ def gpu_memory(group: ReplicaGroup) -> GpuMemory | None:
     """Memory of one run. None where an engine did not tell its weights, or a cache or the GPU's memory is not known;
     and of MIG instances, of which each has a memory of its own."""
     first = group[0]
-    engines = [engine for m in group if (engine := _engine_memory(m))]
-    each = first.environment.gpu_memory_bytes
-    if each is None or len(engines) < len(group) or (first.replica and first.replica.sharing == "mig"):
+    sharing, each = first.replica and first.replica.sharing, first.environment.gpu_memory_bytes
+    sizes = [(short_name(m.spec.model), m.resolved.weight_bytes or 0, kv_bytes(m.spec, m.resolved)) for m in group]
+    if each is None or sharing == "mig" or not all(weights and cache for _, weights, cache in sizes):
         return None
-    apart = bool(first.replica and first.replica.sharing == "gpus")
-    gpus = sum(m.spec.tensor_parallel_size for m in (group if apart else group[:1]))
-    memory = GpuMemory(tuple(engines), each * gpus)
+    gpus = sum(m.spec.tensor_parallel_size for m in (group if sharing == "gpus" else group[:1]))
+    memory = GpuMemory(tuple(EngineMemory(*size) for size in sizes), each * gpus)
     used = int(most_memory_used(group) or 0.0)
     if memory.engine_bytes > memory.total_bytes:
         return None
-    return GpuMemory(memory.engines, memory.total_bytes, used) if used >= memory.engine_bytes else memory
+    return replace(memory, used_bytes=used) if used >= memory.engine_bytes else memory
 
 
 def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
@@ -409,18 +363,10 @@ def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
     return max((used for used in seen if used is not None), default=None)
 
 
-def _engine_memory(measurement: Measurement) -> EngineMemory | None:
-    weights, cache = measurement.resolved.weight_bytes, kv_bytes(measurement.spec, measurement.resolved)
-    if not weights or not cache:
-        return None
-    return EngineMemory(short_name(measurement.spec.model), weights, cache)
-
-
 FASTEST = 0.05  # percentile of all pieces: the fastest alone may be a stroke of luck
 
-Place = tuple[
-    str | None, tuple[str, ...]
-]  # a host, and sources: a host-speed probe's name has its Python, which sets its speed
+# A host, and sources: the name of a host-speed probe has its Python, which sets its speed.
+Place = tuple[str | None, tuple[str, ...]]
 
 
 def fastest_pieces(measurements: Iterable[Measurement]) -> dict[Place, float]:
@@ -428,12 +374,12 @@ def fastest_pieces(measurements: Iterable[Measurement]) -> dict[Place, float]:
     found: dict[Place, list[float]] = {}
     for m in measurements:
         if (place := _place(m)) and (watch := watched(m.run)):
-            found.setdefault(place, []).extend(watch.values(PROBE_CPU))
+            found.setdefault(place, []).extend(watch.values(of.PROBE_CPU))
     return {place: fastest for place, values in found.items() if (fastest := percentile(values, FASTEST))}
 
 
 def host_speed(measurements: Iterable[Measurement], fastest: Mapping[Place, float]) -> float | None:
-    """Mean speed beside these windows: 1 where the host was as fast as in its fastest pieces."""
+    """Mean speed of the host during these windows: 1 where it was as fast as in its fastest pieces."""
     speeds = []
     for m in measurements:
         cpu_s, best = device_figures(m.run).probe_cpu_s, fastest.get(_place(m) or (None, ()))
@@ -447,7 +393,8 @@ def probe_waiting(probe_s: float | None, probe_cpu_s: float | None) -> float | N
 
 
 def _place(measurement: Measurement) -> Place | None:
+    """The host and its probe; None without a probe."""
     seen = measurement.run.telemetry
-    if seen is None or PROBE_CPU not in seen.columns:
+    if seen is None or of.PROBE_CPU not in seen.columns:
         return None
-    return measurement.environment.host, tuple(name for name in seen.sources if name.startswith(SPEED_PROBE))
+    return measurement.environment.host, tuple(name for name in seen.sources if name.startswith(of.SPEED_PROBE))

@@ -1,31 +1,20 @@
 """A gate from its records: launches in pairs, what is compared of them, and the outcome.
 
-The unit that is repeated is a launch, a fresh start of an engine: what differs between launches (memory layout, the
-compiler's choices, the heat of the card) would else pass for a difference between the sides.
+The unit that is repeated is a launch, a fresh start of an engine. What differs between launches (memory layout, the
+compiler's choices, the heat of the card) would otherwise pass for a difference between the sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from itertools import zip_longest
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from statistics import fmean
 from typing import get_args
 
 from pytest_slmserve.analysis.device.gpu_figures import most_memory_used
-from pytest_slmserve.analysis.gate.decision import (
-    Better,
-    Calibration,
-    Comparison,
-    GateCriteria,
-    Pair,
-    PairSeries,
-    gate,
-    shown,
-    weakened,
-)
+from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries, compare_sides, gate
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.stats.estimates import ends, grouped, possible, student_interval
@@ -37,18 +26,18 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
 SIDES: tuple[Side, Side] = get_args(Side)
-START_MARGIN = 0.15  # a start is imports and compilation, and nobody serves meanwhile
+START_MARGIN = 0.15  # a start is imports and compilation, and nobody is served meanwhile
 BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
 MEMORY_MARGIN = 0.01  # of the device's memory in use, as of KV blocks; small engines are allowed a few hundred MiB:
-OUTPUTS_MARGIN = 0.05  # nats a token: bfloat16 for float32 changes 0.013, wrong engines more (docs/gate-decision.md)
 MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB and more, each captured graph a pool of them
+OUTPUTS_MARGIN = 0.05  # nats a token: bfloat16 for float32 changes 0.013, wrong engines more (docs/gate-decision.md)
 
 Outputs = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """The first token that differs: of which request (from 1), at which position (from 1), on each side."""
+    """The first token that differs: its request and its position, both counted from 1, and the token of each side."""
 
     request: int
     position: int
@@ -58,10 +47,10 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Whether both sides answer the same, which is told, not judged. With the same weights and prompts the likeliest
-    token is the same unless roundings differ: another kernel, another order of sums. With dummy weights all tokens are
-    nearly as likely. requests, tokens: how many of each were asked for. same: requests whose tokens are all the same.
-    steady: launches of one side agree."""
+    """Comparison of the greedy tokens of both sides, which is shown and not judged. With the same weights and prompts
+    the likeliest token is the same unless roundings differ: another kernel, another order of sums. With dummy weights
+    all tokens are nearly as likely. requests, tokens: the number of requests and of tokens of each. same: requests
+    whose tokens are all the same. steady: launches of one side agree."""
 
     requests: int
     tokens: int
@@ -72,25 +61,28 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One fresh start of one side, measured at each load, ascending. figures: of each measurement. problems: why it
-    cannot be trusted, what is invalid and what is degraded."""
+    """One fresh start of one side, measured at each load, ascending. figures: of each measurement. problems: why a
+    measurement is invalid or degraded. outputs: greedy tokens of each request, scores: mean log probability of the
+    baseline's tokens of each request; both empty if they were not requested."""
 
     side: Side
     second: bool
     measurements: tuple[Measurement, ...]
     figures: tuple[Summary, ...]
     problems: tuple[str, ...]
+    outputs: Outputs
+    scores: tuple[float, ...]
 
     @property
-    def scores(self) -> tuple[float, ...]:
-        """Mean log probability of the baseline's tokens of each request; empty where nobody asked."""
-        return next((m.paired.scores for m in self.measurements if m.paired and m.paired.scores), ())
+    def kv_blocks(self) -> int | None:
+        """KV blocks as reported by the engine."""
+        return self.measurements[0].resolved.kv_blocks
 
     @property
-    def outputs(self) -> Outputs:
-        """Greedy output tokens of each request, from the first measurement that has them; empty where none requested
-        them."""
-        return next((m.paired.outputs for m in self.measurements if m.paired and m.paired.outputs), ())
+    def memory_bytes(self) -> float | None:
+        """Bytes of the device's memory in use at most, over all loads; None if one of them has no sensors."""
+        each = [most_memory_used([m]) for m in self.measurements]
+        return None if None in each else most_memory_used(self.measurements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,51 +93,56 @@ class PairOfLaunches:
     baseline: Launch
     candidate: Launch
 
-    def launch(self, side: Side) -> Launch:
-        return self.baseline if side == "baseline" else self.candidate
-
     @property
     def launches(self) -> tuple[Launch, Launch]:
         return self.baseline, self.candidate
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return (*self.baseline.problems, *self.candidate.problems)
+    def launch(self, side: Side) -> Launch:
+        return self.baseline if side == "baseline" else self.candidate
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A quantity that sides are compared by. label: with its unit. read: from a launch. margin: its own, or that of the
-    gate. load: which of a launch it is read at; None: at none."""
+    """A quantity that sides are compared by. label: with its unit. figure: its name in a Summary. load: which of the
+    loads of a launch it is read at; None for the seconds to start. margin: its own, None for that of the gate."""
 
     name: str
     label: str
     better: Better
-    read: Callable[[Launch], float | None]
-    margin: float | None = None
+    figure: str = ""
     load: int | None = None
+    margin: float | None = None
+
+    def label_in(self, pairs: Sequence[PairOfLaunches]) -> str:
+        """The label, without the load if the gate has only one."""
+        return self.label.partition(",")[0] if has_one_load(pairs) else self.label
 
 
-@dataclass(frozen=True, slots=True)
-class Exact:
-    """A quantity that is no matter of chance, judged by the worst pair. least: is there a least that the candidate must
-    have, or a most that it may? bound: that value, from the baseline's. told: in words, of both and of the bound.
-    needed: is a launch without a value a fault? Else a sensor told it, and not every device has one."""
-
-    name: str
-    label: str
-    read: Callable[[Launch], float | None]
-    least: bool
-    bound: Callable[[float], float]
-    told: Callable[[float, float, float], str]
-    needed: bool = False
+SMALL, LARGE = 0, -1
+GATED = (
+    Endpoint("throughput", "output tokens/s, large load", "higher", "output_tokens_per_s", LARGE),
+    Endpoint("latency", "mean E2E, small load", "lower", "e2e_s", SMALL),
+    Endpoint("energy", "J per output token, large load", "lower", "energy_per_token_j", LARGE),
+    Endpoint("start", "s to start", "lower", margin=START_MARGIN),
+)
+SHOWN = (
+    Endpoint("large-ttft", "mean TTFT, large load", "lower", "ttft_s", LARGE),
+    Endpoint("large-tpot", "mean TPOT, large load", "lower", "tpot_s", LARGE),
+    Endpoint("large-tail", "p99 E2E, large load", "lower", "e2e_p99_s", LARGE),
+    Endpoint("small-throughput", "output tokens/s, small load", "higher", "output_tokens_per_s", SMALL),
+    Endpoint("small-ttft", "mean TTFT, small load", "lower", "ttft_s", SMALL),
+)
+BLOCKS, MEMORY = "kv-blocks", "memory"
+EXACT = {BLOCKS: "KV blocks", MEMORY: "device memory"}  # labels of what is no matter of chance
+OUTPUTS = "outputs"  # of real weights; those of dummy weights mean nothing
+ENDPOINTS = (*(each.name for each in GATED), *EXACT, OUTPUTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """Findings of a gate for one model. pairs: those that count. dropped: why others do not, a sentence each. gated,
-    shown: comparisons by endpoint. exact: verdicts on quantities that are no matter of chance. Endpoints without any
-    measured value are absent, except in `exact` where a value is needed or no pair counts."""
+    """Findings of a gate for one model. pairs: those that count. dropped: why the others do not, a sentence each.
+    gated, shown: comparisons by endpoint. exact: verdicts on what is no matter of chance. An endpoint without any
+    measured value is absent. KV blocks are never absent, and if no pair counts, the device memory is not either."""
 
     model: str
     gate: str
@@ -159,9 +156,8 @@ class Gated:
 
     @property
     def answers(self) -> Answers | None:
-        """Comparison of the greedy tokens of both sides; None where they were not requested."""
-        baseline, candidate = ([pair.launch(side).outputs for pair in self.pairs] for side in SIDES)
-        return compare_outputs(baseline, candidate)
+        """Comparison of the greedy tokens of both sides; None if they were not requested."""
+        return compare_outputs(*([pair.launch(side).outputs for pair in self.pairs] for side in SIDES))
 
     @property
     def outcome(self) -> State:
@@ -170,169 +166,39 @@ class Gated:
 
     @property
     def settled(self) -> bool:
-        """Have more pairs nothing to decide? What is missing in one stays missing, and what is no matter of
-        chance stays unknown where it is."""
+        """Whether more pairs can change nothing: a missing value stays missing, and a verdict on what is no matter of
+        chance stays inconclusive."""
         waiting = [each for each in self.gated if each.outcome is State.INCONCLUSIVE and each.n == len(self.pairs)]
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
 
     @property
     def failing_load(self) -> Load | None:
-        """Load of the first failing endpoint that is read at a load; None where no such endpoint fails."""
+        """Load of the first failing endpoint that is read at a load; None if no such endpoint fails."""
         failed = {each.name for each in self.gated if each.outcome is State.FAILS}
-        loads = (each.load for each in GATED if each.load is not None and _label(each, self.pairs) in failed)
-        which = next(loads, None)
-        return None if which is None else self.pairs[0].baseline.measurements[which].load
+        for endpoint in GATED:
+            if endpoint.load is not None and endpoint.label_in(self.pairs) in failed:
+                return self.pairs[0].baseline.measurements[endpoint.load].load
+        return None
 
     def verdict(self, endpoint: str) -> Verdict | None:
-        """Verdict on an endpoint, for a test. None where the pairs that count have no value of it; inconclusive where
-        no pair counts. Raises KeyError for an unknown endpoint."""
-        if endpoint == OUTPUTS or endpoint in (each.name for each in EXACT):
+        """Verdict on an endpoint, for a test. None if the pairs that count have no value of it; inconclusive if no
+        pair counts. Raises KeyError for an unknown endpoint."""
+        if endpoint == OUTPUTS or endpoint in EXACT:
             return next((each for each in self.exact if each.claim == endpoint), None)
-        of = {each.name: each for each in GATED}[endpoint]
+        label = {each.name: each for each in GATED}[endpoint].label_in(self.pairs)
+        claim = f"no-worse-{endpoint}"
         if not self.pairs:
-            return Verdict.inconclusive(f"no-worse-{endpoint}", self.model, nothing_counts(self.dropped))
-        found = next((each for each in self.gated if each.name == _label(of, self.pairs)), None)
-        return None if found is None else _verdict(self, endpoint, found)
+            return Verdict.inconclusive(claim, self.model, nothing_counts(self.dropped))
+        found = next((each for each in self.gated if each.name == label), None)
+        if found is None:
+            return None
+        value, low, high = astuple(found.ratio) if found.ratio else (None, None, None)
+        records = tuple(m.id for pair in self.pairs for launch in pair.launches for m in launch.measurements)
+        why = f"{found.name}: {found.why}"
+        return Verdict(claim, self.model, found.outcome, why, value, low, high, found.margin, found.n, records)
 
 
-def _memory(launch: Launch) -> float | None:
-    """Bytes of the device's memory in use at most, over all loads; None where one of them was not watched."""
-    each = [most_memory_used([m]) for m in launch.measurements]
-    return None if None in each else most_memory_used(launch.measurements)
-
-
-def _of_load(name: str, label: str, better: Better, figure: str, which: int) -> Endpoint:
-    return Endpoint(name, label, better, lambda launch: getattr(launch.figures[which], figure), load=which)
-
-
-def _told_blocks(before: float, after: float, bound: float) -> str:
-    return f"{after:,.0f} blocks where the baseline has {before:,.0f} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
-
-
-def _told_memory(before: float, after: float, bound: float) -> str:
-    had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
-    return f"{used} in use where the baseline has {had} (bound: {most})"
-
-
-SMALL, LARGE = 0, -1
-GATED = (
-    _of_load("throughput", "output tokens/s, large load", "higher", "output_tokens_per_s", LARGE),
-    _of_load("latency", "mean E2E, small load", "lower", "e2e_s", SMALL),
-    _of_load("energy", "J per output token, large load", "lower", "energy_per_token_j", LARGE),
-    Endpoint("start", "s to start", "lower", lambda launch: launch.measurements[0].resolved.ready_s, START_MARGIN),
-)
-SHOWN = (
-    _of_load("large-ttft", "mean TTFT, large load", "lower", "ttft_s", LARGE),
-    _of_load("large-tpot", "mean TPOT, large load", "lower", "tpot_s", LARGE),
-    _of_load("large-tail", "p99 E2E, large load", "lower", "e2e_p99_s", LARGE),
-    _of_load("small-throughput", "output tokens/s, small load", "higher", "output_tokens_per_s", SMALL),
-    _of_load("small-ttft", "mean TTFT, small load", "lower", "ttft_s", SMALL),
-)
-BLOCKS, MEMORY = "kv-blocks", "memory"
-EXACT = (
-    Exact(
-        BLOCKS,
-        "KV blocks",
-        lambda launch: launch.measurements[0].resolved.kv_blocks,
-        least=True,
-        bound=lambda before: (1 - BLOCKS_MARGIN) * before,
-        told=_told_blocks,
-        needed=True,
-    ),
-    Exact(
-        MEMORY,
-        "device memory",
-        _memory,
-        least=False,
-        bound=lambda before: before + max(MEMORY_MARGIN * before, MEMORY_GRAIN),
-        told=_told_memory,
-    ),
-)
-OUTPUTS = "outputs"  # of real weights; those of dummy ones mean nothing
-ENDPOINTS = (*(each.name for each in (*GATED, *EXACT)), OUTPUTS)
-
-
-def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
-    """Whole pairs of one gate, in the order of measuring; a launch that was broken off makes none. Of a pair that was
-    made again, since the first time was broken off, the last launch of each side counts."""
-    found = []
-    for number, members in sorted(grouped(measurements, attrgetter("paired.pair")).items()):
-        launches = {launch.side: launch for launch in _launches(members)}
-        if set(launches) == set(SIDES):
-            found.append(PairOfLaunches(number, launches["baseline"], launches["candidate"]))
-    loads = max((len(launch.measurements) for pair in found for launch in pair.launches), default=0)
-    return tuple(pair for pair in found if all(len(launch.measurements) == loads for launch in pair.launches))
-
-
-def _launches(members: Sequence[Measurement]) -> list[Launch]:
-    """Launches of one pair, in the order of time. The last measurement of a load counts: the one before it could not be
-    trusted."""
-    found = []
-    for group in grouped(sorted(members, key=attrgetter("measured_at")), lambda m: m.launch).values():
-        last = {m.load: m for m in group}
-        ascending = sorted(last.values(), key=lambda m: m.load.max_concurrency or 0)
-        paired = ascending[0].paired
-        assert paired
-        problems = tuple(text for m in ascending for texts in check(m)[:2] for text in texts)
-        found.append(Launch(paired.side, paired.second, tuple(ascending), tuple(map(summarize, ascending)), problems))
-    return found
-
-
-def judge_gate(measurements: Sequence[Measurement], terms: GateCriteria) -> Gated:
-    """Findings of one gate from its records. A pair with an invalid or degraded measurement does not count; `dropped`
-    has the reason."""
-    everything = pairs_of(measurements)
-    pairs = tuple(pair for pair in everything if not pair.problems)
-    dropped = tuple(f"pair {p.number}: {p.problems[0]}" for p in everything if p.problems)
-    series = gated_series(pairs)
-    beside = shown_series(pairs)
-    first = measurements[0]
-    exact = (_exactly(each, first, pairs, dropped) for each in EXACT)
-    return Gated(
-        model=short_name(first.spec.model),
-        gate=first.paired.gate if first.paired else "",
-        terms=terms,
-        pairs=pairs,
-        dropped=dropped,
-        gated=gate(series, terms) if series else (),
-        shown=tuple(shown(each, terms) for each in beside),
-        exact=tuple(verdict for verdict in (*exact, outputs_kept(first, everything)) if verdict is not None),
-        caches=first.paired.caches if first.paired else "warm",
-    )
-
-
-def weaker(gated: Gated, calibration: Calibration) -> Gated:
-    """The gate's findings in view of a runner's noise. A pass becomes inconclusive where the noise would mostly hide a
-    worsening by the margin."""
-    return replace(gated, gated=tuple(weakened(each, calibration) for each in gated.gated))
-
-
-def gated_series(pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
-    """Series of the gated endpoints of which something was measured."""
-    return [made for each in GATED if (made := _series(each, pairs)) is not None]
-
-
-def shown_series(pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
-    """Series of the endpoints that are shown and not gated, without those of the small load where there is one load
-    only. That load is the large one as well as the small, and once is enough."""
-    endpoints = [each for each in SHOWN if each.load != SMALL or not _one_load(pairs)]
-    return [made for each in endpoints if (made := _series(each, pairs)) is not None]
-
-
-def _series(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> PairSeries | None:
-    """Values of an endpoint in each pair; None where neither side has a value in any pair, as without a sensor."""
-    values: tuple[Pair, ...] = tuple((endpoint.read(p.baseline), endpoint.read(p.candidate)) for p in pairs)
-    if all(value is None for pair in values for value in pair):
-        return None
-    return PairSeries(_label(endpoint, pairs), endpoint.better, values, endpoint.margin)
-
-
-def _label(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> str:
-    """Label of an endpoint, without its load where there is one load only."""
-    return endpoint.label.partition(",")[0] if _one_load(pairs) else endpoint.label
-
-
-def _one_load(pairs: Sequence[PairOfLaunches]) -> bool:
+def has_one_load(pairs: Sequence[PairOfLaunches]) -> bool:
     return all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
 
 
@@ -341,39 +207,118 @@ def nothing_counts(dropped: Sequence[str]) -> str:
     return "; ".join(["no pair of launches counts", *dropped[:1]])
 
 
-def _exactly(
-    endpoint: Exact, first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]
-) -> Verdict | None:
-    """Verdict on an exact quantity by the worst pair. None where no launch has a value and none need have one.
-    Inconclusive where no pair counts, or a value is missing."""
-    inconclusive = partial(Verdict.inconclusive, endpoint.name, short_name(first.spec.model))
-    seen = [(endpoint.read(pair.baseline), endpoint.read(pair.candidate)) for pair in pairs]
-    known = [(before, after) for before, after in seen if before and after is not None]
-    if not pairs:
-        return inconclusive(nothing_counts(dropped))
-    if len(known) < len(seen):
-        nobody = all(value is None for pair in seen for value in pair)
-        missing = f"not every launch told its {endpoint.label}: what is missing never passes"
-        return None if nobody and not endpoint.needed else inconclusive(missing)
-    return _worst(endpoint, short_name(first.spec.model), known)
+def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
+    """Whole pairs of one gate, in the order of measuring. A launch that was broken off makes no pair. Of a pair that
+    was measured again because it was broken off, the last launch of each side counts."""
+    found = []
+    in_time = sorted(measurements, key=attrgetter("measured_at"))
+    for number, members in sorted(grouped(in_time, attrgetter("paired.pair")).items()):
+        launches = {}
+        for group in grouped(members, attrgetter("launch")).values():
+            # The last measurement of a load counts: the one before it could not be trusted.
+            last = {m.load: m for m in group}
+            ascending = sorted(last.values(), key=lambda m: m.load.max_concurrency or 0)
+            paired = [m.paired for m in ascending if m.paired]
+            launches[paired[0].side] = Launch(
+                side=paired[0].side,
+                second=paired[0].second,
+                measurements=tuple(ascending),
+                figures=tuple(map(summarize, ascending)),
+                problems=tuple(text for m in ascending for texts in check(m)[:2] for text in texts),
+                outputs=next((each.outputs for each in paired if each.outputs), ()),
+                scores=next((each.scores for each in paired if each.scores), ()),
+            )
+        if set(launches) == set(SIDES):
+            found.append(PairOfLaunches(number, launches["baseline"], launches["candidate"]))
+    loads = max((len(launch.measurements) for pair in found for launch in pair.launches), default=0)
+    return tuple(pair for pair in found if all(len(launch.measurements) == loads for launch in pair.launches))
 
 
-def _worst(endpoint: Exact, model: str, known: Sequence[tuple[float, float]]) -> Verdict:
-    """Verdict by the pair that leaves the least room to its bound; value and bound are ratios to the baseline."""
-    sign = 1 if endpoint.least else -1
-    before, after = min(known, key=lambda pair: sign * (pair[1] / endpoint.bound(pair[0])))
-    bound = endpoint.bound(before)
-    state = State.PASSES if sign * (after - bound) >= 0 else State.FAILS
-    why = endpoint.told(before, after, bound)
-    return Verdict(endpoint.name, model, state, why, after / before, threshold=bound / before, n=len(known))
+def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> Gated:
+    """Findings of one gate from its records. A pair with an invalid or degraded measurement does not count; `dropped`
+    has the reason."""
+    everything, first = pairs_of(measurements), measurements[0]
+    problems = {p.number: [*p.baseline.problems, *p.candidate.problems] for p in everything}
+    pairs = tuple(pair for pair in everything if not problems[pair.number])
+    dropped = tuple(f"pair {number}: {texts[0]}" for number, texts in problems.items() if texts)
+    series, model = series_of(GATED, pairs), short_name(first.spec.model)
+    outputs = outputs_kept(first, everything)
+    return Gated(
+        model=model,
+        gate=first.paired.gate if first.paired else "",
+        terms=criteria,
+        pairs=pairs,
+        dropped=dropped,
+        gated=gate(series, criteria) if series else (),
+        shown=tuple(compare_sides(each, criteria) for each in series_of(SHOWN, pairs)),
+        exact=(*exact_verdicts(model, pairs, dropped), *(() if outputs is None else (outputs,))),
+        caches=first.paired.caches if first.paired else "warm",
+    )
+
+
+def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
+    """Series of the endpoints of which a value was measured. If there is only one load, it is the large one as well as
+    the small one, and figures that are only shown are shown of the large one."""
+    found, one_load = [], has_one_load(pairs)
+    for each in endpoints:
+        if one_load and each in SHOWN and each.load == SMALL:
+            continue
+        values = []
+        for pair in pairs:
+            if each.load is None:
+                baseline, candidate = (launch.measurements[0].resolved.ready_s for launch in pair.launches)
+            else:
+                baseline, candidate = (getattr(launch.figures[each.load], each.figure) for launch in pair.launches)
+            values.append((baseline, candidate))
+        if any(value is not None for pair_values in values for value in pair_values):
+            found.append(PairSeries(each.label_in(pairs), each.better, tuple(values), each.margin))
+    return found
+
+
+def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]) -> Iterator[Verdict]:
+    """Verdicts on the KV blocks and on the device memory in use, by the pair that leaves the least room to its bound.
+    Value and threshold are ratios to the baseline. Inconclusive if no pair counts or a value is missing. No verdict on
+    the device memory if no launch has a value, because not every device has sensors."""
+    for name, label in EXACT.items():
+        blocks = name == BLOCKS
+        if not pairs:
+            yield Verdict.inconclusive(name, model, nothing_counts(dropped))
+            continue
+        seen = [
+            (p.baseline.kv_blocks, p.candidate.kv_blocks)
+            if blocks
+            else (p.baseline.memory_bytes, p.candidate.memory_bytes)
+            for p in pairs
+        ]
+        known = [(before, after) for before, after in seen if before and after is not None]
+        if len(known) < len(seen):
+            if blocks or any(value is not None for pair in seen for value in pair):
+                missing = f"not every launch told its {label}: what is missing never passes"
+                yield Verdict.inconclusive(name, model, missing)
+            continue
+        rows = []
+        for before, after in known:
+            bound = (1 - BLOCKS_MARGIN) * before if blocks else before + max(MEMORY_MARGIN * before, MEMORY_GRAIN)
+            rows.append((after / bound, before, after, bound))
+        if blocks:
+            _, before, after, bound = min(rows, key=itemgetter(0))
+            kept = after >= bound
+            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
+        else:
+            _, before, after, bound = max(rows, key=itemgetter(0))
+            kept = after <= bound
+            had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
+            why = f"{used} in use where the baseline has {had} (bound: {most})"
+        state = State.PASSES if kept else State.FAILS
+        yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(known))
 
 
 def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Verdict | None:
-    """Are the baseline's tokens as likely to the candidate as to a baseline, within OUTPUTS_MARGIN nats a token? The
-    bound is wider by what launches of the baseline differ among themselves. None with dummy weights.
+    """Verdict on whether the baseline's tokens are as likely to the candidate as to a baseline, within OUTPUTS_MARGIN
+    nats a token. The bound is wider by what launches of the baseline differ among themselves. None with dummy weights.
 
-    value: the change of a request's mean log probability either way, in the mean over requests. Whatever the
-    measurements of a pair are worth, its tokens count.
+    value: the change of a request's mean log probability in either direction, in the mean over requests. The tokens of
+    a pair count even if its measurements do not.
     """
     if first.spec.load_format == "dummy":
         return None
@@ -398,26 +343,17 @@ def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Verdict
     return Verdict.from_interval(OUTPUTS, model, below(seen, bound), why, seen, bound)
 
 
-def _verdict(gated: Gated, endpoint: str, found: Comparison) -> Verdict:
-    value, low, high = astuple(found.ratio) if found.ratio else (None, None, None)
-    records = tuple(m.id for pair in gated.pairs for launch in pair.launches for m in launch.measurements)
-    claim, why = f"no-worse-{endpoint}", f"{found.name}: {found.why}"
-    return Verdict(claim, gated.model, found.outcome, why, value, low, high, found.margin, found.n, records)
-
-
 def compare_outputs(baseline: Sequence[Outputs], candidate: Sequence[Outputs]) -> Answers | None:
-    """Comparison of the tokens from the launches of each side; None where one side was not requested to answer."""
+    """Comparison of the tokens from the launches of each side; None if one side has no tokens."""
     if not any(baseline) or not any(candidate):
         return None
     before, after = (next(filter(None, side)) for side in (baseline, candidate))
     steady = all(len(set(filter(None, side))) == 1 for side in (baseline, candidate))
     same = sum(one == other for one, other in zip(before, after))
-    return Answers(len(before), max(map(len, before)), same, steady, first_difference(before, after))
-
-
-def first_difference(baseline: Outputs, candidate: Outputs) -> Differs | None:
-    for request, (before, after) in enumerate(zip_longest(baseline, candidate, fillvalue=()), 1):
-        for position, (one, other) in enumerate(zip_longest(before, after), 1):
-            if one != other:
-                return Differs(request, position, one, other)
-    return None
+    differing = (
+        Differs(request, position, one, other)
+        for request, pair in enumerate(zip_longest(before, after, fillvalue=()), 1)
+        for position, (one, other) in enumerate(zip_longest(*pair), 1)
+        if one != other
+    )
+    return Answers(len(before), max(map(len, before)), same, steady, next(differing, None))

@@ -20,10 +20,10 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from pytest_slmserve.analysis.metrics.window import finished_in_window, tpot_s
+from pytest_slmserve.analysis.metrics.window import finished_in_window
 from pytest_slmserve.analysis.stats.estimates import mean, once, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples
+from pytest_slmserve.schema.records import Measurement, Run, Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def request_latency(samples: Samples, row: int) -> RequestLatency:
     e2e, tokens = last - sent, samples.output_tokens[row]
     return RequestLatency(
         ttft_s=ttft,
-        tpot_s=None if ttft is None else tpot_s(e2e, ttft, tokens),
+        tpot_s=None if ttft is None or tokens <= 1 else (e2e - ttft) / (tokens - 1),
         e2e_s=e2e,
         normalized_latency_s=e2e / max(tokens, 1),
         single=tokens <= 1,
@@ -140,8 +140,10 @@ def open_loop_latencies(run: Run) -> Latencies:
 
     An older record does not say when its failed requests were sent, so they are left out.
     """
-    failed = _within(run.failed, "sent_s", run.window_s)
-    return latencies(run.samples, sent_in(run.samples, run.window_s), failed, gaps_of([run]))
+    never = RequestLatency(None, None, None, None, single=False)
+    failed = _failed_in_window(run, "sent_s") if run.failed else 0
+    seen = [request_latency(run.samples, row) for row in sent_in(run.samples, run.window_s)]
+    return latencies(seen + [never] * failed, gaps_of([run]))
 
 
 @once
@@ -152,9 +154,8 @@ def closed_loop_latencies(run: Run) -> Latencies:
 
 def pooled_latencies(runs: Sequence[Run]) -> Latencies:
     """Latencies of all requests that finished in the windows of several runs."""
-    return of_requests(
-        [request_latency(run.samples, row) for run in runs for row in finished_in_window(run)], gaps_of(runs)
-    )
+    seen = [request_latency(run.samples, row) for run in runs for row in finished_in_window(run)]
+    return latencies(seen, gaps_of(runs))
 
 
 def judged_rows(measurement: Measurement) -> Sequence[int]:
@@ -176,12 +177,13 @@ def judged_failures(measurement: Measurement) -> int:
     run = measurement.run
     if run.failed is None or measurement.load.requests is not None:
         return run.failures
-    return _within(run.failed, f"{measurement.load.judged_by}_s", run.window_s)
+    return _failed_in_window(run, f"{measurement.load.judged_by}_s")
 
 
-def _within(failed: Failures | None, column: str, window_s: tuple[float, float]) -> int:
-    opens, closes = window_s
-    return sum(opens <= at < closes for at in getattr(failed, column)) if failed else 0
+def _failed_in_window(run: Run, column: str) -> int:
+    """Failed requests of a run whose time in this column, sent_s or ended_s, lies in the window."""
+    opens, closes = run.window_s
+    return sum(opens <= at < closes for at in getattr(run.failed, column))
 
 
 def latencies_of(measurement: Measurement) -> Latencies:
@@ -190,14 +192,9 @@ def latencies_of(measurement: Measurement) -> Latencies:
     return open_loop_latencies(measurement.run) if sent else closed_loop_latencies(measurement.run)
 
 
-def latencies(samples: Samples, rows: Sequence[int], failed: int = 0, gaps: GapHistogram | None = None) -> Latencies:
-    """Latencies of the given rows of the samples and of `failed` further requests, which count as never answered."""
-    never = RequestLatency(None, None, None, None, single=False)
-    return of_requests([request_latency(samples, row) for row in rows] + [never] * failed, gaps)
-
-
-def of_requests(seen: Sequence[RequestLatency], gaps: GapHistogram | None) -> Latencies:
+def latencies(seen: Sequence[RequestLatency], gaps: GapHistogram | None) -> Latencies:
     """Latencies over these requests. gaps: between tokens, of all of them."""
+    itl = None if gaps is None else Percentiles(gaps.gaps, gaps.gaps, gaps.mean_s, *map(gaps.percentile, SHARES))
     return Latencies(
         requests=len(seen),
         unfinished=sum(not each.finished for each in seen),
@@ -205,7 +202,7 @@ def of_requests(seen: Sequence[RequestLatency], gaps: GapHistogram | None) -> La
         tpot_s=percentiles([each.tpot_s for each in seen if not each.single]),
         e2e_s=percentiles([each.e2e_s for each in seen]),
         normalized_latency_s=percentiles([each.normalized_latency_s for each in seen]),
-        itl_s=None if gaps is None else gap_percentiles(gaps),
+        itl_s=itl,
     )
 
 
@@ -284,11 +281,6 @@ def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
     return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, sum_s)
 
 
-def gap_percentiles(histogram: GapHistogram) -> Percentiles:
-    """ITL over all gaps of a window, in seconds."""
-    return Percentiles(histogram.gaps, histogram.gaps, histogram.mean_s, *map(histogram.percentile, SHARES))
-
-
 EXAMPLE = "ttft:200ms,tpot:50ms,e2e:5s"
 BOUND = re.compile(r"\s*(\w+)\s*:\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s)?\s*", re.ASCII)
 EXPONENT = {"ms": "e-3", "s": ""}
@@ -322,17 +314,28 @@ class Slo:
 
     def __str__(self) -> str:
         """The SLO as text that `parse_slo` accepts, such as ttft:200ms,e2e:5s."""
-        return ",".join(f"{name}:{_duration(bound)}" for name, bound in self.bounds.items())
+        return ",".join(
+            f"{name}:{bound * 1e3:.12g}ms" if bound < 1 else f"{name}:{bound:.15g}s"
+            for name, bound in self.bounds.items()
+        )
 
 
 def parse_slo(text: str) -> Slo:
     """An SLO from words like ttft:200ms,tpot:50ms,e2e:5s. Raises BadUsage with what to type instead."""
     bounds: dict[str, float] = {}
+    known = [field.name.removesuffix("_s") for field in fields(Slo)]
     for part in text.split(","):
-        name, seconds = _bound(part)
-        if name in bounds:
-            raise BadUsage(f"{name.removesuffix('_s')} twice in the SLO {text!r}", EXAMPLE)
-        bounds[name] = seconds
+        match = BOUND.fullmatch(part.lower())
+        if match is None:
+            raise BadUsage(f"{part.strip()!r} is no SLO", EXAMPLE)
+        name, number, unit = match.groups()
+        if name not in known:
+            raise BadUsage(f"no latency is called {name!r}", f"one of {', '.join(known)}: {EXAMPLE}")
+        if unit is None:
+            raise BadUsage(f"the SLO {part.strip()!r} has no unit", f"{name}:{number}ms, or {name}:{number}s")
+        if f"{name}_s" in bounds:
+            raise BadUsage(f"{name} twice in the SLO {text!r}", EXAMPLE)
+        bounds[f"{name}_s"] = float(number + EXPONENT[unit])
     return Slo(**bounds)
 
 
@@ -348,23 +351,6 @@ def checked_slo(text: str) -> Slo:
     if slo.itl_s is not None:
         raise BadUsage("the gaps between a request's tokens are counted together, not request by request", "tpot:50ms")
     return slo
-
-
-def _bound(part: str) -> tuple[str, float]:
-    match = BOUND.fullmatch(part.lower())
-    if match is None:
-        raise BadUsage(f"{part.strip()!r} is no SLO", EXAMPLE)
-    name, number, unit = match.groups()
-    known = [field.name.removesuffix("_s") for field in fields(Slo)]
-    if name not in known:
-        raise BadUsage(f"no latency is called {name!r}", f"one of {', '.join(known)}: {EXAMPLE}")
-    if unit is None:
-        raise BadUsage(f"the SLO {part.strip()!r} has no unit", f"{name}:{number}ms, or {name}:{number}s")
-    return f"{name}_s", float(number + EXPONENT[unit])
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.12g}ms" if seconds < 1 else f"{seconds:.15g}s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,43 +372,23 @@ class Goodput:
     by_slo: tuple[tuple[str, float | None], ...]
 
 
-def goodput(
-    samples: Samples,
-    window_s: tuple[float, float],
-    slo: Slo,
-    *,
-    rows: Sequence[int] | None = None,
-    failed: int = 0,
-) -> Goodput | None:
-    """Goodput over a window; None where the SLO bounds the gaps between tokens, which a record does not keep by
-    request.
-
-    rows: those of the samples that count; None: those sent in the window. failed: requests of which the samples have no
-    row.
-    """
+def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
+    """Goodput over the requests by which this kind of load is judged, failed requests included. None if the SLO bounds
+    the gaps between tokens, which a record does not keep by request."""
     if slo.itl_s is not None:
         return None
-    judged = sent_in(samples, window_s) if rows is None else rows
-    met = [_met(request_latency(samples, row), slo) for row in judged]
-    good, dropped = sum(all(each.values()) for each in met if each), failed + sum(not each for each in met)
-    kept = {name: sum(each.get(name, False) for each in met) for name in slo.bounds}
-    return _counted(slo, len(met) + failed, good, dropped, per_second(good, window_s), kept)
-
-
-def _counted(slo: Slo, requests: int, good: int, dropped: int, per_s: float, kept: Mapping[str, float]) -> Goodput:
-    """Goodput by its counts. kept: requests that met each SLO alone."""
-
-    def share(count: float) -> float | None:
-        return count / requests if requests else None
-
-    by_slo = tuple((name, share(count)) for name, count in kept.items())
-    return Goodput(slo, requests, good, dropped, per_s, share(good), by_slo)
-
-
-def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
-    """Goodput over the requests by which this kind of load is judged, failed ones included; None as `goodput`."""
-    run = measurement.run
-    return goodput(run.samples, run.window_s, slo, rows=judged_rows(measurement), failed=judged_failures(measurement))
+    run, failed = measurement.run, judged_failures(measurement)
+    rows = judged_rows(measurement)
+    finished = [seen for row in rows if (seen := request_latency(run.samples, row)).finished]
+    good, kept = 0, dict.fromkeys(slo.bounds, 0)
+    for seen in finished:
+        values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
+        met = [name for name, bound in slo.bounds.items() if (value := values[name]) is not None and value <= bound]
+        good += len(met) == len(kept)
+        for name in met:
+            kept[name] += 1
+    dropped = failed + len(rows) - len(finished)
+    return _counted(slo, len(rows) + failed, good, dropped, per_second(good, run.window_s), kept)
 
 
 def pooled_goodput(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodput | None:
@@ -438,9 +404,7 @@ def pooled_goodput(seen: Sequence[Goodput | None], *, at_once: bool = False) -> 
     return _counted(found[0].slo, requests, good, dropped, per_s, kept)
 
 
-def _met(seen: RequestLatency, slo: Slo) -> dict[str, bool]:
-    """Verdicts by SLO name, True where the request kept that bound; empty for one that did not finish."""
-    if not seen.finished:
-        return {}
-    values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
-    return {name: (value := values[name]) is not None and value <= bound for name, bound in slo.bounds.items()}
+def _counted(slo: Slo, requests: int, good: int, dropped: int, per_s: float, kept: Mapping[str, float]) -> Goodput:
+    """Goodput by its counts. kept: number of requests that met each SLO."""
+    by_slo = tuple((name, count / requests if requests else None) for name, count in kept.items())
+    return Goodput(slo, requests, good, dropped, per_s, good / requests if requests else None, by_slo)

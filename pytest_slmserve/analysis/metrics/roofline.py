@@ -17,7 +17,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_value_bytes, value_bytes, weight_bytes
 from pytest_slmserve.schema.loads import WorkloadReference
 from pytest_slmserve.schema.models import Model
-from pytest_slmserve.schema.records import Measurement, Resolved, Run
+from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 
 
@@ -129,10 +129,6 @@ class Work:
         untouched: float = (1 - self.routed_share) ** max(0.0, tokens - 1)
         return self.weight_bytes * (1 - self.idle_share * untouched)
 
-    def token_bytes(self, batch: float) -> float:
-        """Bytes read per decoded token: its share of the weights, and all of its own context."""
-        return self.weights_read(batch) / batch + self.context * self.kv_bytes_per_token
-
 
 @dataclass(frozen=True, slots=True)
 class Regime:
@@ -226,7 +222,8 @@ def ceiling_tokens_per_s(work: Work, peaks: Peaks, batch: float, *, overlap: boo
     batch = max(batch, 1.0)
     decoded = max(work.output_tokens - 1, 0.0)
     prefill = work.prefill_flops / peaks.flops_per_s
-    by_bytes = decoded * work.token_bytes(batch) / peaks.bytes_per_s
+    token_bytes = work.weights_read(batch) / batch + work.context * work.kv_bytes_per_token
+    by_bytes = decoded * token_bytes / peaks.bytes_per_s
     by_flops = decoded * work.token_flops / peaks.flops_per_s
     seconds = max(by_bytes, prefill + by_flops) if overlap else prefill + max(by_bytes, by_flops)
     return work.output_tokens / seconds
@@ -275,10 +272,6 @@ class StepTime:
     unexplained: float
     bound: Bound | None
 
-    @property
-    def bytes_s(self) -> float:
-        return self.weights_s + self.kv_s
-
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
@@ -298,45 +291,54 @@ class StepParts:
 
 
 def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | None:
-    """figures: those of its sensors. None where the GPU or the model's shape is unknown, or the window has no steps."""
+    """The mean step of a window. figures: those of its sensors. None where the GPU or the model's shape is unknown, or
+    the window has no steps.
+
+    Each step reads the weights once and the contexts of the sequences it decodes; the keys and values of prompts are
+    written. A prompt's last step yields its first token, so that token is the prefill's.
+    """
+    run, span, step_s = measurement.run, window.span_s(measurement.run), window.step_s(measurement.run)
     peaks = peaks_of_engine(measurement.spec, measurement.environment)
-    step_s = window.step_s(measurement.run)
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
-    if peaks is None or work is None or step_s is None:
+    if peaks is None or work is None or span is None or step_s is None:
         return None
-    weights, moved, computed = _bytes_and_flops(measurement.run, work)
-    bytes_s, flops_s = moved / peaks.bytes_per_s, computed / peaks.flops_per_s
-    weights_s = weights / peaks.bytes_per_s
-    return StepTime(
-        weights_s=weights_s,
-        kv_s=bytes_s - weights_s,
-        flops_s=flops_s,
-        unexplained=1 - max(bytes_s, flops_s) / step_s,
-        bound=bound_by_counters(figures) or bound_by_shapes(bytes_s / step_s, flops_s / step_s),
-    )
+    rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
+    prompts = [tokens for tokens, first in rows if first is not None and span[0] < first <= span[1]]
+    steps = window.window_steps(run)[1:]
+    decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
+    kv_tokens = decoded * work.context + sum(prompts)
+    prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)
+    # Of experts a step with a prompt reads nearly all, and one without it few: no mean step has their mean.
+    tokens = ((run.steps.new_tokens[i], run.steps.prompt_tokens[i]) for i in steps) if work.idle_share else [(0, 0)]
+    weights_s = fmean(work.weights_read(max(each)) for each in tokens) / peaks.bytes_per_s
+    kv_s = kv_tokens * work.kv_bytes_per_token / len(steps) / peaks.bytes_per_s
+    flops_s = (decoded * work.token_flops + prefill) / len(steps) / peaks.flops_per_s
+    bound = bound_by_counters(figures)
+    if bound is None and max(weights_s + kv_s, flops_s) >= EXPLAINED * step_s:
+        bound = "memory" if weights_s + kv_s >= flops_s else "compute"
+    return StepTime(weights_s, kv_s, flops_s, 1 - max(weights_s + kv_s, flops_s) / step_s, bound)
 
 
 def step_parts(measurements: Sequence[Measurement]) -> StepParts | None:
-    """Parts of the mean step: means over repeats. None where a repeat has none, or other ones than the others."""
-    each = [parts for m in measurements if (parts := _step_parts(m))]
+    """Parts of the mean step: means over repeats. None if a repeat has none, or other ones than the others: where
+    neither data sheet nor counters tell, and where the counters saw kernels for less than the data sheet allows."""
+    each: list[StepParts] = []
+    for m in measurements:
+        figures, step_s = device_figures(m.run), window.step_s(m.run)
+        known, idle = step_time(m, figures), idle_share(figures.engine_active)
+        if known is not None and step_s is not None:
+            unexplained = known.unexplained - (idle or 0.0)
+            bytes_s = known.weights_s + known.kv_s
+            least = known.weights_s / step_s, known.kv_s / step_s, max(0.0, known.flops_s - bytes_s) / step_s
+            if unexplained >= 0:
+                rest = (None, None, unexplained) if idle is None else (unexplained, idle)
+                each.append(StepParts(*least, *rest))
+        elif step_s is not None and idle is not None:
+            each.append(StepParts(kernels=1 - idle, idle=idle))
     kinds = {tuple(share is None for share in astuple(parts)) for parts in each}
     if len(each) < len(measurements) or len(kinds) != 1:
         return None
     return StepParts(*(mean_of_known(shares) for shares in zip(*map(astuple, each))))
-
-
-def _step_parts(measurement: Measurement) -> StepParts | None:
-    """None where neither data sheet nor counters tell, and where the counters saw kernels for less than the data sheet
-    allows."""
-    figures, step_s = device_figures(measurement.run), window.step_s(measurement.run)
-    known, idle = step_time(measurement, figures), idle_share(figures.engine_active)
-    if known is None or step_s is None:
-        return None if step_s is None or idle is None else StepParts(kernels=1 - idle, idle=idle)
-    unexplained = known.unexplained - (idle or 0.0)
-    if unexplained < 0:
-        return None
-    least = known.weights_s / step_s, known.kv_s / step_s, max(0.0, known.flops_s - known.bytes_s) / step_s
-    return StepParts(*least, unsplit=unexplained) if idle is None else StepParts(*least, unexplained, idle)
 
 
 def idle_share(engine_active: float | None) -> float | None:
@@ -359,14 +361,6 @@ def bound_by_counters(figures: DeviceFigures) -> Bound | None:
     return "memory" if memory >= compute else "compute"
 
 
-def bound_by_shapes(by_bytes: float, by_flops: float) -> Bound | None:
-    """Resource that bounds a step, memory or compute; None where neither share reaches `EXPLAINED`. by_bytes, by_flops:
-    shares of the step that its bytes and its FLOPs take at least."""
-    if max(by_bytes, by_flops) < EXPLAINED:
-        return None
-    return "memory" if by_bytes >= by_flops else "compute"
-
-
 def saturation_gap(dram: float | None, tensor: float | None) -> float | None:
     """ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters.
 
@@ -375,21 +369,3 @@ def saturation_gap(dram: float | None, tensor: float | None) -> float | None:
     if dram is None or tensor is None or dram <= 0 or tensor <= 0:
         return None
     return math.log(dram / REACHABLE_DRAM) - math.log(tensor / REACHABLE_TENSOR)
-
-
-def _bytes_and_flops(run: Run, work: Work) -> tuple[float, float, float]:
-    """Lower bounds of the bytes of weights moved, of all bytes moved, and of the FLOPs computed in the window's mean
-    step. Each step reads the weights once and the contexts of the sequences it decodes; the keys and values of prompts
-    are written. A prompt's last step yields its first token, so that token is the prefill's."""
-    (began, ended), samples = window.span_s(run) or (0.0, 0.0), run.samples
-    rows = zip(samples.prompt_tokens, samples.first_token_s, strict=True)
-    prompts = [tokens for tokens, first in rows if first is not None and began < first <= ended]
-    steps = window.window_steps(run)[1:]
-    decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
-    kv_tokens = decoded * work.context + sum(prompts)
-    prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)
-    # Of experts a step with a prompt reads nearly all, and one without it few: no mean step has their mean.
-    tokens = ((run.steps.new_tokens[i], run.steps.prompt_tokens[i]) for i in steps) if work.idle_share else [(0, 0)]
-    weights = fmean(work.weights_read(max(each)) for each in tokens)
-    moved = weights + kv_tokens * work.kv_bytes_per_token / len(steps)
-    return weights, moved, (decoded * work.token_flops + prefill) / len(steps)

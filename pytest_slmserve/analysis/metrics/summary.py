@@ -65,12 +65,15 @@ class Summary(LatencyFigures):
 
 
 def summarize(measurement: Measurement) -> Summary:
-    """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`, None where that is 0. In a
-    closed loop of so many requests both are over all of its time."""
-    run = measurement.run
-    tokens_per_s, batch = window.output_tokens_per_s(run), window.mean_batch(run)
-    per_request, law = output_tokens_each(measurement), window.littles_law(run)
-    requests_per_s = tokens_per_s / per_request if tokens_per_s is not None and per_request else None
+    """All figures of one measurement. requests/s is tokens/s over the mean output tokens of a request, None where that
+    is 0: as requested, or, where all requests have one output length and some ended early, the lower mean of the
+    finished ones. In a closed loop of so many requests both are over all of its time."""
+    run, workload = measurement.run, measurement.workload
+    tokens_per_s, batch, law = window.output_tokens_per_s(run), window.mean_batch(run), window.littles_law(run)
+    each, finished = workload.mean_output_tokens, finished_output_tokens(run)
+    if finished and (mean := fmean(finished)) < (workload.spec.output_tokens or 0):
+        each = mean
+    requests_per_s = tokens_per_s / each if tokens_per_s is not None and each else None
     if isinstance(measurement.load, ClosedLoop) and measurement.load.requests is not None:
         requests_per_s, tokens_per_s = rates_of_all(run)
     seen, decoding = device_figures(run), decode_window(run)
@@ -100,16 +103,6 @@ def rates_of_all(run: Run) -> tuple[float | None, float | None]:
     (began, ended), served = run.window_s, finished_output_tokens(run)
     seconds = ended - began
     return (len(served) / seconds, sum(served) / seconds) if seconds > 0 else (None, None)
-
-
-def output_tokens_each(measurement: Measurement) -> float:
-    """Mean output tokens of a request, as requested. Where all requests have one output length and some ended early,
-    the lower mean of the finished ones."""
-    asked = measurement.workload.spec.output_tokens
-    came = finished_output_tokens(measurement.run)
-    if asked and came and (each := fmean(came)) < asked:
-        return each
-    return measurement.workload.mean_output_tokens
 
 
 def finished_output_tokens(run: Run) -> list[int]:

@@ -16,7 +16,6 @@ from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies, judged_failures, judged_rows, latencies_of
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
-from pytest_slmserve.analysis.metrics.window import delay_of, late_sends, late_stamps
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema.catalog import short_name
@@ -88,38 +87,127 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
 
 
 def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
-    job = is_job(measurement.load)
+    job, stream = is_job(measurement.load), measurement.run.stream
     seen = health(measurement.run, measurement.environment, measurement.replica, even=not job)
     invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
-    served = _unserved(measurement) if job else _broken(measurement.run)
-    broken = (*_failed(measurement, failed_share), *served)
+    broken = tuple(_broken(measurement, failed_share))
     if broken:
         starved = seen.starved and all(LONGER_WINDOW in text for text in broken)
         return CheckResult(broken, degraded, seen.noise, starved)
-    unheld = tuple(_not_held(measurement))  # a client without a core sends late
     others = (*_implausible(measurement), *invalid)
+    unheld = tuple(_load_not_held(measurement))  # a client without a core sends late
+    late = []
+    if stream and stream.stamp_uncertainty_s:
+        doubt_s, harmless_s = stream.stamp_uncertainty_s[0], window.harmless_s(latencies_of(measurement).ttft_s.p50)
+        if doubt_s > harmless_s:
+            what = f"the client was held up: its stamps can be {doubt_s * 1e3:.1f} ms late in the mean"
+            late.append(f"{what}, {harmless_s * 1e3:.1f} ms are harmless")
     steadiness = not_steady([measurement]) if measurement.alone else ()
-    noise = (*_late_stamps(measurement), *steadiness, *seen.noise)
+    noise = (*late, *steadiness, *seen.noise)
     return CheckResult((*others, *unheld), degraded, noise, seen.starved and not others and unheld != ())
 
 
-def _implausible(measurement: Measurement) -> Iterator[str]:
-    yield from _roofline(measurement)
-    yield from _part_of_a_convoy(measurement)
+def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
+    """Yield problems that leave nothing to check further, since the rates would be of something else: more requests
+    failed than may, of the whole run or of the requests that count; a window too short to have a rate; a job that was
+    not served completely.
+
+    Where requests failed and none was served, that is reported already, and no window would be long enough. A job has
+    no steady window. Its preemptions are counted elsewhere, since a KV cache that is too small may be the question.
+    """
+    run, judged = measurement.run, judged_failures(measurement)
+    counts = (run.failures, len(run.samples)), (judged, len(judged_rows(measurement)))
+    share = max(failed / max(1, failed + others) for failed, others in counts)
+    if share > failed_share:
+        borne = f" ({percent(share)} of the requests, {percent(failed_share)} may)" if failed_share else ""
+        unsent = len(run.stream.unsent_s) if run.stream else 0
+        given_up = f"; the load was given up, {unsent} requests were not sent any more" if unsent else ""
+        first = run.first_failure or "no reason given"
+        yield f"{run.failures} requests failed, the first with {first}{borne}{given_up}"
+    served = sum(run.samples.finished)
+    blind = not closed_loop_latencies(run).ttft_s.known
     if is_job(measurement.load):
-        yield from _tokens_not_told(measurement.run)
-    delay = delay_of(measurement.run)
-    if delay and (late := late_sends(delay, latencies_of(measurement).ttft_s.p50)):
+        asked = measurement.load.requests or 0
+        if served + run.failures < asked:
+            yield f"{served} of {asked} requests were served"
+        elif blind:
+            yield "no finished request says when its first token came"
+        return
+    if run.failures and not served:
+        return
+    if preempted := window.preemptions(run):
+        yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
+    if (steps := len(window.window_steps(run))) < MIN_STEPS or window.span_s(run) is None:
+        told = f"{steps} engine steps in the window, {MIN_STEPS} are needed"
+        if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
+            bin_s = run.stream.bin_s
+            told = f"tokens came for {steps * bin_s:g} s of the window, {MIN_STEPS * bin_s:g} s are needed"
+        yield f"{told}: {LONGER_WINDOW}, or more requests"
+    if not window.finished_in_window(run):
+        yield f"no request finished in the window: {LONGER_WINDOW}"
+    elif blind:
+        yield "no finished request says when its first token came"
+
+
+def _implausible(measurement: Measurement) -> Iterator[str]:
+    """Yield a problem for each sign that the numbers are of something else: a rate beyond the roofline, a part of a
+    convoy's period, tokens that the engine's steps do not have, requests that were sent late, prompts that came from a
+    cache.
+
+    A convoy, requests that start together, first processes its prompts, then decodes. Of one size, a window within one
+    period has told 0.4 times its throughput, another 1.1 times.
+    """
+    run, load, environment = measurement.run, measurement.load, measurement.environment
+    rate, batch = window.output_tokens_per_s(run), window.mean_batch(run)
+    fraction = roofline_fraction(measurement, rate, batch, overlap=True)
+    if rate is not None and fraction is not None and fraction > 1:
+        what = f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times"
+        yield f"{what} what {environment.gpu_name} can do at most"
+    if is_burst(load) and len(run.steps):
+        periods = (len(window.window_steps(run)) - 1) / convoy_period(measurement)
+        if abs(periods - max(1, round(periods))) > CONVOY_TOLERANCE:
+            yield f"the window holds {periods:.2f} periods of a convoy, not a whole number, and their parts differ"
+    asked, made = sum(run.samples.output_tokens), sum(run.steps.new_tokens)
+    if is_job(load) and len(run.steps) and abs(made / max(1, asked) - 1) > TOKENS_TOLERANCE:
+        yield f"the requests have {asked} output tokens, the trace of the steps {made}"
+    delay = window.delay_of(run)
+    if delay and (late := window.late_sends(delay, latencies_of(measurement).ttft_s.p50)):
         yield late
-    yield from cache_hit_problems(measurement)
+    cached = cache_hit_share(run)
+    if cached and cached.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
+        yield (
+            f"{percent(cached.share)} of the prompt tokens came from a prefix cache, {cached.told_by} (bound "
+            f"{percent(MOST_CACHED)}): prompts that it has not seen, or -o slm_allow_prefix_cache=1 (measure: "
+            "--allow-prefix-cache)"
+        )
 
 
-def _not_held(measurement: Measurement) -> Iterator[str]:
-    """Was the load in the engine, by both counts of it? A client of a server does not see when its requests were
-    admitted."""
-    if measurement.spec.interface == "engine" and not is_job(measurement.load):
-        yield from _little(measurement.run, measurement.workload.mean_output_tokens)
-        yield from _load_not_reached(measurement)
+def _load_not_held(measurement: Measurement) -> Iterator[str]:
+    """Yield a problem if the load was not in the engine, by Little's law and by the mean number of admitted requests. A
+    client of a server does not see when its requests were admitted.
+
+    Requests that wait in a front end that cannot feed the engine do not count, those whose prompt takes several steps
+    do. What may be missing is the share of a request's life between its sending and its admission. An engine limit
+    below the load is no fault of the measurement: it is then the bound.
+    """
+    run, load, output_tokens = measurement.run, measurement.load, measurement.workload.mean_output_tokens
+    if measurement.spec.interface != "engine" or is_job(load):
+        return
+    law, tolerance = window.littles_law(run), max(LITTLE_TOLERANCE, LITTLE_STEPS / output_tokens)
+    if law is None:
+        yield "no request says when it was admitted: Little's law cannot be checked"
+    elif abs(law.deviation) > tolerance:
+        yield (
+            f"Little's law: {law.requests:.1f} requests by their own intervals, {law.batch:.1f} by the step trace "
+            f"({percent(abs(law.deviation))} apart, bound {percent(tolerance)})"
+        )
+    held = window.requests_in_flight(run)
+    if is_steady(load) and held is not None:
+        wanted = min(load.concurrency, measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs)
+        least = 1 - max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + output_tokens))
+        if held < least * wanted:
+            what = f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for"
+            yield f"{what} (bound {percent(least)} of them)"
 
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:
@@ -136,128 +224,10 @@ def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) 
     return Verdict("valid-point", subject, state, why, value=valid, threshold=wanted, n=len(repeats), records=records)
 
 
-def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:
-    """Did more fail than may, of the whole run or of the requests that count?"""
-    run, judged = measurement.run, judged_failures(measurement)
-    shares = [
-        failed / max(1, failed + others)
-        for failed, others in ((run.failures, len(run.samples)), (judged, len(judged_rows(measurement))))
-    ]
-    if max(shares) > allowed:
-        borne = f" ({percent(max(shares))} of the requests, {percent(allowed)} may)" if allowed else ""
-        unsent = len(run.stream.unsent_s) if run.stream else 0
-        given_up = f"; the load was given up, {unsent} requests were not sent any more" if unsent else ""
-        first = run.first_failure or "no reason given"
-        yield f"{run.failures} requests failed, the first with {first}{borne}{given_up}"
-
-
-def _broken(run: Run) -> Iterator[str]:
-    """Yield problems that leave nothing to check further, since the rates would be of something else. Where requests
-    failed and none was served, that is reported already, and no window would be long enough."""
-    if run.failures and not any(run.samples.finished):
-        return
-    if preempted := window.preemptions(run):
-        yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
-    if (steps := len(window.window_steps(run))) < MIN_STEPS or window.span_s(run) is None:
-        told = f"{steps} engine steps in the window, {MIN_STEPS} are needed"
-        if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
-            bin_s = run.stream.bin_s
-            told = f"tokens came for {steps * bin_s:g} s of the window, {MIN_STEPS * bin_s:g} s are needed"
-        yield f"{told}: {LONGER_WINDOW}, or more requests"
-    if not window.finished_in_window(run):
-        yield f"no request finished in the window: {LONGER_WINDOW}"
-    elif not closed_loop_latencies(run).ttft_s.known:
-        yield "no finished request says when its first token came"
-
-
-def _unserved(measurement: Measurement) -> Iterator[str]:
-    """Yield a problem where a job was not served completely, or no finished request has a first-token time. A job has
-    no steady window. Preemptions are counted elsewhere, since a KV cache that is too small may be the question."""
-    run = measurement.run
-    served, asked = sum(run.samples.finished), measurement.load.requests or 0
-    if served + run.failures < asked:  # failures have a rule
-        yield f"{served} of {asked} requests were served"
-    elif not closed_loop_latencies(run).ttft_s.known:
-        yield "no finished request says when its first token came"
-
-
-def _tokens_not_told(run: Run) -> Iterator[str]:
-    """Do the requests and the trace of the engine's steps tell of the same tokens?"""
-    asked, made = sum(run.samples.output_tokens), sum(run.steps.new_tokens)
-    if len(run.steps) and abs(made / max(1, asked) - 1) > TOKENS_TOLERANCE:
-        yield f"the requests have {asked} output tokens, the trace of the steps {made}"
-
-
-def _little(run: Run, output_tokens: float) -> Iterator[str]:
-    law = window.littles_law(run)
-    if law is None:
-        yield "no request says when it was admitted: Little's law cannot be checked"
-        return
-    tolerance = max(LITTLE_TOLERANCE, LITTLE_STEPS / output_tokens)
-    if abs(law.deviation) > tolerance:
-        yield (
-            f"Little's law: {law.requests:.1f} requests by their own intervals, {law.batch:.1f} by the step trace "
-            f"({percent(abs(law.deviation))} apart, bound {percent(tolerance)})"
-        )
-
-
-def _roofline(measurement: Measurement) -> Iterator[str]:
-    rate, batch = window.output_tokens_per_s(measurement.run), window.mean_batch(measurement.run)
-    fraction = roofline_fraction(measurement, rate, batch, overlap=True)
-    if rate is not None and fraction is not None and fraction > 1:
-        gpu = measurement.environment.gpu_name
-        yield f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times what {gpu} can do at most"
-
-
-def _part_of_a_convoy(measurement: Measurement) -> Iterator[str]:
-    """Is the window of requests that start together a whole number of their convoy's periods?
-
-    A convoy first processes its prompts, then decodes. Of one size, a window within one period has told 0.4 times its
-    throughput, another 1.1 times.
-    """
-    if not is_burst(measurement.load) or not len(measurement.run.steps):
-        return
-    periods = (len(window.window_steps(measurement.run)) - 1) / _period(measurement)
-    if abs(periods - max(1, round(periods))) > CONVOY_TOLERANCE:
-        yield f"the window holds {periods:.2f} periods of a convoy, not a whole number, and their parts differ"
-
-
-def _period(measurement: Measurement) -> int:
-    """Engine steps of one period of a convoy."""
-    return round(measurement.workload.mean_output_tokens + 1)
-
-
-def _load_not_reached(measurement: Measurement) -> Iterator[str]:
-    """Did the engine hold the requests that the load names?
-
-    Counted are admitted requests by their own intervals: those waiting in a front end that cannot feed the engine do
-    not count, those whose prompt takes several steps do. What may be missing is the share of a request's life between
-    its sending and its admission. An engine limit below the load is no fault of the measurement: it is then the bound.
-    """
-    load = measurement.load
-    held = window.requests_in_flight(measurement.run)
-    if not is_steady(load) or held is None:
-        return
-    limit = measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs
-    wanted = min(load.concurrency, limit)
-    tolerance = max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + measurement.workload.mean_output_tokens))
-    if held < (1 - tolerance) * wanted:
-        share = percent(1 - tolerance)
-        yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
-
-
-def _late_stamps(measurement: Measurement) -> Iterator[str]:
-    """Did the client of a server hear when it was answered?"""
-    stream = measurement.run.stream
-    if stream and stream.stamp_uncertainty_s:
-        late = late_stamps(stream.stamp_uncertainty_s[0], latencies_of(measurement).ttft_s.p50)
-        yield from [late] if late else []
-
-
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
     """Did the sum of their throughputs change within the window? Of engines that ran at the same time. Chance does that
     too: at a noise of 12 % per half second, to a fifth of all windows of 5 s."""
-    known = [ends for ends in map(_ends, together) if ends is not None]
+    known = [rates for rates in map(_rates_of_halves, together) if rates is not None]
     if len(known) < len(together):
         return
     first, second = (sum(side) for side in zip(*known, strict=True))
@@ -268,39 +238,32 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
         )
 
 
-def _ends(measurement: Measurement) -> tuple[float, float] | None:
-    """Output tokens/s at both ends of a window that is meant to be steady; None where it is not, or is too short."""
+def _rates_of_halves(measurement: Measurement) -> tuple[float, float] | None:
+    """Output tokens/s at both ends of a window that is meant to be steady; None where it is not, or is too short.
+
+    The window is cut at the middle of its time. A convoy prefills, then decodes: parts of a period differ, however
+    steady the engine is. So of convoys the ends are equal numbers of whole periods, and a run without steps has none.
+    """
     load, run = measurement.load, measurement.run
     if not is_steady(load) or window.span_s(run) is None:
         return None
-    halves = _halves(run) if load.ramp_up == "staggered" else _convoys(run, _period(measurement))
-    if min(len(half) for half in halves) <= MIN_STEPS_PER_HALF:
+    steps, (times, _) = window.window_steps(run), window.spans(run)
+    if load.ramp_up == "staggered":
+        middle = bisect_left(times, (times[steps[0]] + times[steps[-1]]) / 2, steps[0], steps[-1])
+        halves = range(steps[0], middle + 1), range(middle, steps[-1] + 1)
+    else:
+        period = convoy_period(measurement)
+        each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0]) if len(run.steps) else 0
+        halves = range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
+    if min(map(len, halves)) <= MIN_STEPS_PER_HALF:
         return None
     first, second = (window.tokens_per_s(run, half) for half in halves)
     return (first, second) if first and second else None
 
 
-def _halves(run: Run) -> tuple[range, range]:
-    """The steps of the window, cut at the middle of its time."""
-    steps, (times, _) = window.window_steps(run), window.spans(run)
-    middle = bisect_left(times, (times[steps[0]] + times[steps[-1]]) / 2, steps[0], steps[-1])
-    return range(steps[0], middle + 1), range(middle, steps[-1] + 1)
-
-
-def _convoys(run: Run, period: int) -> tuple[range, range]:
-    """Equal numbers of whole convoy periods at the window's beginning and end, as steps; empty where the window is one
-    period long.
-
-    A convoy prefills, then decodes: parts of a period differ, however steady the engine is. A run without steps has no
-    measurable period, so both ranges are empty.
-    """
-    if not len(run.steps):
-        return range(0), range(0)
-    steps = window.window_steps(run)
-    each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0])
-    if not each:
-        return range(0), range(0)
-    return range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
+def convoy_period(measurement: Measurement) -> int:
+    """Engine steps of one period of a convoy."""
+    return round(measurement.workload.mean_output_tokens + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,15 +285,3 @@ def cache_hit_share(run: Run) -> Cached | None:
         return Cached(sum(found[i] or 0 for i in ended) / prompts, "counted for each request")
     looked_up, hits = (run.stream and run.stream.cache_lookups) or (0, 0)
     return Cached(hits / looked_up, "server metrics") if looked_up else None
-
-
-def cache_hit_problems(measurement: Measurement) -> Iterator[str]:
-    """Yield a problem where a prefix cache served more than `MOST_CACHED` of the prompt tokens, which the specification
-    does not allow. The load was then lighter than it looks."""
-    seen = cache_hit_share(measurement.run)
-    if seen and seen.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
-        yield (
-            f"{percent(seen.share)} of the prompt tokens came from a prefix cache, {seen.told_by} (bound "
-            f"{percent(MOST_CACHED)}): prompts that it has not seen, or -o slm_allow_prefix_cache=1 (measure: "
-            "--allow-prefix-cache)"
-        )

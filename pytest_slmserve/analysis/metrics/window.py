@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from pytest_slmserve.analysis.stats.estimates import mean, once, per_second, percentile
 from pytest_slmserve.schema.loads import OpenLoop, is_burst
-from pytest_slmserve.schema.records import Failures, Measurement, Run, Stream
+from pytest_slmserve.schema.records import Measurement, Run
 
 T = TypeVar("T")
 
@@ -188,19 +188,13 @@ def littles_law(run: Run) -> LittlesLaw | None:
 
 
 def kv_usage(run: Run) -> float | None:
-    """Largest share of the KV blocks in use in the window, 0 to 1."""
-    known = [v for v in _in_window(run, run.steps.kv_usage) if v is not None]
-    return max(known, default=None)
+    """Largest share of the KV blocks in use in the window, 0 to 1; None without a trace of steps."""
+    return max((v for v in piece(run.steps.kv_usage, window_steps(run)) if v is not None), default=None)
 
 
 def preemptions(run: Run) -> int:
-    """Requests thrown out of the engine in the window, to be computed again later."""
-    return sum(_in_window(run, run.steps.preempted))
-
-
-def _in_window(run: Run, column: Sequence[T]) -> Sequence[T]:
-    """Values of a step-trace column within the window; empty where a server reports no steps."""
-    return piece(column, window_steps(run)) if len(run.steps) else ()
+    """Requests thrown out of the engine in the window, to be computed again later; 0 without a trace of steps."""
+    return sum(piece(run.steps.preempted, window_steps(run)))
 
 
 @once
@@ -209,11 +203,6 @@ def finished_in_window(run: Run) -> Sequence[int]:
     opens, closes = run.window_s
     rows = zip(run.samples.finished, run.samples.last_token_s, strict=True)
     return [i for i, (finished, last) in enumerate(rows) if finished and last is not None and opens <= last <= closes]
-
-
-def tpot_s(e2e: float, ttft: float, output_tokens: int) -> float | None:
-    """Time per output token after the first; None where there is no second one."""
-    return (e2e - ttft) / (output_tokens - 1) if output_tokens > 1 else None
 
 
 def common_span(group: Sequence[Measurement]) -> list[Run]:
@@ -230,7 +219,8 @@ def common_span(group: Sequence[Measurement]) -> list[Run]:
 
 def steps_of(measurement: Measurement) -> list[Measurement]:
     """A measurement for each step of the load, whose window is the step but for its first `settle_s`; none where the
-    load is no ramp. Gaps between tokens are those of the step; an older record has them of the whole run alone.
+    load is no ramp. Gaps between tokens are those of the step. An older record has gaps of the whole run only, and
+    where it has no times of failures each step keeps all failures.
 
     What a step left unserved the next one has to serve too, so a step after an overload is judged with that backlog:
     this is what a ramp is for. A rate by itself is measured by a load of its own.
@@ -238,33 +228,21 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
     load = measurement.load
     if not isinstance(load, OpenLoop):
         return []
-    return [
-        replace(
-            measurement,
-            load=replace(load, rate=rate, window_s=until - begin, steps=()),
-            run=_within(measurement.run, number, (begin, until), load.settle_s),
-        )
-        for number, ((rate, _), (begin, until)) in enumerate(zip(load.steps, load.step_windows_s, strict=True))
-    ]
+    run, found = measurement.run, []
+    for number, ((rate, _), (begin, end)) in enumerate(zip(load.steps, load.step_windows_s, strict=True)):
+        stream, failed, failures = run.stream, run.failed, run.failures
+        if stream:
+            unknown = {**stream.gaps, "counts": {}, "sum_s": None}
+            stream = replace(stream, gaps=stream.step_gaps[number] if stream.step_gaps else unknown, step_gaps=())
+        if failed is not None:  # the step's own, those of its settling time included
+            failed = failed.kept([row for row, at in enumerate(failed.sent_s) if begin - load.settle_s <= at < end])
+            failures = len(failed)
+        part = replace(run, window_s=(begin, end), stream=stream, failed=failed, failures=failures)
+        step = replace(load, rate=rate, window_s=end - begin, steps=())
+        found.append(replace(measurement, load=step, run=part))
+    return found
 
 
-def _within(run: Run, number: int, window_s: tuple[float, float], settle_s: float) -> Run:
-    """The run with one step's window, its gaps between tokens and its failures, those of its settling time included.
-    Where failure times are unknown, each step keeps all failures of the run."""
-    stream = run.stream and _stream_of(run.stream, number)
-    if run.failed is None:
-        return replace(run, window_s=window_s, stream=stream)
-    begin, end = window_s
-    failed = run.failed.kept([row for row, at in enumerate(run.failed.sent_s) if begin - settle_s <= at < end])
-    return replace(run, window_s=window_s, stream=stream, failed=failed, failures=len(failed))
-
-
-def _stream_of(stream: Stream, number: int) -> Stream:
-    gaps = stream.step_gaps[number] if stream.step_gaps else {**stream.gaps, "counts": {}, "sum_s": None}
-    return replace(stream, gaps=gaps, step_gaps=())
-
-
-NONE_FAILED = Failures((), (), (), (), ())
 HARMLESS_S = 5e-3
 SHARE_OF_TTFT = 0.1
 
@@ -286,17 +264,21 @@ class ScheduleDelay:
     max_s: float | None
 
 
-def schedule_delay(
-    scheduled_s: Sequence[float], sent_s: Sequence[float | None], window_s: tuple[float, float]
-) -> ScheduleDelay:
-    """Requested and achieved rates, and delays of sending, of the requests scheduled in `window_s`. Both columns have a
-    row per request, on one clock. None in `sent_s` is a request that was never sent."""
-    opens, closes = window_s
-    wanted = [(at, sent) for at, sent in zip(scheduled_s, sent_s, strict=True) if opens <= at < closes]
+def delay_of(run: Run) -> ScheduleDelay | None:
+    """Requested and achieved rates, and delays of sending, of the requests scheduled in the window, failed and unsent
+    ones included; None without a schedule."""
+    if run.stream is None or run.stream.scheduled_s is None:
+        return None
+    opens, closes = run.window_s
+    rows: list[tuple[float, float | None]] = [*zip(run.stream.scheduled_s, run.samples.sent_s, strict=True)]
+    if run.failed and run.failed.scheduled_s is not None:
+        rows += zip(run.failed.scheduled_s, run.failed.sent_s, strict=True)
+    rows += [(at, None) for at in run.stream.unsent_s]
+    wanted = [(at, sent) for at, sent in rows if opens <= at < closes]
     delays = [sent - at for at, sent in wanted if sent is not None]
     return ScheduleDelay(
-        requested_per_s=per_second(len(wanted), window_s),
-        achieved_per_s=per_second(sum(sent is not None and opens <= sent < closes for sent in sent_s), window_s),
+        requested_per_s=per_second(len(wanted), run.window_s),
+        achieved_per_s=per_second(sum(sent is not None and opens <= sent < closes for _, sent in rows), run.window_s),
         unsent=len(wanted) - len(delays),
         mean_s=mean(delays),
         p99_s=percentile(delays, 0.99),
@@ -304,21 +286,11 @@ def schedule_delay(
     )
 
 
-def delay_of(run: Run) -> ScheduleDelay | None:
-    """Schedule delay over all requests, failed and unsent ones included; None without a schedule."""
-    if run.stream is None or run.stream.scheduled_s is None:
-        return None
-    failed = run.failed if run.failed and run.failed.scheduled_s is not None else NONE_FAILED
-    unsent = run.stream.unsent_s
-    scheduled = [*run.stream.scheduled_s, *(failed.scheduled_s or ()), *unsent]
-    return schedule_delay(scheduled, [*run.samples.sent_s, *failed.sent_s, *[None] * len(unsent)], run.window_s)
-
-
 def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
     """Message that late or unsent requests invalidate the run; None where the client kept up. Without a TTFT: None."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
-    bound = _harmless_s(median_ttft_s)
+    bound = harmless_s(median_ttft_s)
     if delay.p99_s is None or delay.p99_s <= bound:
         return None
     return (
@@ -327,19 +299,8 @@ def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
     )
 
 
-def late_stamps(stamp_uncertainty_s: float, median_ttft_s: float | None) -> str | None:
-    """Message that the time stamps are late, which is noise, in a sentence; None where they can be trusted.
-    stamp_uncertainty_s: possible error of the stamps, the mean in seconds."""
-    bound = _harmless_s(median_ttft_s)
-    if stamp_uncertainty_s <= bound:
-        return None
-    return (
-        f"the client was held up: its stamps can be {stamp_uncertainty_s * 1e3:.1f} ms late in the mean,"
-        f" {bound * 1e3:.1f} ms are harmless"
-    )
-
-
-def _harmless_s(median_ttft_s: float | None) -> float:
+def harmless_s(median_ttft_s: float | None) -> float:
+    """Seconds by which a client may be late, in sending and in its time stamps, if the median TTFT is this."""
     return max(HARMLESS_S, SHARE_OF_TTFT * (median_ttft_s or 0.0))
 
 

@@ -9,51 +9,60 @@ import os
 import stat
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
 from pytest_slmserve.schema.printable import printable
 
-ALL_MAY = 0o666  # whoever holds the lock of a device writes there who that is
-SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would be waited for
+ALL_MAY = 0o666  # every user may write into the file who holds the lock
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would block
+LONGEST = 10_000  # characters of a note
 
 
 def open_lock(path: Path, *, make: bool = True) -> IO[str]:
-    """Open the file of a lock that users of a host share, to be read at least: that is enough to lock it. make: where
-    there is none.
+    """Open the file of a lock that the users of a host share, at least for reading, which is enough to lock it.
 
-    The folder is one in which others may put what they like: so no link is followed, only a regular file of a single
-    name is taken, and nothing of a file that was there is changed. Raises OSError."""
-    for flags in (os.O_RDWR, os.O_RDONLY):
-        with suppress(PermissionError):
+    Other users may put anything into its folder. So no link is followed, only a regular file with a single name is
+    taken, and nothing of a file that exists is changed.
+
+    Args:
+        make: Whether a missing file is created.
+
+    Raises:
+        OSError: The file cannot be opened, or is not such a file.
+    """
+    for access in (os.O_RDWR, os.O_RDONLY):
+        try:
+            descriptor = os.open(path, access | SAFELY)
+        except FileNotFoundError:
+            if not make:
+                raise
             try:
-                return _checked(os.open(path, flags | SAFELY), path)
-            except FileNotFoundError:
-                if not make:
-                    raise
-            with suppress(FileExistsError):
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | SAFELY, ALL_MAY)
-                os.fchmod(descriptor, ALL_MAY)  # whatever our umask: it is new, and ours
-                return _checked(descriptor, path)
+                descriptor = os.open(path, access | os.O_CREAT | os.O_EXCL | SAFELY, ALL_MAY)
+                os.fchmod(descriptor, ALL_MAY)  # whatever our umask: the file is new, and ours
+            except (FileExistsError, PermissionError):
+                continue
+        except PermissionError:
+            continue
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            os.close(descriptor)
+            what = "it has another name too" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
+            raise OSError(errno.EINVAL, what, str(path))
+        return os.fdopen(descriptor, "r+" if access == os.O_RDWR else "r", encoding="utf-8", errors="replace")
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
-def _checked(descriptor: int, path: Path) -> IO[str]:
-    found, writes = os.fstat(descriptor), fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        os.close(descriptor)
-        what = "it has another name too" if stat.S_ISREG(found.st_mode) else "it is not a regular file"
-        raise OSError(errno.EINVAL, what, str(path))
-    return os.fdopen(descriptor, "r+" if writes else "r", encoding="utf-8", errors="replace")
-
-
 def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
-    """Lock an open file until it is closed. Returns False, without waiting, where another holds the
-    lock.
+    """Lock an open file until it is closed. Returns False, without waiting, if another process holds the lock.
 
-    shared: beside other shared locks. Raises OSError where the file system has no locks."""
+    Args:
+        shared: Whether other shared locks of the file are allowed.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -61,11 +70,8 @@ def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
     return True
 
 
-LONGEST = 10_000  # characters of a note
-
-
 class DeviceLock:
-    """Held by one process at a time; the kernel lets go of it when that process ends, however it ends."""
+    """A lock that one process at a time holds. The kernel releases it when that process ends, however it ends."""
 
     def __init__(self, device: str, folder: Path | None = None) -> None:
         self.path = (folder or Path(tempfile.gettempdir())) / f"pytest-slmserve-{device}.lock"
@@ -73,17 +79,19 @@ class DeviceLock:
         self.file: IO[str] | None = None
 
     def acquire(self) -> None:
-        """Raises DeviceBusy, naming the holder, when another run has it, and BadUsage where files cannot be locked."""
+        """Take the lock. Raises DeviceBusy, naming the holder, if another run has it, and BadUsage if its file cannot
+        be locked."""
+        file: IO[str] | None = None
         try:
             file = open_lock(self.path)
-        except OSError as error:
-            why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-            raise self._not_taken(f"{why}", "remove it, or TMPDIR with a folder of your own") from None
-        try:
             locked = try_lock(file)
         except OSError as error:
-            file.close()
-            raise self._not_taken(f"{error.strerror}", "TMPDIR with a folder on a file system that has locks") from None
+            why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            hint = "remove it, or TMPDIR with a folder of your own"
+            if file:
+                file.close()
+                hint = "TMPDIR with a folder on a file system that has locks"
+            raise BadUsage(f"the lock of this device, {self.path}, cannot be taken ({why})", hint) from None
         if not locked:
             holder = holder_of(file.read(LONGEST))
             file.close()
@@ -97,12 +105,9 @@ class DeviceLock:
             file.flush()
         self.file = file
 
-    def _not_taken(self, why: str, hint: str) -> BadUsage:
-        return BadUsage(f"the lock of this device, {self.path}, cannot be taken ({why})", hint)
-
     def release(self) -> None:
-        """The file is never removed, for then a third process could lock a new file of the same name while a second
-        still holds the old one."""
+        """Release the lock. Its file stays, because otherwise a third process could lock a new file of the same name
+        while a second one still holds the old file."""
         if self.file:
             if self.file.writable():
                 self.file.truncate(0)
@@ -111,7 +116,7 @@ class DeviceLock:
 
 
 def holder_of(text: str) -> str:
-    """The process that holds a lock, by the note in its file, which anybody may have written."""
+    """The process that holds a lock, by the note in its file, which any user may have written."""
     try:
         facts = json.loads(text)
         return printable(f"process {facts['pid']}, since {facts['since']}, in {facts['folder']}", layout="")

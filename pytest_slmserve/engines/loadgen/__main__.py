@@ -2,15 +2,15 @@
 
     python loadgen/__main__.py FD PARENT_PID
 
-The first line in says whom requests go to: `url`, `headers`, `timeout_s` of a request, and how many `processes` share
-the work. Then `load` hands over the bodies, and `run` a load; `close` ends it, unanswered. Lines out: `ready` or
-`failed`, `loaded`, `progress`, `done`. A run that is one of several at once has a time at which it begins (`at`), says
-`settled`, and is told its window by `open`. All times are `time.monotonic()`.
+The first line in names the server: `url`, `headers`, `timeout_s` of a request, and how many `processes` share the work.
+Then `load` hands over the bodies, and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`,
+`loaded`, `progress`, `done`. A run that is one of several at once has a time at which it begins (`at`), sends
+`settled`, and gets its window by `open`. All times are `time.monotonic()`.
 
 A load is a `closed_loop`, as the engine's worker has it, or an `open_loop`: a `schedule` of seconds
 since the beginning, and a `window` in it. `done` has `began`, `window`, `failures`, `first_failure`, `failed` (a column
-for each field of `Lost`), `client_cpu_s`, what columns.py finds, and `doubt_s`: by how much the stamps of a piece's
-chunks can be wrong, on the average and at most. It is 0 of a piece that is one chunk.
+for each field of `Lost`), `client_cpu_s`, the columns of load_run.py, and `doubt_s`: by how much the stamps of a
+piece's chunks can be wrong, on the average and at most. It is 0 for a piece that is one chunk.
 """
 
 from __future__ import annotations
@@ -21,19 +21,15 @@ import socket
 import sys
 
 from pytest_slmserve.engines.loadgen.processes import serve_parent
-from pytest_slmserve.engines.worker.slm_guarded import guarded
-
-
-def allow_many_connections() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+from pytest_slmserve.engines.worker.slm_process import guarded
 
 
 def _main() -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)
     with guarded(parent):
-        allow_many_connections()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each request in flight
         serve_parent(socket.socket(fileno=descriptor))
 
 

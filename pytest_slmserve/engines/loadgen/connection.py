@@ -1,4 +1,4 @@
-"""One connection to the server: non-blocking, with the kernel's own stamp of what arrives where it gives one."""
+"""One connection to the server: non-blocking, with the kernel's own stamp of what arrives if it gives one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRIAL_S = 5.0
 ANCILLARY = socket.CMSG_SPACE(STAMP.size)
 
 Address = tuple[int, tuple[object, ...]]  # family, and what `connect` takes
-Piece = tuple[bytes, bytes]  # what came, and the kernel's stamp of its last packet, or nothing
+Piece = tuple[bytes, bytes]  # the bytes that arrived, and the kernel's stamp of their last packet, or nothing
 
 
 class Connection:
@@ -50,7 +50,7 @@ class Connection:
             raise
 
     def advance(self) -> int:
-        """Go on with the handshakes; what to wait for next. Raises OSError."""
+        """Continue the handshakes, and return the event to wait for next. Raises OSError."""
         if error := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(error, os.strerror(error))
         with suppress(OSError):
@@ -59,7 +59,7 @@ class Connection:
         return select.EPOLLIN if self.open else select.EPOLLOUT
 
     def receive(self) -> list[Piece]:
-        """All that is there, up to a limit; an empty piece where the server has closed. Raises OSError."""
+        """All that has arrived, up to a limit; an empty piece if the server has closed. Raises OSError."""
         try:
             data, told, _, _ = self.socket.recvmsg(PIECE, ANCILLARY)
         except BlockingIOError:
@@ -73,9 +73,6 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             sent = 0
         self.unsent = data[sent:]
-
-    def close(self) -> None:
-        self.socket.close()
 
 
 class SecureConnection(Connection):
@@ -106,7 +103,7 @@ class SecureConnection(Connection):
         return select.EPOLLIN
 
     def receive(self) -> list[Piece]:
-        """The pieces that are there, read until nothing is left in the TLS layer, which epoll does not see."""
+        """The pieces that have arrived, read until nothing is left in the TLS layer, which epoll does not see."""
         pieces: list[Piece] = []
         with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
             while len(pieces) < PIECES or (self._tls and self._tls.pending()):
@@ -117,7 +114,7 @@ class SecureConnection(Connection):
 
 
 def address_of(host: str, port: int) -> Address:
-    """The first of the host's addresses that accepts a connection; the last one where none does. Raises OSError for a
+    """The first of the host's addresses that accepts a connection, or the last one if none does. Raises OSError for a
     host without an address."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, kind, protocol, _, where in found[:-1]:
@@ -140,10 +137,10 @@ class Malformed(Exception):
 
 
 class Response:
-    """One response. `feed` it what came, and `close` it where the peer closed the connection.
+    """One response. `feed` it the bytes that arrive, and `close` it if the peer closed the connection.
 
-    status is None until the head is there; header names are in lower case. `reusable`: the connection may carry
-    another request, which holds only once it has `ended`.
+    status is None until the head is complete; header names are in lower case. `reusable`: the connection may carry
+    another request, which holds only once the response has `ended`.
     """
 
     def __init__(self) -> None:
@@ -166,47 +163,36 @@ class Response:
         return self._next(data)
 
     def close(self) -> None:
-        """The peer has closed: the end of a body that nothing else ends. Raises Malformed of any other."""
+        """The peer has closed: the end of a body that nothing else ends. Raises Malformed for any other."""
         if self._next == self._until_closed:
             self.ended = True
         elif not self.ended:
             raise Malformed("the connection broke off" if self.status else "the connection was closed unanswered")
 
     def _head(self, data: bytes) -> bytes:
+        """Read status line and headers; they say how the body ends, which `_next` reads from then on."""
         blank = BLANK_LINE.search(data)
         if not blank:
             if len(data) > HEAD_LIMIT or not (data[:5] == b"HTTP/" or b"HTTP/".startswith(data)):
                 raise Malformed(f"no HTTP response: it begins with {data[:40]!r}")
             self._rest = data
             return b""
-        self._read_head(data[: blank.start()])
+        first, *lines = data[: blank.start()].decode("latin-1").replace("\r\n", "\n").split("\n")
         rest = data[blank.end() :]
-        if self.status is not None and 100 <= self.status < 200:  # interim: the response itself is still to come
-            self._count_interim()
-            return self._head(rest) if rest else b""
-        self._choose_body()
-        if self.ended:
-            return self._leftover(rest)
-        return self._next(rest) if rest else b""
-
-    def _count_interim(self) -> None:
-        self.status = None
-        self._interim += 1
-        if self._interim > INTERIM_LIMIT:
-            raise Malformed("nothing but interim responses")
-
-    def _read_head(self, head: bytes) -> None:
-        first, *lines = head.decode("latin-1").replace("\r\n", "\n").split("\n")
         status = STATUS_LINE.fullmatch(first)
         if not status:
             raise Malformed(f"no HTTP/1.1 status line: {first[:80]!r}")
-        pairs = (line.partition(":") for line in lines)
-        self.headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        if status[2].startswith("1"):  # interim: the response itself is still to come
+            self._interim += 1
+            if self._interim > INTERIM_LIMIT:
+                raise Malformed("nothing but interim responses")
+            return self._head(rest) if rest else b""
         self.status = int(status[2])
-        asked = self.headers.get("connection", "keep-alive" if status[1] == "1" else "close").lower()
-        self.reusable = "close" not in asked
-
-    def _choose_body(self) -> None:
+        self.headers = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+        }
+        wanted = self.headers.get("connection", "keep-alive" if status[1] == "1" else "close").lower()
+        self.reusable = "close" not in wanted
         length = self.headers.get("content-length", "")
         if self.status in WITHOUT_BODY:
             self.ended = True
@@ -219,11 +205,10 @@ class Response:
             self.ended = not self._left
         else:
             self.reusable, self._next = False, self._until_closed
-
-    def _leftover(self, data: bytes) -> bytes:
-        """Discard bytes after the response's end: with any, the connection is not reusable. Returns no bytes."""
-        self.reusable = self.reusable and not data
-        return b""
+        if self.ended:
+            self.reusable = self.reusable and not rest
+            return b""
+        return self._next(rest) if rest else b""
 
     def _until_closed(self, data: bytes) -> bytes:
         return data
@@ -233,11 +218,11 @@ class Response:
         self._left -= len(body)
         if not self._left:
             self.ended = True
-            self._leftover(data[len(body) :])
+            self.reusable = self.reusable and len(data) == len(body)
         return body
 
     def _chunks(self, data: bytes) -> bytes:
-        """A loop, for a piece of a busy stream holds many chunks."""
+        """The body in chunks, by a loop, because a piece of a busy stream holds many."""
         body, at = [], 0
         while at < len(data):
             if self._left:
@@ -246,49 +231,40 @@ class Response:
                 self._left -= len(body[-1])
                 continue
             end = data.find(b"\n", at)
+            line = data[at:] if end < 0 else data[at:end]
+            if self._in_chunk and line not in (b"", b"\r"):
+                raise Malformed(f"malformed chunk: it is followed by {line[:40]!r}")
             if end < 0:
+                if len(line) > LINE_LIMIT:
+                    raise Malformed("malformed chunk: its size has no end")
+                self._rest = line
                 break
-            line, at = data[at:end], end + 1
+            at = end + 1
             if self._in_chunk:
-                self._end_chunk(line)
-            elif size := chunk_size(line):
-                self._left, self._in_chunk = size, True
-            else:
+                self._in_chunk = False
+                continue
+            size = CHUNK_SIZE.fullmatch(line)
+            if not size:
+                raise Malformed(f"malformed chunk: its size is {line[:40]!r}")
+            self._left = int(size[1], 16)
+            self._in_chunk = self._left > 0
+            if not self._left:
                 self._next = self._trailer
                 body.append(self._trailer(data[at:]))
-                return b"".join(body)
-        self._wait_for_line(data[at:])
+                break
         return body[0] if len(body) == 1 else b"".join(body)
-
-    def _end_chunk(self, line: bytes) -> None:
-        if line.rstrip(b"\r"):
-            raise Malformed(f"malformed chunk: it is followed by {line[:40]!r}")
-        self._in_chunk = False
-
-    def _wait_for_line(self, begun: bytes) -> None:
-        if self._in_chunk and begun[:1] not in (b"", b"\r"):
-            self._end_chunk(begun)
-        if len(begun) > LINE_LIMIT:
-            raise Malformed("malformed chunk: its size has no end")
-        self._rest = begun
 
     def _trailer(self, data: bytes) -> bytes:
         while (end := data.find(b"\n")) >= 0:
             line, data = data[:end].rstrip(b"\r"), data[end + 1 :]
             if not line:
                 self.ended = True
-                return self._leftover(data)
+                self.reusable = self.reusable and not data
+                return b""
         if len(data) > LINE_LIMIT:
             raise Malformed("the trailer of a response has no end")
         self._rest = data
         return b""
-
-
-def chunk_size(line: bytes) -> int:
-    size = CHUNK_SIZE.fullmatch(line)
-    if not size:
-        raise Malformed(f"malformed chunk: its size is {line[:40]!r}")
-    return int(size[1], 16)
 
 
 PORTS = {"http": 80, "https": 443}
@@ -310,12 +286,13 @@ class Target:
         return b"%sContent-Length: %d\r\n\r\n%s" % (self.head, len(content), content)
 
     def without_secrets(self, text: str) -> str:
-        """The text without the key, which servers like to repeat, and without what a terminal would obey."""
+        """The text without the key, which servers like to repeat, and without control characters of a terminal."""
         return printable(hidden(text, self.secrets), layout="")
 
 
 def target_of(url: str, headers: Mapping[str, str]) -> Target:
-    """Raises ValueError, without a word of the headers' values or of a password in the URL."""
+    """The server at `url`, and the head of each request to it. Raises ValueError, whose text has neither the headers'
+    values nor a password in the URL."""
     parts = urlsplit(url)
     if parts.scheme not in PORTS or not parts.hostname:
         raise ValueError("the URL does not begin with http://host or https://host")
@@ -335,38 +312,35 @@ def target_of(url: str, headers: Mapping[str, str]) -> Target:
             raise ValueError(f"header {name!r} holds what no header may hold")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    return Target(parts.hostname, port, parts.scheme == "https", head.encode("latin-1"), secrets_in(headers))
-
-
-def secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """The values, and their last words: `Bearer KEY` is a secret, and so is KEY alone."""
+    # `Bearer KEY` is a secret, and so is KEY without the first word.
     values = [value for name, value in headers.items() if name.lower() not in OPEN_HEADERS]
     words = {word for value in values for word in (value, value.split(" ")[-1]) if len(word) >= SHORTEST}
-    return tuple(sorted(words, key=len, reverse=True))
+    secrets = tuple(sorted(words, key=len, reverse=True))
+    return Target(parts.hostname, port, parts.scheme == "https", head.encode("latin-1"), secrets)
 
 
 class Bodies:
-    """The requests of a load as bytes, by their number; each time round with something of its own, if that is wanted.
+    """The requests of a load as bytes, by their number; each round through them with a text of its own, if wanted.
 
-    mark: what stands in each body in the place of what differs from round to round; a body without it is always the
-    same. rounds: what stands there in the first round through all bodies, in the second, and so on; none: as it is.
+    mark: the placeholder in each body of the text that differs from round to round; a body without it is always the
+    same. rounds: the text of the first round through all bodies, of the second, and so on; none: no placeholders.
 
     Rounds go on from load to load, so that no two requests are alike while there are rounds enough.
     """
 
     def __init__(self, target: Target, bodies: Sequence[str], mark: str = "", rounds: Sequence[str] = ()) -> None:
-        self._target, self._rounds, self._mark = target, rounds, mark
-        self._bodies = [] if rounds else [target.request(body) for body in bodies]
+        self._target, self._rounds = target, rounds
         self._parts = [body.partition(mark) for body in bodies] if rounds else []
+        self._whole = [] if rounds else [target.request(body) for body in bodies]
         self._first = self._last = 0
 
     def __len__(self) -> int:
-        return len(self._bodies) or len(self._parts)
+        return len(self._whole or self._parts)
 
     def of(self, number: int) -> bytes:
         """The request of that number in a load."""
         if not self._rounds:
-            return self._bodies[number % len(self._bodies)]
+            return self._whole[number % len(self._whole)]
         at, index = divmod(number, len(self._parts))
         self._last = max(self._last, at)
         before, mark, after = self._parts[index]

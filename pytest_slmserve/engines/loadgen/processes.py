@@ -1,4 +1,4 @@
-"""Several client processes that share one load, where one core is not enough: told as one."""
+"""Several client processes that share one load, if one core is not enough: told as one."""
 
 from __future__ import annotations
 
@@ -6,43 +6,42 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
-from pytest_slmserve.engines.loadgen.load_run import LoadRun, merged_columns, parts_of
+from pytest_slmserve.engines.loadgen.load_run import LoadRun, Message, merged_columns, parts_of
 from pytest_slmserve.engines.loadgen.streams import Streams
-from pytest_slmserve.engines.worker.slm_lines import Ended, Lines
 from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
+from pytest_slmserve.engines.worker.slm_process import Ended, Lines
 
 BEGIN_S, OPEN_S = 0.2, 0.1  # from saying when to begin, or to open the window, to doing so: all have heard it by then
 PHASES = ("ramp", "settle", "window", "over")
-Message = dict[str, Any]
 
 
 class Parts:
-    """Forks its processes when made: each serves its end of a socket as a client that is alone would, on its own part
-    of the cores. They die with the group, and end when their socket is closed."""
+    """Forks its processes when made: each serves its end of a socket as a single client would, on its own part of the
+    cores. They die with the group, and end when their socket is closed."""
 
-    def __init__(self, lines: Lines, greeting: Message, processes: int, serve: Callable[[socket.socket], None]) -> None:
+    def __init__(self, lines: Lines, greeting: Message, serve: Callable[[socket.socket], None]) -> None:
         self.lines = lines
         self._pids: list[int] = []
         self._parts: list[Lines] = []
-        for cores in client_cores(processes):
-            self._parts.append(Lines(self._fork(cores, serve)))
-        for part in self._parts:
-            part.say(**{**greeting, "processes": 1})
-        for answer in self._hear_all(self._parts):
+        cores, processes = sorted(os.sched_getaffinity(0)), greeting["processes"]
+        for index in range(processes):  # of equal size, or all cores for each if there are too few
+            self._fork(cores[index::processes] if len(cores) >= processes else cores, serve)
+        for answer in self._answers(greeting | {"processes": 1}):
             if answer["event"] == "failed":
                 raise ValueError(answer["cause"])
 
-    def _fork(self, cores: Sequence[int], serve: Callable[[socket.socket], None]) -> socket.socket:
+    def _fork(self, cores: Sequence[int], serve: Callable[[socket.socket], None]) -> None:
         ours, theirs = socket.socketpair()
         if pid := os.fork():
             theirs.close()
             self._pids.append(pid)
-            return ours
+            self._parts.append(Lines(ours))
+            return
         status = 1
         try:
             for end in (ours, self.lines.end, *(part.end for part in self._parts)):
@@ -53,22 +52,60 @@ class Parts:
         finally:
             os._exit(status)
 
-    def load(self, message: Message) -> Message:
+    def _answers(self, message: Message) -> list[Message]:
+        """The answer of each process to this message."""
         for part in self._parts:
             part.say(**message)
-        return self._hear_all(self._parts)[0]
+        return [answer for part in self._parts if (answer := part.hear())]
+
+    def load(self, message: Message) -> Message:
+        return self._answers(message)[0]
 
     def run(self, message: Message) -> Message:
+        """One run of all processes: their progress as one, and one window for all of them. The parent sets the window
+        if this run is one of several."""
         load, at = message["load"], message.get("at")
         loads = parts_of(load, len(self._parts))
+        parts = self._parts[: len(loads)]
         begins = at or time.monotonic() + BEGIN_S
-        busy = self._parts[: len(loads)]
-        for part, mine in zip(busy, loads):
+        for part, mine in zip(parts, loads):
             part.say(op="run", load=mine, at=begins)
-        return ProcessesRun(self.lines, busy, load, begins, gated=at is not None).result()
-
-    def _hear_all(self, parts: Sequence[Lines]) -> list[Message]:
-        return [message for part in parts if (message := part.hear())]
+        progress: dict[int, Message] = {}
+        done: dict[int, Message] = {}
+        settled: set[int] = set()
+        opened = False
+        for index, told in messages_of(parts):
+            match told["event"]:
+                case "progress":
+                    progress[index] = told
+                    if index == min(set(range(len(parts))) - done.keys()):
+                        each = progress.values()
+                        sums = {name: sum(m[name] for m in each) for name in ("done", "in_flight", "tokens_per_s")}
+                        phase = min((m["phase"] for m in each), key=PHASES.index)
+                        self.lines.say(
+                            event="progress", phase=phase, elapsed_s=max(m["elapsed_s"] for m in each), **sums
+                        )
+                case "settled":
+                    settled.add(index)
+                case "done":
+                    done[index] = told
+            waiting = settled - done.keys()
+            if waiting and not opened and len(settled | done.keys()) == len(parts):
+                opened = True
+                opens = time.monotonic() + OPEN_S
+                window: Any = opens, opens + shared_window_s(load, opens - begins)
+                if at is not None:
+                    self.lines.say(event="settled")
+                    window = (self.lines.hear() or {})["window"]
+                for place in waiting:
+                    parts[place].say(op="open", window=window)
+        found = [done[index] for index in sorted(done)]
+        return {
+            "event": "done",
+            "began": found[0]["began"],
+            "window": [min(each["window"][0] for each in found), max(each["window"][1] for each in found)],
+            **merged_columns(found),
+        }
 
     def close(self) -> None:
         for part in self._parts:
@@ -77,72 +114,16 @@ class Parts:
             os.waitpid(pid, 0)
 
 
-class ProcessesRun:
-    """One run of several processes: their progress as one, and one window for all of them."""
-
-    def __init__(self, lines: Lines, parts: Sequence[Lines], load: Message, begins: float, gated: bool) -> None:
-        self.lines, self.parts, self.load, self.begins, self.gated = lines, parts, load, begins, gated
-        self._progress: dict[int, Message] = {}
-        self._done: dict[int, Message] = {}
-        self._settled: set[int] = set()
-        self._opened = False
-
-    def result(self) -> Message:
-        ends = {part.end: index for index, part in enumerate(self.parts)}
-        while len(self._done) < len(self.parts):
-            for end in select.select([*ends], [], [])[0]:
-                index = ends[end]
-                while message := self.parts[index].hear(0.0):
-                    self._take(index, message)
-        parts = [self._done[index] for index in sorted(self._done)]
-        return {
-            "event": "done",
-            "began": parts[0]["began"],
-            "window": [min(p["window"][0] for p in parts), max(p["window"][1] for p in parts)],
-            **merged_columns(parts),
-        }
-
-    def _take(self, index: int, message: Message) -> None:
-        match message["event"]:
-            case "progress":
-                self._progress[index] = message
-                if index == min(set(range(len(self.parts))) - self._done.keys()):
-                    self.lines.say(**self._summed())
-            case "settled":
-                self._settled.add(index)
-                self._open()
-            case "done":
-                self._done[index] = message
-                self._open()
-
-    def _summed(self) -> Message:
-        told = self._progress.values()
-        sums = {name: sum(m[name] for m in told) for name in ("done", "in_flight", "tokens_per_s")}
-        phase = min((m["phase"] for m in told), key=PHASES.index)
-        return {"event": "progress", "phase": phase, "elapsed_s": max(m["elapsed_s"] for m in told), **sums}
-
-    def _open(self) -> None:
-        """Open the common window once all processes have settled, except those that have ended. The parent sets the
-        window where this run is one of several."""
-        waiting = self._settled - self._done.keys()
-        if self._opened or not waiting or len(self._settled | self._done.keys()) < len(self.parts):
-            return
-        self._opened = True
-        window: Any = None
-        if self.gated:
-            self.lines.say(event="settled")
-            message = self.lines.hear()
-            window = message["window"] if message else None
-        opens = time.monotonic() + OPEN_S
-        window = window or (opens, opens + shared_window_s(self.load, opens - self.begins))
-        for index in waiting:
-            self.parts[index].say(op="open", window=window)
-
-
-def client_cores(processes: int) -> list[list[int]]:
-    """Parts of the cores that may be used: of equal size, or all of them for each where there are too few."""
-    cores = sorted(os.sched_getaffinity(0))
-    return [cores[index::processes] if len(cores) >= processes else cores for index in range(processes)]
+def messages_of(parts: Sequence[Lines]) -> Iterator[tuple[int, Message]]:
+    """Yield the messages of these processes, each with the process's index, until all are done."""
+    indexes = {part.end: index for index, part in enumerate(parts)}
+    done = 0
+    while done < len(parts):
+        for end in select.select([*indexes], [], [])[0]:
+            index = indexes[end]
+            while message := parts[index].hear(0.0):
+                done += message["event"] == "done"
+                yield index, message
 
 
 class StreamingClient:
@@ -166,7 +147,7 @@ class StreamingClient:
         return run.result(self.say, lambda: self.lines.hear(0.0), message.get("at"))
 
     def say(self, **message: Any) -> None:
-        """Say it, but leave progress out where the parent does not listen: nothing may hold up the streams."""
+        """Send a message, but leave out progress if the parent does not listen: nothing may hold up the streams."""
         if message["event"] != "progress" or self.lines.has_room:
             self.lines.say(**message)
 
@@ -178,9 +159,9 @@ def serve_parent(end: socket.socket) -> None:
     """Serve the parent's messages until one is `close`, or the parent is gone; `failed` if the client cannot start."""
     lines = Lines(end)
     try:
-        greeting = lines.hear()
-        assert greeting
-        client = start_client(lines, greeting)
+        greeting = lines.hear() or {}
+        several = greeting["processes"] > 1
+        client = Parts(lines, greeting, serve_parent) if several else StreamingClient(lines, greeting)
     except Ended:
         return
     except (ValueError, OSError) as error:
@@ -197,8 +178,3 @@ def serve_parent(end: socket.socket) -> None:
                 lines.say(event="failed", cause="one of the processes that share its load was killed")
     finally:
         client.close()
-
-
-def start_client(lines: Lines, greeting: Message) -> StreamingClient | Parts:
-    processes = greeting["processes"]
-    return StreamingClient(lines, greeting) if processes == 1 else Parts(lines, greeting, processes, serve_parent)

@@ -1,8 +1,8 @@
 """Many streams at once: what arrives is stamped and kept first, and read when there is time.
 
 A piece's time is the kernel's, taken as its last packet came in, so it does not depend on when this process got to it.
-Where there is none (TLS, other systems), it is the time at which epoll told of the socket. Chunks that waited together
-are one piece and have the time of the last of them: how far that can be off for the first is counted as `doubt`.
+Without one (TLS, other systems) it is the time at which epoll reported the socket. Chunks that waited together are one
+piece and have the time of the last of them: how far that can be off for the first is counted as `doubt`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pytest_slmserve.engines.loadgen.response import Answer, RequestFailed
 CONNECTING = 64  # at once: more would overflow the queue of a server that accepts slowly
 CONNECT_S = 10.0
 READ_S, LONG_READ_S = 0.0002, 0.02  # reading goes on for so long before sockets are looked at again
-READ_AT, QUIET_S = 32, 0.005  # what is to be read waits for so many streams, or until nothing comes for so long
+READ_AT, QUIET_S = 32, 0.005  # reading waits for so many unread streams, or until nothing comes for so long
 UNREAD_LIMIT = 1 << 28  # bytes that are kept unread; beyond, reading goes first
 EVENTS = 4096
 TOLD = 300  # characters of a failure
@@ -30,7 +30,7 @@ TURN_S = 0.1  # no turn lasts longer
 COARSE_S = 0.002
 LAST_CHUNK = b"0\r\n\r\n"
 
-Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the time of day, and when last looked before
+Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the time of day, and when last polled before
 
 
 @dataclass(slots=True, eq=False)
@@ -66,10 +66,12 @@ class Streams:
         self.in_flight: dict[RequestStream, None] = {}
         self.heard = time.monotonic()  # when anything came last
         self.start_count()
-        self.looked = self.heard  # at the sockets
+        self._polled = self.heard
         self._unread_bytes = 0
         self._address: Address | None = None
-        self._context = secure_context() if target.tls else None
+        self._context = ssl.create_default_context() if target.tls else None
+        if self._context:
+            self._context.set_alpn_protocols(["http/1.1"])
         self._connections: dict[int, Connection] = {}
         self._streams: dict[Connection, RequestStream] = {}
         self._idle: dict[Connection, None] = {}
@@ -81,11 +83,6 @@ class Streams:
         """Set the counts of pieces and tokens, and the doubt of the stamps, to zero for the next run."""
         self.pieces = self.pieces_read = self.tokens_read = 0
         self.doubt_s = self.most_doubt_s = 0.0  # the sum, and the most
-
-    @property
-    def tokens_so_far(self) -> int:
-        """The tokens received in this run so far; a piece that is still unread counts as one."""
-        return self.tokens_read + self.pieces - self.pieces_read
 
     def connect_ahead(self, count: int) -> None:
         """Open connections until `count` of them wait for a request, one fails, or CONNECT_S seconds have passed."""
@@ -110,34 +107,45 @@ class Streams:
         self._connect()
 
     def turn(self, wait_s: float) -> None:
-        """Fetch what is there; where nothing is, read what was fetched; where there is nothing to read, wait."""
+        """Fetch what has arrived; if nothing has, read what was fetched; if there is nothing to read, wait."""
         if self._to_read:
             wait_s = 0.0 if len(self._to_read) >= READ_AT else min(wait_s, QUIET_S)
-        ready = self._poll(wait_s)
+        # epoll counts in milliseconds: of a longer wait the last two are left to the next call, of which select, which
+        # counts in microseconds, waits the rest. A process that was stopped meanwhile hears that the time is over,
+        # without a look at the sockets: so each wait ends with one.
+        ready = []
+        if wait_s > 2 * COARSE_S:
+            ready = self.epoll.poll(wait_s - COARSE_S, EVENTS)
+        elif wait_s > 0:
+            select.select([self.epoll], [], [], wait_s)
+        ready = ready or self.epoll.poll(0, EVENTS)
         now = time.monotonic()
-        clock = now, now - time.time(), self.looked
-        self.looked = now
+        clock = now, now - time.time(), self._polled
+        self._polled = now
         for number, _ in ready:
             if number in self._connections:
                 self._advance(self._connections[number], clock)
-        if self._unread_bytes > UNREAD_LIMIT:
-            self._read_for(LONG_READ_S)
-        elif not ready:
-            self._read_for(READ_S)
+        until = time.monotonic() + (LONG_READ_S if self._unread_bytes > UNREAD_LIMIT else 0.0 if ready else READ_S)
+        while self._to_read and time.monotonic() < until:
+            stream = self._to_read.popleft()
+            if stream.unread:
+                self._read_piece(stream)
+            if stream.unread:
+                self._to_read.appendleft(stream)
 
     def read(self, stream: RequestStream) -> None:
-        """All that was fetched of it."""
+        """Read all of it that was fetched."""
         while stream.unread and stream.failure is None:
             self._read_piece(stream)
 
     def expire(self, now: float) -> None:
-        """End what lasts too long; streams are in the order sent."""
+        """End the streams that last too long; they are in the order sent."""
         for stream in list(takewhile(lambda stream: stream.deadline <= now, self.in_flight)):
             chunks = f"{len(stream.answer.times)} chunks with tokens came{', more are unread' if stream.unread else ''}"
             self._fail(stream, "timeout", f"no end within {self.timeout_s:g} s ({chunks})")
 
     def cut_off(self) -> list[RequestStream]:
-        """End all that are in flight; they are returned as they are, those that were not even sent too."""
+        """End all that are in flight, and return them as they are, including those that were not even sent."""
         self._without_connection.clear()
         for stream in list(self.in_flight):
             self.read(stream)
@@ -147,8 +155,8 @@ class Streams:
         return cut
 
     def close(self) -> None:
-        for connection in list(self._connections.values()):
-            self._drop(connection)
+        for connection in self._connections.values():
+            connection.socket.close()
         self.epoll.close()
 
     # Connections
@@ -166,36 +174,58 @@ class Streams:
         self._watch(connection, select.EPOLLOUT)
 
     def _watch(self, connection: Connection, events: int) -> None:
-        if connection.watched == events:
-            return
-        (self.epoll.modify if connection.watched else self.epoll.register)(connection.number, events)
-        connection.watched = events
+        if connection.watched != events:
+            (self.epoll.modify if connection.watched else self.epoll.register)(connection.number, events)
+            connection.watched = events
 
     def _drop(self, connection: Connection) -> None:
         del self._connections[connection.number]
         self._idle.pop(connection, None)
-        connection.close()
+        connection.socket.close()
 
     def _fail_waiting(self, error: Exception) -> None:
-        """No connection comes about: the one that waits longest will not be served."""
+        """No connection comes about: the stream that has waited longest fails."""
         self._refused += 1
         if self._without_connection:
-            self._fail(
-                self._without_connection.popleft(), "no connection", f"no connection: {system_error_text(error)}"
-            )
+            why = f"no connection: {system_error_text(error)}"
+            self._fail(self._without_connection.popleft(), "no connection", why)
 
     def _advance(self, connection: Connection, clock: Clock) -> None:
+        """Continue the handshakes of a connection that epoll reported; send and fetch on one that is open."""
         try:
-            if connection.open:
-                self._transfer(connection, clock)
-            else:
+            if not connection.open:
                 self._watch(connection, connection.advance())
                 if connection.open:
-                    self._take_up(connection)
+                    self._use(connection)
+                return
+            if connection.unsent:
+                self._write(connection, connection.unsent)
+            pieces = connection.receive()
+            stream = self._streams.get(connection)
+            if stream is None:  # it waits, and a server that sends something now is about to close it
+                return self._drop(connection) if pieces else None
+            for data, told in pieces:
+                if stream not in self.in_flight:
+                    continue
+                if not data:  # the server has closed
+                    self.read(stream)
+                    if stream in self.in_flight:
+                        self._drop(connection)
+                        self._break_off(stream, "")
+                    continue
+                self.heard = clock[0]
+                self.pieces += 1
+                self._unread_bytes += len(data)
+                if not stream.unread:
+                    self._to_read.append(stream)
+                stream.unread.append((clock, told, data))
+                if data.endswith(LAST_CHUNK) or b"data:" not in data:  # its end, perhaps, or nothing usual
+                    self.read(stream)
         except OSError as error:
             self._lose(connection, error)
 
-    def _take_up(self, connection: Connection) -> None:
+    def _use(self, connection: Connection) -> None:
+        """Give a free connection to the stream that waits, or keep it for the next one."""
         if self._without_connection:
             self._send_on(connection, self._without_connection.popleft())
         else:
@@ -206,16 +236,14 @@ class Streams:
         self._drop(connection)
         stream = self._streams.get(connection)
         if stream:
-            self._broke_off(stream, system_error_text(error))
+            self._break_off(stream, system_error_text(error))
         elif not connection.open:
             self._fail_waiting(error)
-
-    # Sending
 
     def _send_on(self, connection: Connection, stream: RequestStream) -> None:
         stream.connection = connection
         self._streams[connection] = stream
-        stream.sent = stream.sent or time.monotonic()  # anew: it has waited since the first time
+        stream.sent = stream.sent or time.monotonic()  # again: it has waited since the first time
         try:
             self._write(connection, stream.body)
         except OSError as error:
@@ -225,88 +253,21 @@ class Streams:
         connection.send(data)
         self._watch(connection, select.EPOLLIN | select.EPOLLOUT if connection.unsent else select.EPOLLIN)
 
-    # Fetching
-
-    def _transfer(self, connection: Connection, clock: Clock) -> None:
-        if connection.unsent:
-            self._write(connection, connection.unsent)
-        pieces = connection.receive()
-        stream = self._streams.get(connection)
-        if stream is None:  # it waits, and a server that says something now is about to close it
-            return self._drop(connection) if pieces else None
-        for data, told in pieces:
-            if stream in self.in_flight:
-                self._keep(stream, clock, data, told)
-
-    def _keep(self, stream: RequestStream, clock: Clock, data: bytes, told: bytes) -> None:
-        if not data:
-            return self._closed(stream, clock)
-        self.heard = clock[0]
-        self.pieces += 1
-        self._unread_bytes += len(data)
-        if not stream.unread:
-            self._to_read.append(stream)
-        stream.unread.append((clock, told, data))
-        if data.endswith(LAST_CHUNK) or b"data:" not in data:  # its end, perhaps, or nothing usual
-            self.read(stream)
-
-    def _closed(self, stream: RequestStream, clock: Clock) -> None:
-        self.read(stream)
-        if stream in self.in_flight:
-            assert stream.connection
-            self._drop(stream.connection)
-            self._broke_off(stream, "")
-
-    def _broke_off(self, stream: RequestStream, why: str) -> None:
-        """An old connection may have been closed just as the request was sent, which is then sent anew."""
-        self.read(stream)
-        connection = stream.connection
-        if stream not in self.in_flight or connection is None:
-            return
-        if connection.old and stream.answer.response.status is None:
-            del self._streams[connection]
-            del self.in_flight[stream]
-            return self._send_anew(stream)
-        try:
-            stream.answer.read(stream.read_until, b"")
-        except RequestFailed as error:
-            return self._fail(stream, error.kind, f"{error} ({why})" if why else f"{error}")
-        self._leave(stream)
-        self.ended.append(stream)
-
-    def _send_anew(self, stream: RequestStream) -> None:
-        stream.connection = None
-        self.in_flight[stream] = None
-        self._without_connection.append(stream)
-        self._connect()
-
-    # Reading
-
-    def _poll(self, wait_s: float) -> list[tuple[int, int]]:
-        """epoll counts in milliseconds: of a longer wait the last two are left to the next call, of which select, which
-        counts in microseconds, waits the rest. A process that was stopped meanwhile hears that the time is over,
-        without a look at the sockets: so each wait ends with one."""
-        if wait_s > 2 * COARSE_S:
-            return self.epoll.poll(wait_s - COARSE_S, EVENTS) or self.epoll.poll(0, EVENTS)
-        if wait_s > 0:
-            select.select([self.epoll], [], [], wait_s)
-        return self.epoll.poll(0, EVENTS)
-
-    def _read_for(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while self._to_read and time.monotonic() < until:
-            stream = self._to_read.popleft()
-            if stream.unread:
-                self._read_piece(stream)
-            if stream.unread:
-                self._to_read.appendleft(stream)
+    # Streams
 
     def _read_piece(self, stream: RequestStream) -> None:
-        clock, told, data = stream.unread.popleft()
+        """Read the stream's next piece, whose time is the kernel's stamp, else when it was fetched. A stamp that cannot
+        be true, as after the time of day was set, is not used."""
+        (at, ahead, polled), told, data = stream.unread.popleft()
         self._unread_bytes -= len(data)
         self.pieces_read += 1
-        known = max(stream.sent, stream.read_until, clock[2])  # until then none of it was there
-        at = self._arrival(clock, told, stream)
+        earliest = max(stream.sent, stream.read_until)
+        if told:
+            seconds, nanoseconds = STAMP.unpack(told)
+            stamped = seconds + nanoseconds / 1e9 + ahead
+            if earliest <= stamped <= at + TURN_S:
+                at = stamped
+        stream.read_until = at
         before = len(stream.answer.times)
         try:
             stream.answer.read(at, data)
@@ -314,25 +275,33 @@ class Streams:
             return self._fail(stream, error.kind, str(error))
         self.tokens_read += sum(stream.answer.tokens[before:])
         if len(stream.answer.times) > before + 1:
-            self.doubt_s += max(0.0, at - known)
-            self.most_doubt_s = max(self.most_doubt_s, at - known)
-        if stream.answer.ended:
+            doubt_s = at - max(earliest, polled)  # until then none of it was there
+            self.doubt_s += max(0.0, doubt_s)
+            self.most_doubt_s = max(self.most_doubt_s, doubt_s)
+        if stream.answer.response.ended:
             self._leave(stream)
             self.ended.append(stream)
 
-    def _arrival(self, clock: Clock, told: bytes, stream: RequestStream) -> float:
-        """The time at which a piece arrived, in monotonic seconds: by the kernel's stamp, else when it was fetched. A
-        stamp that cannot be true is not used, as after the time of day was set."""
-        fetched, ahead, _ = clock
-        if told:
-            seconds, nanoseconds = STAMP.unpack(told)
-            at: float = seconds + nanoseconds / 1e9 + ahead
-            if max(stream.sent, stream.read_until) <= at <= fetched + TURN_S:
-                fetched = at
-        stream.read_until = fetched
-        return fetched
-
-    # Ends
+    def _break_off(self, stream: RequestStream, why: str) -> None:
+        """End a stream whose connection is lost, or send it again: an old connection may have been closed just as the
+        request was sent."""
+        self.read(stream)
+        connection = stream.connection
+        if stream not in self.in_flight or connection is None:
+            return
+        if connection.old and stream.answer.response.status is None:
+            del self._streams[connection]
+            del self.in_flight[stream]
+            stream.connection = None
+            self.in_flight[stream] = None
+            self._without_connection.append(stream)
+            return self._connect()
+        try:
+            stream.answer.read(stream.read_until, b"")
+        except RequestFailed as error:
+            return self._fail(stream, error.kind, f"{error} ({why})" if why else f"{error}")
+        self._leave(stream)
+        self.ended.append(stream)
 
     def _leave(self, stream: RequestStream) -> None:
         """Take a stream off its connection, which then waits for another if it may, and is closed otherwise."""
@@ -347,7 +316,7 @@ class Streams:
         clean = response.ended and response.reusable and not (stream.unread or connection.unsent)
         if stream.failure is None and clean:
             connection.old = True
-            self._take_up(connection)
+            self._use(connection)
         else:
             self._drop(connection)
 
@@ -363,14 +332,8 @@ class Streams:
 
 
 def shortened(text: str) -> str:
-    """A text of `TOLD` characters at most; where it is longer, it ends behind a word and says so."""
+    """A text of at most `TOLD` characters. A longer one ends after a word, with an ellipsis."""
     return text if len(text) <= TOLD else f"{re.sub(r'[^ ,]*$', '', text[: TOLD - 4]) or text[: TOLD - 4]} ..."
-
-
-def secure_context() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def system_error_text(error: Exception) -> str:
@@ -379,15 +342,15 @@ def system_error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-SAME_STEP = 0.5  # of a step's usual time: it is told to the streams one after the other
+SAME_STEP = 0.5  # of a step's usual time: it reaches the streams one after the other
 NEVER = float("-inf")
 
 
 class Lead:
-    """Follows one stream to its end, then the youngest that decodes, for that one leads longest.
+    """Follows one stream to its end, then the youngest that decodes, because that one leads longest.
 
-    What comes within half a step of the last one was counted with it, when the leader changes. Where none decodes when
-    a leader ends, all prefill: that is a step, too.
+    When the leader changes, chunks within half a step of the last one were counted with it. If none decodes when a
+    leader ends, all prefill: that is a step, too.
 
     in_flight: the streams that run, the one that was sent last at the end. read: brings one up to date.
     """
@@ -403,43 +366,39 @@ class Lead:
 
     def steps(self) -> list[float]:
         """Times of the steps since the last call."""
-        found = self._follow()
-        if self._leader not in self._in_flight:
-            found += self._change()
-        return found
-
-    def _follow(self) -> list[float]:
+        found: list[float] = []
+        if self._leader is not None:
+            self._read(self._leader)
+            found = self._new_steps(self._leader)
+        if self._leader in self._in_flight:
+            return found
+        self._leader = None
+        for stream in reversed([*self._in_flight]):  # a copy: a stream that fails as it is read is in flight no more
+            self._read(stream)
+            if stream in self._in_flight and stream.answer.times:
+                self._leader = stream
+                break
         if self._leader is None:
-            return []
-        self._read(self._leader)
-        answer, seen = self._leader.answer, self._seen
+            self._lull = self._last > NEVER
+            return found
+        self._seen = self._steps = 0
+        self._apart = self._last + SAME_STEP * self._step_s
+        first = self._leader.answer.times[0]
+        if self._lull and first >= self._apart:
+            found.append(first)  # of the prefill
+        self._lull = False
+        return found + self._new_steps(self._leader)
+
+    def _new_steps(self, leader: RequestStream) -> list[float]:
+        """Times of the leader's tokens that were not seen yet, a step each."""
+        answer, seen = leader.answer, self._seen
         self._seen = len(answer.times)
         chunks = zip(answer.times[seen:], answer.tokens[seen:])
         found = [at for at, tokens in chunks if at >= self._apart for _ in range(tokens)]
         if found:
-            self._count(found)
+            self._first = self._first if self._steps else found[0]
+            self._steps += len(found)
+            self._last = found[-1]
+            if self._steps > 1:
+                self._step_s = (self._last - self._first) / (self._steps - 1)
         return found
-
-    def _count(self, found: list[float]) -> None:
-        self._first = self._first if self._steps else found[0]
-        self._steps += len(found)
-        self._last = found[-1]
-        if self._steps > 1:
-            self._step_s = (self._last - self._first) / (self._steps - 1)
-
-    def _change(self) -> list[float]:
-        # a copy: what is read may turn out to have failed, and is in flight no more
-        self._leader = next(filter(self._decodes, reversed([*self._in_flight])), None)
-        if self._leader is None:
-            self._lull = self._last > NEVER
-            return []
-        self._seen = self._steps = 0
-        self._apart = self._last + SAME_STEP * self._step_s
-        first = self._leader.answer.times[0]
-        prefill = [first] if self._lull and first >= self._apart else []
-        self._lull = False
-        return prefill + self._follow()
-
-    def _decodes(self, stream: RequestStream) -> bool:
-        self._read(stream)
-        return stream in self._in_flight and bool(stream.answer.times)

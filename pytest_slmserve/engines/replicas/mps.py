@@ -44,7 +44,7 @@ PROHIBITED = 2  # NVML's compute modes
 
 
 def unable(gpu: str) -> str | None:
-    """The reason that MPS cannot run on the GPU of this UUID, in one sentence; None where nothing prevents it."""
+    """The reason that MPS cannot run on the GPU of this UUID, in one sentence; None if nothing prevents it."""
     if platform.system() != "Linux":
         return f"MPS runs on Linux, and this is {platform.system()}"
     if program() is None:
@@ -66,82 +66,81 @@ def unable(gpu: str) -> str | None:
 
 
 def program() -> str | None:
-    """Path of the control program."""
+    """The path of the control program; None if there is none."""
     return shutil.which(PROGRAM, path=os.pathsep.join([os.environ.get("PATH", os.defpath), DRIVER_FOLDER]))
 
 
 class MpsDaemon:
-    """Starts when made. Raises BadUsage where there is no control program, EngineFailed where it does not come up.
+    """A control daemon, which is started when this object is made.
 
-    gpu: its UUID. thread_percentage: of the SMs, that each client may use.
+    It runs in the foreground, as our child: so we see when and how it ends, and need not believe a file that names its
+    process id. With `-d` it would not be our child. A guardian kills its process group when this process is gone,
+    however it ended; only the folder stays then.
 
-    It runs in the foreground, as our child: its end is seen, with how it ended, and no process id has to be believed
-    that a file names. With `-d` it would be nobody's child. A guardian kills its process group when we are gone,
-    however we ended (only the folder stays then).
+    Attributes:
+        environment: The variables that a client's environment needs. Clients run as our user.
     """
 
     def __init__(self, gpu: str, thread_percentage: int | None = None) -> None:
+        """Start the daemon.
+
+        Args:
+            gpu: UUID of the GPU.
+            thread_percentage: Percentage of the SMs that each client may use.
+
+        Raises:
+            BadUsage: There is no control program.
+            EngineFailed: The daemon does not come up.
+        """
         if not (found := program()):
             raise BadUsage(f"{PROGRAM} is not on the PATH", "the programs of NVIDIA's driver, or time slicing")
-        self.gpu, self.thread_percentage, self._program = gpu, thread_percentage, found
-        self._folder = tempfile.TemporaryDirectory(prefix="slm-mps-", dir=_short_folder(), ignore_cleanup_errors=True)
+        self._program = found
+        temporary = tempfile.gettempdir()
+        short = temporary if len(os.fsencode(temporary)) + LONGEST < SOCKET_BYTES else "/tmp"
+        self._folder = tempfile.TemporaryDirectory(prefix="slm-mps-", dir=short, ignore_cleanup_errors=True)
         self.pipe, self.logs = Path(self._folder.name, "pipe"), Path(self._folder.name, "log")
+        shared = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
+            "CUDA_VISIBLE_DEVICES": gpu,
+        }
+        share = {} if thread_percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(thread_percentage)}
+        self.environment = shared | share
+        # A limit that we inherit would bind all clients of the daemon. It may look for its server on the PATH.
+        own = {name: value for name, value in passed_on(os.environ).items() if not name.startswith("CUDA_MPS_")}
+        path = os.pathsep.join([str(Path(found).parent), os.environ.get("PATH", os.defpath)])
+        self._own_environment = own | shared | {"PATH": path}
         self.process: subprocess.Popen[bytes] | None = None
         try:
-            self._start()
+            self.pipe.mkdir()
+            self.logs.mkdir()
+            with (self.logs / "daemon.log").open("ab") as log:
+                self.process = subprocess.Popen(
+                    ["sh", "-c", LAUNCH, self._program, sys.executable, str(GUARDIAN), str(os.getpid())],
+                    start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._own_environment,
+                )
+            self._await_answer()
         except BaseException:
             self.close()
             raise
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables that a client's environment needs, whatever else is in it; clients run as our user."""
-        share = self.thread_percentage
-        return self._shared | ({} if share is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)})
-
-    @property
-    def _shared(self) -> dict[str, str]:
-        return {
-            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
-            "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
-            "CUDA_VISIBLE_DEVICES": self.gpu,
-        }
-
-    @property
-    def _own_environment(self) -> dict[str, str]:
-        """The daemon's: a limit that we inherit would bind all its clients. It may look for its server on the PATH."""
-        inherited = {name: value for name, value in passed_on(os.environ).items() if not name.startswith("CUDA_MPS_")}
-        path = os.pathsep.join([str(Path(self._program).parent), os.environ.get("PATH", os.defpath)])
-        return inherited | self._shared | {"PATH": path}
-
-    def _start(self) -> None:
-        self.pipe.mkdir()
-        self.logs.mkdir()
-        with (self.logs / "daemon.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                ["sh", "-c", LAUNCH, self._program, sys.executable, str(GUARDIAN), str(os.getpid())],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._own_environment,
-            )
+    def _await_answer(self) -> None:
         until = time.monotonic() + START_S
-        while not self._answers():
+        while True:
+            with suppress(EngineFailed):
+                self._ask("get_server_list")
+                return
             self.check()
             if time.monotonic() >= until:
                 raise self._failed(f"does not answer {START_S:g} s after its start")
             time.sleep(POLL_S)
 
-    def _answers(self) -> bool:
-        try:
-            self._ask("get_server_list")
-        except EngineFailed:
-            return False
-        return True
-
     def _ask(self, command: str) -> list[int]:
-        """The process ids that the daemon answers with; other words are remarks."""
+        """The process ids in the daemon's answer; other words are remarks."""
         try:
             done = subprocess.run(
                 [self._program],
@@ -163,40 +162,44 @@ class MpsDaemon:
         return {client for server in self._ask("get_server_list") for client in self._ask(f"get_client_list {server}")}
 
     def verify(self, name: str, pids: Collection[int]) -> None:
-        """Raises EngineFailed, naming the replica, unless one of `pids` (all its processes) is a client."""
+        """Raise EngineFailed, naming the replica, unless one of `pids` (all its processes) is a client."""
         self.check()
         clients = self.clients()
         if clients.isdisjoint(pids):
+            ours, theirs = (", ".join(map(str, sorted(each))) or "none" for each in (pids, clients))
             raise self._failed(
-                f"does not serve {name}, which silently runs without MPS: of its processes ({_listed(pids)}) none is"
-                f" among the clients ({_listed(clients)})",
+                f"does not serve {name}, which silently runs without MPS: of its processes ({ours}) none is"
+                f" among the clients ({theirs})",
                 "start it as the same user, in the same container, with the daemon's CUDA_MPS_PIPE_DIRECTORY; or share"
                 " the GPU by time slicing",
             )
 
     def alive(self) -> bool:
+        """Whether the daemon runs."""
         return self.process is not None and self.process.poll() is None
 
     def check(self) -> None:
-        """Raises EngineFailed, with the ends of the logs, where the daemon has ended."""
-        if not self.alive():
-            raise self._failed(f"ended ({_how_it_ended(self.process)})")
+        """Raise EngineFailed, with the last lines of the logs, if the daemon has ended."""
+        if self.process is None:
+            raise self._failed("ended (it was closed)")
+        if (code := self.process.poll()) is not None:
+            raise self._failed(
+                f"ended ({f'signal {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'})"
+            )
 
     def _failed(self, problem: str, hint: str = "") -> EngineFailed:
-        return EngineFailed(f"the MPS control daemon {problem}; logs in {self.logs}\n{self.log_tail()}", hint)
-
-    def log_tail(self) -> str:
-        """The last lines of each log: the daemon's, its servers', and what the daemon printed."""
+        """An error with the last lines of each log: the daemon's, its servers', and what the daemon printed."""
         tails = []
         for log in sorted(self.logs.glob("*.log")):
             lines = log.read_text("utf-8", errors="replace").splitlines()[-LOG_LINES:]
             tails += [f"  {log.name}", *(f"  | {line}" for line in lines)] if lines else []
-        return "\n".join(tails) or "  | (nothing)"
+        shown = "\n".join(tails) or "  | (nothing)"
+        return EngineFailed(f"the MPS control daemon {problem}; logs in {self.logs}\n{shown}", hint)
 
     def close(self) -> None:
-        """Ask it to quit, then end what is left, and remove its folder. Its clients have been ended before.
+        """Ask the daemon to quit, then end what is left, and remove its folder. Its clients have been ended before.
 
-        May be called twice; takes some END_S at most, whatever hangs. Another daemon is never spoken to.
+        May be called twice. Takes a few END_S at most, whatever hangs. Never speaks to another daemon.
         """
         try:
             if self.process and self.alive():
@@ -204,32 +207,26 @@ class MpsDaemon:
                     self._ask("quit")
                     self.process.wait(END_S)
         finally:
-            self._end_what_is_left()
-            self._folder.cleanup()
-
-    def _end_what_is_left(self) -> None:
-        process, self.process = self.process, None
-        if process is None:
-            return
-        try:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                self._signal(number)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-
-    def _signal(self, number: signal.Signals) -> None:
-        for pid in self._left():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-        until = time.monotonic() + END_S
-        while self._left() and time.monotonic() < until:
-            time.sleep(POLL_S)
+            process, self.process = self.process, None
+            try:
+                for number in (signal.SIGTERM, signal.SIGKILL) if process else ():
+                    for pid in self._left():
+                        with suppress(ProcessLookupError, PermissionError):
+                            os.kill(pid, number)
+                    until = time.monotonic() + END_S
+                    while self._left() and time.monotonic() < until:
+                        time.sleep(POLL_S)
+            finally:
+                if process:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(END_S)
+                self._folder.cleanup()
 
     def _left(self) -> list[int]:
-        """The daemon and its servers, by name and by our folder in their environment: one may have left the group."""
+        """Process ids of the daemon and its servers, by their name and by our folder in their environment, because a
+        server may have left the process group."""
         mark = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -238,20 +235,3 @@ class MpsDaemon:
                 if named and mark in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
         return found
-
-
-def _short_folder() -> str:
-    """The system's folder for temporary files, unless its name is too long for that of a socket in it."""
-    folder = tempfile.gettempdir()
-    return folder if len(os.fsencode(folder)) + LONGEST < SOCKET_BYTES else "/tmp"
-
-
-def _how_it_ended(process: subprocess.Popen[bytes] | None) -> str:
-    if process is None:
-        return "it was closed"
-    code = process.returncode
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-
-
-def _listed(pids: Collection[int]) -> str:
-    return ", ".join(map(str, sorted(pids))) or "none"

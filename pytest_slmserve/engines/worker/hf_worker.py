@@ -3,9 +3,9 @@
     python hf_worker.py FD PARENT_PID
 
 Needs the standard library, torch and Transformers, which come with vLLM. A batch is computed until its longest output
-is there, prompts padded to the longest, and all of its requests are answered at its end. A row of the steps has the
-slots of the batch as `running`, the tokens that somebody asked for as `new_tokens`, and the prompt tokens that were
-computed, padding among them.
+is complete, with prompts padded to the longest, and all of its requests are answered at its end. A row of the steps has
+the slots of the batch as `running`, the tokens that a request still needed as `new_tokens`, and the prompt tokens that
+were computed, padding among them.
 """
 
 from __future__ import annotations
@@ -18,43 +18,36 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from slm_guarded import guarded
-from slm_lines import Ended, Lines
 from slm_pacing import batch_rows, next_batch
+from slm_process import Ended, Lines, guarded
 
 PROGRESS_S = 0.5
 PADDING = 1  # an id like any other: the attention mask leaves it out
 
 
-class Parent(Lines):  # type: ignore[misc]
-    """Lines from and to the process that started us."""
-
-    told = 0.0  # when it was told something last
-
-    def say(self, **message: Any) -> None:
-        super().say(**message)
-        self.told = time.monotonic()
-
-    @property
-    def waits(self) -> bool:
-        """Report whether the parent has heard nothing for PROGRESS_S seconds."""
-        return time.monotonic() - self.told > PROGRESS_S
-
-
 class BatchServer:
-    """One model, one way to batch."""
+    """One model, and one way to batch."""
 
-    def __init__(self, parent: Parent, arguments: dict[str, Any]) -> None:
+    def __init__(self, parent: Lines, arguments: dict[str, Any]) -> None:
+        """Make the model and send the facts of it as "ready"; the parent hears of any error."""
         self.parent, self.arguments = parent, arguments
         self.prompts: list[list[int]] = []
         self.output_tokens: list[int] = []
+        try:
+            facts = self.start()
+        except BaseException as error:
+            parent.say(event="failed", cause=f"{type(error).__name__}: {error}")
+            raise
+        parent.say(event="ready", **facts)
+        self.told = time.monotonic()  # when the parent was told something last
 
     def start(self) -> dict[str, Any]:
+        import slm_facts  # noqa: F401 - waits for the turn of this engine
         import torch
         import transformers
 
-        # It makes a plan for each shape that it has not seen (modelscope/FunASR issue 3704), 40 ms on an H200: in each
-        # step of a batch whose size is new. No way to batch is meant by that.
+        # It makes a plan for each shape that it has not seen (modelscope/FunASR issue 3704), which takes 40 ms on an
+        # H200: in each step of a batch whose size is new. No way to batch is meant by that.
         torch.backends.cuda.enable_cudnn_sdp(False)
         if self.arguments["device"] == "cpu":
             torch.set_num_threads(1)  # several wait for each other at every kernel: beside other work, 200 ms a step
@@ -77,28 +70,43 @@ class BatchServer:
             "transformers": transformers.__version__,
         }
 
-    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        match message["op"]:
-            case "load":
-                self.prompts, self.output_tokens = message["prompts"], message["output_tokens"]
-                return {"event": "loaded"}
-            case "tokens":
-                rows = [self.generate([n], message["length"], []) for n in range(message["requests"])]
-                return {"event": "tokens", "tokens": [row[0] for row in rows]}
-            case "profile":
-                return {"event": "profiled", "problem": "Transformers has no profiler of vLLM's kind"}
-        return self.run(message["load"])
+    def serve(self) -> None:
+        """Answer the messages of the parent until it says "close"."""
+        while (message := self.parent.hear())["op"] != "close":
+            answer: dict[str, Any]
+            match message["op"]:
+                case "load":
+                    self.prompts, self.output_tokens = message["prompts"], message["output_tokens"]
+                    answer = {"event": "loaded"}
+                case "tokens":
+                    rows = [self.generate([n], message["length"], []) for n in range(message["requests"])]
+                    answer = {"event": "tokens", "tokens": [row[0] for row in rows]}
+                case "profile":
+                    answer = {"event": "profiled", "problem": "Transformers has no profiler of vLLM's kind"}
+                case _:
+                    answer = self.run(message["load"]["schedule"])
+            self.parent.say(**answer)
+            self.told = time.monotonic()
 
-    def run(self, load: dict[str, Any]) -> dict[str, Any]:
-        times = load["schedule"]
+    def run(self, times: Sequence[float]) -> dict[str, Any]:
         began, first = time.monotonic(), 0
         samples: list[tuple[Any, ...]] = []
         steps: list[tuple[Any, ...]] = []
-        options = self.arguments["batching"], self.arguments["batch"], self.arguments["wait_s"]
+        batching, most, wait_s = self.arguments["batching"], self.arguments["batch"], self.arguments["wait_s"]
         while first < len(times):
-            at, count = next_batch(options[0], times, first, time.monotonic() - began, *options[1:])
-            self.sleep_until(began + at, samples)
-            self.batch([began + t for t in times[first : first + count]], first, samples, steps)
+            at, count = next_batch(batching, times, first, time.monotonic() - began, most, wait_s)
+            while (left := began + at - time.monotonic()) > 0:
+                time.sleep(min(left, PROGRESS_S))
+                self.tell(samples, 0)
+            rows = [number % len(self.prompts) for number in range(first, first + count)]
+            sent = [began + time_s for time_s in times[first : first + count]]
+            requests = [(row, at, len(self.prompts[row]), self.output_tokens[row]) for row, at in zip(rows, sent)]
+            stamps: list[float] = []
+            started = time.monotonic()
+            self.generate(rows, max(self.output_tokens[row] for row in rows), stamps, samples)
+            made, answered = batch_rows(requests, started, stamps, time.monotonic())
+            steps += made
+            samples += answered
             first += count
         return {
             "event": "done",
@@ -110,29 +118,11 @@ class BatchServer:
             "first_failure": None,
         }
 
-    def sleep_until(self, at: float, samples: Sequence[Any]) -> None:
-        while (left := at - time.monotonic()) > 0:
-            time.sleep(min(left, PROGRESS_S))
-            self.tell(samples, 0)
-
-    def batch(
-        self, sent: Sequence[float], first: int, samples: list[tuple[Any, ...]], steps: list[tuple[Any, ...]]
-    ) -> None:
-        """Serve these requests, and add a row for each, and for each step."""
-        rows = [(first + i) % len(self.prompts) for i in range(len(sent))]
-        requests = [(row, at, len(self.prompts[row]), self.output_tokens[row]) for row, at in zip(rows, sent)]
-        stamps: list[float] = []
-        started = time.monotonic()
-        self.generate(rows, max(self.output_tokens[row] for row in rows), stamps, samples)
-        made, answered = batch_rows(requests, started, stamps, time.monotonic())
-        steps += made
-        samples += answered
-
     def generate(
         self, rows: Sequence[int], tokens: int, stamps: list[float], before: Sequence[Any] = ()
     ) -> list[list[int]]:
         """The ids of `tokens` tokens for each of these prompts, served as one batch. stamps: gets the monotonic time of
-        each step."""
+        each step. before: the samples so far, for the progress."""
         import torch
 
         prompts = [self.prompts[row] for row in rows]
@@ -155,8 +145,8 @@ class BatchServer:
         return [list(map(int, row[longest:])) for row in made.cpu()]
 
     def tell(self, samples: Sequence[Any], in_flight: int) -> None:
-        if self.parent.waits:
-            now = time.monotonic()
+        """Tell the parent how far the run is, if it was told nothing for PROGRESS_S seconds."""
+        if (now := time.monotonic()) - self.told > PROGRESS_S:
             self.parent.say(
                 event="progress",
                 phase="window",
@@ -165,26 +155,12 @@ class BatchServer:
                 in_flight=in_flight,
                 tokens_per_s=None,
             )
-
-
-def serve_batches(parent: Parent) -> None:
-    batches = BatchServer(parent, parent.hear())
-    try:
-        facts = batches.start()
-    except BaseException as error:
-        parent.say(event="failed", cause=f"{type(error).__name__}: {error}")
-        raise
-    parent.say(event="ready", **facts)
-    while (message := parent.hear())["op"] != "close":
-        parent.say(**batches.answer(message))
-
-
-def _main() -> None:
-    descriptor, parent = int(sys.argv[1]), sys.argv[2]
-    os.set_inheritable(descriptor, False)
-    with guarded(parent), suppress(Ended):
-        serve_batches(Parent(socket.socket(fileno=descriptor)))
+            self.told = time.monotonic()
 
 
 if __name__ == "__main__":
-    _main()
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    with guarded(sys.argv[2]), suppress(Ended):
+        lines = Lines(socket.socket(fileno=descriptor))
+        BatchServer(lines, lines.hear()).serve()

@@ -1,7 +1,9 @@
-"""Prints the sizes of models, a line of JSON for each that is named: a folder with a config.json, or a name on the Hub.
+"""Prints the sizes of models, a line of JSON for each model that is named: a folder with a config.json, or a name on
+the Hub.
 
 Transformers makes each model on the meta device, without a byte for its weights, and fills in what its configuration
-leaves out. Of a model on the Hub only the config.json is fetched, where the Hub's cache has none."""
+leaves out. Of a model on the Hub only the config.json is fetched, if it is not in the Hub's cache.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +30,14 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 WAIT_S = 6  # for the Hub, whose library would try again for longer
 
 
-def folder_of(model: str) -> Path:
-    """The folder that holds the config.json of `model`. Raises what the Hub's library raises."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import hf_hub_download
-
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(WAIT_S)
-    try:
-        return Path(hf_hub_download(model, "config.json")).parent
-    finally:
-        signal.alarm(0)
-
-
 def give_up(*_: Any) -> None:
-    """End what waits for the Hub."""
+    """End a wait for the Hub."""
     raise TimeoutError
 
 
 def sizes_of(folder: Path) -> dict[str, Any]:
-    """Weights of a model, those that one token is multiplied with, and the entries of its completed configuration."""
+    """Weights of a model, the weights that one token is multiplied with, and the entries of its completed
+    configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -66,10 +55,19 @@ def sizes_of(folder: Path) -> dict[str, Any]:
 
 
 def model_line(model: str) -> dict[str, Any]:
-    """The line of one model. `missing` names the error where it has no configuration, `problem` says why it cannot be
-    counted."""
+    """The line of one model. `missing` names the error if the model has no configuration, `problem` says why it cannot
+    be counted."""
+    folder = Path(model)
     try:
-        folder = folder_of(model)
+        if not folder.is_dir():
+            from huggingface_hub import hf_hub_download
+
+            signal.signal(signal.SIGALRM, give_up)
+            signal.alarm(WAIT_S)
+            try:
+                folder = Path(hf_hub_download(model, "config.json")).parent
+            finally:
+                signal.alarm(0)
     except Exception as error:
         return {"model": model, "missing": [kind.__name__ for kind in type(error).__mro__]}
     try:

@@ -1,7 +1,7 @@
 """Facts that only vLLM's model process knows, asked through `worker_extension_cls`.
 
-vLLM imports this module in that process when all else is imported and the device is not yet touched: the place for an
-engine that shares its device to wait for its turn.
+vLLM imports this module in that process when all else is imported and the device is not yet touched. So this is the
+place for an engine that shares its device to wait for its turn.
 """
 
 from __future__ import annotations
@@ -13,21 +13,16 @@ from pathlib import Path
 from typing import Any
 
 LOOK_S = 0.05
-
-
-def await_turn() -> None:
-    """Wait until the file that SLM_TURN names is there; return at once without that variable. A file beside it says
-    that we wait, and since when. Our guardian ends the wait."""
-    if turn := os.environ.get("SLM_TURN"):
-        Path(f"{turn}.{os.getpid()}").touch()
-        while not Path(turn).exists():
-            time.sleep(LOOK_S)
-
+# How far caches of a kind look back: None for all tokens, 0 for a state of one size.
+KINDS = {"FullAttentionSpec": None, "MLAAttentionSpec": None, "MambaSpec": 0}
 
 if not gc.isenabled():  # for the imports, by `vllm_worker`
     gc.enable()
     gc.collect()  # now, and not in the middle of a window
-await_turn()
+if turn := os.environ.get("SLM_TURN"):  # a file that is there as soon as it is our turn; our guardian ends the wait
+    Path(f"{turn}.{os.getpid()}").touch()  # says that this process waits, and since when
+    while not Path(turn).exists():
+        time.sleep(LOOK_S)
 
 
 class Facts:
@@ -37,9 +32,11 @@ class Facts:
         model = self.model_runner.model  # type: ignore[attr-defined]
         weights = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}  # tied weights count once
         packed = any(p.device.type == "cpu" for p in model.parameters())  # oneDNN keeps matrices where we cannot count
-        backends = {
-            backend_name(m.impl) for m in model.modules() if type(m).__name__ == "Attention" and hasattr(m, "impl")
-        }
+        backends = set()
+        for module in model.modules():
+            if type(module).__name__ == "Attention" and hasattr(module, "impl"):
+                flash = getattr(module.impl, "vllm_flash_attn_version", None)
+                backends.add(type(module.impl).__name__.removesuffix("Impl") + (f" {flash}" if flash else ""))
         return {
             "weight_bytes": None if packed else sum(weights.values()),
             "attention_backend": ", ".join(sorted(backends)) or None,
@@ -48,12 +45,9 @@ class Facts:
         }
 
 
-KINDS = {"FullAttentionSpec": None, "MLAAttentionSpec": None, "MambaSpec": 0}  # of caches, and what they look back
-
-
 def group_windows(config: Any) -> list[int | None] | None:
-    """Tokens that each group of layers looks back, None for all, 0 where it has a state of one size. None where a
-    group is of a kind that we do not know, or their blocks are not equally long."""
+    """Tokens that each group of layers looks back: None for all tokens, 0 for a state of one size. None if a group is
+    of an unknown kind, or if the blocks of the groups are not equally long."""
     windows, sizes = [], set()
     for group in getattr(config, "kv_cache_groups", None) or ():
         spec = group.kv_cache_spec
@@ -64,9 +58,3 @@ def group_windows(config: Any) -> list[int | None] | None:
         windows.append(KINDS[kind] if kind in KINDS else int(spec.sliding_window))
         sizes |= {spec.block_size} if windows[-1] != 0 else set()
     return windows if windows and len(sizes) <= 1 else None
-
-
-def backend_name(implementation: Any) -> str:
-    name = type(implementation).__name__.removesuffix("Impl")
-    version = getattr(implementation, "vllm_flash_attn_version", None)
-    return f"{name} {version}" if version else name

@@ -1,29 +1,29 @@
-"""Pacing of a load: when the next request is sent or the next batch made, and in which phase the load is. Pure: counts
-and times in, decisions out."""
+"""Pacing of a load: when the next request is sent or the next batch is made, and in which phase the load is. Pure:
+counts and times in, decisions out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-SHARED_PERIODS = 2.5  # of the slowest: two of each are whole then, also where they last a fifth longer than before
+SHARED_CYCLES = 2.5  # of the slowest: two of each engine are whole then, also if they last a fifth longer than before
 
 
 class ClosedLoopPacer:
-    """`concurrency` users, each of whom sends its next request when the last one has ended.
+    """`concurrency` users, each of whom sends the next request when the last one has ended.
 
-    A request of n output tokens lives n engine steps. Users of a "staggered" ramp-up start at concurrency/n per step:
-    that spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every
-    other. Users of a "burst" go on ending together (a convoy, as when a batch job sends all it has), so their window is
-    a whole number of the convoy's periods of n + 1 steps, and two at least: one can be compared with another.
+    A request of n output tokens lives n engine steps. Users of a "staggered" ramp-up start at concurrency/n per step.
+    That spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every
+    other. Requests of a "burst" go on ending together (a lockstep cycle, as when a batch job sends all it has). So the
+    window of a burst is a whole number of cycles of n + 1 steps, at least two: then windows can be compared.
 
     Phases: "ramp" for one lifetime of a request, "settle" for `settle_lifetimes` more (so that a request that ends in
-    the window was sent under the full load), "window" for `window_s` or a little more, then "over"; all change at the
-    end of a step. With a fixed number of `requests` there is no window: all users start
-    at once and it is over when the last request has been sent.
+    the window was sent under the full load), "window" for `window_s` or a little more, then "over". All change at the
+    end of a step. With a fixed number of `requests` there is no window: all users start at once, and the phase is
+    "over" as soon as the last request has been sent.
 
-    A loop that is `gated` stays in "settle" until somebody who watches several of them says from when to when the
-    window shall be (`open`), the same for all. A burst's window ends with its last whole period by then.
+    A loop that is `gated` stays in "settle" until `open` tells it the window that it shares with other loops. The
+    window of a burst ends with the last whole cycle before the end of the shared window.
     """
 
     def __init__(
@@ -50,52 +50,42 @@ class ClosedLoopPacer:
         self.given: tuple[float, float] | None = None
 
     def users_due(self) -> int:
-        """The number of users to start now; ask at the beginning, then after every step."""
+        """The number of users to start now. To be called at the beginning, and after every step."""
         share = 1 + int(self.steps * self.concurrency / self.lifetime_steps) if self.staggered else self.concurrency
         due = min(self.concurrency, share)
         due, self.started = due - self.started, due
         return due
 
     def stepped(self, now: float) -> None:
-        """A step has ended."""
+        """Count a step that has ended at `now`."""
         self.steps += 1
         if self.opened_at is None:
-            if self._may_open(now):
+            if self.settled and (not self.gated or (self.given is not None and now >= self.given[0])):
                 self.opened_at, self.opened_step = now, self.steps
         elif self.closed_at is None:
-            if self._period_ends():
+            cycles, rest = divmod(self.steps - self.opened_step, round(self.lifetime_steps + 1))
+            if self.staggered or (cycles >= 2 and rest == 0):
                 self.whole_until = now
-            if self._may_close(now):
+            ends = self.given[1] if self.given else self.opened_at + self.window_s
+            if now >= ends and (self.given or self.whole_until == now):
                 self.closed_at = self.whole_until or now
 
     @property
     def settled(self) -> bool:
+        """Whether the window may open."""
         return self.steps >= self.settled_steps
 
     def open(self, begin: float, end: float) -> None:
-        """Let a gated loop's window be from one time to another."""
+        """Set the begin and the end of a gated loop's window."""
         self.given = begin, end
 
-    def _may_open(self, now: float) -> bool:
-        return self.settled and (not self.gated or (self.given is not None and now >= self.given[0]))
-
-    def _may_close(self, now: float) -> bool:
-        assert self.opened_at is not None
-        if self.given:
-            return now >= self.given[1]
-        return now >= self.opened_at + self.window_s and self.whole_until == now
-
-    def _period_ends(self) -> bool:
-        periods, rest = divmod(self.steps - self.opened_step, round(self.lifetime_steps + 1))
-        return self.staggered or (periods >= 2 and rest == 0)
-
     def sent_s(self, number: int, elapsed_s: float) -> float:
-        """The time from which a request's latency counts, in seconds since the beginning: here when a user is free to
-        send it."""
+        """The time from which a request's latency counts, in seconds since the beginning: here the time at which a user
+        is free to send it."""
         return elapsed_s
 
     def next_request(self) -> int | None:
-        """Number of the request a free user sends now, or None when the loop is over."""
+        """The number of the request that a free user sends now; None if the loop is over."""
         if self.phase == "over":
             return None
         self.sent += 1
@@ -111,15 +101,14 @@ class ClosedLoopPacer:
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """The begin and the end of the window; None for a loop that has no window, or that ended before its window
-        did."""
+        """The begin and the end of the window; None if the loop has no window, or ended before its window did."""
         if self.opened_at is None or self.closed_at is None or self.requests is not None:
             return None
         return self.opened_at, self.closed_at
 
 
 def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
-    """The closed loop that a message tells of; a request lives as many steps as it has output tokens, in the mean."""
+    """The closed loop of a message. The lifetime of a request in steps is the mean number of output tokens."""
     return ClosedLoopPacer(
         load["concurrency"],
         sum(output_tokens) / len(output_tokens),
@@ -132,17 +121,18 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
 
 
 def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:
-    """Seconds of a window that several loops share, the slowest of which has settled `settled_after_s` after it began:
-    those that the load asks for, and of a burst enough for two whole periods."""
-    convoys_s = SHARED_PERIODS * settled_after_s / (1 + load["settle_lifetimes"]) if load["ramp_up"] == "burst" else 0.0
-    return max(float(load["window_s"]), convoys_s)
+    """Seconds of the window that several loops share: those of the load, and for a burst enough for two whole cycles.
+    settled_after_s: Seconds after which the slowest loop has settled."""
+    cycles_s = SHARED_CYCLES * settled_after_s / (1 + load["settle_lifetimes"]) if load["ramp_up"] == "burst" else 0.0
+    return max(float(load["window_s"]), cycles_s)
 
 
 class SchedulePacer:
-    """Requests at given times since the beginning, ascending, each with a user of its own, whatever becomes of those
-    before it; over when the last has been sent. A window it has none.
+    """Requests at given times since the beginning, ascending, each with a user of its own, whatever becomes of the
+    requests before it. The phase is "over" as soon as the last one has been sent, and there is no window.
 
-    Latencies count from when a request is due, so that one that is sent late by a busy front end does not look fast.
+    Latencies count from the time at which a request is due, so that a request that a busy front end sends late does not
+    look fast.
     """
 
     gated = False
@@ -156,11 +146,11 @@ class SchedulePacer:
 
     @property
     def next_s(self) -> float | None:
-        """The time at which the next request is due, in seconds since the beginning; None once all were due."""
+        """The time at which the next request is due, in seconds since the beginning; None after the last one."""
         return self.times[self.due] if self.due < len(self.times) else None
 
     def arrive(self, elapsed_s: float) -> None:
-        """Count as due all requests whose time has come after `elapsed_s` seconds."""
+        """Count all requests as due whose time is at most `elapsed_s`."""
         while self.due < len(self.times) and self.times[self.due] <= elapsed_s:
             self.due += 1
 
@@ -170,13 +160,13 @@ class SchedulePacer:
         return due
 
     def stepped(self, now: float) -> None:
-        """A step has ended, which changes nothing."""
+        """Do nothing: steps do not change a schedule."""
 
     def sent_s(self, number: int, elapsed_s: float) -> float:
         return self.times[number]
 
     def next_request(self) -> int | None:
-        """Number of the request a user sends now, or None where none is due."""
+        """The number of the request that a user sends now; None if no request is due."""
         if self.sent >= self.due:
             return None
         self.sent += 1
@@ -190,13 +180,17 @@ class SchedulePacer:
 def next_batch(
     batching: str, times: Sequence[float], first: int, now: float, most: int, wait_s: float
 ) -> tuple[float, int]:
-    """The time at which the next batch starts, and how many requests it has, the `first` that waits among them.
+    """The time at which the next batch starts, and the number of its requests, which begin with number `first`.
 
-    times: when each request comes, ascending. now: from when on the engine is free. All times are in seconds since one
-    beginning.
-    none: each request alone. static: `most` requests, or all that are left; it waits until they are there. dynamic: as
-    many as have come, `most` at most; it starts when these are there, or when the first has waited for `wait_s`. Raises
-    ValueError for another way to batch."""
+    Args:
+        batching: "none" makes a batch of each request. "static" waits for `most` requests, or all that are left.
+            "dynamic" starts when `most` requests have come, or with fewer when the first one has waited for `wait_s`.
+        times: The time at which each request comes, ascending, in seconds since the beginning.
+        now: The time from which the engine is free.
+
+    Raises:
+        ValueError: There is no such way to batch.
+    """
     last = min(first + most, len(times)) - 1
     match batching:
         case "none":
@@ -213,10 +207,11 @@ def next_batch(
 def batch_rows(
     requests: Sequence[tuple[int, float, int, int]], began: float, stamps: Sequence[float], ended: float
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Rows of the steps of a batch, and of its requests, as a worker tells of them.
+    """The rows of the steps of a batch, and the rows of its requests, as workers report them.
 
-    requests: number, time it was sent, prompt and output tokens of each. began, ended: when the batch did. stamps: the
-    end of each step."""
+    requests: The number, the time of sending, the prompt tokens and the output tokens of each request. began, ended:
+    Times of the batch. stamps: The end of each step.
+    """
     slots = len(requests)
     computed = slots * max(prompt for _, _, prompt, _ in requests)
     steps = [

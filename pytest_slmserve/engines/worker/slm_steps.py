@@ -1,16 +1,17 @@
-"""Plain values of vLLM's steps and limits. Duck-typed: its classes are not stable between releases, so every field may
-be missing."""
+"""Plain values of vLLM's steps and limits. Every field may be missing, because vLLM's classes are not stable between
+releases."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 
 def step_row(scheduler_stats: Any, iteration_stats: Any) -> tuple[Any, ...] | None:
-    """Time, running, waiting, new tokens, prompt tokens, KV usage, preemptions of one engine step. None where nothing
-    was computed: the scheduler reports again when it runs dry."""
+    """Time, running, waiting, new tokens, prompt tokens, KV usage and preemptions of one engine step. None if nothing
+    was computed, because the scheduler reports again when it runs dry."""
     new_tokens = getattr(iteration_stats, "num_generation_tokens", 0)
     if not new_tokens:
         return None
@@ -26,9 +27,12 @@ def step_row(scheduler_stats: Any, iteration_stats: Any) -> tuple[Any, ...] | No
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """The limits an engine really runs with."""
+    """The limits that an engine really runs with, and the package of the front end's event loop, if there is one."""
     cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
     capture = getattr(config.compilation_config, "cudagraph_capture_sizes", None)
+    event_loop = None
+    with suppress(RuntimeError):
+        event_loop = type(asyncio.get_running_loop()).__module__.split(".")[0]
     return {
         "kv_blocks": cache.num_gpu_blocks,
         "block_size": cache.block_size,
@@ -40,13 +44,5 @@ def resolved(config: Any) -> dict[str, Any]:
         "prefix_caching": cache.enable_prefix_caching,
         "async_scheduling": getattr(scheduler, "async_scheduling", None),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "event_loop": event_loop(),
+        "event_loop": event_loop,
     }
-
-
-def event_loop() -> str | None:
-    """The package of the front end's event loop, by name; None outside of a loop."""
-    try:
-        return type(asyncio.get_running_loop()).__module__.split(".")[0]
-    except RuntimeError:
-        return None

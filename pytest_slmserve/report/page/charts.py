@@ -10,16 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, MetricChange, ReleaseHistory
+from pytest_slmserve.analysis.compare.changes import METRICS, Judgement, MetricChange
+from pytest_slmserve.analysis.compare.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, ReleaseHistory
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
-from pytest_slmserve.analysis.points import Figure, Point, Repeats, e2e_s, figure_named, output_rate, point_differences
+from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, factor
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.gains import Fit, fit
 from pytest_slmserve.analysis.verdict import State, Verdict, above
-from pytest_slmserve.report.compare import METRICS as HEADINGS
-from pytest_slmserve.report.compare import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, step_words, value_text
 from pytest_slmserve.report.tables.replicas import MemoryRow, memory_names
 from pytest_slmserve.report.tables.sensors import STEP_PARTS, StepRow
 from pytest_slmserve.report.text_table import figure as shown
@@ -39,7 +38,11 @@ STATES = [state.value for state in (State.PASSES, State.FAILS, State.INCONCLUSIV
 STATE_COLOURS = (COLOURS[2], COLOURS[1], GREY)
 LATENCIES = (("E2E mean", "e2e_s"), ("E2E p99", "e2e_p99_s"), ("TTFT mean", "ttft_s"), ("TPOT mean", "tpot_s"))
 IN_FLIGHT, TOKENS_PER_S = "requests in flight", "output tokens/s"
-HIGHER_IS_BETTER = {metric.name for metric in METRICS if metric.higher_is_better}
+PLANE = "Throughput against latency"
+PLANE_NOTE = (
+    "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % intervals. Hollow: another load beats "
+    "it."
+)
 DASHES = [5, 4]
 STROKES = ([1, 0], [5, 4], [2, 3], [8, 3, 2, 3])  # solid, dashed, dotted, both
 SAMPLES = 60  # of a smooth line
@@ -107,7 +110,7 @@ PADDING = 10  # pixels between marks and the end of an axis
 ROW = 26  # pixels of an interval's row
 
 
-def intervals(points: Sequence[Repeats[Any]], what: Figure = output_rate) -> list[Interval]:
+def intervals(points: Sequence[Point], what: Figure = output_rate) -> list[Interval]:
     """The 95 % interval of each point's mean; the noise is that of all these points."""
     if any(not what(point) for point in points):
         return [Interval(math.nan) for _ in points]
@@ -545,12 +548,12 @@ def _course(
     ]
 
 
-def change_chart(found: Sequence[MetricChange], margin: float, description: str) -> Spec:
+def change_chart(found: Sequence[MetricChange], tolerance: float, description: str) -> Spec:
     """Candidate over baseline of one metric at each load, and the ratio from which on it is worse by the margin."""
     states = {Judgement.WORSE: State.FAILS, Judgement.INCONCLUSIVE: State.INCONCLUSIVE}
     values = []
     for each in found:
-        bound = 1 / (1 + margin) if each.metric in HIGHER_IS_BETTER else 1 + margin
+        bound = 1 / (1 + tolerance) if METRICS[each.metric].higher_is_better else 1 + tolerance
         state = states.get(each.verdict, State.PASSES)
         values.append(_estimate(each.load, each.ratio, bound, state, shown(each.ratio.value, 4)))
     return _intervals(values, "candidate / baseline", description)
@@ -559,13 +562,13 @@ def change_chart(found: Sequence[MetricChange], margin: float, description: str)
 def history(found: ReleaseHistory) -> Spec:
     """One metric over releases: each with its interval and with what became of it since the release before. A line
     joins releases that can be compared."""
-    heading, _ = HEADINGS[found.metric]
+    heading = METRICS[found.metric].heading
     values = _history_rows(found)
     order = [row["release"] for row in values]
     ticks = {"labelAngle": 0 if len(order) < 6 else -30}
     scale = {"type": "point", "padding": 0.5}
     x = {"type": "ordinal", "title": "vLLM", "sort": order, "scale": scale, "axis": ticks}
-    better = "more" if found.metric in HIGHER_IS_BETTER else "less"
+    better = "more" if METRICS[found.metric].higher_is_better else "less"
     y = axis("y", f"{heading} ({better} is better)")
     y["scale"] = {"domain": _history_domain(found), "nice": False, "zero": False}
     place = {"x": {**x, "field": "release"}, "y": {**y, "field": "y"}}
@@ -604,15 +607,15 @@ def history(found: ReleaseHistory) -> Spec:
 
 def _history_rows(found: ReleaseHistory) -> Values:
     """A row for each release. run: number of the line that it lies on. risen, fallen: the ratio of a certain step."""
-    times, run, values = HEADINGS[found.metric][1], 0, list[dict[str, Any]]()
+    times, run, values = METRICS[found.metric].scale, 0, list[dict[str, Any]]()
     for each in found.releases:
         step = each.step
-        words = step_words(step) if step else FIRST_RELEASE
+        words = each.step_words or FIRST_RELEASE
         run += words == NOT_COMPARABLE
         low, high = (None if end is None else times * end for end in (each.mean.low, each.mean.high))
         row = {"release": each.release, "y": times * each.mean.value, "low": low, "high": high, "step": words}
         ratio = shown(step.ratio.value, 4) if step else ""
-        row |= {"shown": value_text(found, each.mean.value), "ratio": ratio, "run": run}
+        row |= {"shown": shown(times * each.mean.value, 4), "ratio": ratio, "run": run}
         certain = step.ratio.value if step and step.verdict in WORDS else 1.0
         values.append(row | {"risen": ratio if certain > 1 else "", "fallen": ratio if certain < 1 else ""})
     return values
@@ -620,7 +623,7 @@ def _history_rows(found: ReleaseHistory) -> Values:
 
 def cut_whiskers(found: ReleaseHistory) -> list[str]:
     """Releases whose interval goes on beyond the chart."""
-    least, most = (end / HEADINGS[found.metric][1] for end in _history_domain(found))
+    least, most = (end / METRICS[found.metric].scale for end in _history_domain(found))
     return [
         each.release
         for each in found.releases
@@ -630,10 +633,10 @@ def cut_whiskers(found: ReleaseHistory) -> list[str]:
 
 def _history_domain(found: ReleaseHistory) -> list[float]:
     """Ends of the axis: every mean, the margin around them, and as much of the intervals as leaves steps visible."""
-    times = HEADINGS[found.metric][1]
+    times = METRICS[found.metric].scale
     means = [times * each.mean.value for each in found.releases]
     ends = [times * end for each in found.releases for end in (each.mean.low, each.mean.high) if end is not None]
-    least, most, margin = min(means), max(means), found.margin * max(means)
+    least, most, margin = min(means), max(means), found.tolerance * max(means)
     reach = max(most - least, FARTHEST * margin)
     low = min(least - margin, max(min(ends, default=least), least - reach))
     high = max(most + margin, min(max(ends, default=most), most + reach))

@@ -9,36 +9,23 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
 
-from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.runs import LAUNCHES, Judgement, RunComparison
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
+from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, Gated, series_of
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
 from pytest_slmserve.analysis.stats.estimates import grouped, percentile
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import screen
-from pytest_slmserve.report.compare import (
-    CHANGES,
-    METRICS,
-    RunSide,
-    case_text,
-    change_rows,
-    comparison_text,
-    counts_text,
-    days_of,
-    history_by_case,
-    measured_facts,
-    rows_of_history,
-)
-from pytest_slmserve.report.compare import COLUMNS as HISTORY
+from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.loads import is_windowed
 from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.page.charts import PLANE, PLANE_NOTE
 from pytest_slmserve.report.page.pictures import rates_picture
+from pytest_slmserve.report.section import Cells, Section, section_text
 from pytest_slmserve.report.tables import replicas as replica_tables
 from pytest_slmserve.report.tables import run as run_tables
 from pytest_slmserve.report.tables.findings import findings
@@ -138,17 +125,7 @@ UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environm
 
 
 @dataclass(frozen=True, slots=True)
-class HtmlTable:
-    """A table of texts. numeric: of each column, whether it stands on the right."""
-
-    caption: str
-    heads: list[str]
-    rows: list[list[str]]
-    numeric: list[bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
+class DrawnChart:
     title: str
     spec: charts.Spec
     note: str = ""
@@ -160,8 +137,8 @@ class Part:
 
     title: str
     look: str
-    charts: list[Chart]
-    tables: list[HtmlTable]
+    charts: list[DrawnChart]
+    tables: list[Cells]
     text: str
 
 
@@ -171,10 +148,18 @@ class PageSection:
     parts: list[Part]
 
 
-def as_table(caption: str, rows: Sequence[Row], columns: Sequence[Column[Row]]) -> HtmlTable:
+def drawn_part(section: Section) -> Part:
+    """A section as the template shows it."""
+    drawn = [DrawnChart(each.title, each.spec, each.note) for each in section.charts() if each.spec]
+    with laid_out(TEXT_WIDTH):
+        text = section_text(section)
+    return Part(section.title, section.look, drawn, section.tables, text)
+
+
+def as_table(caption: str, rows: Sequence[Row], columns: Sequence[Column[Row]]) -> Cells:
     """The table that a terminal shows, with every column that tells something."""
     kept = telling(rows, columns)
-    return HtmlTable(
+    return Cells(
         caption,
         [column.name for column in kept],
         [[column.cell(row) for column in kept] for row in rows],
@@ -190,6 +175,8 @@ def page_content(
 ) -> dict[str, Any]:
     """Names of the template with their values. sections: further ones."""
     gates = [PageSection("Gate", list(map(_gate, found.gates)))] if found.gates else []
+    histories = list(map(drawn_part, history_sections(found.history)))
+    history = [PageSection("History", histories)] if histories else []
     kinds = run_tables.by_outcome(found.judged, strict=found.strict)
     shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
     with laid_out(WIDE):
@@ -213,11 +200,11 @@ def page_content(
             "environments": _environments(measurements),
             "claims": list(_claims(found)),
             "pareto": [
-                Chart(PLANE, charts.pareto(alike), NOTES[PLANE])
+                DrawnChart(PLANE, charts.pareto(alike), NOTES[PLANE])
                 for alike in grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
             ],
             "models": [_model(label, curve, found) for label, curve in shown],
-            "sections": [*gates, *sections, *_replicas(found), *_history(found)],
+            "sections": [*gates, *sections, *_replicas(found), *history],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
             "words": GLOSSARY,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
@@ -269,7 +256,7 @@ def reproduce(measurements: Sequence[Measurement]) -> str:
     return shlex.join(words)
 
 
-def _environments(measurements: Sequence[Measurement]) -> HtmlTable | None:
+def _environments(measurements: Sequence[Measurement]) -> Cells | None:
     """A row for each fact, a column for each kind of environment."""
     each = list({m.environment.key: m.environment for m in measurements}.values())
     names = [field.name for field in fields(Environment) if field.name not in UNSAID]
@@ -277,7 +264,7 @@ def _environments(measurements: Sequence[Measurement]) -> HtmlTable | None:
     values = {name: [getattr(one, name) for one in each] for name in known}
     rows = [[name.replace("_", " "), *(ABSENT if v is None else str(v) for v in row)] for name, row in values.items()]
     heads = ["fact", *("value" if len(each) == 1 else f"environment {i}" for i in range(1, len(each) + 1))]
-    return HtmlTable("Environment", heads, rows, [False] * len(heads)) if rows else None
+    return Cells("Environment", heads, rows, [False] * len(heads)) if rows else None
 
 
 def _claims(found: Findings) -> Iterator[dict[str, Any]]:
@@ -291,7 +278,7 @@ def _claims(found: Findings) -> Iterator[dict[str, Any]]:
             look = "open" if words == "inconclusive" else "bad" if words.isupper() else "good"
             said = {"subject": verdict.subject, "why": run_tables.verdict_reason(verdict, row, strict=found.strict)}
             rows.append({"state": verdict.state.value, "words": words.lower(), "look": look, **said})
-        chart = Chart("Interval of each subject against its bound", spec) if spec else None
+        chart = DrawnChart("Interval of each subject against its bound", spec) if spec else None
         about = {"statement": claim.statement if claim else "", "source": claim.source if claim else ""}
         yield {"name": name, **about, "chart": chart, "verdicts": rows}
 
@@ -317,33 +304,29 @@ def _model(label: str, curve: Curve, found: Findings) -> dict[str, Any]:
         "label": label,
         "head": [line.strip() for line in run_tables.heading(curve)],
         "findings": list(findings(curve, tolerance)),
-        "charts": [Chart(title, spec, NOTES.get(title, "")) for title, spec in made if spec],
+        "charts": [DrawnChart(title, spec, NOTES.get(title, "")) for title, spec in made if spec],
         "quantiles": list(_quantiles({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})),
         "course_title": f"One window at {largest.concurrency} in flight",
-        "course": [Chart(title, spec) for title, spec in course],
+        "course": [DrawnChart(title, spec) for title, spec in course],
         "tables": tables,
         "remarks": [text.strip() for text in run_tables.remarks(curve)],
     }
 
 
-PLANE = "Throughput against latency"
 MEMORY_PARTS = "Memory of the GPU by engine"
 STEP_PARTS = "Where a step goes"
 GAIN = "Bars: 95 % interval. Upright line: one engine alone."
 NOTES = {
-    PLANE: "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % "
-    "intervals. Hollow: another load beats it.",
+    PLANE: PLANE_NOTE,
     "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
     "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
     "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",
-    "History": "Number: the ratio to the release before, where it improved or regressed. No line: not "
-    "comparable. The axis does not begin at 0.",
     STEP_PARTS: STEP_LEGEND,
     "Batch held": "Dashed: every request in flight is in the batch.",
 }
 
 
-def _quantiles(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[Chart]:
+def _quantiles(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[DrawnChart]:
     """Charts of the latencies of all requests under each load, and of the gaps between tokens. of: what a load is."""
     requests = {
         load: [latency.request_latency(m.run.samples, row) for m in each for row in latency.judged_rows(m)]
@@ -355,10 +338,10 @@ def _quantiles(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN
             known = sorted(value for one in seen if (value := getattr(one, f"{name.lower()}_s")) is not None)
             values += _shares(load, partial(percentile, known))
         if values:
-            yield Chart(name, charts.quantiles(name, values, of))
+            yield DrawnChart(name, charts.quantiles(name, values, of))
     gaps = [(load, latency.gaps_of(m.run for m in each)) for load, each in loads.items()]
     if values := [row for load, seen in gaps if seen for row in _shares(load, seen.percentile)]:
-        yield Chart("ITL", charts.quantiles("ITL", values, of))
+        yield DrawnChart("ITL", charts.quantiles("ITL", values, of))
 
 
 def _shares(load: float, latency_s: Callable[[float], float | None]) -> list[dict[str, float]]:
@@ -372,7 +355,7 @@ def load_part(name: str, measured: Sequence[Measurement], slo: Slo | None, good:
     and the latencies of all requests."""
     drawn = []
     if at_rates := [m for m in measured if is_windowed(m.load)]:
-        drawn += [Chart(panel["description"], panel) for panel in rates_picture(at_rates, slo).panels]
+        drawn += [DrawnChart(panel["description"], panel) for panel in rates_picture(at_rates, slo).panels]
         by_load = {m.load.rate: [m] for m in at_rates if isinstance(m.load, OpenLoop)}
         drawn += _quantiles(by_load, "requests/s asked for")
     else:
@@ -386,7 +369,7 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any]
         return None
     rows = [(label, job_goodput(curve, point, slo)) for label, curve in shown for point in curve.valid]
     columns = [column for column in goodput_columns("in\nflight", slo, 4) if column.name in GOODPUT]
-    table = HtmlTable(
+    table = Cells(
         "Goodput of each load",
         ["model", *(column.name for column in columns)],
         [[label, *(column.cell(row) for column in columns)] for label, row in rows],
@@ -397,8 +380,8 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any]
         "bounds": {name: slo.bounds.get(name) for name in ("ttft", "tpot", "e2e")},
         "table": table,
         "charts": [
-            Chart("Goodput over load", charts.goodput_chart(names, loads, "per_s", "goodput, requests/s")),
-            Chart("Share of good requests", charts.goodput_chart(names, loads, "percent", "good requests, %")),
+            DrawnChart("Goodput over load", charts.goodput_chart(names, loads, "per_s", "goodput, requests/s")),
+            DrawnChart("Share of good requests", charts.goodput_chart(names, loads, "percent", "good requests, %")),
         ],
         "requests": [
             {"series": label, "x": point.concurrency, "windows": list(map(_window, point.used))}
@@ -418,7 +401,7 @@ def cost_part(shown: Sequence[tuple[str, Curve]]) -> dict[str, Any] | None:
         for label, p in rows
     ]
     heads = ["model", "in flight", "tokens/s", "mJ per token", "GPU", "energy", "both"]
-    table = HtmlTable("Cost of a million output tokens", heads, cells, [False, *[True] * 6])
+    table = Cells("Cost of a million output tokens", heads, cells, [False, *[True] * 6])
     return {"table": table, "points": [[p.output_tokens_per_s, p.energy_per_token_j] for _, p in rows]}
 
 
@@ -476,9 +459,9 @@ def _replicas(found: Findings) -> Iterator[PageSection]:
             as_table("Sensors", entries, (*replica_tables.NAMES, *replica_tables.SENSED)),
         ]
         tables = [each for each in tables if len(each.heads) > len(replica_tables.NAMES)]
-        drawn = [Chart("Gain over one engine", spec, GAIN)] if spec else []
+        drawn = [DrawnChart("Gain over one engine", spec, GAIN)] if spec else []
         if (used := replica_tables.memory_rows(entries)) and (spec := charts.memory(used)):
-            drawn.append(Chart(MEMORY_PARTS, spec, replica_tables.MEMORY_LEGEND))
+            drawn.append(DrawnChart(MEMORY_PARTS, spec, replica_tables.MEMORY_LEGEND))
             tables.append(as_table(MEMORY_PARTS, used, replica_tables.MEMORY))
         with laid_out(TEXT_WIDTH):
             text = "\n\n".join(replica_tables.replica_report(found.curves, found.shared))
@@ -487,30 +470,10 @@ def _replicas(found: Findings) -> Iterator[PageSection]:
         yield PageSection("Replicas", parts)
 
 
-def _history(found: Findings) -> Iterator[PageSection]:
-    """A part for each case of which several releases were measured."""
-    parts = []
-    for title, alike in history_by_case(found.history).items():
-        steps = {release.step.verdict for each in alike for release in each.releases if release.step}
-        look = "bad" if Judgement.WORSE in steps else "open" if Judgement.INCONCLUSIVE in steps else "good"
-        drawn = []
-        for each in alike:  # of what whiskers are an interval, and which of them are cut
-            of = "launches" if min(release.launches for release in each.releases) >= LAUNCHES else "repeats"
-            cut = charts.cut_whiskers(each)
-            beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
-            note = f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {NOTES['History']}"
-            drawn.append(Chart(METRICS[each.metric][0], charts.history(each), note))
-        with laid_out(TEXT_WIDTH):
-            text = case_text(title, alike)
-        parts.append(Part(title, look, drawn, [as_table(f"History of {title}", rows_of_history(alike), HISTORY)], text))
-    if parts:
-        yield PageSection("History", parts)
-
-
 def _gate(gated: Gated) -> Part:
-    series = (*gated_series(gated.pairs), *shown_series(gated.pairs))
+    series = series_of((*GATED, *SHOWN), gated.pairs)
     with laid_out(TEXT_WIDTH):
-        text = gates.gate_text(gated)
+        text = section_text(gates.gate_section(gated))
     look = GATE_KINDS[gated.outcome][1]
     return endpoint_part(gates.title(gated), look, gated.gated, gated.shown, {each.name: each for each in series}, text)
 
@@ -526,43 +489,16 @@ def endpoint_part(
     """Endpoints of pairs, as a chart and a table."""
     spec = charts.gate_forest([*gated, *shown], series, (each.name for each in gated))
     note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
-    drawn = [Chart("Candidate over baseline", spec, note)] if spec else []
+    drawn = [DrawnChart("Candidate over baseline", spec, note)] if spec else []
     looks = "Dashed: the margin, and no change."
-    drawn += [Chart(f"Interim analyses: {e.name}", charts.interim(e), looks) for e in gated if e.interim]
-    rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
-    tables = [as_table("Endpoints", rows, gates.COLUMNS)] if rows else []
-    if steps := gates.interim_steps(gated):
-        tables.append(as_table("Interim analyses", steps, gates.INTERIM))
-    return Part(title, look, drawn, tables, text)
-
-
-DRAWN = ("output_tokens_per_s", "ttft_s", "tpot_s", "e2e_s")
-
-
-def of_runs(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Part:
-    """Both sides in the Pareto plane, ratios of the main metrics at each load, and every metric in tables."""
-    sides = {"baseline": baseline, "candidate": candidate}
-    curves = [
-        (f"{name}, {curve.subject}", curve)
-        for name, side in sides.items()
-        for curve in stored_curves(side.measurements, ())
-        if curve.valid
-    ]
-    drawn = [Chart(PLANE, charts.pareto(curves), NOTES[PLANE])] if curves else []
-    tables = []
-    for subject, changes in grouped(found.changes, lambda each: each.subject).items():
-        for name in DRAWN:
-            if alike := [each for each in changes if each.metric == name]:
-                title = f"{subject}: {METRICS[name][0]}"
-                drawn.append(Chart(title, charts.change_chart(alike, found.margin, title)))
-        tables.append(as_table(subject, change_rows(changes), CHANGES))
-    with laid_out(TEXT_WIDTH):
-        text = comparison_text(baseline, candidate, found)
-    look = "bad" if found.counts[Judgement.WORSE] else "open" if found.counts[Judgement.INCONCLUSIVE] else "good"
-    return Part(f"{candidate.name} against {baseline.name}: {counts_text(found)}", look, drawn, tables, text)
+    drawn += [DrawnChart(f"Interim analyses: {e.name}", charts.interim(e), looks) for e in gated if e.interim]
+    endpoints, _, interim = gates.comparison_parts(gated, shown)
+    return Part(title, look, drawn, [part.cells for part in (endpoints, interim) if part.rows], text)
 
 
 def of_sweep(curve: Curve, tolerance: float, text: str) -> Part:
     """A sweep of external results."""
-    drawn = [Chart(f"{curve.axes.throughput} over the load", charts.throughput(curve, curve.plateau(tolerance).value))]
+    drawn = [
+        DrawnChart(f"{curve.axes.throughput} over the load", charts.throughput(curve, curve.plateau(tolerance).value))
+    ]
     return Part(curve.subject, "open", drawn, [], text)

@@ -28,7 +28,7 @@ from pytest_slmserve.analysis.claims.job_claims import (
 )
 from pytest_slmserve.analysis.compare.deployments import PairReplicas as Pair
 from pytest_slmserve.analysis.compare.deployments import compared, deployments, on_several_gpus
-from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, gated_series, nothing_counts, shown_series
+from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, SIDES, Gated, nothing_counts, series_of
 from pytest_slmserve.analysis.metrics.latency import Slo
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
 from pytest_slmserve.analysis.metrics.summary import summarize
@@ -38,7 +38,6 @@ from pytest_slmserve.analysis.points import (
     CONTINUOUS,
     JobPoint,
     Point,
-    Repeats,
     figure_named,
     figure_ratio,
     output_rate,
@@ -172,7 +171,7 @@ def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
     drawn = []
     for gated in gates:
         name = f"gate-{gated.model}" + (f"-{gated.gate}" if often[gated.model] > 1 else "")
-        series = {each.name: each for each in (*gated_series(gated.pairs), *shown_series(gated.pairs))}
+        series = {each.name: each for each in series_of((*GATED, *SHOWN), gated.pairs)}
         spec = gate_forest([*gated.gated, *gated.shown], series, (each.name for each in gated.gated))
         if spec is None:
             drawn.append(Picture(name, why_not=nothing_counts(gated.dropped)))
@@ -530,7 +529,7 @@ def _replica_device(origins: tuple[str, ...], found: Sequence[_Compared], ways: 
                 pairs = [pair for pair in each.pairs.get(way, ()) if _finite(pair[0], field) is not None]
                 first = _finite(pairs[0][1], field) if pairs else None
                 over = first if kind == "relative" else 1.0
-                sides: list[tuple[int, Repeats[Any]]] = [(shared.count, shared) for shared, _ in pairs]
+                sides: list[tuple[int, Point]] = [(shared.count, shared) for shared, _ in pairs]
                 sides = [*([(1, pairs[0][1])] if first else []), *sides]
                 for count, side in sides if over else []:
                     x = _beside(counts, count, number, len(found))

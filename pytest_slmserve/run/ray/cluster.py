@@ -39,7 +39,7 @@ from pytest_slmserve.run.ray.remote import Answer, RemoteEngine, unpacked
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
 from pytest_slmserve.schema.loads import is_steady
-from pytest_slmserve.telemetry.host_probe import Host, probe, this_host
+from pytest_slmserve.telemetry.host import Host, probe, this_host
 
 TICK_S = 0.5
 LEAST_QUIET_S = 600.0

@@ -26,7 +26,7 @@ from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.ray.remote import look_around
 from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage, Platform, SlmError, named
-from pytest_slmserve.telemetry.host_probe import Host
+from pytest_slmserve.telemetry.host import Host
 
 ANSWER_S = 30.0  # seen: 2 s
 LOOK_S = 120.0  # a node starts an interpreter, and looks at another

@@ -17,7 +17,7 @@ from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup
-from pytest_slmserve.telemetry.host_probe import Host, probe
+from pytest_slmserve.telemetry.host import Host, probe
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import H200, measurement, point, without
+from strategies import H200, judge, measurement, point, without
 
 from pytest_slmserve.analysis.claims.claim import NEXT_SMALLER
 from pytest_slmserve.analysis.claims.gpu_claims import (
@@ -21,12 +21,6 @@ from pytest_slmserve.analysis.claims.gpu_claims import (
     NO_PROFILE,
     NO_UTIL,
     at_table_1,
-    cheaper_tokens,
-    dearer_models,
-    few_warps,
-    memory_bound,
-    util_falls,
-    util_saturates_first,
 )
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -46,13 +40,18 @@ ORDINARY = {
     "energy_per_token_j": [0.1, 0.1],
     "power_limit_w": [700.0, 700.0],
 }
-BOUNDS = {
-    few_warps: (0.5,),
-    util_saturates_first: (1.5, 0.9),
-    memory_bound: (1.0,),
-    cheaper_tokens: (0.5,),
-}
-of_one_curve = pytest.mark.parametrize("judge", BOUNDS, ids=lambda judge: judge.__name__)
+FEW_WARPS, SATURATES_FIRST = "occupancy-below-a-saturated-kernel", "gpu-util-saturates-first"
+MEMORY_BOUND, UTIL_FALLS = "decode-stays-memory-bound", "gpu-util-falls-at-the-largest-load"
+CHEAPER, DEARER = "energy-per-token-falls-with-load", "energy-per-token-grows-with-model"
+OF_ONE_CURVE = (FEW_WARPS, SATURATES_FIRST, MEMORY_BOUND, CHEAPER)
+few_warps = partial(judge, FEW_WARPS, threshold=0.5)
+util_saturates_first, memory_bound = partial(judge, SATURATES_FIRST), partial(judge, MEMORY_BOUND)
+cheaper_tokens, dearer_models = partial(judge, CHEAPER), partial(judge, DEARER)
+
+
+def judged(claim, curve):
+    """The verdict on a claim on one sweep."""
+    return few_warps(curve) if claim == FEW_WARPS else judge(claim, curve)
 
 
 def sensed(concurrency, rates=None, **figures):
@@ -101,9 +100,9 @@ ENERGY = ("energy_per_token_j", "power_w")
 
 
 def test_no_share_is_said_to_be_below_nothing_or_above_all():
-    verdict = few_warps(sweep("sm_occupancy", [0.02, 0.10], [0.02, 0.10], [0.02, 0.10]), 0.5)
+    verdict = few_warps(sweep("sm_occupancy", [0.02, 0.10], [0.02, 0.10], [0.02, 0.10]))
     assert verdict.low == 0.0 and "95 %: 0 % to" in verdict.why
-    assert few_warps(sweep("sm_occupancy", [0.9, 1.0], [0.9, 1.0], [0.9, 1.0]), 0.5).high == 1.0
+    assert few_warps(sweep("sm_occupancy", [0.9, 1.0], [0.9, 1.0], [0.9, 1.0])).high == 1.0
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_no_share_is_said_to_be_below_nothing_or_above_all():
     [([0.15, 0.151], PASSES), ([0.6, 0.601], FAILS), ([0.45, 0.55], INCONCLUSIVE), ([0.2, 0.9], INCONCLUSIVE)],
 )
 def test_warps_at_the_largest_load(at_largest, state):
-    verdict = few_warps(sweep("sm_occupancy", 0.9, 0.9, at_largest), 0.5)
+    verdict = few_warps(sweep("sm_occupancy", 0.9, 0.9, at_largest))
     assert (verdict.state, verdict.value, verdict.threshold) == (state, pytest.approx(fmean(at_largest)), 0.5)
     assert verdict.records == ("16-0", "16-1") and "at 16 in flight" in verdict.why
     assert "70 % of the SMs had work" in verdict.why
@@ -119,7 +118,7 @@ def test_warps_at_the_largest_load(at_largest, state):
 
 def test_interval_of_the_warps_by_hand():
     # spread within the groups 0.02 apart, 0 and 0: sd = sqrt(0.0002 / 3) with 3 degrees of freedom, 3.1824 for 95 %
-    verdict = few_warps(sweep("sm_occupancy", [0.11, 0.13], [0.2, 0.2], [0.15, 0.15]), 0.5)
+    verdict = few_warps(sweep("sm_occupancy", [0.11, 0.13], [0.2, 0.2], [0.15, 0.15]))
     half = 3.1824 * (0.0002 / 3) ** 0.5 / 2**0.5
     assert (verdict.value, verdict.low, verdict.high) == pytest.approx((0.15, 0.15 - half, 0.15 + half), abs=1e-6)
     assert half == pytest.approx(0.01837, abs=1e-5)
@@ -132,7 +131,7 @@ def test_launches_that_measured_equally_often_are_what_is_repeated():
         return replace(sensed(load, [100.0] * 4, sm_occupancy=[*occupancy]), used=used)
 
     quiet = [of_two_launches(load, 0.2, 0.2, 0.2, 0.2) for load in (1, 4)]
-    verdict = few_warps(curve_of(*quiet, of_two_launches(16, 0.10, 0.10, 0.14, 0.14)), 0.15)
+    verdict = few_warps(curve_of(*quiet, of_two_launches(16, 0.10, 0.10, 0.14, 0.14)), threshold=0.15)
     half = 3.1824 * (0.04**2 / 3) ** 0.5 / 4**0.5
     assert (verdict.low, verdict.high) == pytest.approx((0.12 - half, 0.12 + half), abs=1e-6)
     assert verdict.state is INCONCLUSIVE, "four repeats for themselves would tell 0.12 within 0.015"
@@ -157,44 +156,44 @@ def served(*rates, util):
     ],
 )
 def test_throughput_after_utilisation_is_full(rates, util, state):
-    assert util_saturates_first(served(*rates, util=util), 1.5, 0.9).state is state
+    assert util_saturates_first(served(*rates, util=util)).state is state
 
 
 def test_utilisation_at_its_end_is_told_with_the_factor():
-    verdict = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.95, 1.0, 1.0)), 1.5, 0.9)
+    verdict = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.95, 1.0, 1.0)))
     assert verdict.value == pytest.approx(9.0) and verdict.low < 9 < verdict.high
     assert "utilisation is 95 % at 1 in flight already, where 16 in flight serve 9 times" in verdict.why
-    never = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.5, 0.6, 0.7)), 1.5, 0.9)
+    never = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.5, 0.6, 0.7)))
     assert never.why == "GPU utilisation stays below 90 %: 70 % (95 %: 70 % to 70 %) at most"
 
 
 def test_a_load_below_the_full_one_is_no_growth_after_it():
     falling = served(100.0, 900.0, 300.0, util=(0.5, 0.6, 0.95))
-    assert util_saturates_first(falling, 1.5, 0.9).state is FAILS, "the best load came before"
+    assert util_saturates_first(falling).state is FAILS, "the best load came before"
 
 
 def test_a_utilisation_that_may_be_full_is_inconclusive():
     unsure = sweep("gpu_util", 0.5, 0.6, [0.80, 0.99])
-    assert util_saturates_first(unsure, 1.5, 0.9).state is INCONCLUSIVE
+    assert util_saturates_first(unsure).state is INCONCLUSIVE
 
 
 def test_noise_leaves_open_whether_utilisation_is_full_at_a_smaller_load():
     """From 1 in flight throughput grows 9 times, from 4 on no more: who says "fails" has to know that it is not 1."""
     unsure = served(100.0, 900.0, 910.0, util=([0.80, 0.99], 0.95, 1.0))
-    verdict = util_saturates_first(unsure, 1.5, 0.9)
+    verdict = util_saturates_first(unsure)
     assert verdict.state is INCONCLUSIVE and "noise leaves open whether 90 % are reached at 1" in verdict.why
-    assert util_saturates_first(served(100.0, 900.0, 910.0, util=(0.80, 0.95, 1.0)), 1.5, 0.9).state is FAILS
+    assert util_saturates_first(served(100.0, 900.0, 910.0, util=(0.80, 0.95, 1.0))).state is FAILS
 
 
 def test_throughput_at_the_largest_load_over_itself_is_one_without_noise():
-    verdict = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.5, 0.6, 0.95)), 1.5, 0.9)
+    verdict = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.5, 0.6, 0.95)))
     assert (verdict.state, verdict.value, verdict.low, verdict.high) == (FAILS, 1.0, 1.0, 1.0)
 
 
-@pytest.mark.parametrize("judge", [partial(util_saturates_first, full=0.9), util_falls], ids=["saturates", "falls"])
-def test_a_utilisation_of_0_while_tokens_come_was_not_measured(judge):
-    assert judge(served(100.0, 300.0, 900.0, util=(0.0, 0.0, 0.0)), bound=1.5).why == NO_UTIL
-    assert judge(served(100.0, 300.0, 900.0, util=(0.0, 0.9, 0.9)), bound=1.5).why == f"{NO_UTIL} at 1 in flight"
+@pytest.mark.parametrize("claim", [SATURATES_FIRST, UTIL_FALLS])
+def test_a_utilisation_of_0_while_tokens_come_was_not_measured(claim):
+    assert judge(claim, served(100.0, 300.0, 900.0, util=(0.0, 0.0, 0.0))).why == NO_UTIL
+    assert judge(claim, served(100.0, 300.0, 900.0, util=(0.0, 0.9, 0.9))).why == f"{NO_UTIL} at 1 in flight"
 
 
 # Memory against tensor cores
@@ -210,7 +209,7 @@ def test_a_utilisation_of_0_while_tokens_come_was_not_measured(judge):
     ],
 )
 def test_the_load_at_which_memory_is_least_near_decides(gaps, state):
-    verdict = memory_bound(sweep("saturation_gap", *gaps), 1.0)
+    verdict = memory_bound(sweep("saturation_gap", *gaps))
     assert verdict.state is state
     assert f"least at {4 ** gaps.index(min(gaps, key=fmean))} in flight" in verdict.why
     assert verdict.n == 6, "it rests on all loads"
@@ -220,7 +219,7 @@ def test_the_factor_of_the_memory_by_hand():
     # ln 2 and ln 2 less 0.02, plus 0.02: the sd of each group is 0.02 * sqrt 2, pooled the same, 3 degrees of freedom
     log2 = 0.6931472
     pair = [log2 - 0.02, log2 + 0.02]
-    verdict = memory_bound(sweep("saturation_gap", pair, [1 - 0.02, 1 + 0.02], [2 - 0.02, 2 + 0.02]), 1.0)
+    verdict = memory_bound(sweep("saturation_gap", pair, [1 - 0.02, 1 + 0.02], [2 - 0.02, 2 + 0.02]))
     half = 3.1824 * 0.02 * 2**0.5 / 2**0.5
     assert verdict.value == pytest.approx(2.0, rel=1e-5)
     assert (verdict.low, verdict.high) == pytest.approx((2 * 2.718281828**-half, 2 * 2.718281828**half), rel=1e-5)
@@ -229,9 +228,9 @@ def test_the_factor_of_the_memory_by_hand():
 def test_tensor_cores_that_did_not_run_at_a_load_are_no_doubt():
     still = drop(sweep("saturation_gap", 1.7, 1.7, 1.7), ["saturation_gap"], at=1)
     still = replace(still, points=(replace(still.points[0], decode_tensor=0.0), *still.points[1:]))
-    assert memory_bound(still, 1.0).state is PASSES
+    assert memory_bound(still).state is PASSES
     never = drop(still, ["saturation_gap"])
-    assert (memory_bound(never, 1.0).state, memory_bound(never, 1.0).why) == (INCONCLUSIVE, IDLE_TENSOR)
+    assert (memory_bound(never, 1.0).state, memory_bound(never).why) == (INCONCLUSIVE, IDLE_TENSOR)
 
 
 # Energy of a token in one sweep
@@ -247,14 +246,14 @@ def test_tensor_cores_that_did_not_run_at_a_load_are_no_doubt():
     ],
 )
 def test_energy_of_a_token_at_the_largest_load(joules, state):
-    verdict = cheaper_tokens(sweep("energy_per_token_j", *joules), 0.5)
+    verdict = cheaper_tokens(sweep("energy_per_token_j", *joules))
     assert (verdict.state, verdict.value) == (state, pytest.approx(fmean(joules[2]) / fmean(joules[0])))
     assert verdict.records == ("1-0", "1-1", "16-0", "16-1")
 
 
 def test_interval_of_an_energy_ratio_by_hand():
     # logs 2 ln 1.01 apart in one group of three, 0 in the others: sd = ln 1.01 * sqrt(2 / 3), 3 degrees of freedom
-    verdict = cheaper_tokens(sweep("energy_per_token_j", [1 / 1.01, 1.01], [0.5, 0.5], [0.2, 0.2]), 0.5)
+    verdict = cheaper_tokens(sweep("energy_per_token_j", [1 / 1.01, 1.01], [0.5, 0.5], [0.2, 0.2]))
     half = 3.1824 * 0.00995033 * (2 / 3) ** 0.5
     ratio = 0.2 / fmean([1 / 1.01, 1.01])
     assert verdict.value == pytest.approx(ratio)
@@ -263,7 +262,7 @@ def test_interval_of_an_energy_ratio_by_hand():
 
 def test_another_power_limit_is_another_card():
     moved = curve_of(sensed(1, power_limit_w=500.0), sensed(4), sensed(16, energy_per_token_j=0.01))
-    verdict = cheaper_tokens(moved, 0.5)
+    verdict = cheaper_tokens(moved)
     assert (verdict.state, verdict.why) == (INCONCLUSIVE, "measured under power limits of 500 W and 700 W")
 
 
@@ -271,40 +270,40 @@ def test_another_power_limit_is_another_card():
 
 
 @pytest.mark.parametrize(
-    ("judge", "names", "why"),
+    ("claim", "names", "why"),
     [
-        (few_warps, PROFILE, NO_PROFILE),
-        (util_saturates_first, ["gpu_util"], NO_UTIL),
-        (memory_bound, PROFILE, NO_PROFILE),
-        (memory_bound, DECODING, NO_DECODING),
-        (cheaper_tokens, ENERGY, NO_ENERGY),
+        (FEW_WARPS, PROFILE, NO_PROFILE),
+        (SATURATES_FIRST, ["gpu_util"], NO_UTIL),
+        (MEMORY_BOUND, PROFILE, NO_PROFILE),
+        (MEMORY_BOUND, DECODING, NO_DECODING),
+        (CHEAPER, ENERGY, NO_ENERGY),
     ],
 )
-def test_without_the_sensor_nothing_is_known(judge, names, why):
+def test_without_the_sensor_nothing_is_known(claim, names, why):
     curve = drop(sweep("sm_occupancy", 0.1, 0.1, 0.1), [n for n in names if n in ORDINARY])
-    verdict = judge(curve, *BOUNDS[judge])
+    verdict = judged(claim, curve)
     assert (verdict.state, verdict.why, verdict.value) == (INCONCLUSIVE, why, None)
 
 
 @pytest.mark.parametrize(
-    ("judge", "names", "at", "why"),
+    ("claim", "names", "at", "why"),
     [
-        (few_warps, ["sm_occupancy"], 16, NO_PROFILE),
-        (util_saturates_first, ["gpu_util"], 1, f"{NO_UTIL} at 1 in flight"),
-        (memory_bound, ["dram_active", "saturation_gap"], 4, f"{NO_PROFILE} at 4 in flight"),
-        (memory_bound, DECODING, 16, f"{NO_DECODING} at 16 in flight"),
-        (cheaper_tokens, ["energy_per_token_j"], 16, f"{NO_ENERGY} at 16 in flight"),
+        (FEW_WARPS, ["sm_occupancy"], 16, NO_PROFILE),
+        (SATURATES_FIRST, ["gpu_util"], 1, f"{NO_UTIL} at 1 in flight"),
+        (MEMORY_BOUND, ["dram_active", "saturation_gap"], 4, f"{NO_PROFILE} at 4 in flight"),
+        (MEMORY_BOUND, DECODING, 16, f"{NO_DECODING} at 16 in flight"),
+        (CHEAPER, ["energy_per_token_j"], 16, f"{NO_ENERGY} at 16 in flight"),
     ],
 )
-def test_a_load_that_was_not_seen_is_not_guessed(judge, names, at, why):
-    verdict = judge(drop(sweep("sm_occupancy", 0.1, 0.1, 0.1), names, at), *BOUNDS[judge])
+def test_a_load_that_was_not_seen_is_not_guessed(claim, names, at, why):
+    verdict = judged(claim, drop(sweep("sm_occupancy", 0.1, 0.1, 0.1), names, at))
     assert (verdict.state, verdict.why) == (INCONCLUSIVE, why)
 
 
-@of_one_curve
-def test_obstacles_of_the_sweep_come_first(judge):
+@pytest.mark.parametrize("claim", OF_ONE_CURVE)
+def test_obstacles_of_the_sweep_come_first(claim):
     whole = sweep("sm_occupancy", 0.1, 0.1, 0.1)
-    assert judge(whole, *BOUNDS[judge]).state in (PASSES, FAILS)
+    assert judged(claim, whole).state in (PASSES, FAILS)
     single = replace(whole, points=tuple(sensed(4**i, [100.0]) for i in range(3)))
     for curve, why in (
         (replace(whole, missing=(64,)), "not measured at 64 in flight"),
@@ -313,13 +312,13 @@ def test_obstacles_of_the_sweep_come_first(judge):
         (single, "--slm-repeats 2"),
         (Curve(subject="opt-1.3b"), "0 valid points"),
     ):
-        verdict = judge(curve, *BOUNDS[judge])
+        verdict = judged(claim, curve)
         assert verdict.state is INCONCLUSIVE and why in verdict.why
 
 
 def test_a_figure_known_of_one_repeat_only_has_no_interval():
     once = curve_of(*(sensed(4**i, sm_occupancy=[0.1, None]) for i in range(3)))
-    verdict = few_warps(once, 0.5)
+    verdict = few_warps(once)
     assert (verdict.state, verdict.value, verdict.low) == (INCONCLUSIVE, 0.1, None)
     assert verdict.why.endswith("known for one repeat only: --slm-repeats 2")
 
@@ -346,7 +345,7 @@ SMALL, LARGE = table_1("opt-125m", [0.0099, 0.0101]), table_1("opt-1.3b", [0.049
     ],
 )
 def test_a_larger_model_against_the_next_smaller(large, state):
-    verdict = dearer_models(table_1("opt-1.3b", large), [SMALL], 1.0)
+    verdict = dearer_models(table_1("opt-1.3b", large), [SMALL])
     assert (verdict.state, verdict.value) == (state, pytest.approx(fmean(large) / 0.01))
     assert verdict.subject == "opt-1.3b" and "opt-125m 0.01 J a token at 512 in flight" in verdict.why
     assert set(verdict.records) == {"256-0", "256-1", "512-0", "512-1"}
@@ -354,7 +353,7 @@ def test_a_larger_model_against_the_next_smaller(large, state):
 
 def test_one_repeat_of_each_model_is_inconclusive():
     single = [curve_of(sensed(n, [1e4], energy_per_token_j=[j]), subject=m) for m, n, j in (("opt-125m", 512, 0.01),)]
-    verdict = dearer_models(curve_of(sensed(256, [1e4], energy_per_token_j=[0.05])), single, 1.0)
+    verdict = dearer_models(curve_of(sensed(256, [1e4], energy_per_token_j=[0.05])), single)
     assert (verdict.state, verdict.value) == (INCONCLUSIVE, pytest.approx(5)) and "--slm-repeats 2" in verdict.why
 
 
@@ -375,33 +374,33 @@ def test_only_like_is_compared_with_like(other, missing):
     if other.workload and other.workload.mean_output_tokens == 16:
         m = other.measurements[0]
         other = replace(other, measurements=(replace(m, workload=replace(m.workload, hash="another")),))
-    verdict = dearer_models(LARGE, [other], 1.0)
+    verdict = dearer_models(LARGE, [other])
     assert verdict.state is INCONCLUSIVE and verdict.why.startswith(f"no energy of {missing} at ")
-    assert dearer_models(LARGE, [other, SMALL], 1.0).state is PASSES, "the right one is found beside it"
+    assert dearer_models(LARGE, [other, SMALL]).state is PASSES, "the right one is found beside it"
 
 
 def test_engines_may_differ_in_what_the_weights_leave_and_in_nothing_else():
     [m] = SMALL.measurements
     less = replace(SMALL, measurements=(replace(m, spec=replace(m.spec, kv_cache_bytes=1 << 30)),))
     eager = replace(SMALL, measurements=(replace(m, spec=replace(m.spec, enforce_eager=True)),))
-    assert dearer_models(LARGE, [less], 1.0).state is PASSES
-    assert dearer_models(LARGE, [eager], 1.0).state is INCONCLUSIVE
+    assert dearer_models(LARGE, [less]).state is PASSES
+    assert dearer_models(LARGE, [eager]).state is INCONCLUSIVE
 
 
 def test_models_under_other_power_limits_are_not_compared():
-    verdict = dearer_models(LARGE, [table_1("opt-125m", [0.0099, 0.0101], limit=500.0)], 1.0)
+    verdict = dearer_models(LARGE, [table_1("opt-125m", [0.0099, 0.0101], limit=500.0)])
     assert (verdict.state, verdict.why) == (INCONCLUSIVE, "measured under power limits of 500 W and 700 W")
 
 
 def test_its_own_energy_may_be_missing_too():
-    verdict = dearer_models(drop(LARGE, ["energy_per_token_j"]), [SMALL], 1.0)
+    verdict = dearer_models(drop(LARGE, ["energy_per_token_j"]), [SMALL])
     assert (verdict.state, verdict.why) == (INCONCLUSIVE, "no energy of opt-1.3b at 256 in flight")
 
 
 @pytest.mark.parametrize("model", ["opt-125m", "opt-350m", "qwen2.5-3b", ""])
 def test_models_without_a_smaller_one_in_the_table(model):
     assert model not in NEXT_SMALLER
-    assert dearer_models(Curve(subject=model), [SMALL, LARGE], 1.0).why == "no smaller model in table 1"
+    assert dearer_models(Curve(subject=model), [SMALL, LARGE]).why == "no smaller model in table 1"
 
 
 def test_the_order_of_the_models_is_that_of_the_table():
@@ -440,8 +439,8 @@ def any_curves(draw):
 
 @given(any_curves(), st.lists(any_curves(), max_size=2))
 def test_judging_is_total_and_sure_only_with_an_interval(curve, others):
-    verdicts = [judge(curve, *bounds) for judge, bounds in BOUNDS.items()]
-    for verdict in (*verdicts, dearer_models(curve, others, 1.0)):
+    verdicts = [judged(claim, curve) for claim in OF_ONE_CURVE]
+    for verdict in (*verdicts, dearer_models(curve, others)):
         assert verdict.subject == curve.subject and verdict.why
         if verdict.state is not INCONCLUSIVE and verdict.value is not None:
             rounding = 1e-9 * abs(verdict.value) if isfinite(verdict.value) else 0.0
@@ -473,8 +472,8 @@ def noisy(chance, scale):
 @given(st.integers(0, 10**6), st.floats(0, 0.4), st.floats(1, 2))
 def test_more_noise_never_decides(seed, scale, more):
     quiet, loud = noisy(random.Random(seed), scale), noisy(random.Random(seed), scale * more)
-    for judge in (few_warps, memory_bound, cheaper_tokens):
-        one, other = judge(quiet, *BOUNDS[judge]), judge(loud, *BOUNDS[judge])
+    for claim in (FEW_WARPS, MEMORY_BOUND, CHEAPER):
+        one, other = judged(claim, quiet), judged(claim, loud)
         assert one.value == pytest.approx(other.value)
         assert other.state in (one.state, INCONCLUSIVE)
         assert one.state is not INCONCLUSIVE or other.state is INCONCLUSIVE
@@ -491,11 +490,11 @@ def test_more_noise_never_decides(seed, scale, more):
 def test_what_fails_at_the_loads_of_an_adaptive_sweep_need_not_fail_between_them(rates, util, state):
     whole = served(*rates, util=util)
     part = replace(whole, adaptive=True, unneeded=(2, 8))
-    verdict = util_saturates_first(part, 1.5, 0.9)
+    verdict = util_saturates_first(part)
     assert verdict.state is state and "adaptive sweep: judged at 1, 4, 16 in flight" in verdict.why
-    assert util_saturates_first(whole, 1.5, 0.9).state is (PASSES if state is PASSES else FAILS)
+    assert util_saturates_first(whole).state is (PASSES if state is PASSES else FAILS)
 
 
 def test_every_load_means_every_load_measured():
     part = replace(served(100.0, 300.0, 900.0, util=(1.0, 1.0, 1.0)), adaptive=True, unneeded=(2, 8))
-    assert memory_bound(part, 1.0).why.endswith("(adaptive sweep: judged at 1, 4, 16 in flight)")
+    assert memory_bound(part).why.endswith("(adaptive sweep: judged at 1, 4, 16 in flight)")

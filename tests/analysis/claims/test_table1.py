@@ -29,7 +29,7 @@ def test_the_table(model, published, longest, known):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_paper_overcommits_two_models_which_fit_only_on_the_average(model):
-    verdict = table1.published_batch_fits(f"facebook/{model}")
+    verdict = table1.judge_arithmetic("table-1-batch-fits", f"facebook/{model}")
     overcommitted = model in ("opt-1.3b", "opt-6.7b")
     assert verdict.state is (State.FAILS if overcommitted else State.PASSES)
     assert ("mean length" in verdict.why) is overcommitted
@@ -38,15 +38,14 @@ def test_the_paper_overcommits_two_models_which_fit_only_on_the_average(model):
 
 def test_fifty_megabytes_is_off_by_three():
     assert table1.request_bytes("opt-1.3b") == 150_994_944
-    assert table1.published_request_size("facebook/opt-1.3b").state is State.FAILS
-    assert (
-        "151 MB, 3.0 times the paper's 50 MB; 256 tokens take 50.3 MB" in table1.published_request_size("opt-1.3b").why
-    )
-    assert table1.published_request_size("opt-2.7b").state is State.INCONCLUSIVE
+    verdict = table1.judge_arithmetic("table-1-request-size", "facebook/opt-1.3b")
+    assert verdict.state is State.FAILS
+    assert "151 MB, 3.0 times the paper's 50 MB; 256 tokens take 50.3 MB" in verdict.why
+    assert table1.judge_arithmetic("table-1-request-size", "opt-2.7b").state is State.INCONCLUSIVE
 
 
 def test_a_model_that_the_table_has_not_is_inconclusive():
-    assert table1.published_batch_fits("opt-tiny").state is State.INCONCLUSIVE
+    assert table1.judge_arithmetic("table-1-batch-fits", "opt-tiny").state is State.INCONCLUSIVE
 
 
 @given(st.sampled_from(MODELS), st.integers(30, 200))

@@ -10,16 +10,8 @@ import pytest
 from scripts import BASELINES, needs_checkout
 from stored_records import KNOWN, engine_alone, repeats
 
-from pytest_slmserve.analysis.compare.runs import (
-    HOSTS,
-    LAUNCHES,
-    Judgement,
-    ReleaseHistory,
-    compare_runs,
-    release_histories,
-    release_order,
-)
-from pytest_slmserve.analysis.gate.decision import MARGIN
+from pytest_slmserve.analysis.compare.changes import HOSTS, LAUNCHES, TOLERANCE, Judgement, compare
+from pytest_slmserve.analysis.compare.history import ReleaseHistory, release_histories, release_order
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
@@ -56,7 +48,7 @@ def test_a_release_that_is_slower_by_a_tenth_is_marked_and_noise_is_not(seed):
     assert tpot.releases[2].step.ratio.value == pytest.approx(1.1, rel=0.005)
 
 
-def test_noise_beyond_the_margin_is_inconclusive():
+def test_noise_beyond_the_tolerance_is_inconclusive():
     rows = zip(RELEASES, ([900, 1100], [990, 1010], [800, 1150]))
     found = release_histories([m for version, rates in rows for m in release(version, rates)])
     assert {verdict for each in found for verdict in verdicts(each)} == {None, Judgement.INCONCLUSIVE}
@@ -164,7 +156,7 @@ def test_two_engines_have_a_history_each_and_a_new_argument_goes_on_with_the_old
 @pytest.fixture(scope="module")
 def ledgers():
     needs_checkout()
-    paths = sorted(BASELINES.glob("h200-vllm-*-ledger.jsonl.xz"))
+    paths = sorted(BASELINES.glob("h200-vllm-*-history.jsonl.xz"))
     assert len(paths) >= 4
     return [read(path).measurements for path in paths]
 
@@ -173,7 +165,7 @@ def test_each_step_is_what_compare_says_of_the_two_releases(ledgers):
     found = release_histories([m for each in ledgers for m in each])
     assert {each.subject for each in found} == {"opt-1.3b at 512 in flight", "opt-125m at 512 in flight"}
     for number, (there, here) in enumerate(pairwise(ledgers), start=1):
-        compared = {(c.subject, c.load, c.metric): c for c in compare_runs(there, here, MARGIN).changes}
+        compared = {(c.subject, c.load, c.metric): c for c in compare(there, here, TOLERANCE).changes}
         for each in found:
             step = each.releases[number].step
             other = compared[step.subject, step.load, step.metric]

@@ -13,27 +13,29 @@ from hypothesis import strategies as st
 from scripts import BASELINES, in_checkout
 from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, repeats
 
-from pytest_slmserve.analysis.compare import baseline
-from pytest_slmserve.analysis.compare.baseline import (
+from pytest_slmserve.analysis.compare.changes import (
+    COMMON,
     HOST,
-    LATENCY,
-    THROUGHPUT,
+    STORED,
     against_stored,
-    cells,
+    compared_cases,
+    compared_pair,
     of_model,
-    on_one_side,
-    unseen,
 )
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Replica
 
-MARGIN = 0.03
+TOLERANCE = 0.03
+THROUGHPUT, LATENCY = (claim for claim, _ in STORED.values())
 CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+
+
+def judged(there, here, tolerance=TOLERANCE) -> list[Verdict]:
+    return against_stored(there, here, tolerance)[0]
 
 
 def states(verdicts: list[Verdict]) -> dict[str, str]:
@@ -49,7 +51,7 @@ def both(state: str) -> dict[str, str]:
     [(1.0, "passes"), (1.02, "passes"), (0.9, "passes"), (1.03, "inconclusive"), (1.04, "fails"), (1.1, "fails")],
 )
 def test_on_one_host_the_launches_noise_decides(factor, state):
-    verdicts = against_stored(BASELINE, candidate(factor), MARGIN)
+    verdicts = judged(BASELINE, candidate(factor))
     assert states(verdicts) == both(state)
     rate, e2e = verdicts
     assert rate.value == pytest.approx(1 / factor) and e2e.value == pytest.approx(factor)
@@ -71,72 +73,70 @@ def test_on_one_host_the_launches_noise_decides(factor, state):
 )
 @pytest.mark.parametrize("host", ["two", None])
 def test_on_another_host_a_difference_within_four_per_cent_is_inconclusive(factor, state, host):
-    verdicts = against_stored(BASELINE, candidate(factor, environment=replace(NEW, host=host)), MARGIN)
+    verdicts = judged(BASELINE, candidate(factor, environment=replace(NEW, host=host)))
     assert states(verdicts) == both(state)
     assert all("widened by a factor of 1.04 each way for another host or boot" in verdict.why for verdict in verdicts)
 
 
 def test_one_repeat_of_another_host_makes_all_of_another_host():
     mixed = [*BASELINE, engine_alone(1000.5, environment=replace(KNOWN, host="two"), repeat=3)]
-    assert states(against_stored(mixed, candidate(1.0), MARGIN)) == both("inconclusive")
+    assert states(judged(mixed, candidate(1.0))) == both("inconclusive")
 
 
-def test_a_large_margin_can_hold_on_another_host():
+def test_a_large_tolerance_can_hold_on_another_host():
     other = candidate(1.0, environment=replace(NEW, host="two"))
-    assert states(against_stored(BASELINE, other, 0.10)) == both("passes")
+    assert states(judged(BASELINE, other, 0.10)) == both("passes")
 
 
 def test_where_the_gpu_waits_for_its_host_hosts_and_launches_may_differ_by_more():
     waits = {**BUSY, sensors.ENGINE_ACTIVE: 0.64}
     there, here = (repeats([1000, 1001], columns=waits, environment=e) for e in (KNOWN, replace(NEW, host="two")))
-    (rate, _) = against_stored(there, here, 0.10)
+    (rate, _) = judged(there, here, 0.10)
     assert rate.state is State.INCONCLUSIVE and rate.low < 0.64 and "for 36 % of the time" in rate.why
-    (rate, _) = against_stored(there, candidate(1.1, columns=waits), MARGIN)
+    (rate, _) = judged(there, candidate(1.1, columns=waits))
     assert rate.state is State.INCONCLUSIVE and "a factor of 1.25 each way for another launch" in rate.why
-    assert states(against_stored(there, candidate(1.3, columns=waits), MARGIN)) == both("fails")
+    assert states(judged(there, candidate(1.3, columns=waits))) == both("fails")
 
 
 def test_utilisation_tells_of_waiting_where_there_are_no_profiling_counters():
     coarse = {n: column for n, column in BUSY.items() if n not in sensors.PROFILED} | {sensors.GPU_UTIL: 0.5}
-    (rate, _) = against_stored(repeats([1000, 1001], columns=coarse), candidate(1.1, columns=coarse), MARGIN)
+    (rate, _) = judged(repeats([1000, 1001], columns=coarse), candidate(1.1, columns=coarse))
     assert rate.state is State.INCONCLUSIVE and "for 50 % of the time" in rate.why
 
 
 def test_without_a_sensor_of_waiting_another_host_is_not_comparable():
     on_cpu = replace(KNOWN, platform="cpu", **dict.fromkeys(("gpu_name", "gpu_memory_bytes", "driver", "cuda")))
     facts = {"sensed": False, "environment": on_cpu}
-    assert states(against_stored(repeats([1000, 1001], **facts), candidate(1.1, **facts), MARGIN)) == both("fails")
-    assert states(against_stored(repeats([1000, 1001], **facts), candidate(1.0, **facts), MARGIN)) == both(
-        "inconclusive"
-    )
+    assert states(judged(repeats([1000, 1001], **facts), candidate(1.1, **facts))) == both("fails")
+    assert states(judged(repeats([1000, 1001], **facts), candidate(1.0, **facts))) == both("inconclusive")
     facts["environment"] = replace(on_cpu, host="two")
-    (rate, _) = against_stored(repeats([1000, 1001], sensed=False, environment=on_cpu), candidate(2.0, **facts), MARGIN)
+    (rate, _) = judged(repeats([1000, 1001], sensed=False, environment=on_cpu), candidate(2.0, **facts))
     assert rate.state is State.INCONCLUSIVE and "no sensor told how long the device waited" in rate.why
 
 
 def test_noise_of_the_repeats_widens_the_interval():
     noisy = repeats([900, 1100, 1000])
-    assert states(against_stored(noisy, candidate(1.0), MARGIN)) == both("inconclusive")
-    assert states(against_stored(noisy, candidate(1.1), MARGIN)) == both("inconclusive")
+    assert states(judged(noisy, candidate(1.0))) == both("inconclusive")
+    assert states(judged(noisy, candidate(1.1))) == both("inconclusive")
 
 
 def test_noise_is_of_one_load_on_both_sides():
     """A noisy load does not hide what another shows; one repeat against several has their noise."""
     there = [*BASELINE, *repeats([500, 700], 4), *repeats([300], 2)]
     here = [*candidate(1.0)[:1], *repeats([500, 700], 4, environment=NEW), *repeats([300], 2, environment=NEW)]
-    found = {v.subject: v for v in against_stored(there, here, MARGIN) if v.claim == THROUGHPUT}
-    assert [v.state.value for v in found.values()] == ["passes", "inconclusive", "inconclusive"]
+    found = {v.subject: v for v in judged(there, here) if v.claim == THROUGHPUT}
+    assert [v.state.value for v in found.values()] == ["inconclusive", "inconclusive", "passes"]
     alone = found["opt-1.3b at 2 in flight"]
-    assert alone.low is None and "output tokens/s 0 % against the baseline" in alone.why
+    assert alone.low is None and "output tokens/s equal to the baseline's" in alone.why
     assert "noise unknown: one repeat on each side" in alone.why
 
 
 def test_a_verdict_says_by_how_much_and_of_what():
-    rate, e2e = against_stored(BASELINE, candidate(1.1), MARGIN)
-    assert re.match(
-        r"output tokens/s -9.1 % \(95 %: -9.\d % to -8.\d %\) against the baseline, bound -2.9 %;", rate.why
-    )
-    assert re.match(r"mean E2E \+10 % \(95 %: \+9.\d % to \+10.\d %\) against the baseline, bound \+3 %;", e2e.why)
+    rate, e2e = judged(BASELINE, candidate(1.1))
+    said = r"9.1 % lower than the baseline's \(0.909\d times, 95 %: 0.90\d+ to 0.91\d+\), tolerance 3 %;"
+    assert re.match(rf"output tokens/s {said}", rate.why)
+    said = r"10 % higher than the baseline's \(1.1 times, 95 %: 1.09\d+ to 1.10\d+\), tolerance 3 %;"
+    assert re.match(rf"mean E2E {said}", e2e.why)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_verdict_says_by_how_much_and_of_what():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_compared_is_inconclusive_and_says_why(there, here, words):
-    verdicts = against_stored(there, here, MARGIN)
+    verdicts = judged(there, here)
     assert states(verdicts) == both("inconclusive") and all(words in verdict.why for verdict in verdicts)
     assert all(verdict.value is None for verdict in verdicts)
 
@@ -167,17 +167,17 @@ def test_what_cannot_be_compared_is_inconclusive_and_says_why(there, here, words
 def test_a_run_on_a_disturbed_host_is_compared_as_others_are(factor, state):
     disturbed = candidate(factor, columns={**BUSY, sensors.STOLEN_CORES: 0.5})
     assert all("the hypervisor took 0.50 cores" in check(m).noise[0] for m in disturbed)
-    assert states(against_stored(BASELINE, disturbed, MARGIN)) == both(state)
+    assert states(judged(BASELINE, disturbed)) == both(state)
 
 
 def test_of_a_baseline_with_several_engines_the_one_that_is_asked_for_again_counts():
     eager = [replace(m, spec=replace(m.spec, enforce_eager=True)) for m in repeats([500, 501], launch="eager")]
-    assert states(against_stored([*eager, *BASELINE], candidate(1.0), MARGIN)) == both("passes")
+    assert states(judged([*eager, *BASELINE], candidate(1.0))) == both("passes")
 
 
 def test_an_engine_argument_that_is_no_limit_is_what_is_tested():
     eager = [replace(m, spec=replace(m.spec, enforce_eager=True)) for m in candidate(1.2)]
-    assert states(against_stored(BASELINE, eager, MARGIN)) == both("fails")
+    assert states(judged(BASELINE, eager)) == both("fails")
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_an_engine_argument_that_is_no_limit_is_what_is_tested():
     ],
 )
 def test_nothing_in_common_is_inconclusive(there, here):
-    (verdict,) = against_stored(there, here, MARGIN)
-    assert verdict.state is State.INCONCLUSIVE and verdict.claim == baseline.COMMON
+    (verdict,) = judged(there, here)
+    assert verdict.state is State.INCONCLUSIVE and verdict.claim == COMMON
     assert (
         f"the baseline has {'opt-1.3b at 8 in flight (ramp-up staggered, window 5 s' if there else 'none'}"
         in verdict.why
@@ -220,7 +220,7 @@ def shared(rates, factor=1.0, sharing="mps", models=("opt-1.3b", "opt-1.3b"), **
 def test_engines_that_share_a_device_are_held_against_such(factor, state, models, name):
     there = shared([500, 501, 500], models=models)
     here = shared([500, 501, 500], factor, models=models, environment=NEW, launch="launch-2")
-    verdicts = against_stored(there, here, MARGIN)
+    verdicts = judged(there, here)
     assert states(verdicts) == both(state)
     assert {verdict.subject for verdict in verdicts} == {f"{name} by mps at 16 in flight"}
     assert verdicts[0].n == len(set(verdicts[0].records)) == 12
@@ -229,19 +229,19 @@ def test_engines_that_share_a_device_are_held_against_such(factor, state, models
 def test_another_way_of_sharing_or_another_number_is_another_thing():
     there = [*shared([500, 501]), *repeats([1000, 1001], 16)]
     for other in (shared([500, 501], sharing="time-slicing"), shared([500, 501], models=("opt-1.3b",) * 3)):
-        (verdict,) = against_stored(there, other, MARGIN)
-        assert verdict.claim == baseline.COMMON and "2 x opt-1.3b by mps at 16 in flight" in verdict.why
+        (verdict,) = judged(there, other)
+        assert verdict.claim == COMMON and "2 x opt-1.3b by mps at 16 in flight" in verdict.why
 
 
 def test_of_a_run_of_which_a_replica_is_lost_nothing_is_used():
-    assert cells(shared([500])[1:]) == {}
-    ((_, left),) = cells(shared([500, 501])[1:]).items()
+    assert compared_cases(shared([500])[1:], steady=True) == {}
+    ((_, left),) = compared_cases(shared([500, 501])[1:], steady=True).items()
     assert len(left) == 2
 
 
 def test_one_engine_measured_for_comparison_is_an_engine_alone():
     one = [replace(m, replica=Replica("g", 0, 1, "s", "mps")) for m in candidate(1.1)]
-    assert states(against_stored(BASELINE, one, MARGIN)) == both("fails")
+    assert states(judged(BASELINE, one)) == both("fails")
 
 
 def test_of_several_models_a_run_belongs_to_the_first():
@@ -251,23 +251,21 @@ def test_of_several_models_a_run_belongs_to_the_first():
 
 def test_what_one_side_alone_has_is_told():
     here = [*candidate(1.0), *repeats([9, 9], 16), *repeats([9, 9], 4)]
-    (told,) = on_one_side(BASELINE, here)
     details = "ramp-up staggered, window 5 s, warm-up 1, workload 012345"
-    assert told == f"measured by this run alone: opt-1.3b at 4, 16 in flight ({details})"
-    assert on_one_side(here, BASELINE) == (told.replace("this run", "the baseline"),)
-    assert on_one_side(BASELINE, BASELINE) == ()
+    told = f"measured by this run alone: opt-1.3b at 4, 16 in flight ({details})"
+    assert against_stored(BASELINE, here, TOLERANCE)[1] == (told,)
+    assert against_stored(here, BASELINE, TOLERANCE)[1] == (told.replace("this run", "the baseline"),)
+    other_host = [replace(m, environment=replace(m.environment, host="two")) for m in BASELINE]
+    (note,) = against_stored(BASELINE, other_host, TOLERANCE)[1]
+    assert "of another host" in note
 
 
 def test_two_workloads_under_one_load_are_told_apart():
     def other(measurements):
         return [replace(m, workload=replace(m.workload, hash="fedcba987654")) for m in measurements]
 
-    found = against_stored([*BASELINE, *other(BASELINE)], [*candidate(1.0), *other(candidate(1.1))], MARGIN)
+    found = judged([*BASELINE, *other(BASELINE)], [*candidate(1.0), *other(candidate(1.1))])
     assert [(v.subject[-7:-1], v.state.value) for v in found[::2]] == [("012345", "passes"), ("fedcba", "fails")]
-
-
-def test_the_warning_names_the_other_mode():
-    assert "--slm-gate" in baseline.WARNING and "drift" in baseline.WARNING
 
 
 SOME = st.lists(st.floats(900, 1100), min_size=2, max_size=3, unique=True)
@@ -275,11 +273,11 @@ FEW = settings(deadline=None, max_examples=40)
 
 
 @FEW
-@given(there=SOME, here=SOME, margin=st.floats(0.01, 0.3))
-def test_a_candidate_that_is_slower_is_never_judged_better(there, here, margin):
+@given(there=SOME, here=SOME, tolerance=st.floats(0.01, 0.3))
+def test_a_candidate_that_is_slower_is_never_judged_better(there, here, tolerance):
     """Direction: what holds for a candidate holds for a faster one, what fails fails for a slower one."""
     found = [
-        states(against_stored(repeats(there), repeats([r / f for r in here], environment=NEW), margin))
+        states(judged(repeats(there), repeats([r / f for r in here], environment=NEW), tolerance))
         for f in (0.8, 1.0, 1.25)
     ]
     order = {"passes": 0, "inconclusive": 1, "fails": 2}
@@ -291,8 +289,8 @@ def test_a_candidate_that_is_slower_is_never_judged_better(there, here, margin):
 @FEW
 @given(there=SOME, here=SOME)
 def test_the_two_sides_changed_over_turn_the_ratio_round(there, here):
-    ahead = against_stored(repeats(there), repeats(here, environment=NEW), MARGIN)
-    back = against_stored(repeats(here, environment=NEW), repeats(there), MARGIN)
+    ahead = judged(repeats(there), repeats(here, environment=NEW))
+    back = judged(repeats(here, environment=NEW), repeats(there))
     for one, other in zip(ahead, back, strict=True):
         assert (one.value, one.low, one.high) == pytest.approx((1 / other.value, 1 / other.high, 1 / other.low))
         assert not (one.state is other.state is State.FAILS)
@@ -302,7 +300,7 @@ def test_the_two_sides_changed_over_turn_the_ratio_round(there, here):
 @given(rates=SOME, slower=st.floats(1.5, 3), host=st.sampled_from(["one", "two"]))
 def test_much_slower_fails_wherever(rates, slower, host):
     here = repeats([rate / slower for rate in rates], environment=replace(NEW, host=host))
-    verdicts = against_stored(repeats([1000, 1001, 1002, 999]), here, MARGIN)
+    verdicts = judged(repeats([1000, 1001, 1002, 999]), here)
     assert all(v.state is State.FAILS or v.low <= v.threshold <= v.high for v in verdicts)
     assert all(v.state is not State.PASSES for v in verdicts)
 
@@ -327,7 +325,7 @@ def test_missing_data_never_passes(data):
         case "latency":
             none = (None,) * len(here[0].run.samples)
             here = [replace(m, run=replace(m.run, samples=replace(m.run.samples, first_token_s=none))) for m in here]
-    both_ways = [*against_stored(BASELINE, here, MARGIN), *against_stored(here, BASELINE, MARGIN)]
+    both_ways = [*judged(BASELINE, here), *judged(here, BASELINE)]
     assert len(both_ways) == 4 and all(verdict.state is State.INCONCLUSIVE for verdict in both_ways)
 
 
@@ -336,14 +334,14 @@ def test_the_constants_hold_of_what_was_measured_on_three_hosts():
     """The same engine and load on two H200 hosts is never farther apart than is allowed for."""
     paths = sorted(BASELINES.glob("h200-vllm-0.26.0-*.jsonl.xz"))
     apart = []
-    for there, here in combinations([cells(read(path).measurements) for path in paths], 2):
-        for cell in there.keys() & here.keys():
-            if len({m.spec.key for m in (*there[cell], *here[cell])}) > 1:
-                continue
-            first, second = points_of(there[cell])[0], points_of(here[cell])[0]
-            if first.valid and second.valid and baseline.idle_share_of(first, second) is not None:
-                logs = math.log(second.output_tokens_per_s / first.output_tokens_per_s)
-                apart.append((abs(logs), unseen(first, second, same_boot=False), cell.name))
+    for there, here in combinations([compared_cases(read(path).measurements, steady=True) for path in paths], 2):
+        for case in there.keys() & here.keys():
+            if case.sharing == "alone" and len({m.spec.key for m in (*there[case], *here[case])}) == 1:
+                pair = replace(compared_pair(case, case.load, there[case], here[case]), same_boot=False)
+                sides = pair.baseline, pair.candidate
+                if all(side.valid for side in sides) and pair.idle_share is not None:
+                    logs = math.log(sides[1].output_tokens_per_s / sides[0].output_tokens_per_s)
+                    apart.append((abs(logs), pair.unseen, f"{case.engines} at {case.load}"))
     assert len(apart) > 30 and max(apart)[0] > 5 * HOST, "there is something to allow for"
     assert [row for row in apart if row[0] > row[1]] == []
 
@@ -353,7 +351,7 @@ def test_of_what_was_measured_on_one_host_nothing_fails_against_itself():
     """Every other repeat against the rest; some of them are of two launches, 14 % apart."""
     measured = read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz").measurements
     for there, here in ((measured[::2], measured[1::2]), (measured[1::2], measured[::2])):
-        verdicts = against_stored(there, here, MARGIN)
+        verdicts = judged(there, here)
         assert len(verdicts) > 50 and not [v for v in verdicts if v.state is State.FAILS]
         held = {v.subject for v in verdicts if v.state is State.PASSES}
         assert {"opt-1.3b at 512 in flight", "opt-2.7b at 256 in flight"} <= held, "where the GPU is busy"

@@ -39,7 +39,7 @@ def test_power_adds_up_ratios_are_means_and_the_slowest_clock_counts():
     run = watched_run(several(first, second))
     seen = device_figures(run)
     assert (seen.power_w, seen.sm_active, seen.sm_clock_hz) == pytest.approx((500.0, 0.5, 1755e6))
-    assert watched(run).largest(of.TEMPERATURE) == 61.0
+    assert max(watched(run).values(of.TEMPERATURE)) == 61.0
     assert seen.memory_used_bytes == pytest.approx(17e9) and seen.own_cores == 2.0
     assert seen.power_imbalance == pytest.approx(0.4), "100 W apart, 250 W in the mean"
     assert [one.power_w for one in figures_of_each_gpu(run)] == pytest.approx([300.0, 200.0])

@@ -12,8 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.gate import decision as module
-from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, PairSeries, gate, hodges_lehmann, next_look
+from pytest_slmserve.analysis.gate.decision import (
+    Comparison,
+    GateCriteria,
+    PairSeries,
+    compare_sides,
+    gate,
+    hodges_lehmann,
+    next_look,
+)
 from pytest_slmserve.analysis.stats.estimates import boundaries, looks_until, student_interval
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.schema.errors import BadUsage
@@ -183,14 +190,21 @@ def test_too_noisy_for_any_decision_is_inconclusive():
 
 
 @pytest.mark.parametrize(
-    ("cost", "why"),
+    ("better", "cost", "why"),
     [
-        (0.02, "costs 2 % more in the first 4 pairs: more than half of the 3 % margin, and noise does not explain it"),
-        (0.05, "costs 5.1 % more in the first 4 pairs, which noise does not explain"),
+        (
+            "lower",
+            0.02,
+            "2 % higher (1.02 times the baseline) in the first 4 pairs: more than half of the 3 % margin",
+        ),
+        ("lower", 0.3, "35 % higher (1.35 times the baseline) in the first 4 pairs, which noise does not explain"),
+        ("higher", 0.3, "25.9 % lower (0.741 times the baseline) in the first 4 pairs, which noise does not explain"),
+        ("higher", 0.0302, "3 % lower (0.97 times the baseline) in the first 4 pairs, which noise does not explain"),
     ],
 )
-def test_a_failure_says_by_which_rule_it_fails(cost, why):
-    assert one(costly(*[cost] * 12)).why == why
+def test_a_failure_says_how_far_the_candidate_is_and_by_which_rule_it_fails(better, cost, why):
+    pairs = costly(*[cost if better == "lower" else -cost] * 12).pairs
+    assert one(PairSeries("any", better, pairs)).why.startswith(why)
 
 
 def test_what_passes_says_no_more_than_that():
@@ -243,7 +257,7 @@ def test_values_at_the_ends_of_what_a_float_holds():
 
 def test_a_failure_that_was_seen_before_something_went_missing_says_why_it_failed():
     found = one(replace(costly(*[0.2] * 6), pairs=(*costly(*[0.2] * 6).pairs, (1.0, None))))
-    assert (found.outcome, found.decided_at) == (FAIL, 4) and found.why.startswith("costs 22.1 % more")
+    assert (found.outcome, found.decided_at) == (FAIL, 4) and found.why.startswith("22.1 % higher")
 
 
 def test_which_value_is_missing_is_said():
@@ -350,7 +364,7 @@ def test_the_ratio_is_candidate_over_baseline_in_either_direction():
 
 
 def test_what_is_only_shown_has_no_outcome():
-    found = module.shown(costly(*[0.5] * 6), TERMS)
+    found = compare_sides(costly(*[0.5] * 6), TERMS)
     assert found.outcome is INCONCLUSIVE and found.decided_at is None and found.ratio.value == pytest.approx(1.648721)
 
 
@@ -460,4 +474,4 @@ def test_what_passed_early_and_turns_bad_while_others_are_open_fails():
 def test_why_it_failed_is_told_by_the_pairs_that_decided():
     recovers = PairSeries("latency", "lower", (*[(1.0, 1.1 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 0.9)] * 8))
     (found,) = gate([recovers], GateCriteria())
-    assert found.outcome is State.FAILS and "costs 10 % more in the first 4 pairs" in found.why
+    assert found.outcome is State.FAILS and "10 % higher (1.1 times the baseline) in the first 4 pairs" in found.why

@@ -14,11 +14,9 @@ from pytest_slmserve.analysis.gate.diagnosis import (
     FEWEST_ALONE,
     NO_LIMITS,
     Change,
-    Diagnosis,
     Difference,
     Split,
     Windows,
-    diagnose,
     explaining,
     fact_differences,
     splits,
@@ -122,7 +120,6 @@ def test_a_planted_slowdown_is_found_whatever_the_lag(part, lag, candidate_lag, 
 def test_slower_decoding_is_decoding_where_most_steps_hold_a_prompt_too():
     """At 12 of 32 two steps of three are held up: all of their time would be more than all of the others'."""
     found = split(traced(concurrency=12), traced(decode_s=0.0046, concurrency=12))
-    assert found.baseline.alone < found.baseline.steps / 2
     assert explaining(found.by_step)[0].name == "decode"
 
 
@@ -226,8 +223,8 @@ def test_the_relative_change_of_nothing_is_unknown():
 def test_start_up_is_of_launches_not_of_measurements():
     slow, fast = traced(ready_s=60.0, launch="a"), traced(ready_s=20.0, launch="b")
     (found,) = start_ups([slow, slow, slow, fast], [traced(ready_s=50.0)])
-    assert (found.change.baseline, found.change.candidate) == (40.0, 50.0)
-    assert found.change.relative == pytest.approx(0.25)
+    assert (found.name, found.baseline, found.candidate) == ("opt-1.3b", 40.0, 50.0)
+    assert found.relative == pytest.approx(0.25)
 
 
 def test_start_up_that_one_side_does_not_tell_is_not_compared():
@@ -302,15 +299,6 @@ def test_models_of_one_side_only_are_no_difference():
     assert fact_differences([], [traced()]) == ()
 
 
-def test_a_diagnosis_is_all_of_it():
-    baseline, candidate = [traced()], [with_spec(enforce_eager=True)]
-    found = diagnose(baseline, candidate)
-    assert found.splits == splits(baseline, candidate) != ()
-    assert found.start_ups == start_ups(baseline, candidate) != ()
-    assert found.differences == fact_differences(baseline, candidate) != ()
-    assert diagnose([], candidate) == Diagnosis((), (), ())
-
-
 def test_what_is_left_out_of_a_specification_is_in_it():
     assert set(EngineSpec.__dataclass_fields__).issuperset(NO_LIMITS)
 
@@ -329,9 +317,9 @@ def measured(kind: str, concurrency: int) -> Windows:
 @in_checkout
 @pytest.mark.parametrize("concurrency", [64, 128])
 def test_steps_that_only_decode_are_those_of_an_engine_that_decodes_for_seconds(concurrency):
-    spread, together = measured("spread", concurrency), measured("together", concurrency)
-    assert spread.alone < spread.steps / 1.9 and together.alone > 0.95 * together.steps
-    assert spread.alone_s / spread.alone == pytest.approx(together.alone_s / together.alone, rel=0.05)
+    staggered, burst = measured("staggered", concurrency), measured("burst", concurrency)
+    assert staggered.with_prompt > 0.45 * staggered.alone and burst.with_prompt < burst.alone / 20
+    assert staggered.decode_s / staggered.steps == pytest.approx(burst.decode_s / burst.steps, rel=0.05)
 
 
 @in_checkout

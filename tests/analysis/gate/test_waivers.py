@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.gate.diagnosis import NAMES, Waiver, expired, explained, waiver_for, waivers_of
+from pytest_slmserve.analysis.gate.diagnosis import NAMES, Waiver, explained, waiver_for, waivers_of
 from pytest_slmserve.archive.baselines import read_waivers
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -140,7 +140,7 @@ def test_the_most_specific_waiver_counts_whatever_the_order(order):
 
 @given(st.integers(-400, 400))
 def test_a_waiver_holds_to_the_end_of_its_last_day(days):
-    assert expired(WAIVER, UNTIL + timedelta(days=days)) is (days > 0)
+    assert ("expired" in explained(WAIVER, UNTIL + timedelta(days=days))) is (days > 0)
 
 
 def test_a_waiver_says_who_and_why():

@@ -13,7 +13,6 @@ from strategies import measurement
 from pytest_slmserve.analysis.metrics.latency import (
     Goodput,
     Slo,
-    goodput,
     goodput_of,
     parse_slo,
     pooled_goodput,
@@ -22,7 +21,7 @@ from pytest_slmserve.analysis.metrics.latency import (
 from pytest_slmserve.analysis.metrics.window import finished_in_window
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import OpenLoop
-from pytest_slmserve.schema.records import Failures, Samples
+from pytest_slmserve.schema.records import Failures, Run, Samples, Steps
 
 # Words
 
@@ -101,10 +100,14 @@ def samples_of(*rows) -> Samples:
     return Samples(tuple(range(len(rows))), sent, sent, first, last, (1,) * len(rows), tokens, finished)
 
 
+def goodput(samples: Samples, slo: Slo, failed: int = 0) -> Goodput | None:
+    """Goodput of an open loop with these requests in WINDOW, and failed ones whose times are not known."""
+    run = Run(samples, Steps(*[()] * 7), WINDOW, failures=failed)
+    return goodput_of(replace(measurement(load=OpenLoop(rate=10.0, window_s=2.0)), run=run), slo)
+
+
 def test_goodput_is_of_those_that_met_every_slo():
-    seen = goodput(
-        samples_of(BEFORE, GOOD, GOOD, SLOW_START, SLOW_TOKENS, LONG, ONE_TOKEN, CUT_OFF, AFTER), WINDOW, SLO
-    )
+    seen = goodput(samples_of(BEFORE, GOOD, GOOD, SLOW_START, SLOW_TOKENS, LONG, ONE_TOKEN, CUT_OFF, AFTER), SLO)
     assert (seen.requests, seen.good, seen.dropped) == (7, 3, 1)
     assert seen.per_s == 3 / 2.0 and seen.attainment == 3 / 7
     assert dict(seen.by_slo) == {"ttft": 5 / 7, "tpot": 5 / 7, "e2e": 5 / 7}
@@ -123,33 +126,33 @@ def test_goodput_is_of_those_that_met_every_slo():
     ],
 )
 def test_each_slo_is_held_against_its_own_latency(row, kept):
-    seen = goodput(samples_of(row), WINDOW, SLO)
+    seen = goodput(samples_of(row), SLO)
     assert {name for name, share in seen.by_slo if share} == kept
     assert seen.good == (len(kept) == 3)
 
 
 def test_a_bound_that_is_just_met_is_met():
     exact = samples_of((1.0, 1.25, 1.75, 5, True))
-    assert goodput(exact, WINDOW, Slo(ttft_s=0.25, tpot_s=0.125, e2e_s=0.75)).good == 1
+    assert goodput(exact, Slo(ttft_s=0.25, tpot_s=0.125, e2e_s=0.75)).good == 1
     for tighter in (Slo(ttft_s=0.2499), Slo(tpot_s=0.1249), Slo(e2e_s=0.7499)):
-        assert goodput(exact, WINDOW, tighter).good == 0
+        assert goodput(exact, tighter).good == 0
 
 
 def test_one_that_ends_after_the_window_counts_and_one_that_never_ended_counts_against():
     late = (2.9, 3.0, 7.0, 101, True)
-    assert goodput(samples_of(late), WINDOW, SLO).good == 1
-    never = goodput(samples_of(late, (2.9, 3.0, None, 101, False)), WINDOW, SLO)
+    assert goodput(samples_of(late), SLO).good == 1
+    never = goodput(samples_of(late, (2.9, 3.0, None, 101, False)), SLO)
     assert (never.good, never.requests, never.attainment) == (1, 2, 0.5)
 
 
 def test_failures_without_a_row_count_against():
-    seen = goodput(samples_of(GOOD, GOOD), WINDOW, SLO, failed=2)
+    seen = goodput(samples_of(GOOD, GOOD), SLO, failed=2)
     assert (seen.requests, seen.good, seen.dropped, seen.attainment) == (4, 2, 2, 0.5)
     assert dict(seen.by_slo) == {"ttft": 0.5, "tpot": 0.5, "e2e": 0.5}
 
 
 def test_what_an_itl_bound_would_be_held_against_is_not_measured():
-    assert goodput(samples_of(GOOD, GOOD), WINDOW, Slo(itl_s=0.1)) is None
+    assert goodput(samples_of(GOOD, GOOD), Slo(itl_s=0.1)) is None
 
 
 def test_what_the_end_of_a_closed_loop_cuts_off_was_not_dropped():
@@ -173,9 +176,7 @@ def test_only_failures_of_the_window_are_dropped():
 
 
 def test_repeats_together():
-    one, other = (
-        goodput(samples_of(*rows), WINDOW, SLO) for rows in ((GOOD, SLOW_START), (GOOD, GOOD, GOOD, SLOW_TOKENS))
-    )
+    one, other = (goodput(samples_of(*rows), SLO) for rows in ((GOOD, SLOW_START), (GOOD, GOOD, GOOD, SLOW_TOKENS)))
     both = pooled_goodput([one, other])
     assert (both.requests, both.good, both.dropped, both.attainment) == (6, 4, 0, 4 / 6)
     assert both.per_s == (one.per_s + other.per_s) / 2
@@ -190,7 +191,7 @@ def test_a_bound_on_gaps_cannot_be_held_against_records():
 
 
 def test_of_nothing_there_are_no_shares():
-    seen = goodput(samples_of(BEFORE), WINDOW, SLO)
+    seen = goodput(samples_of(BEFORE), SLO)
     assert seen == Goodput(SLO, 0, 0, 0, 0.0, None, (("ttft", None), ("tpot", None), ("e2e", None)))
 
 
@@ -216,8 +217,8 @@ ROWS = st.lists(
 @given(ROWS, st.floats(0.01, 1), st.floats(0.01, 1), st.floats(0.01, 5))
 def test_a_tighter_slo_is_never_met_more_often(rows, ttft, tpot, e2e):
     samples, slo = samples_of(*rows), Slo(ttft, tpot, None, e2e)
-    seen = goodput(samples, WINDOW, slo)
+    seen = goodput(samples, slo)
     assert seen.good <= min([seen.requests - seen.dropped, *(round(s * seen.requests) for _, s in seen.by_slo if s)])
     for tighter in (replace(slo, ttft_s=ttft / 2), replace(slo, tpot_s=tpot / 2), replace(slo, e2e_s=e2e / 2)):
-        assert goodput(samples, WINDOW, tighter).good <= seen.good
-    assert goodput(samples, WINDOW, Slo(ttft_s=ttft)).good >= seen.good
+        assert goodput(samples, tighter).good <= seen.good
+    assert goodput(samples, Slo(ttft_s=ttft)).good >= seen.good

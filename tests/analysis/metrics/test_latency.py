@@ -17,7 +17,6 @@ from pytest_slmserve.analysis.metrics.latency import (
     LatencyFigures,
     closed_loop_latencies,
     gap_histogram,
-    gap_percentiles,
     judged_failures,
     latencies,
     open_loop_latencies,
@@ -197,7 +196,7 @@ def test_an_unknown_value_never_makes_a_percentile_smaller(values):
 
 
 def test_of_nothing_there_is_nothing():
-    seen = latencies(HAND, [])
+    seen = latencies([], None)
     assert (seen.requests, seen.e2e_s.mean, seen.e2e_s.p50, seen.tpot_s.p99) == (0, None, None, None)
 
 
@@ -227,7 +226,7 @@ def test_a_coarse_histogram_is_not_so_exact():
 
 
 def test_gaps_of_nothing_and_gaps_below_the_least():
-    nothing = gap_percentiles(GapHistogram(1.01, 1e-4, {}, 0.0))
+    nothing = latencies([], GapHistogram(1.01, 1e-4, {}, 0.0)).itl_s
     assert (nothing.p99, nothing.mean) == (None, None)
     merged = histogram([0.0, 0.0, 5e-5, 0.5])
     assert merged.percentile(0.5) == 1e-4, "tokens that came in one chunk"
@@ -246,7 +245,7 @@ def test_an_older_record_tells_the_mean_gap_to_half_a_per_cent(gaps):
 
 def test_a_histogram_is_the_same_after_json():
     facts = {"growth": 1.01, "least_s": 1e-4, "counts": {463: 90, 694: 10}, "sum_s": 1.9}
-    seen = gap_percentiles(gap_histogram(json.loads(json.dumps(facts))))
-    assert seen == gap_percentiles(gap_histogram(facts))
+    seen = latencies([], gap_histogram(json.loads(json.dumps(facts)))).itl_s
+    assert seen == latencies([], gap_histogram(facts)).itl_s
     assert (seen.requests, seen.known, seen.mean) == (100, 100, 0.019)
     assert seen.p90 == pytest.approx(0.01, rel=0.01) and seen.p95 == pytest.approx(0.1, rel=0.01)

@@ -11,8 +11,9 @@ from strategies import any_telemetry, measurement, planted_telemetry
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics import roofline as module
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.roofline import bound_by_shapes, ceiling_tokens_per_s, peaks_of, work_of_workload
+from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, work_of_workload
 from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.environment import GpuPeaks
 from pytest_slmserve.schema.records import Resolved
 
 
@@ -43,9 +44,10 @@ def test_bytes_of_a_step_are_the_weights_and_the_contexts():
     decoded, prompts = 8 * 31 / 32, 8 / 32  # of a request's 32 tokens, the first is the prefill's
     moved = w.weight_bytes + (decoded * w.context + prompts * 64) * w.kv_bytes_per_token
     computed = decoded * w.token_flops + prompts * w.prefill_flops
-    assert found.bytes_s == pytest.approx(moved / 4800e9)
+    bytes_s = found.weights_s + found.kv_s
+    assert bytes_s == pytest.approx(moved / 4800e9)
     assert found.flops_s == pytest.approx(computed / 989e12)
-    assert found.unexplained == pytest.approx(1 - found.bytes_s / 0.008)
+    assert found.unexplained == pytest.approx(1 - bytes_s / 0.008)
 
 
 def test_prompts_count_with_their_own_lengths():
@@ -95,12 +97,15 @@ def test_without_both_counters_shapes_tell(dram, tensor):
     assert step_time(fast).bound == "memory"
 
 
-def test_the_bound_by_shapes():
-    assert [bound_by_shapes(0.6, 0.2), bound_by_shapes(0.2, 0.6), bound_by_shapes(0.4, 0.4)] == [
-        "memory",
-        "compute",
-        None,
-    ]
+@pytest.mark.parametrize(("shares", "bound"), [((0.6, 0.2), "memory"), ((0.2, 0.6), "compute"), ((0.4, 0.4), None)])
+def test_the_bound_by_shapes(shares, bound):
+    """shares: of the step, that its bytes and its FLOPs take at least on a GPU of these peaks."""
+    m, known = measurement(), step_time(measurement())
+    step_s, peaks = window.step_s(m.run), peaks_of("NVIDIA H200")
+    slower = [peak * least / share / step_s for peak, least, share in zip(
+        (peaks.bytes_per_s, peaks.flops_per_s), (known.weights_s + known.kv_s, known.flops_s), shares)]  # fmt: skip
+    given = GpuPeaks(tflops=slower[1] / 1e12, gbps=slower[0] / 1e9)
+    assert step_time(replace(m, environment=replace(m.environment, gpu_peaks=given))).bound == bound
 
 
 def test_nothing_known_no_step_time():
@@ -119,7 +124,7 @@ def test_no_share_is_above_1_below_the_roofline(batch, fraction, output_tokens):
     m = measurement(batch, fraction * limit, output_tokens=output_tokens, steps=4 * output_tokens)
     found = step_time(m)
     assert 0 <= found.unexplained <= 1
-    assert max(found.bytes_s, found.flops_s) <= window.step_s(m.run)
+    assert max(found.weights_s + found.kv_s, found.flops_s) <= window.step_s(m.run)
 
 
 def test_faster_than_the_roofline_shows():

@@ -11,7 +11,6 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import judged_rows
 from pytest_slmserve.analysis.metrics.validity import (
     MOST_CACHED,
-    cache_hit_problems,
     cache_hit_share,
     check,
     is_clean,
@@ -122,7 +121,10 @@ def through_a_client(m, doubt_s):
 
 
 def test_a_client_that_was_held_up_tells_of_itself():
-    assert not any(check(through_a_client(measurement(), 0.0)))
+    assert not any(check(through_a_client(measurement(), 0.0))) and not any(
+        check(through_a_client(measurement(), 0.004))
+    )
+    assert any(check(through_a_client(measurement(), 0.006))), "5 ms are harmless, or a tenth of the median TTFT"
     assert noise_only(through_a_client(measurement(), 0.3)).startswith(
         "the client was held up: its stamps can be 300.0 ms late"
     )
@@ -385,10 +387,10 @@ def test_the_bound_itself_is_not_too_much():
     at = replace(planted_run(4, 400.0), stream=replace(STREAM, cache_lookups=(1000, round(1000 * MOST_CACHED))))
     beyond = replace(at, stream=replace(STREAM, cache_lookups=(1000, round(1000 * MOST_CACHED) + 1)))
     m = measurement(concurrency=4)
-    assert not [*cache_hit_problems(replace(m, run=at))] and len([*cache_hit_problems(replace(m, run=beyond))]) == 1
-    assert "came from a prefix cache" in problems(replace(m, run=beyond))[-1]
+    assert problems(replace(m, run=at)) == ()
+    assert "came from a prefix cache" in only(replace(m, run=beyond))
     allowed = replace(m, run=beyond, spec=replace(m.spec, allow_prefix_cache=True))
-    assert not [*cache_hit_problems(allowed)]
+    assert problems(allowed) == ()
 
 
 def test_a_record_keeps_who_told_what():

@@ -10,7 +10,7 @@ from strategies import measurement, planted_run
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.metrics.window import schedule_delay, steps_of
+from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
 from pytest_slmserve.report.loads import latency_facts
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts
@@ -131,7 +131,7 @@ def test_each_step_has_its_own_figures():
     assert [latencies_of(m).ttft_s.p99 for m in (slow, fast)] == pytest.approx([0.1, 0.3])
     assert [m.load.rate for m in (slow, fast)] == [10, 20]
     for step, rate in ((slow, 10), (fast, 20)):
-        delay = schedule_delay(step.run.stream.scheduled_s, step.run.samples.sent_s, step.run.window_s)
+        delay = delay_of(step.run)
         assert (delay.requested_per_s, delay.achieved_per_s) == pytest.approx((rate, rate), rel=0.02)
         assert delay.p99_s == pytest.approx(0.001)
 

@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.sweep.adaptive import SHARE
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
 
-SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("spread", "together", "sensors"))
+SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("staggered", "burst", "sensors"))
 CPU = "cpu-vllm-0.32.0.jsonl.xz"
 FULL_REPEATS = 2
 

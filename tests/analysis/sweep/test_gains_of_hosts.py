@@ -16,7 +16,7 @@ from pytest_slmserve.archive.store import read
 needs_checkout()
 
 HOSTS = {
-    "h200-vllm-0.26.0": ("spread", "core", "core-opt-2.7b"),
+    "h200-vllm-0.26.0": ("staggered", "core", "core-opt-2.7b"),
     "h100-vllm-0.26.0": (
         "core-opt-125m",
         "core-next-host",

@@ -1,20 +1,12 @@
-"""Stages of a start, by the marks in the log of an engine, and who hears that it is not ready yet."""
+"""Stages of a start, by the marks in the log of an engine, and the callback while it is not ready yet."""
 
 from __future__ import annotations
 
 import sys
-import threading
 
 import pytest
 
-from pytest_slmserve.engines.launch.child_process import (
-    IMPORTING,
-    MARKS,
-    Child,
-    stage_of,
-    still_waiting,
-    waiting_for_engine,
-)
+from pytest_slmserve.engines.launch.child_process import IMPORTING, MARKS, Child, stage_of
 from pytest_slmserve.schema.errors import EngineFailed
 
 # As vLLM 0.32 logs them on a CPU, and 0.26 on a GPU.
@@ -38,25 +30,11 @@ def test_the_stage_is_that_of_the_last_mark(tmp_path):
     assert {stage for _, stage in LINES} == {IMPORTING, *MARKS.values()}
 
 
-def test_only_who_waits_hears_and_only_in_its_thread(tmp_path):
-    heard = []
-    still_waiting(tmp_path)
-    with waiting_for_engine(heard.append):
-        still_waiting(tmp_path)
-        with waiting_for_engine(lambda log: None):
-            still_waiting(tmp_path)
-        other = threading.Thread(target=still_waiting, args=(tmp_path,))
-        other.start()
-        other.join()
-    still_waiting(tmp_path)
-    assert heard == [tmp_path]
-
-
-def test_a_child_that_says_nothing_is_heard_of_until_it_ends():
+def test_a_child_that_says_nothing_is_reported_until_it_ends():
     child = Child([sys.executable, "-c", "import time; print('so far', flush=True); time.sleep(1.3)"], {})
     heard = []
-    with waiting_for_engine(lambda log: heard.append(log.read_text())), pytest.raises(EngineFailed, match="ended"):
-        child.receive(20.0, "starting")
+    with pytest.raises(EngineFailed, match="ended"):
+        child.receive(20.0, "starting", lambda log: heard.append(log.read_text()))
     child.keep_log = False
     child.kill()
     assert heard and heard[-1] in ("", "so far\n")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.load_run import OpenLoopPacer, most_within, parts_of
+from pytest_slmserve.engines.loadgen.load_run import AHEAD_S, OpenLoopPacer, parts_of
 
 schedules = st.lists(st.floats(0, 100), min_size=1, max_size=50).map(sorted)
 
@@ -17,7 +17,7 @@ def test_each_request_is_due_once_and_never_before_its_time(schedule, looks):
     for now in [*looks, 100.0]:
         due = loop.due(now)
         assert all(schedule[number] == at <= now for number, at in due)
-        assert loop.next_s is None or loop.next_s > now
+        assert loop.next_due > now
         sent += [number for number, _ in due]
     assert sent == list(range(len(schedule))) and loop.waited_s == []
 
@@ -29,7 +29,7 @@ def test_a_request_that_is_held_back_is_due_when_another_has_ended(schedule, mos
     for now, one_ends in sorted(looks):
         if one_ends and loop.sent > len(free) - most:
             free.append(now)
-            loop.freed(now)
+            loop.ended(now)
         sent += loop.due(now)
         assert loop.sent == len(schedule) or loop.sent == len(free) or schedule[loop.sent] > now
     assert [number for number, _ in sent] == list(range(len(sent)))
@@ -39,9 +39,10 @@ def test_a_request_that_is_held_back_is_due_when_another_has_ended(schedule, mos
 
 def test_nobody_knows_when_the_next_is_due_while_all_places_are_taken():
     loop = OpenLoopPacer([0.0, 1.0], None, 1)
-    assert loop.due(5.0) == [(0, 0.0)] and loop.next_s == float("inf")
-    loop.freed(7.0)
-    assert loop.next_s == 1.0 and loop.due(7.0) == [(1, 7.0)] and loop.next_s is None
+    assert loop.due(5.0) == [(0, 0.0)] and loop.next_due == float("inf")
+    loop.ended(7.0)
+    assert loop.next_due == 1.0 and loop.due(7.0) == [(1, 7.0)] and loop.next_due == float("inf")
+    assert not loop.over(busy=True) and loop.over(busy=False)
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 6))
@@ -51,10 +52,10 @@ def test_parts_of_a_job_share_the_places(requests, most, processes):
     assert len(parts) == min(processes, requests, most) and sum(part["most"] for part in parts) == most
 
 
-@given(schedules, st.floats(0.01, 50))
-def test_the_most_within_some_seconds(schedule, seconds):
-    most = max(sum(at - seconds <= other <= at for other in schedule) for at in schedule)
-    assert most_within(schedule, seconds) == most
+@given(schedules, st.none() | st.integers(1, 5))
+def test_connections_wait_for_the_most_requests_within_a_second(schedule, most):
+    busiest = max(sum(at <= other <= at + AHEAD_S for other in schedule) for at in schedule)
+    assert OpenLoopPacer(schedule, None, most).connections == min(busiest, most or busiest)
 
 
 def test_the_phases_of_a_schedule():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.connection import secrets_in, target_of
+from pytest_slmserve.engines.loadgen.connection import target_of
 from pytest_slmserve.schema.secret_words import HIDDEN, SHORTEST
 
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=SHORTEST, max_size=40)
@@ -41,7 +41,7 @@ def test_a_key_is_in_no_text(key, before, after):
 
 def test_what_is_no_secret_is_told():
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "X-Number": "1"}
-    assert secrets_in(headers) == ()
+    assert target_of("http://host/", headers).secrets == ()
 
 
 @pytest.mark.parametrize("url", ["host:80/v1", "ftp://host/", "http://", "http://me:secret@host/", "http://host:x/"])

@@ -12,7 +12,7 @@ from interfaces import SIMULATED, stand_in
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.replicas import replica_set as gpu_sharing
-from pytest_slmserve.engines.replicas.replica_set import cannot_share, mig_instances, processes, start_replicas
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cannot_share, mig_instances
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ReplicaSpec
@@ -41,10 +41,6 @@ class Daemon:
 
 
 class Engine(SimulatedEngine):
-    def __init__(self, spec, extra_env):
-        super().__init__(spec)
-        self.extra_env = dict(extra_env)
-
     def close(self):
         if hasattr(Daemon, "log"):
             Daemon.log.append("engine ends")
@@ -62,11 +58,14 @@ def under_mps(monkeypatch):
     monkeypatch.setattr(gpu_sharing.mps, "unable", lambda gpu: None)
     monkeypatch.setattr(gpu_sharing.mps, "MpsDaemon", Daemon)
     monkeypatch.setattr(gpu_sharing, "memory_used", lambda device: 0)
-    monkeypatch.setattr(gpu_sharing, "_launch", lambda spec, *, extra_env, **others: Engine(spec, extra_env))
+
+
+def launched(spec, **how):
+    return Engine(spec, extra_env=how["extra_env"])
 
 
 def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(under_mps):
-    replicas = start_replicas(ReplicaSpec((CUDA, CUDA), "mps", thread_percentage=50), GPU)
+    replicas = ReplicaEngines(ReplicaSpec((CUDA, CUDA), "mps", thread_percentage=50), launched, GPU).start()
     assert [engine.extra_env["CUDA_MPS_PIPE_DIRECTORY"] for engine in replicas.engines] == ["/pipe"] * 2
     replicas.close()
     assert Daemon.log == [
@@ -82,17 +81,16 @@ def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(u
 def test_a_replica_that_runs_without_mps_is_an_error_and_everything_ends(under_mps, monkeypatch):
     monkeypatch.setattr(Daemon, "lost", ("replica 2 of 2 (opt-tiny)",))
     with pytest.raises(EngineFailed, match=r"replica 2 of 2 \(opt-tiny\): the MPS control daemon does not serve"):
-        start_replicas(ReplicaSpec((CUDA, CUDA), "mps"), GPU)
+        ReplicaEngines(ReplicaSpec((CUDA, CUDA), "mps"), launched, GPU).start()
     assert Daemon.log.count("engine ends") == 2 and "close" in Daemon.log
 
 
-def test_a_daemon_is_closed_when_no_engine_starts(under_mps, monkeypatch):
+def test_a_daemon_is_closed_when_no_engine_starts(under_mps):
     def refuse(spec, **how):
         raise EngineFailed("no room")
 
-    monkeypatch.setattr(gpu_sharing, "_launch", refuse)
     with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\): no room"):
-        start_replicas(ReplicaSpec((CUDA, CUDA), "mps"), GPU)
+        ReplicaEngines(ReplicaSpec((CUDA, CUDA), "mps"), refuse, GPU)
     assert Daemon.log[-1] == "close"
 
 
@@ -101,7 +99,7 @@ def test_where_mps_cannot_run_the_reason_is_said(monkeypatch):
     spec = ReplicaSpec((CUDA, CUDA), "mps")
     assert cannot_share(spec, GPU) == "GPU-1234 has no MPS"
     with pytest.raises(BadUsage, match=r"GPU-1234 has no MPS\n  try: another way of sharing: time-slicing"):
-        start_replicas(spec, GPU)
+        Pool(launched, device=GPU).replicas(spec)
 
 
 @pytest.mark.parametrize("spec", [ReplicaSpec((CUDA, CUDA)), ReplicaSpec((SIMULATED, SIMULATED), "mps")])
@@ -142,9 +140,8 @@ class Nvml:
 
 def test_instances_that_are_there_are_used_and_none_is_made(monkeypatch):
     Nvml(monkeypatch)
-    monkeypatch.setattr(gpu_sharing, "_launch", lambda spec, *, extra_env, **others: Engine(spec, extra_env))
     assert mig_instances(GPU) == ["MIG-a", "MIG-b"]
-    replicas = start_replicas(ReplicaSpec((CUDA, CUDA), "mig"), GPU)
+    replicas = ReplicaEngines(ReplicaSpec((CUDA, CUDA), "mig"), launched, GPU).start()
     assert [engine.extra_env for engine in replicas.engines] == [
         {"CUDA_VISIBLE_DEVICES": "MIG-a"},
         {"CUDA_VISIBLE_DEVICES": "MIG-b"},
@@ -166,12 +163,10 @@ def test_without_nvml_there_are_none():
 
 
 def test_an_engines_processes_are_its_own():
-    engine = OfflineEngine(stand_in())
-    try:
-        assert engine.child.process.pid in processes(engine) and len(processes(engine)) > 1
-    finally:
-        engine.close()
-    assert processes(engine) == set() == processes(SimulatedEngine(SIMULATED))
+    engine = OfflineEngine(stand_in()).start()
+    with closing(engine):
+        assert engine.child.process.pid in engine.processes() and len(engine.processes()) > 1
+    assert engine.processes() == set() == SimulatedEngine(SIMULATED).processes()
 
 
 def test_the_pool_holds_an_engine_or_replicas():
@@ -187,11 +182,11 @@ def test_the_pool_holds_an_engine_or_replicas():
 
 
 def test_replicas_that_did_not_start_are_not_tried_again():
-    def refuse(spec):
-        raise EngineFailed("replica 2 of 2: no room")
+    def refuse(spec, **how):
+        raise EngineFailed("no room")
 
-    pool = Pool(start_replicas=refuse)
-    with pytest.raises(EngineFailed, match=r"^replica 2 of 2"):
+    pool = Pool(refuse)
+    with pytest.raises(EngineFailed, match=r"^replica 1 of 2 \(opt-tiny\): no room"):
         pool.replicas(ReplicaSpec((SIMULATED, SIMULATED)))
-    with pytest.raises(EngineFailed, match="not tried again: replica 2 of 2: no room"):
+    with pytest.raises(EngineFailed, match=r"not tried again: replica 1 of 2 \(opt-tiny\): no room"):
         pool.replicas(ReplicaSpec((SIMULATED, SIMULATED)))

@@ -91,13 +91,14 @@ def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatc
         assert len(str(daemon.pipe / "control_privileged")) < 108
 
 
-def test_a_folder_that_is_short_enough_is_the_systems(monkeypatch):
-    monkeypatch.setattr(mps.tempfile, "tempdir", "/var/tmp")
-    assert mps._short_folder() == "/var/tmp"
-    monkeypatch.setattr(mps.tempfile, "tempdir", "/" + "x" * (107 - mps.LONGEST - 1))
-    assert mps._short_folder() != "/tmp"
-    monkeypatch.setattr(mps.tempfile, "tempdir", "/" + "x" * (107 - mps.LONGEST))
-    assert mps._short_folder() == "/tmp"
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_folder_that_is_short_enough_is_the_systems(told, monkeypatch, more):
+    with mps.tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        long = Path(folder, "x" * (107 - mps.LONGEST - len(folder) - 1 + more))
+        long.mkdir()
+        monkeypatch.setattr(mps.tempfile, "tempdir", str(long))
+        with closing(MpsDaemon(UUID)) as daemon:
+            assert daemon.pipe.parents[1] == (Path("/tmp") if more else long)
 
 
 def test_there_is_no_client_before_the_first_one(daemon, told):
@@ -176,7 +177,7 @@ def test_a_start_that_is_broken_off_leaves_nothing(told, folders, monkeypatch):
     def stop(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(MpsDaemon, "_answers", stop)
+    monkeypatch.setattr(MpsDaemon, "_await_answer", stop)
     with pytest.raises(KeyboardInterrupt):
         MpsDaemon(UUID)
     until(lambda: not of(told), 10, "all processes have ended")

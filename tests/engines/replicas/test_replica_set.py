@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,13 +18,9 @@ from processes import gone, group
 from traces import share_a_window
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.engines.replicas.replica_set import (
-    ReplicaEngines,
-    SharedWindow,
-    cores_of_each,
-    wait_until_stable,
-)
+from pytest_slmserve.engines.base import WindowBarrier
+from pytest_slmserve.engines.pool import launch_engine
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cores_of_each, wait_until_stable
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -34,21 +30,8 @@ WORKLOAD = small_workload()
 LOAD = ClosedLoop(4, window_s=0.5)
 
 
-def launched(spec, *, extra_env, cores, share):
-    return OfflineEngine(spec, extra_env=extra_env, cores=cores, held=True)
-
-
-def imagined(spec, *, extra_env, cores, share):
-    return SimulatedEngine(spec, speed=1 / share)
-
-
-@contextmanager
-def started(*specs, start=launched, **how):
-    replicas = ReplicaEngines(ReplicaSpec(specs), start, **how)
-    try:
-        yield replicas
-    finally:
-        replicas.close()
+def started(*specs, launch=launch_engine, **how):
+    return closing(ReplicaEngines(ReplicaSpec(specs, **how), launch).start())
 
 
 def processes_of(replicas):
@@ -97,60 +80,46 @@ def test_a_slow_replica_is_waited_for():
 
 
 def test_simulated_replicas_share_the_device():
-    with started(SIMULATED, SIMULATED, start=imagined) as two, started(SIMULATED, start=imagined) as one:
+    with started(SIMULATED, SIMULATED) as two, started(SIMULATED) as one:
         halves, whole = measured(two), measured(one)
     for half in halves:
         assert half.steps.time_s[0] == pytest.approx(2 * whole[0].steps.time_s[0], rel=0.05)
 
 
-def test_places_cores_and_checks_are_of_each(tmp_path):
+def test_cores_and_shares_are_of_each_and_each_is_checked_when_it_has_started(monkeypatch):
     seen = []
 
-    def start(spec, *, extra_env, cores, share):
-        seen.append((dict(extra_env), cores, share))
+    def launch(spec, *, extra_env, cores, speed):
+        seen.append((cores, speed))
         return SimulatedEngine(spec)
 
-    extra_envs = [{"WHERE": "here"}, {"WHERE": "there"}]
-    spec = ReplicaSpec((SIMULATED, SIMULATED), pinned=True)
-    ReplicaEngines(spec, start, extra_envs=extra_envs, check=lambda name, engine: seen.append(name)).close()
+    monkeypatch.setattr(ReplicaEngines, "check", lambda self, index: seen.append(self.name(index)))
+    started(SIMULATED, SIMULATED, launch=launch, pinned=True)
     cores = cores_of_each(2, pinned=True)
-    assert seen == [
-        ({"WHERE": "here"}, cores[0], 2), ({"WHERE": "there"}, cores[1], 2),
-        "replica 1 of 2 (opt-tiny)", "replica 2 of 2 (opt-tiny)",
-    ]  # fmt: skip
+    assert seen == [(cores[0], 0.5), (cores[1], 0.5), "replica 1 of 2 (opt-tiny)", "replica 2 of 2 (opt-tiny)"]
 
 
-def test_all_are_launched_at_once_and_take_the_device_in_turn():
-    logs = []
+def test_all_are_launched_at_once_and_take_the_device_in_turn(monkeypatch):
+    replicas, logs = ReplicaEngines(ReplicaSpec((stand_in(),) * 3), launch_engine), []
 
-    def check(name, engine):
+    def check(self, index):
         """After each start: which of all have touched the device."""
-        logs.append(["starts" in each.child.log.read_text() for each in replicas_made])
+        logs.append(["starts" in engine.child.log.read_text() for engine in self.engines])
 
-    replicas_made = []
-
-    def launch(spec, **how):
-        replicas_made.append(launched(spec, **how))
-        return replicas_made[-1]
-
-    def until_all_wait():
-        while not all("imported" in each.child.log.read_text() for each in replicas_made):
-            time.sleep(0.02)
-        return 0
-
-    with started(stand_in(), stand_in(), stand_in(), start=launch, check=check, memory_used=until_all_wait):
-        assert logs == [[True, False, False], [True, True, False], [True, True, True]]
+    monkeypatch.setattr(ReplicaEngines, "check", check)
+    with closing(replicas):
+        for engine in replicas.engines:
+            engine.await_turn()
+        replicas.start()
+    assert logs == [[True, False, False], [True, True, False], [True, True, True]]
 
 
 def test_a_pinned_replica_keeps_to_its_cores():
     ours = sorted(os.sched_getaffinity(0))
     if len(ours) < 2:
         pytest.skip("one core")
-    replicas = ReplicaEngines(ReplicaSpec((stand_in(), stand_in()), pinned=True), launched)
-    try:
+    with started(stand_in(), stand_in(), pinned=True) as replicas:
         kept = [os.sched_getaffinity(pid) for pid in processes_of(replicas)]
-    finally:
-        replicas.close()
     assert kept == [set(part) for part in cores_of_each(2, pinned=True)] and not kept[0] & kept[1]
 
 
@@ -168,21 +137,13 @@ def test_cores_are_in_equal_parts_and_nobody_has_anothers(replicas):
 def test_one_that_does_not_start_is_named_and_the_others_are_stopped():
     made = []
 
-    def start(spec, **how):
-        made.append(launched(spec, **how))
+    def launch(spec, **how):
+        made.append(launch_engine(spec, **how))
         return made[-1]
 
     with pytest.raises(EngineFailed, match=r"^replica 2 of 3 \(opt-tiny\): .*did not start: ValueError: max_model_len"):
-        ReplicaEngines(ReplicaSpec((stand_in(), stand_in(fault="raise"), stand_in())), start)
+        started(stand_in(), stand_in(fault="raise"), stand_in(), launch=launch)
     assert len(made) == 3 and all(gone(each.child.process.pid) for each in made)
-
-
-def test_one_that_is_not_where_it_should_be_is_named():
-    def check(name, engine):
-        raise EngineFailed(f"{name} is not an MPS client", "look into the log")
-
-    with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\) is not an MPS client"):
-        ReplicaEngines(ReplicaSpec((SIMULATED, SIMULATED)), imagined, check=check)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -228,34 +189,22 @@ def test_different_kv_blocks_are_no_replicas():
 
     blocks = iter([100, 99])
     with pytest.raises(EngineFailed, match=r"different numbers of KV blocks: \[100, 99\]"):
-        ReplicaEngines(ReplicaSpec((SIMULATED, SIMULATED)), lambda spec, **how: Odd(spec, next(blocks)))
+        started(SIMULATED, SIMULATED, launch=lambda spec, **how: Odd(spec, next(blocks)))
+
+
+class Ended:
+    """A daemon of MPS that has ended."""
+
+    def verify(self, name, pids):
+        if name.startswith("replica 2"):
+            raise EngineFailed("the MPS control daemon ended (signal SIGKILL)")
 
 
 def test_one_that_is_no_longer_where_it_should_be_after_a_run():
-    looks = []
-
-    def check(name, engine):
-        looks.append(name)
-        if len(looks) == 4:
-            raise EngineFailed("the MPS control daemon ended (signal SIGKILL)")
-
-    with started(SIMULATED, SIMULATED, start=imagined, check=check) as replicas:
+    with started(SIMULATED, SIMULATED) as replicas:
+        replicas._daemon = Ended()
         with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the MPS control daemon ended"):
             measured(replicas)
-        assert len(looks) == 4
-
-
-def test_what_is_last_comes_last():
-    order = []
-
-    class Noting(SimulatedEngine):
-        def close(self):
-            order.append("engine")
-
-    ReplicaEngines(
-        ReplicaSpec((SIMULATED, SIMULATED)), lambda spec, **how: Noting(spec), last=lambda: order.append("last")
-    ).close()
-    assert order == ["engine", "engine", "last"]
 
 
 @pytest.mark.parametrize(
@@ -263,12 +212,12 @@ def test_what_is_last_comes_last():
     [(1, LOAD, "2 replicas, 1 workloads, 2 loads"), (2, replace(LOAD, requests=8), "no window to measure")],
 )
 def test_loads_that_are_none_for_replicas(workloads, load, problem):
-    with started(SIMULATED, SIMULATED, start=imagined) as replicas, pytest.raises(BadUsage, match=problem):
+    with started(SIMULATED, SIMULATED) as replicas, pytest.raises(BadUsage, match=problem):
         replicas.run([WORKLOAD] * workloads, [load] * 2)
 
 
 def test_the_gate_lets_nobody_wait_for_one_that_gave_up():
-    barrier = SharedWindow([LOAD, LOAD])
+    barrier = WindowBarrier([LOAD, LOAD])
     threading.Timer(0.1, barrier.give_up).start()
     with pytest.raises(EngineFailed, match="another replica did not come as far"):
         barrier.settled()
@@ -276,7 +225,7 @@ def test_the_gate_lets_nobody_wait_for_one_that_gave_up():
 
 @pytest.mark.parametrize(("ramp_up", "seconds"), [("staggered", 0.5), ("burst", 5.0)])
 def test_a_window_of_requests_that_start_together_has_room_for_two_convoys(ramp_up, seconds):
-    barrier = SharedWindow([replace(LOAD, ramp_up=ramp_up)])
+    barrier = WindowBarrier([replace(LOAD, ramp_up=ramp_up)])
     barrier.begins_s -= 4.0  # two periods of the slowest
     opens, closes = barrier.settled()
     assert opens - barrier.begins_s == pytest.approx(3.7, abs=0.2)
@@ -334,12 +283,12 @@ def test_with_a_gpu_each_the_first_starts_alone_and_the_others_side_by_side():
     side_by_side, order = threading.Barrier(2), []
 
     class Noting(SimulatedEngine):
-        def start(self):
+        def start(self, on_wait=None):
             if self.spec.gpu:
                 side_by_side.wait(5)  # breaks where the other does not start meanwhile
             order.append(self.spec.gpu)
 
-    replicas = ReplicaEngines(on_gpus(3), lambda spec, **_: Noting(spec))
+    replicas = ReplicaEngines(on_gpus(3), lambda spec, **_: Noting(spec)).start()
     assert order[0] == 0 and sorted(order) == [0, 1, 2]
     assert len(measured(replicas)) == 3
 
@@ -348,7 +297,7 @@ def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped():
     closed = []
 
     class Odd(SimulatedEngine):
-        def start(self):
+        def start(self, on_wait=None):
             if self.spec.gpu == 2:
                 raise EngineFailed("did not start: out of memory")
 
@@ -356,15 +305,15 @@ def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped():
             closed.append(self.spec.gpu)
 
     with pytest.raises(EngineFailed, match=r"replica 3 of 3 \(.*\): did not start: out of memory"):
-        ReplicaEngines(on_gpus(3), lambda spec, **_: Odd(spec))
+        ReplicaEngines(on_gpus(3), lambda spec, **_: Odd(spec)).start()
     assert sorted(closed) == [0, 1, 2]
 
 
 def test_replicas_with_a_gpu_each_must_get_the_same_kv_blocks():
     class Less(SimulatedEngine):
-        def start(self):
+        def start(self, on_wait=None):
             if self.spec.gpu:
                 self.resolved = replace(self.resolved, kv_blocks=7)
 
     with pytest.raises(EngineFailed, match="got different numbers of KV blocks"):
-        ReplicaEngines(on_gpus(2), lambda spec, **_: Less(spec))
+        ReplicaEngines(on_gpus(2), lambda spec, **_: Less(spec)).start()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_slmserve.engines.worker.slm_auth import Guard
+from pytest_slmserve.engines.worker.vllm_serve import Guard
 
 KEY = (b"authorization", b"Bearer a-key")
 

@@ -127,14 +127,17 @@ def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(worker, serve)
     assert max(row.sent for row in rows(answer)) <= closed + 0.05
 
 
+class Cut(Engine):
+    """Ends each request before its first token."""
+
+    async def generate(self, prompt, parameters, name):
+        self.tokens[name] = 0
+        yield self.answer(prompt, name, "abort")
+
+
 def test_one_cut_off_before_its_first_token_has_no_stamps_of_it(worker, serve):
-    server = SimpleNamespace(output_tokens=[1])
-    run = worker.WorkerRun(server, COUNTED)
-    stamps = SimpleNamespace(scheduled_ts=0.0, first_token_ts=0.0, last_token_ts=0.0, num_generation_tokens=0)
-    completion = SimpleNamespace(finish_reason="abort", token_ids=[])
-    run.note(3, 1.5, SimpleNamespace(outputs=[completion], metrics=stamps, prompt_token_ids=None))
-    assert run.rows == [(3, 1.5, None, None, None, 0, 0, False, None)]
-    assert run.done == 0
+    answer, _ = serve(COUNTED, Cut(worker.StepTrace()))
+    assert {(row.first, row.last, row.output, row.finished) for row in rows(answer)} == {(None, None, 0, False)}
 
 
 def test_without_stamps_tokens_are_still_counted(worker, serve):
@@ -250,10 +253,21 @@ def test_the_stat_logger_has_all_that_vllm_calls(trace):
     assert [trace.log(), trace.log_engine_initialized(1), trace.record_sleep_state(sleep=1)] == [None] * 3
 
 
-def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker):
-    assert worker.recent_tokens_per_s([]) is None
-    assert worker.recent_tokens_per_s([(0.0, 0, 0, 5)]) is None
-    assert worker.recent_tokens_per_s([(float(i), 0, 0, 10) for i in range(100)]) == 10.0
+@pytest.mark.parametrize(("steps", "rate"), [(0, None), (1, None), (100, 10.0)])
+def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, trace, serve, monkeypatch, steps, rate):
+    monkeypatch.setattr(worker, "PROGRESS_S", 0.001)
+    worker.StepTrace.rows = [(float(i), 0, 0, 10) for i in range(steps)]
+    told = []
+
+    async def say(**message):
+        told.append(message["tokens_per_s"])
+        raise asyncio.CancelledError
+
+    run = worker.WorkerRun(SimpleNamespace(output_tokens=[LENGTH], say=say), COUNTED)
+    run.began = 0.0
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run.tell())
+    assert told == [rate]
 
 
 def test_limits_that_a_release_does_not_report_are_none(worker):
@@ -302,7 +316,7 @@ def test_importing_it_brings_in_the_standard_library_only():
     code = "import sys, vllm_worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
-    ours = {"vllm_worker", "slm_pacing", "slm_guarded", "slm_steps", "__main__"}
+    ours = {"vllm_worker", "slm_pacing", "slm_process", "slm_steps", "__main__"}
     assert set(done.stdout.split()) - sys.stdlib_module_names == ours
 
 

@@ -6,13 +6,13 @@ import pytest
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
-from pytest_slmserve.analysis.gate.diagnosis import Difference, diagnose, splits
+from pytest_slmserve.analysis.gate.diagnosis import Difference, splits
 from pytest_slmserve.report.gate.text import (
     PROBE_LEGEND,
     SPLIT_LEGEND,
     diagnosis_lines,
     difference_text,
-    gate_findings,
+    split_findings,
     split_text,
 )
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
@@ -43,7 +43,7 @@ def test_a_split_shows_every_part_of_both_sides():
 
 
 def test_the_part_that_explains_most_is_named_in_both_views():
-    said = list(gate_findings(split(traced(0.004, idle=0.25, lag=0), traced(0.005, idle=0.2, lag=0))))
+    said = list(split_findings(split(traced(0.004, idle=0.25, lag=0), traced(0.005, idle=0.2, lag=0))))
     assert said == [
         "most of the change is decode: 100 % of it",
         "most of the change is kernels: 107.5 % of it, and the other part went the other way",
@@ -52,18 +52,18 @@ def test_the_part_that_explains_most_is_named_in_both_views():
 
 
 def test_a_small_change_is_not_taken_apart():
-    said = list(gate_findings(split(traced(0.004), traced(0.00401))))
+    said = list(split_findings(split(traced(0.004), traced(0.00401))))
     assert said == ["time per request changed by less than 1 %: there is nothing to explain at this load"]
 
 
 def test_a_gap_that_nobody_saw_is_said_to_be_unknown():
     found = split(traced(), traced(0.005, idle=None))
     assert "host gap" not in rows(split_text(found))
-    assert list(gate_findings(found))[-1] == (
+    assert list(split_findings(found))[-1] == (
         "host gap unknown: no sensor told how long the GPU ran no kernel (candidate)"
     )
     nobody = split(traced(idle=None), traced(idle=None))
-    assert list(gate_findings(nobody))[-1].endswith("(baseline and candidate)")
+    assert list(split_findings(nobody))[-1].endswith("(baseline and candidate)")
 
 
 def test_a_load_that_cannot_be_split_says_why():
@@ -72,9 +72,9 @@ def test_a_load_that_cannot_be_split_says_why():
     assert (
         "prefill and decode unknown: nearly every step holds a prompt at this load (0 and 0 steps only decode, 50 are "
         "wanted of each side); a smaller load tells them apart"
-    ) in list(gate_findings(crowded))
+    ) in list(split_findings(crowded))
     unnamed = split(traced(), measurement())
-    assert "prefill and decode unknown: no step is known to hold a prompt (candidate)" in list(gate_findings(unnamed))
+    assert "prefill and decode unknown: no step is known to hold a prompt (candidate)" in list(split_findings(unnamed))
 
 
 def test_differences_are_a_table():
@@ -99,7 +99,7 @@ def test_no_difference_is_said():
 def test_a_diagnosis_is_told_from_the_split_to_the_differences():
     newer = replace(H200, vllm="0.27.0")
     candidate = traced(0.005, environment=newer, resolved=replace(RESOLVED, async_scheduling=True), ready_s=36.0)
-    said = list(diagnosis_lines(diagnose([traced()], [candidate])))
+    said = list(diagnosis_lines([traced()], [candidate]))
     assert said[0].startswith("where the time goes: opt-1.3b")
     assert " ".join(said[1].split()) == SPLIT_LEGEND
     assert said[2] == "start-up of opt-1.3b: 30.0 -> 36.0 s (+20.0 %), mean of each side's launches"
@@ -119,9 +119,9 @@ def test_the_probes_of_both_sides_are_compared():
     assert shown["host-speed probe, ms"] == ["5.00", "6.00", "+1.00", "+20.0"]
     assert shown["its CPU time, ms"] == ["4.00", "4.02", "+0.02", "+0.5"]
     assert "the host was not the same beside both sides: host-speed probe +20.0 %, its CPU time +0.5 %" in list(
-        gate_findings(found)
+        split_findings(found)
     )
-    said = list(diagnosis_lines(diagnose([with_probe(traced(), 0.005, 0.004)], [with_probe(traced(), 0.005, 0.004)])))
+    said = list(diagnosis_lines([with_probe(traced(), 0.005, 0.004)], [with_probe(traced(), 0.005, 0.004)]))
     assert " ".join(said[2].split()) == PROBE_LEGEND
     assert not any("the host was not the same" in line for line in said), "it was"
 
@@ -129,16 +129,16 @@ def test_the_probes_of_both_sides_are_compared():
 def test_a_probe_beside_one_side_says_nothing():
     found = split(traced(), with_probe(traced(), 0.005, 0.004))
     assert found.probe == () and "host-speed probe, ms" not in rows(split_text(found))
-    assert PROBE_LEGEND.split()[0] not in " ".join(diagnosis_lines(diagnose([traced()], [traced()])))
+    assert PROBE_LEGEND.split()[0] not in " ".join(diagnosis_lines([traced()], [traced()]))
 
 
 def test_nothing_measured_says_nothing():
-    assert list(diagnosis_lines(diagnose([], []))) == []
-    assert list(diagnosis_lines(diagnose([traced()], []))) == []
+    assert list(diagnosis_lines([], [])) == []
+    assert list(diagnosis_lines([traced()], [])) == []
 
 
 @pytest.mark.parametrize("candidate", [{"decode_s": 0.04}, {"concurrency": 8, "prompt_s": 3.0}, {"idle": 0.9}])
 def test_lines_fit_a_wide_terminal(candidate):
     differing = replace(H200, operating_system="a very long name of a platform " * 2)
-    for text in diagnosis_lines(diagnose([traced()], [traced(environment=differing, **candidate)])):
+    for text in diagnosis_lines([traced()], [traced(environment=differing, **candidate)]):
         assert all(len(line) <= 150 for line in text.splitlines())

@@ -9,10 +9,16 @@ from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, Int
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate.text import as_markdown, gate_text, interim_lines, next_step, title
+from pytest_slmserve.report.gate.text import as_markdown, comparison_parts, gate_section, next_step, title
 from pytest_slmserve.report.page.content import page_content
 from pytest_slmserve.report.screen import screen
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.schema.environment import SIMULATED
+
+
+def gate_lines(gated):
+    return section_text(gate_section(gated))
+
 
 OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"
 NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
@@ -29,7 +35,7 @@ NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2
 def test_a_gate_before_its_first_look_says_what_can_decide_it(there, more):
     gated = judge_gate(pairs(there), GateCriteria())
     assert next_step(gated) == more and f"**Next:** {more}" in as_markdown([gated])
-    assert f"next: {more}" in gate_text(gated)
+    assert f"next: {more}" in gate_lines(gated)
     assert title(gated).startswith("opt-1.3b: speed NOT JUDGED after ")
 
 
@@ -81,7 +87,7 @@ def test_a_simulated_gate_says_so_wherever_it_is_shown(platform):
     gated = judge_gate(measured, GateCriteria())
     screen_text = "\n".join(line for line, _ in screen(Findings(gates=[gated])))
     heading = page_content(Findings(gates=[gated]), measured, 0)["title"]
-    for said in (gate_text(gated), as_markdown([gated]), screen_text, heading):
+    for said in (gate_lines(gated), as_markdown([gated]), screen_text, heading):
         assert (SIMULATED in said) is (platform == "simulated")
 
 
@@ -91,13 +97,13 @@ def test_boundaries_of_each_interim_analysis_are_a_table():
         InterimAnalysis(6, 0.9658, 0.9688, 0.9906, State.FAILS),
     )
     found = Comparison("tokens/s", "higher", State.FAILS, "", 0.03, 6, interim=steps)
-    _, text = interim_lines([found])
-    assert [line.split() for line in text.split("\n")[3:]] == [
+    *_, interim = comparison_parts([found])
+    assert interim.cells.rows == [
         ["tokens/s", "4", "0.9787", "0.9394", "1.0049", "inconclusive"],
         ["tokens/s", "6", "0.9658", "0.9688", "0.9906", "fail"],
     ]
 
 
 def test_a_gate_s_text_has_boundaries_from_the_first_look_on():
-    assert "fails if" in gate_text(judge_gate(pairs(4), GateCriteria()))
-    assert "fails if" not in gate_text(judge_gate(pairs(3), GateCriteria()))
+    assert "fails if" in gate_lines(judge_gate(pairs(4), GateCriteria()))
+    assert "fails if" not in gate_lines(judge_gate(pairs(3), GateCriteria()))

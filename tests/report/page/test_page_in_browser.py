@@ -341,7 +341,7 @@ def test_a_phone_has_no_line_that_is_too_long(browser, written):
 
 
 def test_a_history_is_drawn_and_fits_a_phone(browser, tmp_path):
-    releases = [str(path) for path in sorted(BASELINES.glob("h200-vllm-*-ledger.jsonl.xz"))]
+    releases = [str(path) for path in sorted(BASELINES.glob("h200-vllm-*-history.jsonl.xz"))]
     with unfolded(browser, tmp_path, *releases, "--show", "summary", viewport=PHONE) as seen:
         history = seen.page.locator("section:has(h2:text-is('History'))")
         playwright.expect(history.locator(".chart svg")).to_have_count(4, timeout=PATIENCE_MS)
@@ -381,7 +381,7 @@ def violations(opened: Opened) -> list[tuple[str, list[str]]]:
 # The picture in README
 
 PICTURE = CHECKOUT / "docs" / "images" / "page.png"
-PICTURED = BASELINES / "h200-vllm-0.26.0-spread.jsonl.xz"
+PICTURED = BASELINES / "h200-vllm-0.26.0-staggered.jsonl.xz"
 
 
 def pictured() -> str:

@@ -35,7 +35,7 @@ from pytest_slmserve.schema.records import Measurement
 if not BASELINES.is_dir():
     pytest.skip("the baselines are in the checkout", allow_module_level=True)
 
-SWEEPS, SERVER = BASELINES / "h200-vllm-0.26.0-spread.jsonl.xz", BASELINES / "cpu-vllm-0.32.0-server.jsonl.xz"
+SWEEPS, SERVER = BASELINES / "h200-vllm-0.26.0-staggered.jsonl.xz", BASELINES / "cpu-vllm-0.32.0-server.jsonl.xz"
 SLO = "ttft:50ms,tpot:20ms"
 SENSED = {
     "gpu_util": 0.99,

@@ -24,7 +24,7 @@ from strategies import H200, WELL, measurement
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.compare.runs import release_histories
+from pytest_slmserve.analysis.compare.history import release_histories
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
@@ -334,7 +334,7 @@ def test_replicas_are_held_against_one_engine(report):
 
 
 def test_a_history_has_the_rows_that_the_terminal_prints(report):
-    page, printed = report(*(committed(f"h200-vllm-{release}-ledger") for release in RELEASES))
+    page, printed = report(*(committed(f"h200-vllm-{release}-history") for release in RELEASES))
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     tables = {caption: rows for caption, rows in page.tables.items() if caption.startswith("History of ")}
     assert list(tables) == [f"History of {model} at 512 in flight, NVIDIA H200" for model in ("opt-1.3b", "opt-125m")]

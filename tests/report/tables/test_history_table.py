@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stored_records import KNOWN, repeats
 
-from pytest_slmserve.analysis.compare.runs import release_histories
+from pytest_slmserve.analysis.compare.history import release_histories
 from pytest_slmserve.report.compare import BY_CHANCE, history_report
 from pytest_slmserve.report.text_table import laid_out
 
@@ -46,13 +46,13 @@ def test_each_release_is_beside_the_one_before(width):
     assert ("not shown: 95 % of value" in printed) is (width == 80)
     told = " ".join(printed.split())
     assert "not comparable: other host or boot" in told and "in turns on one host (0.12.0)" in told
-    assert "by a margin of 3 %" in told and BY_CHANCE in told
+    assert "by a tolerance of 3 %" in told and BY_CHANCE in told
 
 
 def test_noise_and_single_repeats_show_no_difference_and_say_why():
     noisy = text(history({"0.9.0": (1000, "one"), "0.10.0": (1010, "one")}, wobble=(0.9, 1.1)), 160)
     assert noisy.count("no difference shown\n") == 2
-    assert "no difference shown: the noise is wider than the margin (0.10.0)" in noisy and BY_CHANCE not in noisy
+    assert "no difference shown: the noise is wider than the tolerance (0.10.0)" in noisy and BY_CHANCE not in noisy
     single = text(history({"0.9.0": (1000, "one"), "0.10.0": (1010, "one")}, wobble=(1.0,)), 160)
     assert "tokens/s 0.10.0 1,010 - 1.010 - no difference shown" in rows(single)
     assert "one repeat on each side: the noise is not known (0.10.0)" in single

@@ -10,7 +10,7 @@ from pytest_slmserve.run.ray.connect import Need, Node, measuring, need_of, node
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
-from pytest_slmserve.telemetry.host_probe import Gpu, Host
+from pytest_slmserve.telemetry.host import Gpu, Host
 
 HEAD, NARROW, WIDE = Node("a", "head", 0, 4), Node("b", "narrow", 1, 16), Node("c", "wide", 4, 64)
 MINE = Environment(pytest_slmserve="0.1.0", git_commit="mine")

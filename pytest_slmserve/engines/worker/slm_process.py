@@ -1,10 +1,16 @@
-"""Lines of JSON between two processes, over a socket. Pure: the standard library alone."""
+"""What each process of ours has: lines of JSON to and from its parent, and a guardian. Needs the standard library."""
 
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -21,7 +27,7 @@ class TooLong(ValueError):
 
 
 class Lines:
-    """Messages over a socket, each an object of JSON in a line of its own."""
+    """Messages over a socket, each a JSON object in a line of its own."""
 
     longest = 1 << 29  # bytes: the columns of five million requests
 
@@ -30,7 +36,7 @@ class Lines:
         self._buffer = bytearray()
 
     def say(self, **message: Any) -> None:
-        """Raises Ended."""
+        """Send a message. Raises Ended."""
         try:
             self.end.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -38,12 +44,12 @@ class Lines:
 
     @property
     def has_room(self) -> bool:
-        """Is there room for a short message, so that nobody waits until the other end listens?"""
+        """Whether a short message can be sent without waiting for the other end."""
         return bool(select.select([], [self.end], [], 0)[1])
 
     def hear(self, wait_s: float | None = None) -> dict[str, Any] | None:
-        """The next message; None where nothing came for `wait_s` seconds. Raises Ended; TooLong for one of more than
-        `longest` bytes; ValueError or RecursionError for a line that is no message."""
+        """The next message; None if no whole message came and nothing was received for `wait_s` seconds. Raises Ended;
+        TooLong for more than `longest` bytes; ValueError or RecursionError for a line that is not a message."""
         seen = 0
         while (end := self._buffer.find(b"\n", seen)) < 0:
             seen = len(self._buffer)
@@ -64,3 +70,18 @@ class Lines:
         if not isinstance(message, dict):
             raise ValueError("not an object")
         return message
+
+
+@contextmanager
+def guarded(parent: str) -> Iterator[None]:
+    """A guardian for as long as this process works: it kills the process group when the parent or this process is gone.
+    parent: its process id."""
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), parent, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        guardian.terminate()  # if the parent is gone the guardian removes our folder, and ends this process
+        guardian.wait()

@@ -1,0 +1,480 @@
+"""Compare two sets of measurements: the ratio, interval and verdict of each metric of each case that both have.
+
+One comparison serves `slmserve compare`, the history over releases, and stored baselines (`--slm-baseline`).
+
+The unit of repetition is the launch, and the gate decides from four pairs of launches on, measured in turns on one
+host. A comparison is never bolder than that. If each side has four launches of one boot, then they are the repeats.
+Otherwise repeats show the noise within a launch only, and the interval is widened by how far launches and hosts were
+seen to differ in throughput, mean E2E and mean TPOT.
+
+If kernels run all of the time, launches on one host are within 0.2 % of each other, and hosts within 4 %: so it was
+seen with OPT-125M, 1.3B and 2.7B on H200 hosts (the archives in benchmarks/baselines). The rest of the time is the
+host's, and may be any: the faster side waits for less, but no host makes the kernels themselves faster. So if the
+slower side waited for a share w of its time, another host may have up to 1/(1 - w) times its rate. Farthest apart were
+OPT-125M at 512 with w = 0.63, by a factor of 2.05 of 2.69. Two launches on one host were never farther apart than the
+root of that, beyond the noise of their repeats.
+
+How far launches differ in TTFT, in percentiles or in energy is bounded by nothing: in those archives two launches on
+one host were up to 1.7 times apart in mean TTFT, and two hosts 2.7 times.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from statistics import fmean
+
+from pytest_slmserve.analysis.compare.comparability import FACTS, MACHINE_FACTS, one_boot, sharing_of, warnings, why_not
+from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
+from pytest_slmserve.analysis.points import (
+    JobPoint,
+    Point,
+    ReplicaPoint,
+    all_groups,
+    engines,
+    job_point,
+    point_of,
+    replica_groups,
+    shared_point,
+)
+from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, Interval, factor, grouped, percent
+from pytest_slmserve.analysis.stats.noise import Differences, Repeat
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.loads import Load, is_job, is_steady
+from pytest_slmserve.schema.records import Measurement
+
+TOLERANCE = 0.03  # smallest change that matters, unless a user says otherwise
+LAUNCHES = FIRST_LOOKS[0]  # of each side, as the gate wants pairs
+LAUNCH, LAUNCH_OF_WAITING = 0.002, 0.5
+HOST, HOST_OF_WAITING = 0.04, 1.0  # share of the logarithm: 0.5 is the root
+LEAST_BUSY = 0.001  # of a GPU that a sensor saw idle throughout nothing is known
+HOSTS = "other host or boot: hosts of one kind differ; the gate decides, which measures both sides in turns on one host"
+ONE_REPEAT = "one repeat on each side: the noise is not known"
+FEW_LAUNCHES = f"fewer than {LAUNCHES} launches on a side, and nothing else tells how far launches differ in this"
+NOISE = "the noise is wider than the tolerance"
+NO_SENSOR = "another host or boot, and no sensor told how long the device waited for its host"
+COMMON = "baseline-in-common"
+STORED = {  # metrics that a stored baseline decides: the claim, and the metric in words
+    "output_tokens_per_s": ("throughput-not-below-baseline", "output tokens/s"),
+    "e2e_s": ("latency-not-above-baseline", "mean E2E"),
+}
+
+Served = Point | JobPoint | ReplicaPoint
+
+
+class Judgement(enum.Enum):
+    """What became of a metric, by the whole interval of its ratio: beyond the tolerance (BETTER, WORSE), within it on
+    both sides (SAME), or not worse than it (NO_WORSE). INCONCLUSIVE: the interval is wider, or unknown."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "same"
+    NO_WORSE = "no worse"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A compared field of a point. heading: how it is called in reports, with the unit. scale: factor from the field to
+    that unit. bounded: whether it is known how far launches and hosts differ in it, given the share of waiting."""
+
+    name: str
+    heading: str
+    scale: float = 1e3
+    higher_is_better: bool = False
+    bounded: bool = False
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("output_tokens_per_s", "tokens/s", 1.0, higher_is_better=True, bounded=True),
+        Metric("requests_per_s", "requests/s", 1.0, higher_is_better=True, bounded=True),
+        Metric("ttft_s", "TTFT ms, mean"),
+        Metric("ttft_p99_s", "TTFT ms, p99"),
+        Metric("tpot_s", "TPOT ms, mean", bounded=True),
+        Metric("tpot_p99_s", "TPOT ms, p99"),
+        Metric("itl_s", "ITL ms, mean"),
+        Metric("itl_p99_s", "ITL ms, p99"),
+        Metric("e2e_s", "E2E ms, mean", bounded=True),
+        Metric("e2e_p99_s", "E2E ms, p99"),
+        Metric("energy_per_token_j", "mJ/token"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCase:
+    """The measured case, whatever engine served it. models, workloads, loads: of each engine, if several shared the
+    device. sharing: how they did, "alone" for a single engine."""
+
+    models: tuple[str, ...]
+    workloads: tuple[str, ...]
+    loads: tuple[Load, ...]
+    sharing: str
+
+    @property
+    def steady(self) -> bool:
+        """Whether all loads are closed loops with a window."""
+        return all(map(is_steady, self.loads))
+
+    @property
+    def concurrency(self) -> int:
+        """Concurrent requests of all engines together."""
+        return sum(load.max_concurrency or 0 for load in self.loads)
+
+    @property
+    def engines(self) -> str:
+        """The name of what served: "opt-1.3b", or "2 x opt-1.3b by mps"."""
+        several = self.sharing.partition(" engines ")[2]
+        return self.models[0] if len(self.models) == 1 else f"{engines(self.models)} {several}"
+
+    @property
+    def load(self) -> str:
+        """ "64 in flight", in all; or the job, or the rate."""
+        return f"{self.concurrency} in flight" if self.steady else self.loads[0].title
+
+    @property
+    def details(self) -> str:
+        """Load and workload in words, to distinguish two cases of one name."""
+        load, workloads = self.loads[0], f"workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
+        if not is_steady(load):
+            return workloads
+        return f"ramp-up {load.ramp_up}, window {load.window_s:g} s, warm-up {load.settle_lifetimes:g}, {workloads}"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPair:
+    """Both sides of one case. load: of the case, with its details if another case has the same name. obstacle: the
+    reason why nothing can be said, or ""."""
+
+    case: ComparedCase
+    load: str
+    baseline: Served
+    candidate: Served
+    obstacle: str
+    same_boot: bool
+
+    @property
+    def idle_share(self) -> float | None:
+        """The larger share of the time in which no kernel ran, because the device waited for its host; None if no
+        sensor told of it."""
+        ran = [p.gpu_util if p.engine_active is None else p.engine_active for p in (self.baseline, self.candidate)]
+        return max((max(0.0, 1 - share) for share in ran if share is not None), default=None)
+
+    @property
+    def unseen(self) -> float | None:
+        """The largest difference to expect between two launches, whatever serves, as a difference of logarithms. None
+        if it is unknown. Without a sensor of waiting, as on a CPU, launches are taken to differ as hosts do, and hosts
+        by anything."""
+        if self.idle_share is None:
+            return math.log1p(HOST) if self.same_boot else None
+        least, share = (LAUNCH, LAUNCH_OF_WAITING) if self.same_boot else (HOST, HOST_OF_WAITING)
+        return max(math.log1p(least), share * -math.log(max(1 - self.idle_share, LEAST_BUSY)))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChange:
+    """One metric of one case. subject: the engines. ratio: candidate over baseline, with its 95 % interval if that is
+    known. launches: of each side. why: the reason of an inconclusive verdict, else ""."""
+
+    subject: str
+    load: str
+    metric: str
+    baseline: float
+    candidate: float
+    ratio: Interval
+    verdict: Judgement
+    why: str
+    launches: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """What became of each metric. tolerance: smallest change that matters, as a share. pairs: those that the changes
+    are of. differences: of the environments, and of the engines in the cases of both sides. baseline_only,
+    candidate_only: cases of one side. notes: a sentence each."""
+
+    tolerance: float
+    changes: tuple[MetricChange, ...]
+    pairs: tuple[ComparedPair, ...]
+    differences: tuple[Difference, ...]
+    baseline_only: tuple[str, ...]
+    candidate_only: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def counts(self) -> dict[Judgement, int]:
+        """The number of metrics by what became of them."""
+        seen = Counter(each.verdict for each in self.changes)
+        return {verdict: seen[verdict] for verdict in Judgement}
+
+
+def compare(
+    baseline: Sequence[Measurement],
+    candidate: Sequence[Measurement],
+    tolerance: float,
+    metrics: Collection[str] = METRICS,
+    *,
+    stored: bool = False,
+) -> RunComparison:
+    """Compare each metric of each case that both sides have.
+
+    Args:
+        tolerance: The smallest change that matters, as a share; of a rate the inverse.
+        metrics: Names of the metrics to compare.
+        stored: Whether the baseline is a stored one, which was measured to be compared with. Then only steady loads
+            are compared, the limits of the engine have to match too, and see `change_of`. Otherwise launches of gates
+            are left out, because a gate holds both of its sides.
+    """
+    there, here = (
+        compared_cases((m for m in side if stored or m.paired is None), steady=stored) for side in (baseline, candidate)
+    )
+    common = sorted((case for case in here if case in there), key=lambda c: (c.engines, not c.steady, c.concurrency))
+    pairs, both = list[ComparedPair](), list[tuple[list[Measurement], list[Measurement]]]()
+    only: tuple[list[str], list[str]] = ([], [])
+    for case, load in zip(common, load_names(common), strict=True):
+        for one, other in same_engines(there[case], here[case]):
+            if one and other:
+                pairs.append(compared_pair(case, load, one, other, stored=stored))
+                both.append((one, other))
+            else:
+                only[0 if one else 1].append(f"{case.engines} at {load}, with another engine")
+    only[0].extend(listed_cases(case for case in there if case not in here))
+    only[1].extend(listed_cases(case for case in here if case not in there))
+    notes = [text for one, other in both for text in warnings(one[0], other[0])]
+    if (gated := sum(m.paired is not None for m in (*baseline, *candidate))) and not stored:
+        notes.append(f"launches of gates are left out ({gated} measurements): `report` judges them")
+    changes = (
+        change_of(pair, METRICS[name], tolerance, stored) for pair in pairs for name in METRICS if name in metrics
+    )
+    sides: list[Sequence[Measurement]] = [list(chain(*side)) for side in zip(*both)]
+    return RunComparison(
+        tolerance,
+        tuple(change for change in changes if change),
+        tuple(pairs),
+        fact_differences(*(sides or (baseline, candidate))),
+        tuple(only[0]),
+        tuple(only[1]),
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict[ComparedCase, list[Measurement]]:
+    """Return measurements by what was measured: of single engines in the order first met, then of several engines that
+    shared a device and are all there. steady: whether to leave out loads without a window."""
+    found: dict[ComparedCase, list[Measurement]] = {}
+    for members in all_groups(list(measurements)):
+        models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
+        case = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
+        if case.steady or not steady:
+            found.setdefault(case, []).extend(members)
+    return found
+
+
+def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
+    """Return the measurements of one model under a steady load; of several models on a device, those whose first it
+    is."""
+    by_case = compared_cases(measurements, steady=True)
+    return [m for case, found in by_case.items() if case.models[0] == model for m in found]
+
+
+def load_names(cases: Sequence[ComparedCase]) -> list[str]:
+    """Return the load of each case in words, with its details if another case has the same engines and load."""
+    names = Counter((case.engines, case.load) for case in cases)
+    return [c.load if names[c.engines, c.load] == 1 else f"{c.load} ({c.details})" for c in cases]
+
+
+def listed_cases(cases: Iterable[ComparedCase]) -> list[str]:
+    """Return "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" for each set of engines, and each other load by
+    itself."""
+    by_steady = grouped(cases, lambda case: case.steady)
+    listed = []
+    for alike in grouped(by_steady.get(True, []), lambda case: (case.engines, case.details)).values():
+        loads = ", ".join(map(str, sorted(case.concurrency for case in alike)))
+        listed.append(f"{alike[0].engines} at {loads} in flight ({alike[0].details})")
+    return [*listed, *(f"{case.engines} at {case.load} ({case.details})" for case in by_steady.get(False, []))]
+
+
+def requested_engine(m: Measurement) -> str:
+    """Return the key of the requested engine; one key for all engines that shared a device."""
+    return m.spec.key if m.alone or m.replica is None else m.replica.set
+
+
+def same_engines(
+    there: Sequence[Measurement], here: Sequence[Measurement]
+) -> Iterator[tuple[list[Measurement], list[Measurement]]]:
+    """Pair the measurements of one case by their engines.
+
+    Yields:
+        Both sides of each engine that was requested alike. If one other engine remains on each side, these two.
+        Otherwise each remaining engine with an empty list for the other side.
+    """
+    first, second = grouped(there, requested_engine), grouped(here, requested_engine)
+    for engine in [engine for engine in first if engine in second]:
+        yield first.pop(engine), second.pop(engine)
+    if len(first) == len(second) == 1:
+        yield *first.values(), *second.values()  # type: ignore[misc]
+    else:
+        yield from ((group, []) for group in first.values())
+        yield from (([], group) for group in second.values())
+
+
+def served(case: ComparedCase, measurements: Sequence[Measurement]) -> Served:
+    """Return the point of one case, on whatever hosts it was measured."""
+    if len(case.models) > 1:
+        return shared_point(replica_groups(measurements))
+    return job_point(measurements) if is_job(case.loads[0]) else point_of(case.concurrency, measurements)
+
+
+def compared_pair(
+    case: ComparedCase, load: str, there: Sequence[Measurement], here: Sequence[Measurement], *, stored: bool = False
+) -> ComparedPair:
+    """Return both sides of one case. Nothing can be said if a side is of several engines or releases, invalid or
+    degraded, or if a fact that has to match differs. stored: see `compare`."""
+    points = served(case, there), served(case, here)
+    used = [[m for group in point.used for m in group] for point in points]
+    obstacles: list[str] = []
+    sides = ("the baseline", "this run" if stored else "the candidate")
+    for side, point, measured in zip(sides, points, (there, here), strict=True):
+        known = {(requested_engine(m), m.environment.vllm, m.environment.torch) for m in measured}
+        if len(known) > 1:
+            obstacles.append(f"{side} has {len(known)} different engines or releases under this load")
+        elif not point.valid:
+            obstacles.append(f"{side} is invalid: {'; '.join(point.problems) or 'it has no valid repeat'}")
+        elif point.degraded:
+            obstacles.append(f"{side} is degraded: {'; '.join(point.degraded)}")
+    if not obstacles:
+        for one, other in product(*used):
+            if getattr(one.replica, "index", 0) == getattr(other.replica, "index", 0):
+                obstacles += why_not(one, other, FACTS if stored else MACHINE_FACTS)
+    return ComparedPair(case, load, *points, "; ".join(dict.fromkeys(obstacles)), one_boot(*chain(*used)))
+
+
+def change_of(pair: ComparedPair, metric: Metric, tolerance: float, stored: bool = False) -> MetricChange | None:
+    """Return what became of one metric; None if a side has not measured it.
+
+    On different hosts, or after a boot, a metric is never called better or worse, because hosts of one kind differ.
+    Against a stored baseline what hosts were seen to differ by suffices for that, and on one boot launches may differ
+    as hosts do if no sensor tells how long the device waited for its host.
+    """
+    sides = [repeats_by_launch(side, metric.name) for side in (pair.baseline, pair.candidate)]
+    if not all(sides):
+        return None
+    seen = factor(repeat_noise(sides).between(0, 1))
+    if min(map(len, sides)) >= LAUNCHES and pair.same_boot:
+        unseen: float | None = 0.0
+    else:
+        bounded = metric.bounded and pair.case.steady and (stored or pair.idle_share is not None)
+        unseen = pair.unseen if bounded else None
+    verdict, why = Judgement.INCONCLUSIVE, pair.obstacle
+    if why or unseen is None:
+        seen = Interval(seen.value)
+    elif seen.low is not None and seen.high is not None:
+        low, high = seen.low / math.exp(unseen), seen.high * math.exp(unseen)
+        seen, verdict = Interval(seen.value, low, high), judged(low, high, metric, tolerance)
+        if not (pair.same_boot or stored or verdict in (Judgement.SAME, Judgement.NO_WORSE)):
+            verdict = Judgement.INCONCLUSIVE
+    if verdict is Judgement.INCONCLUSIVE and not why:
+        if not (pair.same_boot or stored):
+            why = HOSTS
+        elif unseen is None:
+            why = NO_SENSOR if stored else FEW_LAUNCHES
+        else:
+            why = ONE_REPEAT if seen.low is None else NOISE
+    one, other = (mean_of_repeats(side) for side in sides)
+    launches = (len(sides[0]), len(sides[1]))
+    return MetricChange(pair.case.engines, pair.load, metric.name, one, other, seen, verdict, why, launches)
+
+
+def judged(low: float, high: float, metric: Metric, tolerance: float) -> Judgement:
+    """Return what the ends of the interval of a ratio, candidate over baseline, say of a metric."""
+    most = 1 + tolerance
+    not_less, not_more = low > 1 / most, high < most
+    if high < 1 / most or low > most:
+        return Judgement.BETTER if (low > most) is metric.higher_is_better else Judgement.WORSE
+    if not_less and not_more:
+        return Judgement.SAME
+    return Judgement.NO_WORSE if (not_less if metric.higher_is_better else not_more) else Judgement.INCONCLUSIVE
+
+
+def repeats_by_launch(side: Served, name: str) -> list[list[Repeat]]:
+    """Return the repeats of a figure, a list for each launch; none unless each is a positive number."""
+    known = [
+        Repeat(value, group[0].measured_at, group[0].launch)
+        for group, figures in zip(side.used, side.each, strict=True)
+        if (value := getattr(figures, name, None)) is not None
+    ]
+    sound = all(0 < repeat.value < math.inf for repeat in known)
+    return list(grouped(known, lambda repeat: repeat.launch).values()) if sound else []
+
+
+def mean_of_repeats(launches: Sequence[Sequence[Repeat]]) -> float:
+    """Return the mean of all repeats."""
+    return fmean(repeat.value for repeat in chain(*launches))
+
+
+def repeat_noise(sides: Sequence[Sequence[Sequence[Repeat]]]) -> Differences:
+    """Return the sides with what tells their noise: their launches if each side has enough of them, else the
+    repeats."""
+    if min(map(len, sides), default=0) < LAUNCHES:
+        return Differences(tuple(tuple(chain(*side)) for side in sides))
+    return Differences(
+        tuple(tuple(launch[0]._replace(value=mean_of_repeats([launch])) for launch in side) for side in sides)
+    )
+
+
+def against_stored(
+    baseline: Sequence[Measurement], candidate: Sequence[Measurement], tolerance: float
+) -> tuple[list[Verdict], tuple[str, ...]]:
+    """Compare a run with a stored baseline.
+
+    Returns:
+        A verdict on output tokens/s and one on mean E2E for each case of both sides: it fails if the whole interval of
+        the ratio, candidate over baseline, is worse than the tolerance. The value is that ratio, the threshold the
+        worst ratio that is allowed. If the sides have nothing in common, one inconclusive verdict. And notes.
+    """
+    found = compare(baseline, candidate, tolerance, (), stored=True)
+    sides = {"the baseline": found.baseline_only, "this run": found.candidate_only}
+    notes = (*(f"measured by {side} alone: {', '.join(only)}" for side, only in sides.items() if only), *found.notes)
+    if not found.pairs:
+        there, here = (", ".join(only) or "none" for only in sides.values())
+        why = "no model was measured under one load with one workload on both sides: the baseline has"
+        return [Verdict.inconclusive(COMMON, "baseline", f"{why} {there}; this run {here}")], notes
+    verdicts = []
+    for pair, (name, (claim, words)) in product(found.pairs, STORED.items()):
+        subject, metric = f"{pair.case.engines} at {pair.load}", METRICS[name]
+        threshold = 1 / (1 + tolerance) if metric.higher_is_better else 1 + tolerance
+        change = change_of(pair, metric, tolerance, stored=True)
+        if change is None or pair.unseen is None or pair.obstacle:
+            why = f"cannot be compared: {pair.obstacle or NO_SENSOR}"
+            verdicts.append(Verdict.inconclusive(claim, subject, why, threshold, pair.baseline, pair.candidate))
+            continue
+        seen = change.ratio
+        apart = percent(abs(seen.value - 1))
+        way = f"{apart} {'lower' if seen.value < 1 else 'higher'} than" if apart != percent(0) else "equal to"
+        why = f"{words} {way} the baseline's ({seen.value:.4g} times"
+        why += "" if seen.low is None else f", 95 %: {seen.low:.4g} to {seen.high:.4g}"
+        why += f"), tolerance {percent(tolerance)}"
+        if seen.low is None:
+            why += "; noise unknown: one repeat on each side; --slm-repeats 2"
+        elif min(change.launches) < LAUNCHES or not pair.same_boot:
+            where = "launch" if pair.same_boot else "host or boot"
+            why += f"; widened by a factor of {math.exp(pair.unseen):.4g} each way for another {where}"
+            if (idle := pair.idle_share) is not None:
+                why += f", and a GPU that waits for its host for {percent(idle)} of the time"
+        match change.verdict:
+            case Judgement.WORSE:
+                state = State.FAILS
+            case Judgement.INCONCLUSIVE:
+                state = State.INCONCLUSIVE
+            case _:
+                state = State.PASSES
+        verdict = Verdict.from_interval(claim, subject, state, why, seen, threshold, pair.baseline, pair.candidate)
+        verdicts.append(replace(verdict, why=why))  # without its clause on launches, which the interval knows of
+    return verdicts, notes

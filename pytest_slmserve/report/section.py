@@ -1,0 +1,148 @@
+"""What a report shows of one subject, as a value, and how the terminal, the HTML report and Markdown draw it.
+
+A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once, by a function that returns a `Section`:
+
+    Section(
+        "opt-125m: PASS after 4 pairs of launches",
+        [
+            "  baseline: vLLM 0.25.0, at 256 requests in flight",
+            Table(rows, COLUMNS, caption="Endpoints"),
+            Named([("output tokens/s", "pass: at least 0.995 of the baseline")]),
+            "",
+            Legend("spread: standard deviation of a pair."),
+        ],
+        look="good",
+        charts=partial(gate_charts, gated),  # a function that yields `Chart` values
+    )
+
+`section_text` draws it for a terminal and leaves the charts out. The HTML report draws the charts and the tables, and
+shows the same text below them. JSON and CSV hold the values that the section was made of (`report.as_json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pytest_slmserve.report.text_table import Column, folded, hanging, named_lines, table, telling
+
+Look = Literal["good", "bad", "open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Legend:
+    """Explanation of the columns of a table. It is broken into lines without an indent."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Names with a sentence each, below each other after an empty line."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows and their columns. Without rows nothing is shown. A terminal puts an empty line above the table.
+
+    caption: Title of the table in an HTML report.
+    heading: Line above the table in a terminal.
+    always: Number of first columns that are shown even if no row has anything to show in them.
+    """
+
+    rows: Sequence[Any]
+    columns: Sequence[Column[Any]]
+    caption: str = ""
+    heading: str = ""
+    always: int = 0
+
+    @property
+    def cells(self) -> Cells:
+        """Return the texts of all columns that tell something, however wide the table is."""
+        kept = telling(self.rows, self.columns, self.always)
+        return Cells(
+            self.caption,
+            [column.name for column in kept],
+            [[column.cell(row) for column in kept] for row in self.rows],
+            [column.side == "right" for column in kept],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A table as texts. numeric: for each column, whether its texts stand on the right."""
+
+    caption: str
+    heads: list[str]
+    rows: list[list[str]]
+    numeric: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of an HTML report.
+
+    spec: Vega-Lite specification, or None if nothing is known that could be drawn: then there is no chart.
+    note: How to read the chart.
+    group: Heading above this chart and others of the same group.
+    """
+
+    title: str
+    spec: dict[str, Any] | None
+    note: str = ""
+    group: str = ""
+
+
+Part = str | Legend | Named | Table  # a string is one or several lines; an empty one is an empty line
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """All that is shown of one subject.
+
+    look: How an HTML report marks the title.
+    charts: Function that returns the charts. It is called only if an HTML report is written, because fits and
+        intervals take time.
+    """
+
+    title: str
+    parts: Sequence[Part] = ()
+    look: Look = "open"
+    charts: Callable[[], Iterable[Chart]] = tuple
+
+    @property
+    def tables(self) -> list[Cells]:
+        """Tables of the section that have rows, for an HTML report."""
+        return [part.cells for part in self.parts if isinstance(part, Table) and part.rows]
+
+
+def section_text(section: Section) -> str:
+    """Return the text of a section as a terminal shows it, in the layout in force."""
+    lines = [section.title]
+    for part in section.parts:
+        match part:
+            case str():
+                lines.append(part)
+            case Legend(text):
+                lines.append(hanging(text, 0))
+            case Named(pairs) if pairs:
+                lines += ["", named_lines(pairs)]
+            case Table(rows, columns, heading=heading, always=always) if rows:
+                lines += ["", *filter(None, [heading]), table(rows, columns, always)]
+    return folded("\n".join(lines))
+
+
+def section_texts(sections: Iterable[Section]) -> Iterator[str]:
+    """Yield the texts of sections, each with an empty line below it."""
+    yield from (f"{section_text(section)}\n" for section in sections)
+
+
+def markdown_table(shown: Table) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    cells = shown.cells
+    yield f"| {' | '.join(cells.heads)} |"
+    yield f"|{'|'.join('---:' if right else '---' for right in cells.numeric)}|"
+    yield from (f"| {' | '.join(row)} |" for row in cells.rows)
