@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_slmserve.plugin import BASELINE, ELSEWHERE, NEEDS_A_MODE, OUR_KEY, SESSION
+
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.advisor import Advice
     from pytest_slmserve.analysis.points import JobPoint, Point
@@ -20,30 +22,12 @@ if TYPE_CHECKING:
     from pytest_slmserve.plugin.measuring import Carry, PlannedCase, SharedEngines, Watching
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
-    from pytest_slmserve.run.ray.cluster import RayEngines
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.run.sweeps import Sweeps
     from pytest_slmserve.schema.errors import Sharing
     from pytest_slmserve.schema.loads import Workload
     from pytest_slmserve.schema.records import Measurement
     from pytest_slmserve.schema.specs import EngineSpec
-
-
-SESSION: pytest.StashKey[Session] = pytest.StashKey()
-ELSEWHERE: pytest.StashKey[RayEngines] = pytest.StashKey()  # what measures for the session, if Ray does
-BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # that this run is compared with, if one was named
-NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
-# Fixtures whose parameters come from the options.
-PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point", "slm_job_point"})
-OUR_KEY = "records"  # in the `extra_info` of a benchmark that shows a point of ours
-
-
-def is_measured(item: Any) -> bool:
-    """Decide whether an item needs an engine, or what one has measured. An item without fixtures, such as a file that
-    another plugin checks, needs none, even if its package has a marker."""
-    if not hasattr(item, "fixturenames"):
-        return False
-    return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in item.fixturenames)
 
 
 @pytest.fixture(scope="session")

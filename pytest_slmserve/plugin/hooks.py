@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_slmserve.options.table import OPTS
-from pytest_slmserve.plugin import fixtures
-from pytest_slmserve.plugin.fixtures import NEEDS_A_MODE, PARAMETRISED, SESSION, is_measured
+from pytest_slmserve.plugin import NEEDS_A_MODE, PARAMETRISED, SESSION, fixtures, is_measured
 
 if TYPE_CHECKING:
     from pytest_slmserve.options.table import Options

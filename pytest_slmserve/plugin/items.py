@@ -29,7 +29,7 @@ from pytest_slmserve.plan.case_lists import (
 )
 from pytest_slmserve.plan.cases import Case, Engines
 from pytest_slmserve.plan.planner import MarkerOverrides
-from pytest_slmserve.plugin.fixtures import PARAMETRISED, is_measured
+from pytest_slmserve.plugin import PARAMETRISED, is_measured
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.gate import check_gate, is_short
 from pytest_slmserve.run.session import Session

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.schedule import plan_lines, spread_lines
-from pytest_slmserve.plugin.fixtures import BASELINE, ELSEWHERE, PARAMETRISED, SESSION, is_measured
+from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, SESSION, is_measured
 from pytest_slmserve.plugin.items import (
     cases_of_items,
     in_running_order,

@@ -8,8 +8,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.options.table import OPTS
-from pytest_slmserve.plugin import items
-from pytest_slmserve.plugin.fixtures import SESSION
+from pytest_slmserve.plugin import SESSION, items
 
 MIXED = """
     import pytest

@@ -9,7 +9,7 @@ import pytest
 from inside import SMALL, usage_error
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plugin.fixtures import SESSION
+from pytest_slmserve.plugin import SESSION
 from pytest_slmserve.plugin.items import named_models
 from pytest_slmserve.plugin.session_hooks import EXIT_INCONCLUSIVE
 from pytest_slmserve.run.session import Session

@@ -35,7 +35,7 @@ from pytest_slmserve.run.ray.connect import (
     one_host,
     start_here,
 )
-from pytest_slmserve.run.ray.remote import Answer, RemoteEngine, unpacked
+from pytest_slmserve.run.ray.remote import EngineAnswer, RemoteEngine, unpacked
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
 from pytest_slmserve.schema.loads import is_steady
@@ -303,7 +303,7 @@ class RayEngines:
         self._begin()
         return bool(ready)
 
-    def _take(self, engine: RunningEngine, key: str | None, answer: Answer) -> None:
+    def _take(self, engine: RunningEngine, key: str | None, answer: EngineAnswer) -> None:
         session = self._session
         assert session is not None
         if answer.place != engine.place:

@@ -21,7 +21,7 @@ from pytest_slmserve.telemetry.host import Host, probe
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineAnswer:
     """The answer of an engine to one call.
 
     Attributes:
@@ -37,7 +37,7 @@ class Answer:
     notes: tuple[str, ...] = ()
 
 
-def place() -> tuple[str, int]:
+def process_place() -> tuple[str, int]:
     """Ray's identifier of the node of this process, and the process."""
     import ray
 
@@ -61,11 +61,11 @@ class RemoteEngine:
         self.session: Session | None = None
         self.failed: dict[str, SlmError] = {}  # by the key of a case; under "" why there is no session
 
-    def started(self) -> Answer:
-        """Answer from where the engine will run."""
-        return Answer(place())
+    def started(self) -> EngineAnswer:
+        """EngineAnswer from where the engine will run."""
+        return EngineAnswer(process_place())
 
-    def measure(self, key: str, cases: Mapping[str, Case]) -> Answer:
+    def measure(self, key: str, cases: Mapping[str, Case]) -> EngineAnswer:
         """Measure one repeat of the case of this key. A case that failed is not tried again."""
         error = self.failed.get("") or self.failed.get(key)
         try:
@@ -73,10 +73,12 @@ class RemoteEngine:
                 session = self.session or self._open()
                 case = cases[key]
                 case = replace(case, environment=session.planner.environment(case.engine))
-                return Answer(place(), packed_measurements(session.executor.measure_once(case, case.title)))
+                return EngineAnswer(
+                    process_place(), packed_measurements(session.executor.measure_once(case, case.title))
+                )
         except SlmError as raised:
             self.failed[key if self.session else ""] = error = raised
-        return Answer(place(), error=error)
+        return EngineAnswer(process_place(), error=error)
 
     def _open(self) -> Session:
         """Open the session, whose host is this node as its engine will find it. Raises BadUsage if the node is of
@@ -100,12 +102,12 @@ class RemoteEngine:
         self.session = session
         return session
 
-    def close(self) -> Answer:
+    def close(self) -> EngineAnswer:
         """Stop the engine."""
         if self.session is None:
-            return Answer(place())
+            return EngineAnswer(process_place())
         self.session.close()
-        return Answer(place(), notes=tuple(self.session.notes))
+        return EngineAnswer(process_place(), notes=tuple(self.session.notes))
 
 
 def look_around(options: Options) -> Host | SlmError:

@@ -20,7 +20,7 @@ from pytest_slmserve.plan.cases import Case, PlannedItem
 from pytest_slmserve.run.ray import remote
 from pytest_slmserve.run.ray.cluster import RESTARTS, RayEngines
 from pytest_slmserve.run.ray.connect import nodes_of
-from pytest_slmserve.run.ray.remote import Answer, RemoteEngine
+from pytest_slmserve.run.ray.remote import EngineAnswer, RemoteEngine
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
@@ -61,14 +61,14 @@ class Actor:
 
         return SimpleNamespace(remote=call)
 
-    def answer(self, method: str, arguments: tuple[Any, ...]) -> Answer:
+    def answer(self, method: str, arguments: tuple[Any, ...]) -> EngineAnswer:
         """The answer to a call, repeated by Ray as often as it begins the actor again."""
         while self.lives <= RESTARTS + 1:
             if self.node is None:
                 raise TimeoutError
             place = self.node["NodeID"], self.lives
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(remote, "place", partial(tuple, place))
+                patch.setattr(remote, "process_place", partial(tuple, place))
                 answer = getattr(self.engine, method)(*arguments)
             case = arguments[1][arguments[0]] if arguments else None
             ends = self.ray.ends.get((case.engine.model.rpartition("/")[2], case.concurrency)) if case else None
@@ -120,7 +120,7 @@ class StandIn:
             return [call], []
         return [], list(calls)
 
-    def get(self, call: Any) -> Answer:
+    def get(self, call: Any) -> EngineAnswer:
         if isinstance(answer := self.answers.pop(call), Exception):
             raise answer
         return answer

@@ -20,7 +20,7 @@ from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
 
 @pytest.fixture(autouse=True)
 def on_a_node(monkeypatch):
-    monkeypatch.setattr(remote, "place", lambda: ("node", 1))
+    monkeypatch.setattr(remote, "process_place", lambda: ("node", 1))
 
 
 @pytest.fixture
