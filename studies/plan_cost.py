@@ -30,7 +30,7 @@ from common import parser_of
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.cases import Case, PlannedItem, clock
 from pytest_slmserve.plan.schedule import divided, groups_of, least_s, makespan_s, plan_lines, spread
-from pytest_slmserve.plugin.items import ItemPlan, cases_of
+from pytest_slmserve.plugin.items import ItemPlan, parameters_of
 from pytest_slmserve.plugin.progress import plan_rows
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import CATALOGUE
@@ -84,7 +84,7 @@ def cases_of_all(models: Sequence[str]) -> list[PlannedItem]:
     found: list[PlannedItem] = []
     for interface in get_args(OwnInterface):
         session = session_of(interface=interface, models=",".join(models), replicas="2,3")
-        cases = (case for fixture in FIXTURES for case in cases_of(fixture, session, {}))
+        cases = [case for fixture in FIXTURES for each in parameters_of(fixture, session, {}) for case in each.values]
         found += plan_rows(session, [item(case) for case in cases if not case.skip_reason])
     return found
 

@@ -49,7 +49,7 @@ def slm_spec(request: pytest.FixtureRequest, slm_session: Session) -> EngineSpec
 @pytest.fixture
 def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
     """The interface to the session's engine for `slm_spec`: started at its first use, shared with later tests."""
-    return slm_session.devices.engine(slm_spec)
+    return slm_session.devices.start(slm_spec)  # type: ignore[return-value]  # no replicas
 
 
 @pytest.fixture
@@ -69,13 +69,12 @@ def slm_measure(
     from pytest_slmserve.plugin.items import marker_overrides
     from pytest_slmserve.plugin.measuring import checked, window_load
 
-    @checked("slm_measure")
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
         wanted = window_load(slm_session, slm_spec, concurrency, marker_overrides(request.node), load)
         case = slm_session.planner.case(slm_spec, [sharegpt], [wanted])
         return points_of(m for group in slm_session.executor.measure(case, repeats) for m in group)[0]
 
-    return measure
+    return checked("slm_measure", measure)
 
 
 @pytest.fixture
@@ -89,7 +88,6 @@ def slm_sweep(
     from pytest_slmserve.run.sweeps import Rounds
     from pytest_slmserve.schema.errors import BadUsage
 
-    @checked("slm_sweep")
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
         if isinstance(concurrency, str | int):
             raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is no list of numbers", "concurrency=[1, 2, 4]")
@@ -111,7 +109,7 @@ def slm_sweep(
             raise error
         return curve()
 
-    return sweep
+    return checked("slm_sweep", sweep)
 
 
 @pytest.fixture
@@ -121,11 +119,10 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
     from pytest_slmserve.plugin.measuring import checked
     from pytest_slmserve.run.advice import advice_of
 
-    @checked("slm_advice")
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
         return advice_of(slm_session, model or slm_spec.model, slo_itl, efficiency)
 
-    return advise
+    return checked("slm_advice", advise)
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +166,6 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     from pytest_slmserve.plugin.measuring import SharedEngines, checked
     from pytest_slmserve.schema.errors import BadUsage
 
-    @checked("slm_replicas")
     def of(
         n: int = 2,
         *,
@@ -187,7 +183,7 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
             pytest.skip(why)
         return SharedEngines(slm_session, spec)
 
-    return of
+    return checked("slm_replicas", of)
 
 
 @pytest.fixture
@@ -216,7 +212,6 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
     from pytest_slmserve.plugin.measuring import checked
     from pytest_slmserve.workload.arrivals import job
 
-    @checked("slm_job")
     def serve(
         requests: int,
         rate: float = math.inf,
@@ -230,7 +225,7 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
         case = slm_session.planner.case(slm_spec, [workload], [load])
         return job_points(m for group in slm_session.executor.measure(case, repeats) for m in group)[0]
 
-    return serve
+    return checked("slm_job", serve)
 
 
 @pytest.fixture

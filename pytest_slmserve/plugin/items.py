@@ -84,7 +84,7 @@ class ItemPlan:
         compares: Whether the item compares two sides.
         reads: Whether it reads what other items have measured.
         starts: Whether an item without a case needs the engine for itself; one that only reads does not.
-        open: Whether its body measures what is not planned.
+        open: Whether only its body determines what it measures.
     """
 
     name: str
@@ -203,77 +203,60 @@ class Clock:
 CLOCK = Clock()
 
 
-def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> list[Any]:
-    """Parameters of a fixture that the options parametrise: cases, models, or models with endpoints of a gate. words:
-    of the marker. Raises BadUsage for a marker that does not fit the options."""
-    match fixture:
-        case "slm_gate":
-            found = gate_parameters(session, words)
-        case "slm_model":
-            found = model_parameters(session, words)
-        case _:
-            found = []
-            for case in cases_of(fixture, session, words):
-                marks = [pytest.mark.skip(reason=case.skip_reason)] if case.skip_reason else []
-                if fixture in ("slm_point", "slm_job_point"):  # pytest-benchmark shows them by the engine's clock
-                    marks = [pytest.mark.benchmark(timer=CLOCK, group=case.model), *marks]
-                found.append(pytest.param(case, id=case.id, marks=marks))
-    return found or [NONE_THERE]
-
-
-def cases_of(fixture: str, session: Session, words: Mapping[str, Any]) -> list[Case]:
-    """The cases that the tests of a fixture measure. Raises BadUsage."""
-    planner = session.planner
-    match fixture:
-        case "slm_point":
-            return point_cases(planner, words)
-        case "slm_replica_point":
-            return replica_cases(planner)
-        case "slm_gpus_point":
-            models = named_models(session, None, words["models"]) if "models" in words else planner.models
-            return gpus_cases(planner, models)
-        case _:
-            if "jobs" not in words:
-                raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{A_JOB}])")
-            return job_cases(planner, words)
-
-
 def carries_out_gates(session: Session, words: Mapping[str, Any]) -> bool:
     """Decide whether a test of a gate runs. The word `gate` of its marker stands in for `--slm-gate` on the platform
     that it names."""
     return session.options.gate or (words.get("gate") == session.platform and not session.options.ray)
 
 
-def gate_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
-    """Parameters of `slm_gate`: each model of the run with each endpoint that a gate compares, or the first with what
-    a short gate decides; a single None if no gate was requested. Raises BadUsage for a gate that could not be carried
-    out."""
-    if not carries_out_gates(session, words):
-        return [pytest.param(None, id="-")]
-    real = session.options.load_format != "dummy"
-    models, endpoints = session.planner.models, tuple(each for each in ENDPOINTS if real or each != OUTPUTS)
-    if is_short(session):
-        models, endpoints = models[:1], (BLOCKS,)
-    for model in models:
-        check_gate(session, model)
-    sides = [(model, endpoint) for model in models for endpoint in endpoints]
-    return [pytest.param(each, id=f"{short_name(each[0])}-{each[1]}") for each in sides]
+def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> list[Any]:
+    """Parameters of a fixture that the options parametrise. words: of the marker.
 
-
-def model_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
-    """A parameter per model: those of the sweep, those that the claim's own marker names, or those of its jobs that can
-    be measured here; if it names models too, of those."""
-    named = words.get("models")
-    if "jobs" in words:
-        models = dict.fromkeys(case.model for case in job_cases(session.planner, words) if not case.skip_reason)
-        named = [model for model in models if named is None or model in named]
-    chosen = session.planner.models if named is None else named_models(session, words.get("claim"), named)
-    of_blocks, found = session.platform != "remote" and words.get("claim") == verification.KV_BLOCKS, []
-    for model in chosen:
-        unknown = of_blocks and predicted_blocks(session.planner.spec(model)) is None
-        marks = [pytest.mark.skip(reason=ONLY_THE_ENGINE)] if unknown else []
-        found.append(pytest.param(model, id=short_name(model), marks=marks))
-    return found
+    They are cases; or of `slm_gate` each model of the run with each endpoint that a gate compares, and a single None if
+    no gate was requested; or of `slm_model` the models of the sweep, those that the claim's own marker names, or those
+    of its jobs that can be measured here. Raises BadUsage for a marker that does not fit the options, and for a gate
+    that could not be carried out.
+    """
+    planner, claim, found = session.planner, words.get("claim"), list[Any]()
+    match fixture:
+        case "slm_gate":
+            if not carries_out_gates(session, words):
+                return [pytest.param(None, id="-")]
+            real, short = session.options.load_format != "dummy", is_short(session)  # a short gate decides one endpoint
+            endpoints = (BLOCKS,) if short else tuple(each for each in ENDPOINTS if real or each != OUTPUTS)
+            for model in planner.models[:1] if short else planner.models:
+                check_gate(session, model)
+                found += [pytest.param((model, each), id=f"{short_name(model)}-{each}") for each in endpoints]
+            return found or [NONE_THERE]
+        case "slm_model":
+            named = words.get("models")
+            if "jobs" in words:
+                models = dict.fromkeys(case.model for case in job_cases(planner, words) if not case.skip_reason)
+                named = [model for model in models if named is None or model in named]
+            of_blocks = session.platform != "remote" and claim == verification.KV_BLOCKS
+            for model in planner.models if named is None else named_models(session, claim, named):
+                unknown = of_blocks and predicted_blocks(planner.spec(model)) is None
+                marks = [pytest.mark.skip(reason=ONLY_THE_ENGINE)] if unknown else []
+                found.append(pytest.param(model, id=short_name(model), marks=marks))
+            return found or [NONE_THERE]
+        case "slm_point":
+            cases = point_cases(planner, words)
+        case "slm_replica_point":
+            cases = replica_cases(planner)
+        case "slm_gpus_point":
+            cases = gpus_cases(
+                planner, named_models(session, None, words["models"]) if "models" in words else planner.models
+            )
+        case _ if "jobs" not in words:
+            raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{A_JOB}])")
+        case _:
+            cases = job_cases(planner, words)
+    for case in cases:
+        marks = [pytest.mark.skip(reason=case.skip_reason)] if case.skip_reason else []
+        if fixture in ("slm_point", "slm_job_point"):  # pytest-benchmark shows them by the engine's clock
+            marks = [pytest.mark.benchmark(timer=CLOCK, group=case.model), *marks]
+        found.append(pytest.param(case, id=case.id, marks=marks))
+    return found or [NONE_THERE]
 
 
 def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
@@ -402,7 +385,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         compares="slm_gates" in fixtures,
         reads=reads,
         starts=own != {"slm_replicas"} and bool(own or not reads),
-        open=bool(own),
+        open=bool(own) and case is None,
     )
 
 
@@ -441,21 +424,14 @@ def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
     order: dict[Engines | None, int] = {}
 
     def rank(item: Any) -> tuple[bool, bool, int, bool]:
-        plan, reads = item.stash[PLAN], not READERS.isdisjoint(item.fixturenames)
-        late = plan.skipped or plan.compares or (reads and (readers_wait or reads_several(item)))
+        plan, words, reads = item.stash[PLAN], words_of(item), not READERS.isdisjoint(item.fixturenames)
+        late = plan.skipped or plan.compares or (reads and readers_wait)
+        if reads and not late:  # a baseline, claims that name their models, and those of replicas and of jobs
+            of_several = "claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs")
+            late = "slm_baseline" in item.fixturenames or "models" in words or of_several
         return late, late and item not in alone, order.setdefault(plan.engine, len(order)), reads
 
     return sorted(items, key=rank)
-
-
-def reads_several(item: Any) -> bool:
-    """Decide whether an item reads what more than one engine measured. So do claims that name their models, those of
-    replicas, of several GPUs and of jobs, and what compares a run with a baseline. Raises BadUsage for an unknown
-    claim."""
-    words = words_of(item)
-    if "slm_baseline" in item.fixturenames or "models" in words:
-        return True
-    return "claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs")
 
 
 def note_on_models(session: Session, items: Sequence[Any]) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 import pytest
@@ -38,33 +38,29 @@ Carry = Callable[[Sequence[Measurement]], None]  # shows measurements to whoever
 T = TypeVar("T")
 
 
-def checked(name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Decorator of a function that tests call as `name`. It raises BadUsage for a word that the function does not have,
-    for one that is missing, and for repeats that are no number. Words that it takes as `**load` are fields of
+def checked(name: str, function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that tests call as `name`. It raises BadUsage for a word that the function does not have, for
+    one that is missing, and for repeats that are no number. Words that it takes as `**load` are fields of
     ClosedLoop."""
+    signature = inspect.signature(function)
+    known = [word for word in signature.parameters if word not in ("self", "load")]
+    if "load" in signature.parameters:
+        known += [field.name for field in fields(ClosedLoop) if field.name != "concurrency"]
 
-    def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        signature = inspect.signature(function)
-        known = [word for word in signature.parameters if word not in ("self", "load")]
-        if "load" in signature.parameters:
-            known += [field.name for field in fields(ClosedLoop) if field.name != "concurrency"]
+    @wraps(function)
+    def call(*values: object, **words: object) -> T:
+        if unknown := [word for word in words if word not in known]:
+            raise BadUsage(f"{name} takes no {unknown[0]!r}", nearest(unknown[0], known))
+        try:
+            signature.bind(*values, **words)
+        except TypeError as error:
+            raise BadUsage(f"{name}: {error}", ", ".join(known)) from None
+        repeats = words.get("repeats")
+        if repeats is not None and not (isinstance(repeats, int) and repeats > 0):
+            raise BadUsage(f"{name}: repeats={repeats!r} is no number of repeats", "repeats=3")
+        return function(*values, **words)
 
-        @wraps(function)
-        def call(*values: object, **words: object) -> T:
-            if unknown := [word for word in words if word not in known]:
-                raise BadUsage(f"{name} takes no {unknown[0]!r}", nearest(unknown[0], known))
-            try:
-                signature.bind(*values, **words)
-            except TypeError as error:
-                raise BadUsage(f"{name}: {error}", ", ".join(known)) from None
-            repeats = words.get("repeats")
-            if repeats is not None and not (isinstance(repeats, int) and repeats > 0):
-                raise BadUsage(f"{name}: repeats={repeats!r} is no number of repeats", "repeats=3")
-            return function(*values, **words)
-
-        return call
-
-    return decorate
+    return call
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -72,13 +68,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = list(known)
     near = get_close_matches(word, names, cutoff=0.7)
     return " or ".join(near) if near else ", ".join(names)
-
-
-def name_the_figures(error: AttributeError) -> None:
-    """Add to the message of an unknown attribute of ours which ones there are: the nearest, or all."""
-    if error.name and type(error.obj).__module__.partition(".")[0] == "pytest_slmserve":
-        public = [name for name in dir(error.obj) if not name.startswith("_")]
-        error.args = (f"{error}; it has {nearest(error.name, public)}",)
 
 
 def window_load(
@@ -95,26 +84,25 @@ def window_load(
 # What a run resumes from
 
 
-def cases_by_engine(session: Session, plans: Sequence[ItemPlan]) -> Iterator[Case]:
-    """Cases that items will measure on each engine, as far as determined before they run. They lack a workload and a
-    load if only a test's body determines them. Items that only read measure nothing."""
+def fits(session: Session, plans: Sequence[ItemPlan]) -> str:
+    """A sentence on what is resumed. Raises BadUsage if another run's archive was named, and nothing of it answers
+    the items of this run: it would all be measured again by somebody who believes it to be there."""
+    # Cases of one engine each. They lack a workload and a load if only a test's body determines them.
+    cases: list[Case] = []
     for plan in plans:
         if plan.reads or plan.compares:
             continue
         if case := plan.case:
-            for spec, workload, load in zip(case.each, case.workloads, case.loads):
-                yield Case(spec, (workload,), (load,), case.environment)
+            each = zip(case.each, case.workloads, case.loads)
+            cases += [Case(spec, (workload,), (load,), case.environment) for spec, workload, load in each]
         elif plan.engine:
-            yield Case(plan.engine, environment=session.planner.environment(plan.engine))
-
-
-def fits(session: Session, cases: Sequence[Case]) -> str:
-    """A sentence on what is resumed. Raises BadUsage if another run's archive was named, and nothing of it answers
-    this one: it would all be measured again by somebody who believes it to be there."""
+            cases.append(Case(plan.engine, environment=session.planner.environment(plan.engine)))
     path, stored, why = session.source, session.stored, ""
     known = {kind_of(c.each[0], c.environment, c.workloads[0].hash, c.loads[0]) for c in cases if c.loads}
-    wanted = known | {kind_of(c.each[0], c.environment, None, None) for c in cases if not c.loads}
-    answering = [m for m in stored if not wanted.isdisjoint(_kinds(m))]
+    engines = {kind_of(c.each[0], c.environment) for c in cases if not c.loads}
+    certain = [m for m in stored if kind_of(m.spec, m.environment, m.workload.hash, m.load) in known]
+    others = [m for m in stored if kind_of(m.spec, m.environment) in engines]
+    answering = {m.id: m for m in (*certain, *others)}.values()
     if not stored:
         why = f"{path} holds no measurement"
     elif cases and not answering:
@@ -123,24 +111,18 @@ def fits(session: Session, cases: Sequence[Case]) -> str:
         raise BadUsage(f"--slm-resume: {why}", "the options of the run that wrote it, or no --slm-resume")
     if why:
         return f"nothing is resumed: {why}"
-    valid = [m for m in answering if m.id in session.reused]
-    sure = sum(not known.isdisjoint(_kinds(m)) for m in valid)
+    valid = sum(m.id in session.reused for m in answering)
+    sure = sum(m.id in session.reused for m in certain)
     told = [f"{sure} measurements for this run"]
-    told += [f"{len(valid) - sure} of engines that its own tests use"] if len(valid) > sure else []
-    told += [f"{len(answering) - len(valid)} that are not valid"] if len(answering) > len(valid) else []
+    told += [f"{valid - sure} of engines that its own tests use"] if valid > sure else []
+    told += [f"{len(answering) - valid} that are not valid"] if len(answering) > valid else []
     return f"{path} holds {', and '.join(told)}"
 
 
-def _kinds(m: Measurement) -> Iterator[tuple[Any, ...]]:
-    for workload in (m.workload.hash, None):
-        for load in (m.load, None):
-            yield kind_of(m.spec, m.environment, workload, load)
-
-
 def kind_of(
-    spec: EngineSpec, environment: Environment, workload: str | None, load: Load | None
+    spec: EngineSpec, environment: Environment, workload: str | None = None, load: Load | None = None
 ) -> tuple[str | None, ...]:
-    """A key that is equal where one engine is measured in the same way. workload, load: None if only a test's body
+    """A key that is equal if one engine is measured in the same way. workload, load: None if only a test's body
     determines them."""
     return _key(spec), _key(environment), workload, str(load_facts(load)) if load else None
 
@@ -221,7 +203,7 @@ class SharedEngines:
     session: Session
     spec: ReplicaSpec
 
-    @checked("slm_replicas(...).measure")
+    @partial(checked, "slm_replicas(...).measure")
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> ReplicaPoint:
         """Put `concurrency` requests in flight in all, the same number in each; more words are fields of ClosedLoop."""
         case = self.session.planner.replicas_case(self.spec, concurrency, load)

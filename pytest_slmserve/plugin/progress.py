@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS
 from pytest_slmserve.plan.cases import (
-    ADAPTIVE_ESTIMATE,
-    ENDPOINT_ESTIMATE,
     Case,
     Engines,
     PlannedItem,
@@ -70,22 +67,6 @@ def _missing(session: Session, case: Case) -> int:
     return session.executor.count_missing(case, max(session.options.repeats, asked))
 
 
-def estimate_notes(session: Session) -> list[str]:
-    """Notes on what the estimates of a plan leave open."""
-    options, notes = session.options, []
-    if options.sweep == "adaptive" and not options.gate:
-        notes.append(ADAPTIVE_ESTIMATE)
-    if len(session.looks) > 1 and not options.gate:
-        budget = f"up to {session.budget_s:g} s a model (--slm-budget)"
-        notes.append(f"a sweep goes on until its claims are decided, {budget}")
-    if options.gate:
-        clear = f"a gate is estimated as a clear case, {FIRST_LOOKS[0]} pairs"
-        notes.append(f"{clear}; one that is not takes up to {options.gate_pairs}")
-    if options.endpoint:
-        notes.append(ENDPOINT_ESTIMATE)
-    return notes
-
-
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
     """Seconds until all items end: step_s of them for what is done at present. more: some tests may ask for what is not
@@ -118,12 +99,7 @@ def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) 
     # Sweeps may go on until their claims are decided.
     points = [plan.case for plan in plans if plan.case and plan.swept]
     goes_on = len(session.looks) > 1 and any(_missing(session, case) for case in points)
-    return TimeLeft(step_s, total_s - step_s, goes_on or any(may_ask_for_more(plan) for plan in plans))
-
-
-def may_ask_for_more(plan: ItemPlan) -> bool:
-    """Decide whether an item measures only what its body asks for."""
-    return plan.open and plan.case is None
+    return TimeLeft(step_s, total_s - step_s, goes_on or any(plan.open for plan in plans))
 
 
 def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[PlannedItem]) -> tuple[float, str]:
@@ -142,7 +118,7 @@ def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[Planne
     roughly = "up to" if session.options.sweep == "adaptive" else "about"
     long = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
     parts = [f"{roughly} {long}", *often, counted(len(models), "model")]
-    if asking := sum(map(may_ask_for_more, plans)):
+    if asking := sum(plan.open for plan in plans):
         parts.append(f"and what {counted(asking, 'test')} will ask for")
     return seconds, ", ".join(parts)
 
@@ -231,7 +207,7 @@ class ProgressLine:
         one may have the key of such a case."""
         if not self.cases or (case and case.key not in self.cases) or self.left[0].compares:
             return ""
-        number = f"{len(self.cases)}{'+' if any(map(may_ask_for_more, self.left)) else ''}"
+        number = f"{len(self.cases)}{'+' if any(plan.open for plan in self.left) else ''}"
         return f"case {self.places[case.key]} of {number}" if case else f"{number} cases"
 
     def _measures(self, case: Case, title: str) -> None:

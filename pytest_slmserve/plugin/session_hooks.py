@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS
 from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options
+from pytest_slmserve.plan.cases import ADAPTIVE_ESTIMATE, ENDPOINT_ESTIMATE
 from pytest_slmserve.plan.schedule import plan_lines, spread_lines
 from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, SESSION, is_measured
 from pytest_slmserve.plugin.items import (
@@ -24,8 +26,8 @@ from pytest_slmserve.plugin.items import (
     parameters_of,
     plans_of,
 )
-from pytest_slmserve.plugin.measuring import cases_by_engine, fits, name_the_figures
-from pytest_slmserve.plugin.progress import ProgressLine, estimate_notes, length_of, plan_rows
+from pytest_slmserve.plugin.measuring import fits, nearest
+from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
 from pytest_slmserve.report.screen import summary_lines, write_for_others
 from pytest_slmserve.report.text_table import counted, folded
 from pytest_slmserve.run.baseline import StoredBaseline
@@ -199,7 +201,7 @@ class SessionHooks:
             return
         if self.slm.options.plan:
             self.slm.resume()
-        said = fits(self.slm, list(cases_by_engine(self.slm, plans_of(session.items))))
+        said = fits(self.slm, plans_of(session.items))
         if terminal := self.config.pluginmanager.getplugin("terminalreporter"):
             terminal.write_line(folded(f"slmserve: {said}"))
 
@@ -217,9 +219,19 @@ class SessionHooks:
         with self._as_usage_errors():
             spread = spread_lines(rows, slot_count(options, self.slm.host)) if options.on_all_gpus else []
             _, length = length_of(self.slm, plans, rows)
-        notes = [f"note: {note}" for note in (*self.slm.notes, *estimate_notes(self.slm))]
+        notes = list(self.slm.notes)  # the last ones tell what the estimates leave open
+        if options.sweep == "adaptive" and not options.gate:
+            notes.append(ADAPTIVE_ESTIMATE)
+        if len(self.slm.looks) > 1 and not options.gate:
+            budget = f"up to {self.slm.budget_s:g} s a model (--slm-budget)"
+            notes.append(f"a sweep goes on until its claims are decided, {budget}")
+        if options.gate:
+            clear = f"a gate is estimated as a clear case, {FIRST_LOOKS[0]} pairs"
+            notes.append(f"{clear}; one that is not takes up to {options.gate_pairs}")
+        if options.endpoint:
+            notes.append(ENDPOINT_ESTIMATE)
         writer.line()
-        for line in [f"{length}:", *plan_lines(rows), *spread, *notes]:
+        for line in [f"{length}:", *plan_lines(rows), *spread, *(f"note: {note}" for note in notes)]:
             writer.line(folded(line))
         return True
 
@@ -228,8 +240,10 @@ class SessionHooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Give reports without a verdict their state, and those of our errors their message only."""
-        if call.excinfo and isinstance(call.excinfo.value, AttributeError) and is_measured(item):
-            name_the_figures(call.excinfo.value)
+        raised = call.excinfo.value if call.excinfo else None
+        if isinstance(raised, AttributeError) and type(raised.obj).__module__.startswith("pytest_slmserve."):
+            public = [name for name in dir(raised.obj) if not name.startswith("_")]
+            raised.args = (f"{raised}; it has {nearest(raised.name or '', public)}",)
         report = yield
         states = item.stash.setdefault(STATES, set())
         if call.when == "setup":

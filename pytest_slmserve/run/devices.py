@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from pytest_slmserve.engines.base import Engine
@@ -74,25 +74,13 @@ class Devices:
 
     # Engines
 
-    def engine(self, spec: EngineSpec) -> Engine:
-        """The engine of `spec`: the one that runs, or one that is started. Raises BadUsage, DeviceBusy,
-        EngineFailed."""
-        with self._room_for(spec):
-            return self.pool.engine(spec)
-
-    def replicas(self, spec: ReplicaSpec) -> ReplicaEngines:
-        """The set of replicas of `spec`: the one that runs, or one that is started. Raises BadUsage, DeviceBusy,
-        EngineFailed."""
-        with self._room_for(spec):
-            return self.pool.replicas(spec)
-
-    @contextmanager
-    def _room_for(self, spec: EngineSpec | ReplicaSpec) -> Iterator[None]:
-        """The GPUs that it takes are ours. What runs is stopped if it does not start."""
+    def start(self, spec: EngineSpec | ReplicaSpec) -> Engine | ReplicaEngines:
+        """The engine, or the set of replicas, of `spec`: what runs, or what is started. What runs is stopped if `spec`
+        does not start. Raises BadUsage, DeviceBusy, EngineFailed."""
         self.take(spec)
         self.pool.check(spec)
         try:
-            yield
+            return self.pool.replicas(spec) if isinstance(spec, ReplicaSpec) else self.pool.engine(spec)
         except BaseException:
             self.pool.close()
             raise

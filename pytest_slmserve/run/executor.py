@@ -22,7 +22,6 @@ from pytest_slmserve.schema.errors import DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, ReplicaGroup, Run
-from pytest_slmserve.schema.specs import ReplicaSpec
 from pytest_slmserve.telemetry.sampler import Sampler
 
 
@@ -173,14 +172,11 @@ class Executor:
         if self.archive:
             self.archive.check_writable()  # a repeat that cannot be stored is not worth its GPU time
         devices, spec = self.devices, case.engine
-        running: Engine | ReplicaEngines
-        if isinstance(spec, ReplicaSpec):
-            running = devices.replicas(spec)
-        else:
-            running = devices.engine(spec)
+        running = devices.start(spec)
+        if not isinstance(running, ReplicaEngines):
             [workload], [load] = case.workloads, case.loads
-            if isinstance(load, ClosedLoop) and kv_capacity(spec, workload.longest) is None:
-                room = kv_capacity(spec, workload.longest, running.resolved)
+            if isinstance(load, ClosedLoop) and kv_capacity(running.spec, workload.longest) is None:
+                room = kv_capacity(running.spec, workload.longest, running.resolved)
                 if room is not None and room < load.concurrency:
                     problem = f"the engine says that its KV cache holds {room} requests of {workload.longest} tokens"
                     raise DoesNotFit(problem, f"--slm-concurrency up to {room}, or shorter requests")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from pytest_slmserve.run.gpu_slots import GpuSlots, slot_count
 from pytest_slmserve.run.ray.connect import (
     Need,
     Node,
-    check_installed,
     connect,
     measuring,
     need_of,
@@ -42,11 +42,13 @@ from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.telemetry.host import Host, probe, this_host
 
 TICK_S = 0.5
+# Seconds of silence of all engines that indicate a failure: far more than the longest case takes.
 LEAST_QUIET_S = 600.0
-PATIENCE = 5.0  # so many times as long as the longest silence that is expected
+PATIENCE = 5.0
 END_S = 15.0  # for engines to stop
 RESTARTS = 2  # of an engine whose process or node is lost: then it is the engine that kills them
 A_TOUCH = 0.001  # of a resource that only says where to run
+RESUME = "pytest again with --slm-resume: what came is kept"
 UNCHECKED = (
     "whether engines on several GPUs disturbed each other was not looked at: the shipped test_neighbours.py does, by "
     "two loads of each model alone"
@@ -124,7 +126,8 @@ class RayEngines:
         engine starts."""
         platform, (python, variables) = options.platform, options.engine
         assert platform is not None
-        check_installed()
+        if find_spec("ray") is None:
+            raise BadUsage("--slm-ray needs Ray, which is not installed", "pip install 'pytest-slmserve[ray]'")
         if options.on_all_gpus:
             here = probe(platform, python, dict(variables), root)
             slots = GpuSlots.from_host(here, slot_count(options, here), options.tensor_parallel_size[-1])
@@ -163,7 +166,8 @@ class RayEngines:
             open_ = {c.key: c for c in missing if c.engine == group.engine and c.loads[0] in group.by_load}
             if open_:
                 self._waiting.append(RunningEngine(group, self._need(group), open_))
-        self._quiet_s = quiet_s([engine.group for engine in self._waiting])
+        expected = [cell.seconds + start_estimate_s(cell.engine) for cell in rows if cell.engine]
+        self._quiet_s = LEAST_QUIET_S + PATIENCE * max(expected, default=0.0)
         self._begin()
         self._heard_at = time.monotonic()
 
@@ -201,21 +205,18 @@ class RayEngines:
             until = time.monotonic() + END_S
             while self._calls and time.monotonic() < until:
                 self._hear()
-            if self._session and self._ran:
-                self._session.note(*self._notes(self._session))
+            if (session := self._session) and self._ran:
+                ran = ", ".join(f"{node} ({counted(n, 'engine')})" for node, n in self._ran.items())
+                judged = {verdict.claim for verdict, _ in session.verdicts.judged}
+                if not self.slots:
+                    session.note(f"measured on {ran} of the Ray cluster at {self.options.ray}")
+                elif deployments.CLAIM not in judged and any(m.neighbours for m in session.results.measurements()):
+                    session.note(UNCHECKED)
                 self._ran.clear()
         finally:
             self._undo.close()
             if self.ray and not self.slots:
                 self.ray.shutdown()
-
-    def _notes(self, session: Session) -> list[str]:
-        if not self.slots:
-            ran = ", ".join(f"{node} ({counted(n, 'engine')})" for node, n in self._ran.items())
-            return [f"measured on {ran} of the Ray cluster at {self.options.ray}"]
-        judged = {verdict.claim for verdict, _ in session.verdicts.judged}
-        beside = any(m.neighbours for m in session.results.measurements())
-        return [UNCHECKED] if beside and deployments.CLAIM not in judged else []
 
     def _need(self, group: Group) -> Need:
         if self.slots:
@@ -293,7 +294,7 @@ class RayEngines:
             except self.ray.exceptions.RayActorError:
                 lost = [*engine.lost, self._how_lost(engine)]
                 why = f"{' and '.join(dict.fromkeys(lost))} while {engine.cells()} measured there"
-                self._end(engine, _lost(f"{why}, which is once too often"))
+                self._end(engine, EngineFailed(f"{why}, which is once too often", RESUME))
             except Exception as error:  # of Ray, or a bug of ours over there: told by the items that wait for it
                 self._end(engine, error)
             else:
@@ -350,7 +351,7 @@ class RayEngines:
                     gone = [f"{node.name} died" for node in self.nodes if node not in living]
                     lost = " and ".join(dict.fromkeys([*engine.lost, *gone]))
                     what = f"{counted(len(engine.open), 'cell')} of {engine.name}" if engine.place else engine.name
-                    self._end(engine, _lost(f"{lost}, and no other node has {engine.need} for {what}"))
+                    self._end(engine, EngineFailed(f"{lost}, and no other node has {engine.need} for {what}", RESUME))
         if time.monotonic() - self._heard_at >= self._quiet_s:
             for engine in list(self._running):
                 where = self._name(engine) if engine.place else f"no node, {engine.need} being taken"
@@ -371,13 +372,3 @@ class RayEngines:
         living = {node.id for node in nodes_of(self.ray.nodes())}
         died = not self.slots and engine.place is not None and engine.place[0] not in living
         return f"{self._name(engine)} died" if died else f"its task was lost on {self._name(engine)}"
-
-
-def quiet_s(groups: Sequence[Group]) -> float:
-    """Seconds of silence of all engines that indicate a failure: far more than the longest case takes."""
-    longest = [start_estimate_s(g.engine) + max((cell.seconds for cell in g.cells), default=0.0) for g in groups]
-    return LEAST_QUIET_S + PATIENCE * max(longest, default=0.0)
-
-
-def _lost(problem: str) -> EngineFailed:
-    return EngineFailed(problem, "pytest again with --slm-resume: what came is kept")

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryDirectory
@@ -167,9 +166,8 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
 
 
 def connect(options: Options) -> Any:
-    """Ray, connected to the cluster of the options. Raises BadUsage if it is not installed, or nobody answers there. A
-    process of its own asks first, because such a process can be ended."""
-    check_installed()
+    """Ray, connected to the cluster of the options. Raises BadUsage if nobody answers there. A process of its own asks
+    first, because such a process can be ended."""
     environment, address = runtime_env(options.ray_env) if options.ray_env else None, options.ray
     told = ""
     try:
@@ -192,12 +190,6 @@ def connect(options: Options) -> Any:
         f"--slm-ray {address}: no Ray cluster answers there ({lines[-1].strip()})",
         "ray status on a node of the cluster, and pytest on one of its nodes",
     )
-
-
-def check_installed() -> None:
-    """Raise BadUsage if Ray is not installed."""
-    if find_spec("ray") is None:
-        raise BadUsage("--slm-ray needs Ray, which is not installed", "pip install 'pytest-slmserve[ray]'")
 
 
 def runtime_env(path: str) -> dict[str, Any]:

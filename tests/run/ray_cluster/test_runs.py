@@ -163,7 +163,8 @@ def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, records, 
 
 
 def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, ray_cluster, monkeypatch):
-    monkeypatch.setattr(cluster, "quiet_s", lambda groups: 2.0)
+    monkeypatch.setattr(cluster, "LEAST_QUIET_S", 2.0)
+    monkeypatch.setattr(cluster, "PATIENCE", 0.0)
     begin = cluster.RayEngines._begin
     monkeypatch.setattr(cluster.RayEngines, "_begin", lambda self: (self._waiting and _taken(self.ray), begin(self))[1])
     result = run("--slm-models=opt-125m", "--slm-concurrency=1,16", test=POINTS)
