@@ -9,7 +9,7 @@ import signal
 import time
 from typing import Any
 
-from vllm_worker import Server, StepTrace, run_worker  # the package's worker folder is on the path
+from vllm_worker import Server, StepTrace, greedy, run_worker  # the package's worker folder is on the path
 
 signal.signal(signal.SIGUSR1, lambda *_: gc.disable())  # the engine core is forked, or imports this module
 signal.signal(signal.SIGUSR2, lambda *_: gc.enable())
@@ -24,7 +24,7 @@ class BareServer(Server):
     async def bare(self, concurrency: int, requests: int) -> dict[str, Any]:
         """No trace, no stamps, no progress: `concurrency` loops over one iterator of requests."""
         self.runs += 1
-        numbers = iter(range(requests))
+        numbers, parameters = iter(range(requests)), {tokens: greedy(tokens) for tokens in set(self.output_tokens)}
         record, StepTrace.record = StepTrace.record, lambda *_, **__: None  # type: ignore[method-assign]
         gc.collect()
         gc.freeze()
@@ -32,8 +32,8 @@ class BareServer(Server):
         async def user() -> None:
             for number in numbers:
                 index = number % len(self.prompts)
-                parameters = self.parameters[self.output_tokens[index]]
-                async for _ in self.engine.generate(self.prompts[index], parameters, f"bare{self.runs}-{number}"):
+                chosen = parameters[self.output_tokens[index]]
+                async for _ in self.engine.generate(self.prompts[index], chosen, f"bare{self.runs}-{number}"):
                     pass
 
         began = time.monotonic()

@@ -143,7 +143,7 @@ def ours(trial: Trial, truth: Truth, cores: Sequence[int], folder: Path, program
     child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ), cores=cores)
     try:
         for message, event in (
-            ({"url": f"{truth.url}/v1/completions", "headers": {}, "timeout_s": 120.0, "processes": 1}, "ready"),
+            ({"url": f"{truth.url}/v1/completions", "headers": {}, "timeout_s": 120.0}, "ready"),
             (bodies(WARM_UP, 2), "loaded"),
             ({"op": "run", "load": warm_up}, "done"),
             (bodies(trial.streams, trial.tokens), "loaded"),

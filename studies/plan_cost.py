@@ -4,13 +4,12 @@
 
 First the time: cases are estimated, the plan is written, and it is spread over 64 GPUs. The cases are points of six
 models on 1, 2 and 4 GPUs, as pytest would hand them over; collecting them is pytest's affair and is not counted. Exit
-status 1 where the median is over a second. As many cases of twelve releases tell how near the makespan is to its lower
-bound.
+status 1 if the median is over a second.
 
 Then the order, with all models of the catalogue through both interfaces: as sweeps, on 1, 2 and 4 GPUs, as replicas
-with a GPU each and as replicas that share one. For each number of GPUs the table has the makespan where an engine
-starts once and serves all of its cases, the least that any order could take, and the makespan where an engine starts
-for each case. Seconds are those that `--slm-plan` expects on H200s.
+with a GPU each and as replicas that share one. For each number of GPUs the table has the makespan if an engine starts
+once and serves all of its cases, and the makespan if an engine starts for each case. Seconds are those that
+`--slm-plan` expects on H200s.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
 from typing import get_args
@@ -29,24 +27,22 @@ from common import parser_of
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.cases import Case, PlannedItem, clock
-from pytest_slmserve.plan.schedule import divided, groups_of, least_s, makespan_s, plan_lines, spread
+from pytest_slmserve.plan.schedule import groups_of, makespan_s, plan_lines, spread
 from pytest_slmserve.plugin.items import ItemPlan, parameters_of
 from pytest_slmserve.plugin.progress import plan_rows
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import OwnInterface
-from pytest_slmserve.schema.specs import EngineSpec
 
 LIMIT_S = 1.0
 RUNS = 5
 GPUS = 64
-RELEASES = 12
 MODELS = ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b", "qwen2.5-3b")
 FIXTURES = ("slm_point", "slm_gpus_point", "slm_replica_point")  # of the sweeps, several GPUs and replicas
 
 
 def item(case: Case) -> ItemPlan:
-    return ItemPlan(f"test_point[{case.id}]", case=case, engine=case.engine, load=case.loads[0])
+    return ItemPlan(f"test_point[{case.id}]", case=case, engine=case.engine)
 
 
 def session_of(**given: object) -> Session:
@@ -67,16 +63,10 @@ def planned(count: int) -> tuple[list[PlannedItem], float]:
     ]
     cases = plan_rows(session, found)
     lines = plan_lines(cases)
-    spread(divided(groups_of(cases), GPUS), GPUS)
+    spread(groups_of(cases), GPUS)
     seconds = time.process_time() - began
     assert len(lines) > count
     return cases, seconds
-
-
-def of_release(case: PlannedItem, number: int) -> PlannedItem:
-    """The same on an engine of another interpreter."""
-    assert isinstance(case.engine, EngineSpec)
-    return case._replace(engine=replace(case.engine, python=f"vllm-{number}"))
 
 
 def cases_of_all(models: Sequence[str]) -> list[PlannedItem]:
@@ -91,12 +81,10 @@ def cases_of_all(models: Sequence[str]) -> list[PlannedItem]:
 
 def rows(cases: Sequence[PlannedItem], gpus: Sequence[int]) -> Iterator[tuple[str, ...]]:
     whole, apart = groups_of(cases), [group for case in cases for group in groups_of([case])]
-    yield "GPUs", "engine starts", "makespan", "least possible", "over it", "a start per case", "makespan"
+    yield "GPUs", "engine starts", "makespan", "a start per case", "makespan"
     for count in gpus:
-        grouped = divided(whole, count)
-        reached, least = makespan_s(spread(grouped, count)), least_s(whole, count)
-        over, alone = f"{reached / least - 1:.1%}", clock(makespan_s(spread(apart, count)))
-        yield str(count), str(len(grouped)), clock(reached), clock(least), over, str(len(apart)), alone
+        reached, alone = (clock(makespan_s(spread(groups, count))) for groups in (whole, apart))
+        yield str(count), str(len(whole)), reached, str(len(apart)), alone
 
 
 def main() -> int:
@@ -107,10 +95,7 @@ def main() -> int:
     given = parser.parse_args()
     runs = [planned(given.cases) for _ in range(RUNS)]
     middle = statistics.median(seconds for _, seconds in runs)
-    print(f"{given.cases:,} cases: {middle:.3f} s in the median of {RUNS} (bound {LIMIT_S:g} s)")
-    groups = groups_of([of_release(case, n) for case in runs[0][0] for n in range(RELEASES)][:: RELEASES - 1])
-    reached, least = makespan_s(spread(groups, GPUS)), least_s(groups, GPUS)
-    print(f"{len(groups)} engines on {GPUS} GPUs: {clock(reached)}, no order takes less than {clock(least)}\n")
+    print(f"{given.cases:,} cases: {middle:.3f} s in the median of {RUNS} (bound {LIMIT_S:g} s)\n")
     if given.gpus:
         cases = cases_of_all(given.models)
         print(f"{len(cases)} cases of {len(given.models)} models\n")

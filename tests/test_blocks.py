@@ -172,7 +172,7 @@ class Desk:
         """Runs it, or parses it, or fails where no rule knows it."""
         self.printed = None
         match [command[0].rpartition("/bin/")[2], *command[1:]]:
-            case ["slmserve", name, *arguments] if name in OFFLINE and "--verify" not in arguments:
+            case ["slmserve", name, *arguments] if name in OFFLINE:
                 self.capfd.readouterr()
                 assert main([name, *globbed(arguments)]) in status
                 self.printed, errors = self.capfd.readouterr()

@@ -25,7 +25,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands.cli import COMMANDS, SUMMARIES
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.report.screen import tables
 from pytest_slmserve.schema.records import Run
 
 BATCHES = (16, 32, 64, 128, 256, 512)
@@ -77,7 +77,7 @@ def live_text(measurements) -> str:
     ]
     rows = [(lookup.row_for(name, c.subject, H200), c) for name, c in subjects]
     judged = [(lookup.judge_row(row.claim, c, row), row) for row, c in rows]
-    return "\n".join(text for text, _ in run_lines(Findings(curves=[curve], judged=judged)))
+    return "\n".join(text for text, _ in tables(Findings(curves=[curve], judged=judged)))
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -351,7 +351,6 @@ def test_external_results_choose_as_published(tmp_path, capsys, slo, chosen):
     status, out, err = run(capsys, "report", path, *asked, "--efficiency", "0.1", "--json")
     found = json.loads(out)
     assert (status, err) == (0, "") and (found["b_opt"]["value"], found["b_opt"]["known"]) == (chosen, False)
-    assert [p["concurrency"] for p in found["points"] if p["chosen"]] == [chosen]
     status, out, err = run(capsys, "report", path, *asked)
     assert (status, err) == (0, "") and f"B_opt is {chosen} in flight, the largest measured with" in out
 
@@ -366,7 +365,7 @@ def test_external_results_may_be_what_vllm_saves(tmp_path, capsys):
     status, out, err = run(capsys, "report", *paths, *names, "--json")
     found = json.loads(out)
     assert (status, err) == (0, "") and found["saturation_law"]["b_half"]["value"] == pytest.approx(45)
-    assert found["saturation_law"]["error_max"] < 1e-9 and found["plateau"]["value"] is None
+    assert found["saturation_law"]["error_max"] < 1e-9 and found["sweeps"][0]["plateau"]["value"] is None
 
 
 def test_a_file_with_a_null_costs_no_other(tmp_path, capsys):

@@ -362,10 +362,10 @@ def test_an_engine_that_starts_once_is_through_sooner_than_one_that_starts_for_e
     printed = run("plan_cost", "--cases", 180, "--gpus", 4, 16, "--models", "opt-125m", "opt-13b", slow=True)
     assert printed.startswith("180 cases: ")
     rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if re.match(r"\| \d", line)]
-    assert [row[0] for row in rows] == ["4", "16"] and int(rows[0][1]) < int(rows[0][5])
+    assert [row[0] for row in rows] == ["4", "16"] and int(rows[0][1]) < int(rows[0][3])
     for row in rows:
-        reached, least, apart = (60 * int(m) + int(s) for m, s in (row[column].split(":") for column in (2, 3, 6)))
-        assert least <= reached < apart and reached <= 1.5 * least
+        reached, apart = (60 * int(m) + int(s) for m, s in (row[column].split(":") for column in (2, 4)))
+        assert reached < apart
 
 
 @of("plan_cost")

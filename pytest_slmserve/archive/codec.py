@@ -10,26 +10,16 @@ stamps of a run are one clock, in microseconds, each once and in order; columns 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from itertools import accumulate, pairwise
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
+from pytest_slmserve.schema import records
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import WorkloadReference, load_facts, load_of
-from pytest_slmserve.schema.records import (
-    Failures,
-    GateLaunch,
-    Measurement,
-    Replica,
-    Resolved,
-    Run,
-    Samples,
-    Steps,
-    Stream,
-    Telemetry,
-)
+from pytest_slmserve.schema.records import Measurement, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import per_unit
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -38,6 +28,39 @@ NoneType = type(None)
 BASE_64 = f"{ascii_uppercase}{ascii_lowercase}{digits}+/".encode()  # its digits, as in RFC 4648
 NO_DIGIT = len(BASE_64)
 VALUES = bytes(BASE_64.index(byte) if byte in BASE_64 else NO_DIGIT for byte in range(256))
+PER_S = 1_000_000  # stamps and times are stored in microseconds, the KV usage in millionths
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTelemetry:
+    """Telemetry as a record has it. Columns are differences in whole multiples of the sensor's resolution, or the one
+    value of a column that never changes."""
+
+    sources: tuple[str, ...]
+    interval_us: int
+    time_us: list[int | None]
+    span_us: list[int | None]
+    columns: dict[int, list[int | None] | int | None]
+    missing: dict[str, int]
+    notes: tuple[str, ...]
+    gpus: tuple[dict[int, list[int | None] | int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as a record has it. samples, steps: see `_table_facts`."""
+
+    window_us: tuple[int, int]
+    failures: int
+    first_failure: str | None
+    clock_us: list[int | str]
+    samples: dict[str, Any]
+    steps: dict[str, Any]
+    began_us: int | None = None
+    telemetry: StoredTelemetry | None = None
+    stream: records.Stream | None = None
+    failed: records.Failures | None = None
+
 
 # Writing
 
@@ -58,9 +81,25 @@ def engine_line(launch: str, spec: EngineSpec, resolved: Resolved, environment: 
 
 
 def measurement_line(measurement: Measurement) -> dict[str, Any]:
-    run = measurement.run
-    clock = _clock(run)
-    ticks = {stamp: tick for tick, stamp in enumerate(clock)}
+    run, seen = measurement.run, measurement.run.telemetry
+    columns = ((table, column.name) for table in (run.samples, run.steps) for column in fields(table))
+    stamps = {_whole(at) for table, name in columns if name.endswith("_s") for at in getattr(table, name)}
+    clock = sorted(stamp for stamp in stamps if stamp is not None)
+    ticks: dict[int | None, int | None] = {stamp: tick for tick, stamp in enumerate(clock)}
+    telemetry = (
+        None
+        if seen is None
+        else {
+            "sources": list(seen.sources),
+            "interval_us": _whole(seen.interval_s),
+            "time_us": deltas(map(_whole, seen.time_s)),
+            "span_us": [*map(_whole, seen.span_s)],
+            "columns": _sensed_columns(seen.columns),
+            **({"gpus": [*map(_sensed_columns, seen.gpus)]} if seen.gpus else {}),
+            "missing": dict(seen.missing),
+            "notes": list(seen.notes),
+        }
+    )
     return {
         "kind": "measurement",
         "engine": measurement.launch,
@@ -71,24 +110,18 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
         **({} if measurement.paired is None else {"paired": asdict(measurement.paired)}),
         **({"neighbours": measurement.neighbours} if measurement.neighbours else {}),
         "run": {
-            "window_us": [_millionths(stamp) for stamp in run.window_s],
+            "window_us": [*map(_whole, run.window_s)],
             "failures": run.failures,
             "first_failure": run.first_failure,
             "clock_us": clock_gaps(clock),
-            "samples": dict(_columns(run.samples, ticks)),
-            "steps": dict(_columns(run.steps, ticks)),
-            **({} if run.began_s is None else {"began_us": _millionths(run.began_s)}),
-            **({} if run.telemetry is None else {"telemetry": _telemetry(run.telemetry)}),
+            "samples": _table_facts(run.samples, ticks),
+            "steps": _table_facts(run.steps, ticks),
+            **({} if run.began_s is None else {"began_us": _whole(run.began_s)}),
+            **({} if telemetry is None else {"telemetry": telemetry}),
             **({} if run.stream is None else {"stream": asdict(run.stream)}),
             **({} if run.failed is None else {"failed": asdict(run.failed)}),
         },
     }
-
-
-def _clock(run: Run) -> list[int]:
-    tables = ((table, column.name) for table in (run.samples, run.steps) for column in fields(table))
-    stamps = (value for table, name in tables if _is_stamp(name) for value in getattr(table, name))
-    return sorted({_millionths(stamp) for stamp in stamps if stamp is not None})
 
 
 def clock_gaps(clock: Sequence[int]) -> list[int | str]:
@@ -100,62 +133,45 @@ def clock_gaps(clock: Sequence[int]) -> list[int | str]:
     return [*clock[:1], *(bytes(BASE_64[gap >> shift & 63] for gap in gaps).decode() for shift in shifts)]
 
 
-def _telemetry(found: Telemetry) -> dict[str, Any]:
-    return {
-        "sources": list(found.sources),
-        "interval_us": _millionths(found.interval_s),
-        "time_us": deltas(map(_millionths, found.time_s)),
-        "span_us": [None if span is None else _millionths(span) for span in found.span_s],
-        "columns": _sensed_columns(found.columns),
-        **({"gpus": [_sensed_columns(each) for each in found.gpus]} if found.gpus else {}),
-        "missing": dict(found.missing),
-        "notes": list(found.notes),
-    }
-
-
 def _sensed_columns(columns: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
-    """Differences in whole multiples of the sensor's resolution; one value for a column that never changes."""
+    """Columns of sensors by number, as in `StoredTelemetry`."""
     coded = {}
     for number, values in columns.items():
-        whole = [None if value is None else _whole(value * per_unit(number)) for value in values]
+        whole = [_whole(value, per_unit(number)) for value in values]
         coded[str(number)] = whole[0] if len(set(whole)) == 1 else deltas(whole)
     return coded
 
 
-def _columns(table: Samples | Steps, ticks: Mapping[int, int]) -> Iterator[tuple[str, Any]]:
-    """The first column is always written out: it tells the number of rows."""
+def _table_facts(table: Samples | Steps, ticks: Mapping[int | None, int | None]) -> dict[str, Any]:
+    """Columns of a table as differences, or as the one value of a column that never changes. The first column is always
+    written out, because it tells the number of rows; a column that nobody told is left out. Stamps are ticks of the
+    clock, and the KV usage is in millionths."""
+    facts: dict[str, Any] = {}
     for index, column in enumerate(fields(table)):
-        values = _in_units(column.name, getattr(table, column.name), ticks)
-        if not values and column.default == ():  # nobody told
+        name, values = column.name, list(getattr(table, column.name))
+        if not values and column.default == ():
             continue
+        if name.endswith("_s"):
+            values = [None if at is None else ticks[_whole(at)] for at in values]
+        elif name == "kv_usage":
+            values = [*map(_whole, values)]
         constant = index > 0 and len(set(values)) == 1
-        coded = values if column.name == "finished" else deltas(values)
-        yield _stored_name(column.name), values[0] if constant else coded
-
-
-def _is_stamp(name: str) -> bool:
-    return name.endswith("_s")
+        facts[_stored_name(name)] = values[0] if constant else values if name == "finished" else deltas(values)
+    return facts
 
 
 def _stored_name(name: str) -> str:
-    return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-1]}tick" if _is_stamp(name) else name
+    """The name of a column of samples or steps in a record."""
+    return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-1]}tick" if name.endswith("_s") else name
 
 
-def _in_units(name: str, values: Sequence[Any], ticks: Mapping[int, int]) -> list[Any]:
-    if _stored_name(name) == name:
-        return list(values)
-    whole = [None if value is None else _millionths(value) for value in values]
-    return [None if stamp is None else ticks[stamp] for stamp in whole] if _is_stamp(name) else whole
-
-
-def _millionths(value: float) -> int:
-    return _whole(value * 1e6)
-
-
-def _whole(value: float) -> int:
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number")
-    return round(value)
+def _whole(value: float | None, units: float = PER_S) -> int | None:
+    """A value in whole units, of which one has so many. Raises ValueError for infinity and what is not a number."""
+    if value is None:
+        return None
+    if not math.isfinite(value * units):
+        raise ValueError(f"{value * units} is not a finite number")
+    return round(value * units)
 
 
 def deltas(values: Iterable[int | None]) -> list[int | None]:
@@ -166,6 +182,9 @@ def deltas(values: Iterable[int | None]) -> list[int | None]:
         coded.append(None if value is None else value - last)
         last = last if value is None else value
     return coded
+
+
+# Reading
 
 
 def engine_from_record(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
@@ -189,148 +208,111 @@ def measurement_of(
         environment=environment,
         workload=workload,
         load=load_of(facts["load"], converted),
-        run=_run(facts["run"]),
+        run=_run_of(converted(StoredRun, facts["run"])),
         launch=facts["engine"],
         measured_at=converted(str, facts["measured_at"]),
-        replica=converted(Replica, facts["replica"]) if facts.get("replica") else None,
-        paired=converted(GateLaunch, facts["paired"]) if facts.get("paired") else None,
+        replica=converted(records.Replica, facts["replica"]) if facts.get("replica") else None,
+        paired=converted(records.GateLaunch, facts["paired"]) if facts.get("paired") else None,
         neighbours=converted(int, facts.get("neighbours", 0)),
     )
 
 
 def converted(kind: Any, value: Any) -> Any:
     """A JSON value as the annotation `kind` has it: lists become tuples, objects dataclasses. Entries that a class has
-    no field for are left out: a later minor release may have added some. Raises ValueError or TypeError."""
+    no field for are left out: a later minor release may have added some. Raises ValueError or TypeError, also where a
+    whole number is too large for the arithmetic of fractions."""
     import msgspec  # here, for an idle run reads no records
 
-    found = msgspec.convert(value, kind)
-    _check_size(found)
+    found = msgspec.convert(value, kind, str_keys=True)
+    pending = [found]
+    for each in pending:
+        if isinstance(each, int) and abs(each) >= LARGEST:
+            raise ValueError("a number that cannot be meant")
+        if is_dataclass(each):
+            pending += (getattr(each, field.name) for field in fields(each))
     return found
 
 
-def _check_size(found: Any) -> None:
-    """Raises ValueError where a whole number is too large for the arithmetic of fractions."""
-    if isinstance(found, int) and abs(found) >= LARGEST:
-        raise ValueError("a number that cannot be meant")
-    for each in fields(found) if is_dataclass(found) else ():
-        _check_size(getattr(found, each.name))
-
-
-def _run(facts: dict[str, Any]) -> Run:
-    start, stop = _from_millionths(converted(tuple[int, int], facts["window_us"]))
-    clock = _clock_of(facts["clock_us"])
-    return Run(
-        samples=Samples(**_table(Samples, facts["samples"], clock)),
-        steps=Steps(**_table(Steps, facts["steps"], clock)),
-        window_s=(start, stop),
-        failures=converted(int, facts["failures"]),
-        first_failure=converted(str | None, facts["first_failure"]),
-        began_s=None if "began_us" not in facts else converted(int, facts["began_us"]) / 1e6,
-        telemetry=None if "telemetry" not in facts else _telemetry_of(facts["telemetry"]),
-        stream=None if "stream" not in facts else _stream_of(facts["stream"]),
-        failed=_failed_of(facts),
-    )
-
-
-def _clock_of(coded: Sequence[Any]) -> list[float]:
-    """The inverse of `clock_gaps`, in seconds."""
-    if not coded:
-        return []
-    places = [converted(str, text).encode("ascii").translate(VALUES) for text in coded[1:]] or [b""]
+def _run_of(stored: StoredRun) -> Run:
+    """The run that a record has. Raises ValueError or TypeError where its columns do not fit to each other."""
+    first, *texts = stored.clock_us or [0]
+    places = [converted(str, text).encode("ascii").translate(VALUES) for text in texts] or [b""]
     if len(set(map(len, places))) > 1 or any(NO_DIGIT in place for place in places):
         raise ValueError("its clock has places of unequal length, or what is no digit")
     gaps: Sequence[int] = places[0]
     for place in places[1:]:
         gaps = [gap << 6 | digit for gap, digit in zip(gaps, place, strict=True)]
-    return [stamp / 1e6 for stamp in accumulate(gaps, initial=converted(int, coded[0]))]
-
-
-def _failed_of(facts: dict[str, Any]) -> Failures | None:
-    """A record of before failures had rows has only their number."""
-    if "failed" not in facts:
-        return None
-    found: Failures = converted(Failures, facts["failed"])
-    columns = (found.request, found.sent_s, found.ended_s, found.kind, found.scheduled_s)
-    if {len(column) for column in columns if column is not None} != {facts["failures"]}:
-        raise ValueError(f"rows of failures that are not {facts['failures']}")
-    return found
-
-
-def _stream_of(facts: dict[str, Any]) -> Stream:
-    """The stream of a record, whose numbers are few and therefore plain. Raises ValueError for bins of 0 s or less."""
-    found: Stream = converted(Stream, facts)
-    if found.bin_s <= 0:
-        raise ValueError(f"bins of {found.bin_s} s")
-    return found
-
-
-def _telemetry_of(facts: dict[str, Any]) -> Telemetry:
-    times = _whole_numbers(facts["time_us"])
-    found = Telemetry(
-        sources=tuple(converted(str, source) for source in facts["sources"]),
-        interval_s=converted(int, facts["interval_us"]) / 1e6,
-        time_s=_from_millionths(running_sums(times)),
-        span_s=_from_millionths(_whole_numbers(facts["span_us"])),
-        columns=_columns_of(facts["columns"], len(times)),
-        missing={str(reason): converted(int, count) for reason, count in facts["missing"].items()},
-        notes=tuple(converted(str, note) for note in facts["notes"]),
-        gpus=tuple(_columns_of(each, len(times)) for each in facts.get("gpus", ())),
+    clock = [stamp / PER_S for stamp in accumulate(gaps, initial=converted(int, first))] if stored.clock_us else []
+    failed, stream, telemetry = stored.failed, stored.stream, stored.telemetry
+    if failed is not None:  # a record of before failures had rows has only their number
+        columns = (failed.request, failed.sent_s, failed.ended_s, failed.kind, failed.scheduled_s)
+        if {len(column) for column in columns if column is not None} != {stored.failures}:
+            raise ValueError(f"rows of failures that are not {stored.failures}")
+    if stream is not None and stream.bin_s <= 0:
+        raise ValueError(f"bins of {stream.bin_s} s")
+    return Run(
+        samples=Samples(**_table(Samples, stored.samples, clock)),
+        steps=Steps(**_table(Steps, stored.steps, clock)),
+        window_s=(stored.window_us[0] / PER_S, stored.window_us[1] / PER_S),
+        failures=stored.failures,
+        first_failure=stored.first_failure,
+        began_s=None if stored.began_us is None else stored.began_us / PER_S,
+        telemetry=None if telemetry is None else _telemetry_of(telemetry),
+        stream=stream,
+        failed=failed,
     )
-    columns = (column for each in (found.columns, *found.gpus) for column in each.values())
-    if {len(column) for column in (found.span_s, *columns)} != {len(times)}:
-        raise ValueError(f"columns of the telemetry that have not {len(times)} rows")
-    return found
 
 
-def _columns_of(facts: dict[str, Any], rows: int) -> dict[int, tuple[float | None, ...]]:
-    """The inverse of `_sensed_columns`."""
-    found = {}
-    for number, coded in facts.items():
-        units = per_unit(int(number))
-        whole = running_sums(_whole_numbers(coded)) if isinstance(coded, list) else _whole_numbers([coded] * rows)
-        found[int(number)] = tuple([None if value is None else value / units for value in whole])
-    return found
+def _telemetry_of(stored: StoredTelemetry) -> Telemetry:
+    rows = len(stored.time_us)
+    host, *gpus = (
+        {
+            number: _in_units(running_sums(coded) if isinstance(coded, list) else [coded] * rows, per_unit(number))
+            for number, coded in columns.items()
+        }
+        for columns in (stored.columns, *stored.gpus)
+    )
+    span_s = _in_units(stored.span_us, PER_S)
+    if {len(span_s), *(len(column) for each in (host, *gpus) for column in each.values())} != {rows}:
+        raise ValueError(f"columns of the telemetry that have not {rows} rows")
+    time_s = _in_units(running_sums(stored.time_us), PER_S)
+    interval_s = stored.interval_us / PER_S
+    return Telemetry(stored.sources, interval_s, time_s, span_s, host, stored.missing, stored.notes, tuple(gpus))
 
 
-def _whole_numbers(values: Any) -> list[int | None]:
-    found: list[int | None] = converted(list[int | None], values)
-    return found
-
-
-def _table(cls: type, facts: dict[str, Any], clock: Sequence[float]) -> dict[str, tuple[Any, ...]]:
-    stored = {column.name: _stored_name(column.name) for column in fields(cls)}
-    names = [column.name for column in fields(cls) if column.default != () or stored[column.name] in facts]
-    rows = len(facts[stored[names[0]]])
-    table = {name: _column(cls, name, facts[stored[name]], rows, clock) for name in names}
-    for name, column in table.items():
-        if len(column) != rows:
-            raise ValueError(f"{len(column)} rows of {name}, {rows} of {names[0]}")
+def _table(cls: type, facts: Mapping[str, Any], clock: Sequence[float]) -> dict[str, tuple[Any, ...]]:
+    """The inverse of `_table_facts`: columns by the name of their field."""
+    table: dict[str, tuple[Any, ...]] = {}
+    first = fields(cls)[0].name
+    rows = len(facts[_stored_name(first)])
+    for column in fields(cls):
+        name, stored = column.name, _stored_name(column.name)
+        if column.default == () and stored not in facts:
+            continue
+        coded = facts[stored]
+        told = coded if isinstance(coded, list) else [coded]  # one value stands for all rows
+        optional = {NoneType} if "None" in str(column.type) else set()
+        if foreign := set(map(type, told)) - {bool if name == "finished" else int} - optional:
+            raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
+        if isinstance(coded, list) and name != "finished":
+            told = running_sums(coded)
+        known = [value for value in told if value is not None] if None in told else told
+        if known and max(max(known), -min(known)) >= LARGEST:
+            raise ValueError(f"{name}: a number that cannot be meant")
+        if name.endswith("_s"):
+            if known and not 0 <= min(known) <= max(known) < len(clock):
+                raise ValueError(f"{name}: a tick that its clock does not have")
+            told = [None if tick is None else clock[tick] for tick in told]
+        values = _in_units(told, PER_S) if name == "kv_usage" else tuple(told)
+        table[name] = values if isinstance(coded, list) else values * rows
+        if len(table[name]) != rows:
+            raise ValueError(f"{len(table[name])} rows of {name}, {rows} of {first}")
     return table
 
 
-def _column(cls: type, name: str, coded: Any, rows: int, clock: Sequence[float]) -> tuple[Any, ...]:
-    """The inverse of what `_columns` makes of one column: one value stands for all rows."""
-    told = coded if isinstance(coded, list) else [coded]
-    optional = {NoneType} if "None" in str(cls.__annotations__[name]) else set()
-    if foreign := set(map(type, told)) - {bool if name == "finished" else int} - optional:
-        raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
-    if isinstance(coded, list) and name != "finished":
-        told = running_sums(coded)
-    known = [value for value in told if value is not None] if None in told else told
-    if known and max(max(known), -min(known)) >= LARGEST:
-        raise ValueError(f"{name}: a number that cannot be meant")
-    values: tuple[Any, ...]
-    if _is_stamp(name):
-        if known and not 0 <= min(known) <= max(known) < len(clock):
-            raise ValueError(f"{name}: a tick that its clock does not have")
-        values = tuple([None if tick is None else clock[tick] for tick in told])
-    else:
-        values = tuple(told) if _stored_name(name) == name else _from_millionths(told)
-    return values if isinstance(coded, list) else values * rows
-
-
-def _from_millionths(values: Iterable[int | None]) -> tuple[Any, ...]:
-    return tuple([None if value is None else value / 1e6 for value in values])
+def _in_units(values: Iterable[int | None], units: float) -> tuple[Any, ...]:
+    """Stored whole numbers as values, of whose unit each is one part in so many."""
+    return tuple([None if value is None else value / units for value in values])
 
 
 def running_sums(differences: Sequence[int | None]) -> list[int | None]:

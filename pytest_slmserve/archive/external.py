@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -64,69 +65,55 @@ class Columns:
 
 
 def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
-    """Curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold."""
+    """Return the curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold.
+
+    Rows of the same knob are repeats of a point. Its e2e_s is the latency, whatever it is, its output_tokens_per_s the
+    throughput, of whatever tokens. Its batch is output rate times latency: by Little's law the requests in flight. Its
+    little is how far the reported mean of running requests is from that, a share. If a row preempted, the point keeps
+    its figures, but is not valid.
+    """
+    scale, points = SECONDS[unit_of(columns)], []
     groups = grouped(rows, lambda row: knob_of(row, columns.knob))
-    return Curve(
-        subject="external results",
-        points=tuple(_point_of(load, group, columns) for load, group in sorted(groups.items())),
-        axes=Axes(columns.knob, columns.throughput, columns.latency),
-    )
+    for load, group in sorted(groups.items()):
+        rates = tuple(rate_of(row, columns.throughput) for row in group)
+        waits = tuple(scale * rate_of(row, columns.latency) for row in group)
+        batches: list[float | None] = [None] * len(group)
+        if columns.output_throughput is not None:
+            batches = [rate_of(row, columns.output_throughput) * wait for row, wait in zip(group, waits)]
+        known = [batch for batch in batches if batch is not None]
+        batch = fmean(known) if known else None
+        running = None if columns.running is None else fmean([rate_of(row, columns.running) for row in group])
+        lost = 0.0
+        if columns.preemptions is not None:
+            why_not = "is no number of preemptions"
+            lost = math.fsum(number_in(row, columns.preemptions, 0, LARGEST, why_not) for row in group)
+        point = Point(
+            concurrency=load,
+            repeats=rates,
+            e2e_repeats=waits,
+            batch_repeats=(float(load),) * len(group),
+            each=tuple(
+                Summary(output_tokens_per_s=rate, e2e_s=wait, batch=of_row)
+                for rate, wait, of_row in zip(rates, waits, batches)
+            ),
+            output_tokens_per_s=fmean(rates),
+            e2e_s=fmean(waits),
+            batch=batch,
+            little=running / batch - 1 if running and batch else None,
+        )
+        if lost:
+            none: dict[str, Any] = dict.fromkeys(("repeats", "e2e_repeats", "batch_repeats"), ())
+            point = replace(point, **none, left_out=len(group), problems=(f"{lost:g} preemptions",))
+        points.append(point)
+    axes = Axes(columns.knob, columns.throughput, columns.latency)
+    return Curve(subject="external results", points=tuple(points), axes=axes)
 
 
 def kv_blocks_of(rows: Sequence[Row], columns: Columns) -> int | None:
-    """The most blocks of any row, None where no column is named. Raises BadUsage for what is no number of blocks."""
+    """Return the most KV blocks of any row, None if no column is named. Raises BadUsage for another value."""
     if columns.kv_blocks is None:
         return None
-    return int(max(_within(row, columns.kv_blocks, 1, LARGEST, "is no number of KV blocks") for row in rows))
-
-
-def _point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
-    """Point whose repeats are `rows`; not valid where one of them preempted, though it keeps its figures.
-
-    e2e_s is the latency, whatever it is, and output_tokens_per_s the throughput, of whatever tokens. batch is output
-    rate times latency: by Little's law the requests in flight. little is how far the reported mean of running requests
-    is from that, a share. each: figures of every row. batch_repeats: the load itself.
-    """
-    scale = SECONDS[unit_of(columns)]
-    rates = tuple(rate_of(row, columns.throughput) for row in rows)
-    waits = tuple(scale * rate_of(row, columns.latency) for row in rows)
-    each = tuple(_figures(*one, columns) for one in zip(rows, rates, waits))
-    batch = _mean([one.batch for one in each])
-    running = None if columns.running is None else fmean([rate_of(row, columns.running) for row in rows])
-    lost = 0.0
-    if columns.preemptions is not None:
-        why_not = "is no number of preemptions"
-        lost = math.fsum(_within(row, columns.preemptions, 0, LARGEST, why_not) for row in rows)
-    point = Point(
-        concurrency=load,
-        repeats=rates,
-        e2e_repeats=waits,
-        batch_repeats=(float(load),) * len(rows),
-        each=each,
-        output_tokens_per_s=fmean(rates),
-        e2e_s=fmean(waits),
-        batch=batch,
-        little=running / batch - 1 if running and batch else None,
-    )
-    if not lost:
-        return point
-    problems, left_out = (f"{lost:g} preemptions",), len(rows)
-    return replace(point, repeats=(), e2e_repeats=(), batch_repeats=(), left_out=left_out, problems=problems)
-
-
-def _figures(row: Row, rate: float, wait: float, columns: Columns) -> Summary:
-    output = None if columns.output_throughput is None else rate_of(row, columns.output_throughput)
-    return Summary(
-        output_tokens_per_s=rate,
-        e2e_s=wait,
-        batch=None if output is None else output * wait,
-    )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """None where one is not known."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
+    return int(max(number_in(row, columns.kv_blocks, 1, LARGEST, "is no number of KV blocks") for row in rows))
 
 
 def unit_of(columns: Columns) -> str:
@@ -144,48 +131,43 @@ def unit_of(columns: Columns) -> str:
     return unit
 
 
-def value_of(row: Row, column: str) -> float:
-    """A finite number, from text too. Raises BadUsage."""
-    if column not in row.cells:
-        raise BadUsage(f"{row.place} has no {column!r}", "--where NAME=VALUE to leave such rows out")
-    cell = row.cells[column]
-    value = number_of(cell)
-    if value is None or not math.isfinite(value):
-        raise BadUsage(f"{row.place}: {column} is {_shown(cell)}, which is no number", "--where to leave such rows out")
-    return value
-
-
 def number_of(cell: object) -> float | None:
-    """The number that a cell's text is, finite or not; None where it is none."""
+    """Return the number that a cell's text is, finite or not; None if it is none."""
     try:
         return float(str(cell))
     except ValueError:
         return None
 
 
-def rate_of(row: Row, column: str) -> float:
-    """Rate, latency or number of requests: above zero."""
-    return _within(row, column, SMALLEST, LARGEST, "no rate and no latency can be")
+def number_in(row: Row, column: str, low: float, high: float, why_not: str) -> float:
+    """Return a number of a row, from text too. Raises BadUsage if there is none between `low` and `high`.
 
-
-def knob_of(row: Row, column: str) -> int:
-    why_not = "is no knob: a knob has to be a positive whole number"
-    value = _within(row, column, 1, LARGEST_KNOB, why_not)
-    if not value.is_integer():
-        raise BadUsage(f"{row.place}: {column} is {_shown(row.cells[column])}, which {why_not}", "another column")
-    return int(value)
-
-
-def _within(row: Row, column: str, low: float, high: float, why_not: str) -> float:
-    value = value_of(row, column)
+    Args:
+        why_not: End of the error about a number that is not between them, as in "is no number of KV blocks".
+    """
+    if column not in row.cells:
+        raise BadUsage(f"{row.place} has no {column!r}", "--where NAME=VALUE to leave such rows out")
+    value, shown = number_of(row.cells[column]), repr(row.cells[column])
+    said = f"{row.place}: {column} is {shown if len(shown) <= 40 else f'{shown[:37]}...'}, which"
+    if value is None or not math.isfinite(value):
+        raise BadUsage(f"{said} is no number", "--where to leave such rows out")
     if not low <= value <= high:
-        raise BadUsage(f"{row.place}: {column} is {_shown(row.cells[column])}, which {why_not}", "another column")
+        raise BadUsage(f"{said} {why_not}", "another column")
     return value
 
 
-def _shown(cell: object) -> str:
-    text = repr(cell)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+def rate_of(row: Row, column: str) -> float:
+    """Return a rate, a latency or a number of requests, which is above 0. Raises BadUsage."""
+    return number_in(row, column, SMALLEST, LARGEST, "no rate and no latency can be")
+
+
+def knob_of(row: Row, column: str) -> int:
+    """Return the load of a row. Raises BadUsage if it is no positive whole number."""
+    why_not = "is no knob: a knob has to be a positive whole number"
+    value = number_in(row, column, 1, LARGEST_KNOB, why_not)
+    if not value.is_integer():
+        raise BadUsage(f"{row.place}: {column} is {row.cells[column]!r}, which {why_not}", "another column")
+    return int(value)
 
 
 def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
@@ -199,10 +181,25 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
         pairs.append((name.strip(), value.strip()))
     check_columns(rows, [name for name, _ in pairs])
     left = [row for row in rows if all(_same(row.cells.get(name), value) for name, value in pairs)]
-    if not left:
-        tried = " ".join(f"--where {text}" for text in conditions)
-        raise BadUsage(f"no row is left after {tried}" if tried else "there are no rows", _values(rows, pairs))
-    return left
+    if left:
+        return left
+    tried, hint = " ".join(f"--where {text}" for text in conditions), "fewer conditions"
+    unmet = [name for name, wanted in pairs if not any(_same(row.cells.get(name), wanted) for row in rows)]
+    if unmet:
+        seen = dict.fromkeys(str(row.cells.get(unmet[0])) for row in rows)
+        hint = f"{unmet[0]} is {', '.join(list(seen)[:12])}"
+    if not conditions:
+        raise BadUsage("there are no rows", "a file with results in it")
+    raise BadUsage(f"no row is left after {tried}", hint)
+
+
+def _same(cell: object, wanted: str) -> bool:
+    """Return whether a cell is the wanted value, as text in any case or as a number."""
+    if cell is None:
+        return wanted == ""
+    seen, number = number_of(cell), number_of(wanted)
+    words = str(cell).strip().casefold() == wanted.casefold()
+    return words if seen is None or number is None else seen == number
 
 
 def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[str]]:
@@ -227,59 +224,32 @@ def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[
     return left, told
 
 
-def _same(cell: object, wanted: str) -> bool:
-    if cell is None:
-        return wanted == ""
-    seen, number = number_of(cell), number_of(wanted)
-    words = str(cell).strip().casefold() == wanted.casefold()
-    return words if seen is None or number is None else seen == number
+def mixed_settings(rows: Sequence[Row], columns: Columns) -> Iterator[str]:
+    """Yield a sentence for each column of settings in which rows differ that are taken as one curve or as repeats.
 
-
-def _values(rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> str:
-    """Values of the first column in which no row meets its condition, 12 at most, as the hint of an error."""
-    for name, wanted in pairs:
-        seen = dict.fromkeys(str(row.cells.get(name)) for row in rows)
-        if not any(_same(row.cells.get(name), wanted) for row in rows):
-            return f"{name} is {', '.join(list(seen)[:12])}"
-    return "fewer conditions" if pairs else "a file with results in it"
-
-
-def mixtures(rows: Sequence[Row]) -> list[str]:
-    """One sentence for each column of words in which rows differ that are taken as one curve."""
-    return [
-        f"rows of different {name} ({some(kinds)}) are taken as one curve; --where {name}=... chooses"
-        for name, kinds in word_columns(rows).items()
-    ]
-
-
-def taken_as_repeats(rows: Sequence[Row], columns: Columns) -> Iterator[str]:
-    """Yield one sentence for each column of numbers in which rows of the same knob differ, if each of its values stands
-    in several rows, as those of settings do and measurements do not. The number of a run is no setting."""
+    A column of words is one of settings if some rows agree in it: where no two agree it is a name or a date. A column
+    of numbers is one if rows of the same knob differ and each of its values is in several rows, as measurements are
+    not. An empty cell of a column of words is a word. The number of a run is no setting.
+    """
     groups = list(grouped(rows, lambda row: knob_of(row, columns.knob)).values())
-    others = {*columns.names, *word_columns(rows), RUN}
+    repeats = []
     for name in dict.fromkeys(name for row in rows for name in row.cells):
-        if name in others or any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
+        if any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
             continue
+        often = Counter(text_of(row, name) for row in rows)
+        if len(often) > 1 and all(number_of(kind) is None for kind in often):
+            switch = {kind.casefold() for kind in often} <= {"true", "false"}
+            if len(often) < len(rows) or switch:
+                chosen = f"--where {name}=... chooses"
+                yield f"rows of different {name} ({some(list(often))}) are taken as one curve; {chosen}"
+                continue
         by_group = ({text_of(row, name) for row in group} for group in groups)
         differing = sorted({text for texts in by_group if len(texts) > 1 for text in texts})
-        if differing and min(Counter(text_of(row, name) for row in rows).values()) > 1:
-            yield f"rows of different {name} ({some(differing)}) are taken as repeats; --where {name}=... chooses"
-
-
-def word_columns(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Columns of words in which rows differ, and these words; an empty cell is one where others are words.
-
-    Numbers may be measurements, and where no two rows agree it is a name or a date: neither is among them.
-    """
-    found = {}
-    for name in dict.fromkeys(name for row in rows for name in row.cells):
-        kinds = list(dict.fromkeys(text_of(row, name) for row in rows))
-        plain = not any(isinstance(row.cells.get(name), (list, dict)) for row in rows)
-        switch = {kind.casefold() for kind in kinds} <= {"true", "false"}
-        shared = len(kinds) > 1 and (len(kinds) < len(rows) or switch)
-        if plain and shared and all(number_of(kind) is None for kind in kinds):
-            found[name] = kinds
-    return found
+        if differing and min(often.values()) > 1 and name not in {*columns.names, RUN}:
+            repeats.append(
+                f"rows of different {name} ({some(differing)}) are taken as repeats; --where {name}=... chooses"
+            )
+    yield from repeats
 
 
 def text_of(row: Row, name: str) -> str:
@@ -320,8 +290,8 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
 
 
 def read_results(path: Path) -> list[Row]:
-    """Rows of a CSV or JSON file, told apart by how it begins; names and values as a terminal may show them. Raises
-    BadUsage."""
+    """Return the rows of a CSV or JSON file, told apart by how it begins; names and values as a terminal may show them.
+    Raises BadUsage."""
     try:
         text = content(path).decode("utf-8-sig")
     except OSError as error:
@@ -334,25 +304,21 @@ def read_results(path: Path) -> list[Row]:
 
 
 def _json_rows(text: str, name: str) -> Iterator[Row]:
-    for number, value in enumerate(_objects(text, name), 1):
-        if not isinstance(value, dict):
-            raise BadUsage(f"{name}: result {number} is no JSON object", "the files that `vllm bench serve` saves")
-        yield Row(f"{name}: result {number}", value)
-
-
-def _objects(text: str, name: str) -> Iterator[object]:
-    """Values that stand one after the other, lists of them opened."""
-    decoder, at = json.JSONDecoder(), 0
+    """Yield the objects that stand one after the other, and those of lists."""
+    decoder, numbers, at = json.JSONDecoder(), count(1), 0
     while at < len(text):
         if text[at].isspace():
             at += 1
             continue
         try:
-            value, at = decoder.raw_decode(text, at)
+            found, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             line = text.count("\n", 0, at) + 1
             raise BadUsage(f"{name}: no JSON in what begins at line {line}", "a whole file") from None
-        yield from value if isinstance(value, list) else [value]
+        for value, number in zip(found if isinstance(found, list) else [found], numbers):
+            if not isinstance(value, dict):
+                raise BadUsage(f"{name}: result {number} is no JSON object", "the files that `vllm bench serve` saves")
+            yield Row(f"{name}: result {number}", value)
 
 
 def _csv_rows(text: str, name: str) -> Iterator[Row]:

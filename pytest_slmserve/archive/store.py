@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import html
 import io
 import json
 import lzma
@@ -23,25 +24,22 @@ import re
 import secrets
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_slmserve.analysis.compare.comparability import moment
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.archive.codec import converted, engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.archive.pages import archives_in
-from pytest_slmserve.engines.launch.device_lock import try_lock
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
-from pytest_slmserve.schema.files import content, regular
+from pytest_slmserve.schema.files import content, regular, try_lock
 from pytest_slmserve.schema.printable import printable_value
-from pytest_slmserve.schema.records import Measurement, Resolved
+from pytest_slmserve.schema.records import Measurement, Resolved, moment
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 from pytest_slmserve.telemetry.host import own_version
 
@@ -71,26 +69,10 @@ _CHUNK = 1 << 12  # of xz it may become 30 MB
 _UNPACKED = 1 << 30  # bytes that an archive may become: 10,000 measurements are some hundred million
 _UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
 _DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-
-
-@dataclass(frozen=True, slots=True)
-class _Packing:
-    """The packing of archives of one suffix. magic: how each piece begins. unpacker: a new one for each piece."""
-
-    name: str
-    magic: bytes
-    pack: Callable[[bytes], bytes]
-    unpacker: Callable[[], Any]
-
-
-_PACKINGS = {
-    ".gz": _Packing(
-        "gzip", b"\x1f\x8b\x08", lambda data: gzip.compress(data, mtime=0), lambda: zlib.decompressobj(wbits=31)
-    ),
-    ".xz": _Packing(
-        "xz", b"\xfd7zXZ\x00", lzma.compress, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_UNPACKING)
-    ),
-}
+BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
+_RECORDS = re.compile(rb'<script type="application/octet-stream" data-records="([^"]*)">([A-Za-z0-9+/=]*)</script>')
+# Packed archives by their suffix: the name of the packing, and how each piece begins.
+_PACKINGS = {".gz": ("gzip", b"\x1f\x8b\x08"), ".xz": ("xz", b"\xfd7zXZ\x00")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,30 +167,47 @@ class Archive:
     def add(self, measurement: Measurement) -> None:
         """Append; it is on disk on return, if need be in a second file. Raises BadArchive, with nothing written, for
         what no reader would take, and BadUsage where it cannot be written."""
-        written = _written(measurement)
+        m = measurement
+        try:
+            engine = line_of(engine_line(m.launch, m.spec, m.resolved, m.environment))
+            line, found = line_of(measurement_line(m)), ScannedLines()
+            decode(found, engine)
+            decode(found, line)
+        except _DAMAGE as error:
+            why = f"a measurement is not written, for no reader would take it: it {_what(error)}"
+            raise BadArchive(why, "an issue with this sentence: that is a bug") from None
         try:
             if self._session is None:
                 self.begin({}, {})
-            self._add(measurement, written)
+            described = (m.spec.key, m.resolved, m.environment)  # of specs False and 0 are equal
+            self._append([line if self._engines.get(m.launch) == described else engine + line])
+            self._engines[m.launch] = described
         except BadUsage as error:
-            self._move(error.problem, [*self._added, measurement])
-        self._added.append(measurement)
-
-    def _add(self, measurement: Measurement, written: tuple[bytes, bytes]) -> None:
-        engine = (measurement.spec.key, measurement.resolved, measurement.environment)  # of specs False and 0 are equal
-        known = self._engines.get(measurement.launch) == engine
-        self._append([b"".join(written[known:])])
-        self._engines[measurement.launch] = engine
+            self._move(error.problem, [*self._added, m])
+        self._added.append(m)
 
     def _move(self, why: str, measurements: Sequence[Measurement]) -> None:
-        """Go on in a second file. Raises BadUsage where that cannot be written either, or is not wanted."""
+        """Go on in a second file, a new archive with the session and the measurements. Raises BadUsage where that
+        cannot be written either, or is not wanted. A file that could not be written whole is removed."""
         if not self._moves or self.moved:
             raise BadUsage(why, ANOTHER)
         for folder in (Path(tempfile.gettempdir()), self.path.parent, Path.home()):
+            second = None
             try:
-                second = self._second(folder, measurements)
-            except (OSError, BadUsage):
-                continue
+                descriptor, name = tempfile.mkstemp(".jsonl", "pytest-slmserve-rescued-", folder)
+                os.close(descriptor)
+                second = Archive(Path(name), Path(name).open("ab+", buffering=0))  # noqa: SIM115 - closed by `close`
+                second._append([self._session] if self._session else [])
+                second._session = self._session
+                for measurement in measurements:
+                    second.add(measurement)
+            except BaseException as error:
+                if second:
+                    second._file.close()
+                    second.path.unlink(missing_ok=True)
+                if isinstance(error, (OSError, BadUsage)):
+                    continue
+                raise
             self._file.close()
             self.path, self._file, self._size, self._engines = second.path, second._file, second._size, second._engines
             self.moved = (
@@ -218,22 +217,6 @@ class Archive:
             return
         self.lost = f"{why}, and no second file can be written"
         self.check_writable()
-
-    def _second(self, folder: Path, measurements: Sequence[Measurement]) -> Archive:
-        """A new archive with the session and the measurements. Raises OSError or BadUsage, and leaves nothing."""
-        descriptor, name = tempfile.mkstemp(".jsonl", "pytest-slmserve-rescued-", folder)
-        os.close(descriptor)
-        second = Archive(Path(name), Path(name).open("ab+", buffering=0))  # noqa: SIM115 - closed by `close`
-        try:
-            second._append([self._session] if self._session else [])
-            second._session = self._session
-            for measurement in measurements:
-                second.add(measurement)
-        except BaseException:
-            second._file.close()
-            second.path.unlink(missing_ok=True)
-            raise
-        return second
 
     def check_writable(self) -> None:
         """Raises BadUsage once a measurement could be written nowhere: the next one would be lost, too."""
@@ -246,8 +229,11 @@ class Archive:
         self._append(pieces)
 
     def _append(self, pieces: Iterable[bytes]) -> None:
-        if packing := _PACKINGS.get(self.path.suffix):
-            pieces = map(packing.pack, pieces)
+        match self.path.suffix:
+            case ".gz":
+                pieces = [gzip.compress(piece, mtime=0) for piece in pieces]
+            case ".xz":
+                pieces = map(lzma.compress, pieces)
         try:
             self._check_there()
             _append(self._file, b"".join(pieces))
@@ -302,31 +288,67 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
     """The archive at a path; or each of those inside a page, by a path below that of the page. Raises BadArchive, as
     `read`."""
     path = Path(path)
-    try:
-        raw = content(path)
-    except OSError as error:
-        raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
-    try:
-        archives = archives_in(path, raw)
-    except ValueError:
-        raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
+    archives = _archives_in(path)
     if not archives:
         raise BadArchive(f"{path} is a page without records", "a page that slmserve wrote, or an archive")
-    return [(name, _contents(name, data, skip_damaged)) for name, data in archives]
+    found = []
+    for name, data in archives:
+        lines, whole = stored_in(name, data)
+        scanned = ScannedLines()
+        for _ in scan(name, lines, scanned):
+            pass
+        damaged, notes = scanned.damaged, [f"{name}: skipped: {what}" for what in scanned.damaged]
+        if damaged and not skip_damaged:
+            more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
+            raise BadArchive(f"{name}: {damaged[0]}{more}", "--skip-damaged, to go on without what is damaged")
+        if not data:
+            notes.append(f"{name} is empty")
+        elif whole < len(data):
+            notes.append(f"{torn_end(name, lines)}; measurements used: {len(scanned.measurements)}")
+        contents = Contents(
+            tuple(scanned.measurements), tuple(scanned.sessions), tuple(notes), tuple(scanned.written_by)
+        )
+        found.append((name, contents))
+    return found
 
 
-def _contents(path: Path, raw: bytes, skip_damaged: bool) -> Contents:
-    lines, whole = stored_in(path, raw)
-    found = found_in(path, lines, decode)
-    if found.damaged and not skip_damaged:
-        more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
-        raise BadArchive(f"{path}: {found.damaged[0]}{more}", "--skip-damaged, to go on without what is damaged")
-    notes = [f"{path}: skipped: {what}" for what in found.damaged]
-    if not raw:
-        notes.append(f"{path} is empty")
-    elif whole < len(raw):
-        notes.append(f"{torn_end(path, lines)}; measurements used: {len(found.measurements)}")
-    return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes), tuple(found.written_by))
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """An archive as a page holds it: its file name, whose suffix tells the packing, and its bytes in base64."""
+
+    name: str
+    base64: str
+
+
+def embedded(path: Path) -> list[Embedded]:
+    """The archive at a path, packed; those inside, of a page. Of an archive that is not packed the whole lines are
+    kept. Raises BadArchive where it cannot be read."""
+    found = []
+    for archive, raw in _archives_in(path):
+        name = archive.name
+        if archive.suffix not in _PACKINGS:
+            name, raw = f"{name}.gz", gzip.compress(raw[: raw.rfind(b"\n") + 1], 6, mtime=0)
+        found.append(Embedded(name, b64encode(raw).decode()))
+    return found
+
+
+def _archives_in(path: Path) -> list[tuple[Path, bytes]]:
+    """The archives of a page, each as a path below that of the page; of any other file, the file itself."""
+    raw = _read(path)
+    if raw[: len(BEGINS)].lower() != BEGINS:
+        return [(path, raw)]
+    try:
+        records = _RECORDS.findall(raw)
+        return [(path / Path(html.unescape(name.decode())).name, b64decode(data)) for name, data in records]
+    except ValueError:
+        raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return content(path)
+    except OSError as error:
+        raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
 
 
 def line_of(facts: Mapping[str, Any]) -> bytes:
@@ -351,20 +373,6 @@ def unsealed(line: bytes) -> bytes:
     return body
 
 
-def _written(measurement: Measurement) -> tuple[bytes, bytes]:
-    """The lines of an engine and of its measurement. Raises BadArchive where they could not be read again."""
-    m = measurement
-    try:
-        lines = line_of(engine_line(m.launch, m.spec, m.resolved, m.environment)), line_of(measurement_line(m))
-        found = ScannedLines()
-        for line in lines:
-            decode(found, line)
-    except _DAMAGE as error:
-        why = f"a measurement is not written, for no reader would take it: it {_what(error)}"
-        raise BadArchive(why, "an issue with this sentence: that is a bug") from None
-    return lines
-
-
 def _cannot_write(path: Path, error: OSError) -> NoReturn:
     raise BadUsage(f"cannot write to {path}: {error.strerror}", ANOTHER) from None
 
@@ -381,13 +389,11 @@ def _append(file: io.FileIO, data: bytes) -> None:
 
 
 def _repair(path: Path, file: io.FileIO) -> tuple[str, ...]:
-    file.seek(0)
-    try:
-        raw = file.readall()
-    except (MemoryError, OverflowError):
-        _too_large(path)
+    """Move a torn end aside, with a note on it. Raises BadArchive where the file is not ours, or of a newer format."""
+    raw = content(path)
     lines, whole = stored_in(path, raw)
-    found_in(path, [line for line in lines if not line or not line.startswith(BULK)], decode)  # ours, and not newer?
+    for _ in scan(path, [line for line in lines if not line or not line.startswith(BULK)], ScannedLines()):
+        pass
     if whole == len(raw):
         return ()
     aside = path.with_name(f"{path.name}.torn")
@@ -399,6 +405,8 @@ def _repair(path: Path, file: io.FileIO) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class ScannedLines:
+    """Contents of the lines of an archive so far. damaged: why some lines could not be used."""
+
     sessions: list[RunHeader] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
@@ -406,60 +414,43 @@ class ScannedLines:
     damaged: list[str] = field(default_factory=list)
 
 
-Take = Callable[[ScannedLines, bytes], None]  # a line into what was found; raises one of _DAMAGE
-
-
 def stored_in(path: Path, raw: bytes) -> tuple[list[bytes | None], int]:
-    """The lines of a file, None for a packed piece that cannot be read, and the bytes before its torn end. Raises
+    """The lines of a file, None for packed pieces that cannot be read, and the bytes before its torn end. Raises
     BadArchive where the file is something else, or takes more memory than there is."""
-    try:
-        return _stored_in(path, raw)
-    except MemoryError:
-        _too_large(path)
-
-
-def _too_large(path: Path) -> NoReturn:
-    raise BadArchive(f"{path} needs more memory than an archive may take", "the file that --slm-records named")
-
-
-def _stored_in(path: Path, raw: bytes) -> tuple[list[bytes | None], int]:
     lines: list[bytes | None]
-    if packing := _PACKINGS.get(path.suffix):
-        if not packing.magic.startswith(raw[: len(packing.magic)]):
-            wrong = f"{path} ends in {path.suffix} but is not {packing.name}"
-            raise BadArchive(wrong, f"a name without {path.suffix}, or the file as it was written")
-        lines, whole = _packed_lines(packing, raw)
-        rest, _ = _unpack(packing, raw, whole)
-    else:
-        whole = raw.rfind(b"\n") + 1
-        lines, rest = [*raw[:whole].split(b"\n")[:-1]], raw[whole:]  # splitlines looks at each byte, and takes its time
+    try:
+        if packing := _PACKINGS.get(path.suffix):
+            name, magic = packing
+            if not magic.startswith(raw[: len(magic)]):
+                wrong = f"{path} ends in {path.suffix} but is not {name}"
+                raise BadArchive(wrong, f"a name without {path.suffix}, or the file as it was written")
+            lines, start, whole, size = [], 0, 0, 0
+            while 0 <= start < len(raw):
+                text, end = _unpacked(path.suffix, raw, start)
+                size += len(text)
+                if size > _UNPACKED:
+                    raise MemoryError
+                if end is None:  # damaged: the next piece may be whole
+                    start = raw.find(magic, start + 1)
+                    continue
+                lines += [None, *text.splitlines()] if start > whole else text.splitlines()
+                start = whole = end
+            rest, _ = _unpacked(path.suffix, raw, whole)
+        else:
+            whole = raw.rfind(b"\n") + 1
+            lines, rest = [*raw[:whole].split(b"\n")[:-1]], raw[whole:]  # splitlines looks at each byte
+    except MemoryError:
+        problem = f"{path} needs more memory than an archive may take"
+        raise BadArchive(problem, "the file that --slm-records named") from None
     if not lines and not _FIRST.startswith(rest[: len(_FIRST)]):
-        _not_an_archive(path)
+        raise _not_an_archive(path)
     return lines, whole
 
 
-def _packed_lines(packing: _Packing, raw: bytes) -> tuple[list[bytes | None], int]:
-    """Lines of all whole pieces, and where the last of them ends. Looks for the next one where one is damaged."""
-    lines: list[bytes | None] = []
-    start = whole = size = 0
-    while 0 <= start < len(raw):
-        text, end = _unpack(packing, raw, start)
-        size += len(text)
-        if size > _UNPACKED:
-            raise MemoryError
-        if end is None:
-            start = raw.find(packing.magic, start + 1)
-            continue
-        if start > whole:
-            lines.append(None)
-        lines += text.splitlines()
-        start = whole = end
-    return lines, whole
-
-
-def _unpack(packing: _Packing, raw: bytes, start: int) -> tuple[bytes, int | None]:
+def _unpacked(suffix: str, raw: bytes, start: int) -> tuple[bytes, int | None]:
     """Text of the piece at `start`, and where it ends: None if it is damaged or the file ends before it."""
-    unpack, text = packing.unpacker(), bytearray()
+    unpack: Any = zlib.decompressobj(wbits=31) if suffix == ".gz" else lzma.LZMADecompressor(lzma.FORMAT_XZ, _UNPACKING)
+    text = bytearray()
     try:
         while start < len(raw) and not unpack.eof:
             text += unpack.decompress(raw[start : start + _CHUNK])
@@ -471,33 +462,34 @@ def _unpack(packing: _Packing, raw: bytes, start: int) -> tuple[bytes, int | Non
     return bytes(text), start - len(unpack.unused_data) if unpack.eof else None
 
 
-def found_in(path: Path, lines: Iterable[bytes | None], take: Take) -> ScannedLines:
-    """Results of `take` for the lines, and the reasons why it failed for some. Raises BadArchive where a session is of
-    a newer format, or no line is one of an archive."""
-    found = ScannedLines()
+def scan(
+    path: Path, lines: Iterable[bytes | None], found: ScannedLines, *, columns: bool = True
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Decode lines into `found`, and yield each that is not damaged with its facts. columns: see `decode`. Raises
+    BadArchive where a session is of another format, or no line is one of an archive."""
     number = 0
     for number, line in enumerate(lines, 1):
         try:
             if line is None:
                 raise ValueError("cannot be unpacked")
-            take(found, line)
+            facts = decode(found, line, columns=columns)
         except _DAMAGE as error:
             found.damaged.append(f"line {number} {_what(error)}")
+            continue
         if found.sessions and (other := found.sessions[-1].format) != FORMAT:
             if other > FORMAT:
                 problem = f"{path} was written by a newer release (format {other}; this one reads format {FORMAT})"
                 raise BadArchive(problem, "pip install --upgrade pytest-slmserve")
             problem = f"{path} has format {other}, and this release reads format {FORMAT}"
             raise BadArchive(problem, f"python studies/migrate.py {path} NEW.jsonl, in a checkout of pytest-slmserve")
+        yield line, facts
     if number and not (found.sessions or found.engines or found.measurements):
-        _not_an_archive(path, *found.damaged)
-    return found
+        raise _not_an_archive(path, *found.damaged[:1])
 
 
-def _not_an_archive(path: Path, *why: str) -> NoReturn:
-    reason = f": {why[0]}" if why else ""
+def _not_an_archive(path: Path, *why: str) -> BadArchive:
     hint = "the file that --slm-records named; for results of another tool: --knob, --throughput and --latency NAME"
-    raise BadArchive(f"{path} is not an archive of pytest-slmserve{reason}", hint)
+    return BadArchive(": ".join([f"{path} is not an archive of pytest-slmserve", *why]), hint)
 
 
 def torn_end(path: Path, lines: Sequence[bytes | None]) -> str:
@@ -507,17 +499,12 @@ def torn_end(path: Path, lines: Sequence[bytes | None]) -> str:
 def _what(error: Exception) -> str:
     import msgspec
 
-    match error:
-        case msgspec.ValidationError():  # a subclass of the next
-            return f"cannot be used ({error})"
-        case msgspec.DecodeError() | UnicodeDecodeError():
-            return f"is not JSON ({error})"
-        case KeyError():
-            return f"has no entry {error}"
-        case BadUsage():
-            return f"cannot be used ({error.problem})"
-        case _:
-            return f"cannot be used ({error})"
+    if isinstance(error, KeyError):
+        return f"has no entry {error}"
+    is_json = isinstance(error, msgspec.ValidationError)  # a subclass of the next
+    if not is_json and isinstance(error, (msgspec.DecodeError, UnicodeDecodeError)):
+        return f"is not JSON ({error})"
+    return f"cannot be used ({error.problem if isinstance(error, BadUsage) else error})"
 
 
 def facts_of(line: bytes) -> dict[str, Any]:
@@ -533,45 +520,35 @@ def facts_of(line: bytes) -> dict[str, Any]:
     return facts if plain else printable_value(facts)
 
 
-def decode(found: ScannedLines, line: bytes) -> None:
-    """Decode one line into `found`; raises one of _DAMAGE."""
-    if line.startswith(_FIRST) and not _SEAL.search(line):  # as in other formats
-        session = _session(facts_of(line))
-        if session.format == FORMAT:
-            unsealed(line)  # which raises
-        found.sessions.append(session)
-        return
-    facts = facts_of(unsealed(line) if line.strip() else line)
+def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[str, Any]:
+    """Decode one line into `found`, and return its facts; raises one of _DAMAGE. columns: False leaves a measurement
+    out, of which only the checksum, the engine and the form are checked."""
+    sealed_otherwise = line.startswith(_FIRST) and not _SEAL.search(line)  # as in other formats
+    body = line if sealed_otherwise or not line.strip() else unsealed(line)
+    checked_only = not columns and line.startswith(BULK)
+    facts = facts_of(_NUMBERS.sub(b"[]", body) if checked_only else body)
     match facts["kind"]:
         case "session":
-            found.sessions.append(_session(facts))
+            # Another format may have other fields: then only its number is wanted.
+            is_ours = converted(int, facts["format"]) == FORMAT
+            session = converted(RunHeader, facts) if is_ours else RunHeader(facts["format"], "", None, {}, {})
+            if is_ours and sealed_otherwise:
+                unsealed(line)  # which raises
+            found.sessions.append(session)
         case "engine":
             found.engines[facts["id"]] = engine_from_record(facts)
         case "measurement":
-            found.measurements.append(measurement_of(facts, *engine_before(found, facts)))
-            found.written_by.append(_writer(found))
-
-
-def _writer(found: ScannedLines) -> int:
-    """Index of the session that the last measurement belongs to: the last one before it that had begun by then, for a
-    merged archive has lines of others between; -1 where there is none."""
-    at, last = found.measurements[-1].measured_at, len(found.sessions) - 1
-    return next((index for index in range(last, -1, -1) if found.sessions[index].started <= at), last)
-
-
-def engine_before(found: ScannedLines, facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
-    """The engine of a measurement, as a line before it describes it. Raises ValueError where none does."""
-    if facts["engine"] not in found.engines:
-        raise ValueError(f"no line before it describes its engine {facts['engine']!r}")
-    return found.engines[facts["engine"]]
-
-
-def _session(facts: dict[str, Any]) -> RunHeader:
-    """Another format may have other fields: then only its number is wanted."""
-    if converted(int, facts["format"]) != FORMAT:
-        return RunHeader(facts["format"], "", None, {}, {})
-    made: RunHeader = converted(RunHeader, facts)
-    return made
+            if facts["engine"] not in found.engines:
+                raise ValueError(f"no line before it describes its engine {facts['engine']!r}")
+            if checked_only:
+                if not isinstance(facts["run"], dict):
+                    raise ValueError("its run is no object")
+                return facts
+            found.measurements.append(measurement_of(facts, *found.engines[facts["engine"]]))
+            # The last session before it that had begun by then: a merged archive has lines of others between.
+            at, last = found.measurements[-1].measured_at, len(found.sessions) - 1
+            found.written_by.append(next((i for i in range(last, -1, -1) if found.sessions[i].started <= at), last))
+    return facts
 
 
 _NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
@@ -587,9 +564,6 @@ class Merged:
     known: int = 0
     notes: tuple[str, ...] = ()
 
-    def __add__(self, other: Merged) -> Merged:
-        return Merged(self.written + other.written, self.known + other.known, self.notes + other.notes)
-
 
 def merge(parts: Iterable[Path], into: Archive) -> Merged:
     """Add what `into` does not have: measurements with their engines, and sessions. The parts stay as they are.
@@ -598,91 +572,40 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
     interruption, adds what is missing. Raises BadArchive where a part cannot be read, is no archive or of a newer
     format, BadUsage where `into` cannot be written.
     """
-    merged, union = Merged(), _Union(into)
+    lines = [line for line in stored_in(into.path, _read(into.path))[0] if line]
+    seen = {line.partition(_RUN)[0] for line in lines}
+    others = scan(into.path, [line for line in lines if not line.startswith(BULK)], ScannedLines())
+    engines = {facts["id"]: line for line, facts in others if facts["kind"] == "engine"}  # by launch
+    written, known, notes = 0, 0, []
     for part in parts:
-        merged += union.merge(part)
-    return merged
-
-
-class _Union:
-    """An archive to which lines of others are added, if it does not have them."""
-
-    def __init__(self, into: Archive) -> None:
-        self.into = into
-        self._written = self._known = self._size = 0
-        self._pieces: list[bytes] = []
-        self._engines: dict[str, bytes] = {}  # the line that describes each launch
-        lines = [line for line in stored_in(into.path, _read(into.path))[0] if line]
-        self._seen = {_head(line) for line in lines}
-        found_in(into.path, (line for line in lines if not line.startswith(BULK)), self._remember)
-
-    def _remember(self, found: ScannedLines, line: bytes) -> None:
-        if (facts := _checked(found, line))["kind"] == "engine":
-            self._engines[facts["id"]] = line
-
-    def merge(self, part: Path) -> Merged:
         raw = _read(part)
-        if part.samefile(self.into.path):
-            return Merged()
-        self._written = self._known = 0
-        lines, whole = stored_in(part, raw)
-        found = found_in(part, lines, partial(self._take, {}))
-        self._flush()
-        notes = [f"{part}: not merged: {what}" for what in found.damaged]
-        notes += [torn_end(part, lines)] if whole < len(raw) else []
-        return Merged(self._written, self._known, tuple(notes))
-
-    def _take(self, engines: dict[str, bytes], found: ScannedLines, line: bytes) -> None:
-        """engines: the line that describes each launch, of the part so far. Raises where the line is damaged."""
-        match (facts := _checked(found, line))["kind"]:
-            case None:
-                pass
-            case "engine":  # added with its first measurement
-                engines[facts["id"]] = line
-            case "measurement" if _head(line) in self._seen:
-                self._known += 1
-            case "measurement":
-                self._written += 1
-                launch, known = facts["engine"], self._engines.get(facts["engine"])
-                self._engines[launch] = engines[launch]
-                self._add(_head(line), *([] if known == engines[launch] else [engines[launch]]), line)
-            case _ if line not in self._seen:
-                self._add(line, line)
-
-    def _add(self, head: bytes, *lines: bytes) -> None:
-        self._seen.add(head)
-        self._pieces.append(b"".join(line + b"\n" for line in lines))
-        self._size += len(self._pieces[-1])
-        if self._size > _AT_ONCE:
-            self._flush()
-
-    def _flush(self) -> None:
-        """All that was added is on disk on return."""
-        self.into.add_lines(self._pieces)
-        self._pieces, self._size = [], 0
-
-
-def _checked(found: ScannedLines, line: bytes) -> dict[str, Any]:
-    """Facts of a line, of a measurement without its numbers. Raises where the line is damaged."""
-    if not line.startswith(BULK):
-        decode(found, line)
-        return facts_of(line)
-    facts = facts_of(_NUMBERS.sub(b"[]", unsealed(line)))
-    engine_before(found, facts)
-    if not isinstance(facts["run"], dict):
-        raise ValueError("its run is no object")
-    return facts
-
-
-def _head(line: bytes) -> bytes:
-    return line.partition(_RUN)[0]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return content(path)
-    except OSError as error:
-        raise BadArchive(f"cannot read {path}: {error.strerror}", "an archive that --slm-records wrote") from None
+        if part.samefile(into.path):
+            continue
+        stored, whole = stored_in(part, raw)
+        found, own, pieces, size = ScannedLines(), dict[str, bytes](), list[bytes](), 0
+        for line, facts in scan(part, stored, found, columns=False):
+            head, added = line.partition(_RUN)[0], [line]
+            match facts["kind"]:
+                case "engine":  # added with its first measurement
+                    own[facts["id"]] = line
+                    continue
+                case "measurement":
+                    known, written = known + (head in seen), written + (head not in seen)
+                    launch = facts["engine"]
+                    if head not in seen and engines.get(launch) != own[launch]:
+                        added, engines[launch] = [own[launch], line], own[launch]
+            if head in seen or facts["kind"] is None:
+                continue
+            seen.add(head)
+            pieces.append(b"".join(each + b"\n" for each in added))
+            size += len(pieces[-1])
+            if size > _AT_ONCE:
+                into.add_lines(pieces)
+                pieces, size = [], 0
+        into.add_lines(pieces)
+        notes += [f"{part}: not merged: {what}" for what in found.damaged]
+        notes += [torn_end(part, stored)] if whole < len(raw) else []
+    return Merged(written, known, tuple(notes))
 
 
 ID_DIGITS = 8
@@ -720,11 +643,10 @@ class RunChoice:
 
 def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
     """Runs in the order written, also those that measured nothing; what stands before all is one without a start."""
-    orphans = [RecordedRun(_made_id(""), "", None, False, False, ())] if -1 in contents.written_by else []
-    found = {run.id: run for run in orphans}
-    ids = {-1: _made_id("")}
-    for index, session in enumerate(contents.sessions):
-        ids[index] = session.id or _made_id(session.started)
+    sessions = [*enumerate(contents.sessions)]
+    ids = {index: session.id or _made_id(session.started) for index, session in sessions} | {-1: _made_id("")}
+    found = {ids[-1]: RecordedRun(ids[-1], "", None, False, False, ())} if -1 in contents.written_by else {}
+    for index, session in sessions:
         made = RecordedRun(ids[index], session.started, session.pytest_slmserve, bool(session.id), session.resumes, ())
         found.setdefault(made.id, made)
     measured = grouped(zip(contents.measurements, contents.written_by, strict=True), lambda pair: ids[pair[1]])
@@ -742,7 +664,7 @@ def chosen(contents: Contents, wanted: RunChoice) -> Contents:
     notes: list[str] = []
     match wanted.run:
         case "":
-            kept, notes = _of_each_case(_continued(runs))
+            kept, notes = _last_of_each_case(runs)
         case "all":
             kept = list(contents.measurements)
         case name:
@@ -754,12 +676,8 @@ def chosen(contents: Contents, wanted: RunChoice) -> Contents:
         kept = [m for m in kept if _moment(m.measured_at) >= begin]
     ids = set(map(id, kept))
     pairs = [pair for pair in zip(contents.measurements, contents.written_by) if id(pair[0]) in ids]
-    return replace(
-        contents,
-        measurements=tuple(m for m, _ in pairs),
-        written_by=tuple(index for _, index in pairs),
-        notes=(*contents.notes, *notes),
-    )
+    measurements, written_by = tuple(m for m, _ in pairs), tuple(index for _, index in pairs)
+    return replace(contents, measurements=measurements, written_by=written_by, notes=(*contents.notes, *notes))
 
 
 def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
@@ -773,8 +691,9 @@ def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
     return found[0]
 
 
-def _continued(runs: Sequence[RecordedRun]) -> list[list[RecordedRun]]:
-    """Runs that are read as one: one that resumes with all before it, and neighbours of which nothing is known."""
+def _last_of_each_case(runs: Sequence[RecordedRun]) -> tuple[list[Measurement], list[str]]:
+    """Of each case the measurements of the last group of runs that has it, and notes. A gate is a case of its own. Runs
+    are read as one group if one resumes with all before it, or neighbours have no ids."""
     groups: list[list[RecordedRun]] = []
     for run in runs:
         if run.resumes:
@@ -783,23 +702,16 @@ def _continued(runs: Sequence[RecordedRun]) -> list[list[RecordedRun]]:
             groups[-1].append(run)
         else:
             groups.append([run])
-    return groups
-
-
-def _of_each_case(groups: Sequence[Sequence[RecordedRun]]) -> tuple[list[Measurement], list[str]]:
-    """Of each case the measurements of the last group that has it, and notes. A gate is a case of its own."""
     measured = [(number, run, m) for number, group in enumerate(groups) for run in group for m in run.measurements]
-    last: dict[str, int] = {}
-    first: dict[str, str] = {}  # run of the group that counts
+    last: dict[str, tuple[int, str]] = {}  # number of the group that counts, and id of its run
     pooled = False
     for number, run, m in measured:
         if m.paired is None:
-            if last.get(m.key) != number:
-                last[m.key], first[m.key] = number, run.id
-            pooled |= not run.known and first[m.key] != run.id
-    kept = [m for number, _, m in measured if m.paired is not None or last[m.key] == number]
-    notes = [LEFT_OUT] if len(kept) < len(measured) else []
-    return kept, notes + ([POOLED] if pooled else [])
+            if m.key not in last or last[m.key][0] != number:
+                last[m.key] = number, run.id
+            pooled |= not run.known and last[m.key][1] != run.id
+    kept = [m for number, _, m in measured if m.paired is not None or last[m.key][0] == number]
+    return kept, ([LEFT_OUT] if len(kept) < len(measured) else []) + ([POOLED] if pooled else [])
 
 
 def _moment(text: str) -> datetime:

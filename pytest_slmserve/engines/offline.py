@@ -7,35 +7,18 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
-from pytest_slmserve.engines.base import (
-    Engine,
-    Outputs,
-    ProgressCallback,
-    Scores,
-    StartCallback,
-    WindowBarrier,
-    batching_of,
-    ignore_progress,
-    message_of,
-    scored,
-)
+from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.launch.child_process import Child, converse, resolved_from, run_from
-from pytest_slmserve.engines.launch.vllm_arguments import (
-    NOWHERE_ELSE,
-    WORKER,
-    engine_arguments,
-    engine_environment,
-    model_for,
-)
+from pytest_slmserve.engines.launch.vllm_arguments import WORKER, engine_arguments, engine_environment, model_for
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import Load, Workload
+from pytest_slmserve.schema.loads import Workload
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -53,7 +36,7 @@ class ProcessEngine(Engine):
     child: Child
 
     def __init__(
-        self, spec: EngineSpec, *, extra_env: Mapping[str, str] = NOWHERE_ELSE, cores: Collection[int] = ()
+        self, spec: EngineSpec, *, extra_env: Mapping[str, str] | None = None, cores: Collection[int] = ()
     ) -> None:
         """Launch the engine. Raises BadUsage if its model cannot be described.
 
@@ -68,8 +51,8 @@ class ProcessEngine(Engine):
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self._turn = folder / "turn"
         self._began, self._waited_s = time.monotonic(), 0.0
-        environment = {**engine_environment(spec, os.environ, cores), **extra_env, "SLM_TURN": str(self._turn)}
-        self._launch(model, folder, environment)
+        environment = engine_environment(spec, os.environ, cores) | dict(extra_env or {})
+        self._launch(model, folder, environment | {"SLM_TURN": str(self._turn)})
 
     def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
         """Make the child."""
@@ -129,7 +112,7 @@ class OfflineEngine(ProcessEngine):
             self.child.kill()
             raise
 
-    def arguments(self, model: str) -> dict[str, Any]:
+    def arguments(self, model: str) -> Message:
         """The first message to the worker: the arguments of its engine. model: a folder or a Hub name."""
         return engine_arguments(self.spec, model)
 
@@ -140,11 +123,11 @@ class OfflineEngine(ProcessEngine):
         return ready
 
     def ask(
-        self, on_progress: ProgressCallback = ignore_progress, barrier: WindowBarrier | None = None, /, **message: Any
-    ) -> dict[str, Any]:
+        self, progress: ProgressCallback | None = None, barrier: WindowBarrier | None = None, /, **message: Any
+    ) -> Message:
         """Send one message to the worker, and return its answer. Raises EngineFailed."""
         self.ready = False
-        answer = converse(self.child, on_progress, barrier, **message)
+        answer = converse(self.child, progress, barrier, **message)
         self.ready = True
         return answer
 
@@ -155,9 +138,9 @@ class OfflineEngine(ProcessEngine):
             self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
             self._loaded = workload.hash
 
-    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+    def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         at = {"at": barrier.begins_s} if barrier else {}
-        run = run_from(self.ask(on_progress, barrier, op="run", load=message_of(load), **at))
+        run = run_from(self.ask(progress, barrier, op="run", load=load, **at))
         if run.first_failure and "EngineDead" in run.first_failure:
             self.ready = False
             raise self.child.failed(f"died while it served ({run.first_failure})")
@@ -167,13 +150,13 @@ class OfflineEngine(ProcessEngine):
         self.load_requests(workload)
         return tuple(map(tuple, self.ask(op="tokens", requests=requests, length=length)["tokens"]))
 
-    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+    def _logprobs(self, workload: Workload, outputs: Outputs) -> Sequence[Sequence[float]]:
         self.load_requests(workload)
-        return scored(self.ask(op="scores", outputs=outputs)["scores"])
+        scores: list[list[float]] = self.ask(op="scores", outputs=outputs)["scores"]
+        return scores
 
-    def profile(self, workload: Workload, load: Load) -> str | None:
-        self.load_requests(workload)
-        problem: str | None = self.ask(op="profile", load=message_of(load))["problem"]
+    def _profile(self, load: Message) -> str | None:
+        problem: str | None = self.ask(op="profile", load=load)["problem"]
         return problem
 
     def close(self) -> None:
@@ -192,14 +175,7 @@ class BatchedEngine(OfflineEngine):
     worker = WORKER.with_name("hf_worker.py")
     jobs_only = True
 
-    def arguments(self, model: str) -> dict[str, Any]:
-        spec = self.spec
-        return {
-            "model": model,
-            "load_format": spec.load_format,
-            "device": "cuda" if spec.platform == "cuda" else "cpu",
-            "dtype": spec.dtype,
-            "max_model_len": spec.max_model_len,
-            "seed": spec.seed,
-            **batching_of(spec),
-        }
+    def arguments(self, model: str) -> Message:
+        device = "cuda" if self.spec.platform == "cuda" else "cpu"
+        same = {name: getattr(self.spec, name) for name in ("load_format", "dtype", "max_model_len", "seed")}
+        return {"model": model, "device": device, **same, **self.batching}

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
 from pytest_slmserve.engines.load_client import TIMEOUT_S
 from pytest_slmserve.engines.offline import BatchedEngine, OfflineEngine
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cannot_share
@@ -29,7 +28,7 @@ PROCESSES = {"cuda", "cpu"}  # platforms whose engines are processes of this hos
 def launch_engine(
     spec: EngineSpec,
     *,
-    extra_env: Mapping[str, str] = NOWHERE_ELSE,
+    extra_env: Mapping[str, str] | None = None,
     cores: Collection[int] = (),
     timeout_s: float = TIMEOUT_S,
     speed: float = 1.0,

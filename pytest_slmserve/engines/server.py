@@ -18,21 +18,13 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Self
 
-from pytest_slmserve.engines.base import (
-    Outputs,
-    ProgressCallback,
-    Scores,
-    StartCallback,
-    WindowBarrier,
-    message_of,
-    scored,
-)
+from pytest_slmserve.engines.base import Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.engines.launch.vllm_arguments import WORKER, engine_arguments
 from pytest_slmserve.engines.load_client import LoadClient, completion, run_of
 from pytest_slmserve.engines.offline import START_S, ProcessEngine
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import Load, Request, Workload
+from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.telemetry.dcgm_exporter import ask_once
@@ -124,12 +116,11 @@ class ServerEngine(ProcessEngine):
         assert self.client, "it has been started"
         self.client.load_requests(workload, lambda request: json.dumps(completion(request, NAME)))
 
-    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+    def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         assert self.client, "it has been started"
-        message = message_of(load)
         self.ready = False
         before = self.trace.stat().st_size
-        found = self.client.run(message, on_progress, barrier)
+        found = self.client.run(load, progress, barrier)
         # The server serves the requests that the load's end has cut off until it notices. That must be over when the
         # next load begins.
         seen, until = -1, time.monotonic() + REST_S
@@ -147,13 +138,13 @@ class ServerEngine(ProcessEngine):
         more = {"max_tokens": length, "return_token_ids": True}
         return tuple(tuple(self._complete(each, more)["token_ids"]) for each in workload.requests[:requests])
 
-    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+    def _logprobs(self, workload: Workload, outputs: Outputs) -> list[list[float]]:
         found = []
         for request, tokens in zip(workload.requests, outputs):
             longer = Request((*request.prompt, *tokens), 1)
             table = self._complete(longer, {"max_tokens": 1, "prompt_logprobs": 0})["prompt_logprobs"]
             found.append([row[str(token)]["logprob"] for row, token in zip(table[-len(tokens) :], tokens)])
-        return scored(found)
+        return found
 
     def _complete(self, request: Request, more: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request, which is not streamed. more: further fields of its body. Raises EngineFailed."""

@@ -17,34 +17,11 @@ from itertools import chain, count, islice, repeat
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import (
-    PROFILE_FOLDER,
-    Engine,
-    Outputs,
-    ProgressCallback,
-    Scores,
-    WindowBarrier,
-    batching_of,
-    check_fits,
-    message_of,
-)
-from pytest_slmserve.engines.worker.slm_pacing import (
-    ClosedLoopPacer,
-    SchedulePacer,
-    batch_rows,
-    closed_loop,
-    next_batch,
-)
+from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Outputs, ProgressCallback, WindowBarrier
+from pytest_slmserve.engines.worker.slm_pacing import Pacer, SchedulePacer, batch_rows, closed_loop, next_batch
+from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.kv_cache import (
-    in_flight,
-    kv_bytes_per_token,
-    kv_value_bytes,
-    kv_windows,
-    request_blocks,
-    weight_bytes,
-)
-from pytest_slmserve.schema.loads import Load, OpenLoop, Workload
+from pytest_slmserve.schema.loads import Workload
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
 from pytest_slmserve.schema.specs import EngineSpec
@@ -211,12 +188,13 @@ class SimulatedEngine(Engine):
         noise = self.faults.host_noise
         self.host = HostNoise(noise, f"host {spec.seed}") if noise else None
         self.ran_s = 0.0  # of all runs so far, because the host's noise goes on
-        per_token = kv_bytes_per_token(spec) or LAYOUT_UNKNOWN
+        per_token = kv_cache.kv_bytes_per_token(spec) or LAYOUT_UNKNOWN
+        blocks = spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * per_token)
         self.resolved = Resolved(
-            kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * per_token),
+            kv_blocks=None if self.jobs_only else blocks,
             block_size=BLOCK_SIZE,
-            kv_windows=kv_windows(spec) or (None,),
-            weight_bytes=weight_bytes(spec, 2),
+            kv_windows=kv_cache.kv_windows(spec) or (None,),
+            weight_bytes=kv_cache.weight_bytes(spec, 2),
             attention_backend="simulated",
             max_num_seqs=self.limits.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
@@ -233,7 +211,9 @@ class SimulatedEngine(Engine):
     def law(self, workload: Workload) -> tuple[float, float]:
         """t_inf in output tokens/s and b_half in sequences, of one GPU."""
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-        per_sequence = self.model.kv_read_bytes(context, kv_value_bytes(self.spec) or 2) or context * LAYOUT_UNKNOWN
+        per_sequence = (
+            self.model.kv_read_bytes(context, kv_cache.kv_value_bytes(self.spec) or 2) or context * LAYOUT_UNKNOWN
+        )
         weights = self.resolved.weight_bytes or per_sequence
         speed = min(BYTES_PER_S, weights / LEAST_READ_S)
         return self.faults.t_inf or speed / per_sequence, self.faults.b_half or weights / per_sequence
@@ -253,18 +233,13 @@ class SimulatedEngine(Engine):
         start_s = self.faults.start_s * math.exp(chance.gauss(0.0, 3 * self.faults.scatter))
         self.resolved = replace(self.resolved, ready_s=start_s)
 
-    def load_requests(self, workload: Workload) -> None:
-        check_fits(self.limits, workload)
-
-    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+    def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         """Serve the load on the virtual clock, which needs no barrier: engines that are alike have all settled after
         the same time."""
         faults = self.faults
-        loop: ClosedLoopPacer | SchedulePacer
-        if isinstance(load, OpenLoop):
-            loop = SchedulePacer(load.times)
-        else:
-            loop = closed_loop(message_of(load), [request.output_tokens for request in workload.requests], gated=False)
+        lengths = [request.output_tokens for request in workload.requests]
+        scheduled = load["kind"] == "open_loop"
+        loop = SchedulePacer(load["schedule"]) if scheduled else closed_loop(load, lengths, gated=False)
         if loop.concurrency >= faults.die_at:
             self.ready = False
             raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
@@ -272,7 +247,7 @@ class SimulatedEngine(Engine):
         samples, steps, in_flight = self._served(loop, workload)
         now, done = (steps.time_s[-1] if len(steps) else 0.0), len(samples) - in_flight
         self.ran_s += now
-        on_progress(Progress("over", now, done, in_flight, sum(steps.new_tokens) / now if now else None))
+        progress(Progress("over", now, done, in_flight, sum(steps.new_tokens) / now if now else None))
         failed = done if loop.concurrency >= faults.fail_at else 0
         window = loop.window or (0.0, now)
         ratios = {
@@ -302,7 +277,7 @@ class SimulatedEngine(Engine):
             else None,
         )
 
-    def _served(self, loop: ClosedLoopPacer | SchedulePacer, workload: Workload) -> tuple[Samples, Steps, int]:
+    def _served(self, loop: Pacer, workload: Workload) -> tuple[Samples, Steps, int]:
         """The requests that were sent, the steps, and the number of requests that have not ended.
 
         The engine runs as many sequences as its limit and its KV cache allow at full length, so it never preempts by
@@ -311,7 +286,7 @@ class SimulatedEngine(Engine):
         """
         (t_inf, b_half), limits = self.drawn_law(workload), self.limits
         windows = self.resolved.kv_windows or (None,)
-        blocks = request_blocks(windows, BLOCK_SIZE, workload.longest, in_flight(limits))
+        blocks = kv_cache.request_blocks(windows, BLOCK_SIZE, workload.longest, kv_cache.in_flight(limits))
         fits = max(1, min(limits.max_num_seqs, (self.resolved.kv_blocks or 0) // blocks))
         # All-reduces after attention and feed-forward of each layer.
         waits_s = 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.model.layers * self.faults.all_reduce_s
@@ -319,11 +294,9 @@ class SimulatedEngine(Engine):
         now, admitted, ended, freed, prompted = 0.0, 0, 0, 0, 0  # prompted: tokens done of the prompt that is next
         sent, ends, steps = list[_Sequence](), Counter[int](), list[tuple[Any, ...]]()  # ends: by step, how many
         for number in range(MAX_STEPS):
-            if isinstance(loop, SchedulePacer):
-                if len(sent) == ended and loop.next_s is not None:
-                    now = max(now, loop.next_s)
-                loop.arrive(now)
-            for _ in range(freed + loop.users_due()):
+            if isinstance(loop, SchedulePacer) and len(sent) == ended and loop.next_s is not None:
+                now = max(now, loop.next_s)
+            for _ in range(freed + loop.users_due(now)):
                 if (free := loop.next_request()) is None:
                     break
                 request = workload.requests[index := free % len(workload.requests)]
@@ -367,16 +340,15 @@ class SimulatedEngine(Engine):
         tokens = [[each.randrange(self.model.vocabulary) for _ in range(length)] for each in drawn]
         return tuple(tuple(t + (at >= self.faults.other_token_at) for at, t in enumerate(row)) for row in tokens)
 
-    def scores(self, workload: Workload, outputs: Outputs) -> Scores:
+    def scores(self, workload: Workload, outputs: Outputs) -> tuple[float, ...]:
         """Its own tokens are likely and other tokens less so, with the scatter of a launch's roundings."""
         chance = random.Random(self.launch)
         own = self.outputs(workload, len(outputs), max(map(len, outputs), default=0))
         likely = (-0.5 if tokens == mine[: len(tokens)] else -2.0 for tokens, mine in zip(outputs, own))
         return tuple(chance.gauss(each - self.faults.logprob_drift, 1e-3) for each in likely)
 
-    def profile(self, workload: Workload, load: Load) -> str | None:
+    def _profile(self, load: Message) -> str | None:
         """Write an empty file in place of a trace."""
-        self.load_requests(workload)
         if not self.faults.profiler:
             return "the simulated engine has no profiler, as it was told to"
         (Path(self.extra_env[PROFILE_FOLDER]) / f"{self.launch}.trace.json").write_text("{}\n", "utf-8")
@@ -384,19 +356,13 @@ class SimulatedEngine(Engine):
 
 
 class SimulatedBatches(SimulatedEngine):
-    """A simulated engine that makes batches one after the other. A step of B slots takes (b_half + B)/t_inf seconds,
-    the formula of `SimulatedEngine`, whether their requests have ended or not."""
+    """A simulated engine that makes batches one after the other, whose cache grows with the batch. A step of B slots
+    takes (b_half + B)/t_inf seconds, the formula of `SimulatedEngine`, whether their requests have ended or not."""
 
     jobs_only = True
 
-    def __init__(
-        self, spec: EngineSpec, speed: float = 1.0, extra_env: Mapping[str, str] | None = None, gpus: int = 0
-    ) -> None:
-        super().__init__(spec, speed, extra_env, gpus)
-        self.resolved = replace(self.resolved, kv_blocks=None)  # its cache grows with the batch
-
-    def _run(self, workload: Workload, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
-        how, (t_inf, b_half), times = batching_of(self.spec), self.drawn_law(workload), message_of(load)["schedule"]
+    def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
+        how, (t_inf, b_half), times = self.batching, self.drawn_law(workload), load["schedule"]
         samples, steps, first, now = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0, 0.0
         tokens = [(len(request.prompt), request.output_tokens) for request in workload.requests]
         while first < len(times):

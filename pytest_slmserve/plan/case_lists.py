@@ -10,12 +10,14 @@ from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims.claim import PUBLISHED
 from pytest_slmserve.engines.base import check_fits
+from pytest_slmserve.engines.replicas.replica_set import cannot_share
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.plan.planner import MarkerOverrides, Planner, too_long, workload_spec
+from pytest_slmserve.plan.planner import MarkerOverrides, Planner, too_long, uneven, workload_spec
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, Batching, Sharing
-from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
+from pytest_slmserve.schema.kv_cache import no_room
+from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.workload.arrivals import job
 
@@ -25,16 +27,16 @@ A_POINT = 'points=[("opt-125m", 64)]'
 A_JOB = '{"model": "opt-125m", "requests": 500, "rate": 10, "lengths": (512, 256)}'
 WAIT_S = 0.1  # that a dynamic batch waits for more requests
 
-# Points of sweeps
-
 
 def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
-    """The points of the planned sweeps, or those that a marker names, of the models that were chosen; all of them where
-    none was chosen. Raises BadUsage for an unknown model, and for requests that are too long for it."""
-    overrides, chosen = overrides_of(words), planner.options.models
+    """Return the points of the planned sweeps, or those that a marker names, of the models that were chosen; all of
+    them if none was chosen. Raises BadUsage for an unknown model, and for requests that are too long for it."""
+    overrides = overrides_of(words)
     if "points" not in words:
-        planned = [(model, load) for model in planner.models for load in planner.sweep(model).loads]
-        return [_point(planner, model, load, overrides) for model, load in planned]
+        planned = [case for model in planner.models for case in planner.sweep(model).cases]
+        if overrides.lengths is None:
+            return planned
+        return [replace(case, workloads=(planner.workload(case.model, overrides),)) for case in planned]
     if not isinstance(words["points"], Iterable):
         raise BadUsage(f"points={words['points']!r} is no list of points", A_POINT)
     found = []
@@ -44,20 +46,17 @@ def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
                 pass
             case _:
                 raise BadUsage(f"{point!r} is no point: a model and a concurrency", A_POINT)
-        if not chosen or planner.swept(model):
-            load = planner.load(concurrency, overrides)
-            why = planner.misfit(model) or planner.overload(model, load, overrides)
-            if why is None and planner.platform != "remote":
-                check_fits(planner.spec(model), planner.workload(model, overrides))
-            found.append(_point(planner, model, load, overrides, why))
+        if planner.options.models and not planner.swept(model):
+            continue
+        name, load = f"{short_name(model)}-{concurrency}", planner.load(concurrency, overrides)
+        if why := planner.misfit(model) or planner.overload(model, load, overrides):
+            found.append(Case(id=name, model=model, skip_reason=why))
+            continue
+        case = planner.point(model, load, overrides, name)
+        if planner.platform != "remote":
+            check_fits(case.each[0], case.workloads[0])
+        found.append(case)
     return found
-
-
-def _point(planner: Planner, model: str, load: ClosedLoop, overrides: MarkerOverrides, why: str | None = None) -> Case:
-    name = f"{short_name(model)}-{load.concurrency}"
-    if why:
-        return Case(id=name, model=model, skip_reason=why)
-    return planner.case(planner.spec(model), [planner.workload(model, overrides)], [load], model=model, id=name)
 
 
 def overrides_of(words: Mapping[str, Any]) -> MarkerOverrides:
@@ -75,8 +74,8 @@ def checked_lengths(given: Any) -> tuple[Any, Any]:
 
 
 def replica_cases(planner: Planner) -> list[Case]:
-    """Cases of replicas: for each model one engine alone under each load, then each number of replicas by each way of
-    sharing."""
+    """Return cases of replicas: for each model one engine alone under each load, then each number of replicas by each
+    way of sharing."""
     found, options, urls = [], planner.options, len(planner.options.endpoint)
     ways: list[tuple[Sharing, int]] = [(how, n) for how in options.sharing for n in options.replicas if n > 1]
     if urls:
@@ -85,40 +84,55 @@ def replica_cases(planner: Planner) -> list[Case]:
         # Those of the options, else one that many numbers of replicas divide, or all URLs.
         usual, name = replica_load(model), short_name(model)
         loads = options.concurrency or (usual - usual % (urls or 1),)
-        found += [_one_of_replicas(planner, model, load, f"{name}-{load}-x1") for load in loads]
+        for concurrency in loads:
+            load = planner.load(concurrency)
+            own: dict[str, Any] = {"model": model, "id": f"{name}-{concurrency}-x1"}
+            why = planner.overload(model, load)
+            try:
+                sharing: Sharing = "urls" if planner.platform == "remote" else "time-slicing"
+                alone = None if why else ReplicaSpec((planner.spec(model),), sharing)
+            except BadUsage as error:  # on several GPUs, say, which no set of replicas shares
+                alone, why = None, error.problem
+            if alone is None:
+                found.append(Case(**own, skip_reason=why))
+            else:
+                found.append(planner.case(alone, [planner.workload(model)], [load], **own))
         for how, n in ways:
             found += [_replicas(planner, model, n, how, load, f"{name}-{load}-x{n}-{how}") for load in loads]
     return found
 
 
-def _one_of_replicas(planner: Planner, model: str, concurrency: int, name: str) -> Case:
-    load = planner.load(concurrency)
-    if why := planner.overload(model, load):
-        return Case(id=name, model=model, skip_reason=why)
-    try:
-        alone = ReplicaSpec((planner.spec(model),), "urls" if planner.platform == "remote" else "time-slicing")
-    except BadUsage as error:  # on several GPUs, say, which no set of replicas shares
-        return Case(id=name, model=model, skip_reason=error.problem)
-    return planner.case(alone, [planner.workload(model)], [load], model=model, id=name)
-
-
 def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concurrency: int, name: str) -> Case:
-    if why := planner.unshareable([model] * count, sharing, concurrency):
-        return Case(id=name, model=model, skip_reason=why)
-    return planner.replicas_case(planner.replicas([model] * count, sharing), concurrency, model=model, id=name)
+    """Return the case of so many replicas of a model, or the reason why they cannot serve so many requests in all on
+    this device."""
+    own: dict[str, Any] = {"model": model, "id": name}
+    options = planner.options
+    try:
+        spec = planner.replicas([model] * count, sharing)
+    except BadUsage as error:
+        return Case(**own, skip_reason=error.problem)
+    why = uneven(concurrency, count)
+    if why is None and (full := no_room(spec.engines[0], planner.workload(model).longest, concurrency // count)):
+        why = f"{full} in a replica"
+    on_a_cluster = options.ray and not options.on_all_gpus and planner.platform == "cuda"
+    if why is None and on_a_cluster and sharing in ("mps", "mig"):
+        why = f"whether a node of a cluster can share a GPU by {sharing} is not known here"
+    if why := why or cannot_share(spec, planner.host.device):
+        return Case(**own, skip_reason=why)
+    return planner.replicas_case(spec, concurrency, **own)
 
 
 def replica_load(model: str) -> int:
-    """Requests in flight in all replicas of a model: 3, 6, 12 ..., which two, three and four of them divide, up to the
-    paper's largest batch of the model (arXiv:2404.03353, table 1), or to 96."""
+    """Return the requests in flight in all replicas of a model: 3, 6, 12 ..., which two, three and four of them divide,
+    up to the paper's largest batch of the model (arXiv:2404.03353, table 1), or to 96."""
     largest = PUBLISHED.get(short_name(model), 96)
     return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))
 
 
 def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
-    """Cases on several GPUs: for each model one engine on each number of GPUs under each load. Sets of replicas, each
-    with GPUs of its own, follow under loads of at least ENOUGH_FOR_A_REPLICA requests for each GPU. An endpoint has
-    none."""
+    """Return cases on several GPUs: for each model one engine on each number of GPUs under each load. Sets of replicas,
+    each with GPUs of its own, follow under loads of at least ENOUGH_FOR_A_REPLICA requests for each GPU. An endpoint
+    has none."""
     options = planner.options
     if options.endpoint:
         return []
@@ -135,25 +149,31 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
 
 
 def _on_gpus(planner: Planner, model: str, gpus: int, concurrency: int, largest: int) -> Case:
-    """One engine over so many GPUs. largest: of the loads that it is measured under."""
-    name = f"{short_name(model)}-{concurrency}-tp{gpus}"
+    """Return the case of one engine over so many GPUs. largest: of the loads that it is measured under. If fewer have
+    room in its KV cache it runs no more than those, so that the others wait, and none is thrown out to come again."""
+    own: dict[str, Any] = {"model": model, "id": f"{short_name(model)}-{concurrency}-tp{gpus}"}
     try:
-        spec = planner.spec_on(model, gpus, largest)
+        spec, workload = planner.spec(model, gpus), planner.workload(model)
+        room = kv_cache.kv_capacity(spec, workload.longest)
+        if room is not None and room < 1:
+            raise BadUsage(f"{model}: the KV cache has no room for a request of {workload.longest} tokens", "more GPUs")
     except BadUsage as error:
-        return Case(id=name, model=model, skip_reason=error.problem)
+        return Case(**own, skip_reason=error.problem)
+    if room is not None and room < largest:
+        spec = replace(spec, max_num_seqs=min(room, spec.max_num_seqs))
     # What waits in an engine that may not run `largest` at once lives longer, so the load settles later. Smaller ones
     # too, or they would be points of another curve.
     load = planner.load(concurrency)
     load = replace(load, settle_lifetimes=load.settle_lifetimes * -(-largest // spec.max_num_seqs))
-    case = planner.case(spec, [planner.workload(model)], [load], model=model, id=name)
-    planner.compares(case)
+    case = planner.case(spec, [workload], [load], **own)
+    planner.beside.add(case.series)
     return case
 
 
 def usual_loads(model: str) -> tuple[int, ...]:
-    """Numbers of requests in flight under which tests of tensor parallelism measure `model`. The load of replicas on
-    one GPU (`replica_load`) replaces the nearest of USUAL_LOADS. So one load compares all uses of several GPUs, at the
-    cost of no further cell."""
+    """Return numbers of requests in flight under which tests of tensor parallelism measure `model`. The load of
+    replicas on one GPU (`replica_load`) replaces the nearest of USUAL_LOADS. So one load compares all uses of several
+    GPUs, at the cost of no further cell."""
     common = replica_load(model)
     nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
     return tuple(common if load == nearest else load for load in USUAL_LOADS)
@@ -205,33 +225,31 @@ def job_case(
     limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
     how = "" if batching is None else f"-{batching}"
     name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{limited}{how}"
+    own: dict[str, Any] = {"model": model, "id": name}
     memory = None if gpu_memory is None else kv_cache.parse_memory(gpu_memory)
-    why = planner.misfit(model, memory)
-    if why is None:
-        spec = planner.spec(model, gpu_memory=memory)
-        workload = sized_workload(planner, model, requests, lengths or (None, None))
-        workload = workload if shorter == 1 else shortened_workload(workload, shorter)
-        why = _job_misfit(spec, workload, kv_requests, max_num_seqs, memory)
+    if why := planner.misfit(model, memory):
+        return Case(**own, skip_reason=why)
+    spec = planner.spec(model, gpu_memory=memory)
+    workload = sized_workload(planner, model, requests, lengths or (None, None))
+    workload = workload if shorter == 1 else shortened_workload(workload, shorter)
+    if spec.platform == "remote":
+        if any(limit is not None for limit in (kv_requests, max_num_seqs, memory)):
+            why = "sets limits of its engine, and an endpoint has its own"
+    elif why := too_long(workload.longest, spec.max_model_len):
+        pass
+    elif kv_requests is not None:
+        why = kv_cache.no_room(spec, workload.longest, kv_requests)
+        if kv_cache.kv_bytes_per_token(spec) is None:
+            why = "what its layers keep is not known beforehand, so no KV cache can be sized for it"
     if why is not None:
-        return Case(id=name, model=model, skip_reason=why)
+        return Case(**own, skip_reason=why)
     if spec.platform != "remote":
         spec = replace(spec, max_num_seqs=max_num_seqs or spec.max_num_seqs)
         if batching is not None:
             spec = batched(spec, batching)
         elif kv_requests is not None:
             spec = with_kv_cache(spec, kv_requests, workload.longest)
-    return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], model=model, id=name)
-
-
-def _job_misfit(spec: EngineSpec, workload: Workload, kv_requests: int | None, *limits: int | None) -> str | None:
-    if spec.platform == "remote":
-        own = any(limit is not None for limit in (kv_requests, *limits))
-        return "sets limits of its engine, and an endpoint has its own" if own else None
-    if why := too_long(workload.longest, spec.max_model_len):
-        return why
-    if kv_requests is not None and kv_cache.kv_bytes_per_token(spec) is None:
-        return "what its layers keep is not known beforehand, so no KV cache can be sized for it"
-    return None if kv_requests is None else kv_cache.no_room(spec, workload.longest, kv_requests)
+    return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], **own)
 
 
 def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:

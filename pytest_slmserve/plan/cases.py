@@ -13,7 +13,7 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import given_limit, kv_capacity
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
-from pytest_slmserve.schema.records import Replica, measurement_key, replica_set
+from pytest_slmserve.schema.records import Replica, measurement_key, replica_set, series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
 
 Engines = EngineSpec | ReplicaSpec
@@ -61,14 +61,12 @@ ENDPOINT_ESTIMATE = (
 
 
 class PlannedItem(NamedTuple):
-    """One thing to run. engine: what it needs; None where it only reads, or its price holds its starts. seconds:
-    expected, without the start. load: what its engine is to serve; None where only the test knows, or where what is
-    measured depends on what the engine's other cells found."""
+    """One thing to run. engine: what it needs; None if it only reads, or its price holds its starts. seconds: expected,
+    without the start."""
 
     name: str
     engine: Engines | None
     seconds: float
-    load: Load | None = None
 
 
 def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:
@@ -184,6 +182,13 @@ class Case:
             return short_hash([first.set, self.environment.key])
         alone = measurement_key(self.each[0], self.workloads[0].hash, self.loads[0], self.environment)
         return first.key(alone) if first else alone
+
+    @property
+    def series(self) -> str:
+        """Equal for points of one curve: all that makes the key of one engine's case, but for the concurrency."""
+        load = self.loads[0]
+        assert isinstance(load, ClosedLoop)
+        return series_key(self.each[0], self.workloads[0].hash, load, self.environment)
 
     @property
     def title(self) -> str:

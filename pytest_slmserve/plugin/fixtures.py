@@ -83,9 +83,11 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
+    from pytest_slmserve.analysis.sweep.curve import curve_of
     from pytest_slmserve.plugin.items import marker_overrides
     from pytest_slmserve.plugin.measuring import checked, window_load
     from pytest_slmserve.run.sweeps import Rounds
+    from pytest_slmserve.schema.catalog import short_name
     from pytest_slmserve.schema.errors import BadUsage
 
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
@@ -98,10 +100,13 @@ def slm_sweep(
         cases = {each.concurrency: slm_session.planner.case(slm_spec, [sharegpt], [each]) for each in loads}
         slm_session.executor.ask(list(cases.values()), repeats)
         rounds = Rounds(slm_session, cases)
-        rounds.rounds(repeats or slm_session.options.repeats, cases)
+        for number in range(1, (repeats or slm_session.options.repeats) + 1):
+            rounds.round(number, cases)
 
         def curve() -> Curve:
-            return slm_session.verdicts.curve_of(slm_spec, sharegpt, loads, () if repeats else slm_session.looks)
+            found = slm_session.results.measurements(case.key for case in cases.values())
+            looks = () if repeats else slm_session.looks
+            return curve_of(short_name(slm_spec.model), found, planned=[*cases], looks=looks)
 
         if repeats is None:
             rounds.until_decided(lambda: [curve().pareto_plateau()])

@@ -36,7 +36,6 @@ from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, RampUp, Suite, naming
 from pytest_slmserve.schema.kv_cache import predicted_blocks
-from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.specs import EngineSpec
 
 # Words of the slm marker that do not choose the engine.
@@ -75,8 +74,6 @@ class ItemPlan:
         skipped: Whether the item does not run; then it has none of the following.
         case: The case that the item's parameter has it measure.
         engine: The engine that the item needs, or whose measurements it reads. None for a model that is not swept here.
-        load: The load of the case. None if only the test's body knows, or if what is measured depends on what the
-            engine's other cases found.
         model: The model whose measurements the item reads, if its parameter names one.
         gate: The model whose gate the item carries out, if its parameter names one.
         claim: The claim that the item judges.
@@ -91,7 +88,6 @@ class ItemPlan:
     skipped: bool = False
     case: Case | None = None
     engine: Engines | None = None
-    load: Load | None = None
     model: str | None = None
     gate: str | None = None
     claim: str | None = None
@@ -370,14 +366,11 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
                 check_fits(engine, planner.workload(engine.model, overrides_of(words)))
     swept = "slm_point" in fixtures and "points" not in words
     own = AS_IT_GOES & fixtures
-    sees_others = hasattr(item, "function") and "slm_session" in inspect.signature(item.function).parameters
-    known = case and not (own or sees_others or (swept and session.options.sweep == "adaptive"))
     reads = not READERS.isdisjoint(fixtures)
     return ItemPlan(
         name=item.name,
         case=case,
         engine=engine,
-        load=case.loads[0] if case and known else None,
         model=model,
         gate=sides[0] if sides else None,
         claim=str(words["claim"]) if "slm_claim" in fixtures else None,

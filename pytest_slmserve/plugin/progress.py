@@ -22,7 +22,7 @@ from pytest_slmserve.plan.cases import (
     repeat_estimate_s,
     start_estimate_s,
 )
-from pytest_slmserve.plan.schedule import divided, groups_of, makespan_s, spread
+from pytest_slmserve.plan.schedule import groups_of, makespan_s, spread
 from pytest_slmserve.plugin.items import ItemPlan, cases_of_items, plans_of
 from pytest_slmserve.report.live_line import StartWatch, Status, left_text, terminal_columns
 from pytest_slmserve.report.text_table import counted, folded
@@ -56,7 +56,7 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
                 each = sum(repeat_estimate_s(spec, workload, load) for load in loads_of(session, model))
                 seconds = (uncounted + measured) * start_estimate_s(spec) + measured * each
             paid.add(model)
-        rows.append(PlannedItem(plan.name, engine, seconds, plan.load))
+        rows.append(PlannedItem(plan.name, engine, seconds))
     return rows
 
 
@@ -112,7 +112,7 @@ def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[Planne
     seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
     if session.options.on_all_gpus:
         gpus = slot_count(session.options, session.host)
-        seconds = makespan_s(spread(divided(groups, gpus), gpus))
+        seconds = makespan_s(spread(groups, gpus))
     models = {spec.model for group in groups for spec in engines_of_set(group.engine)} | gates
     often = [counted(starts, "engine start")] if session.platform != "remote" else []
     roughly = "up to" if session.options.sweep == "adaptive" else "about"

@@ -16,7 +16,7 @@ from typing import Any
 from pytest_slmserve.analysis.metrics.latency import Goodput, Slo
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, engines, job_points, points_of
-from pytest_slmserve.analysis.sweep.curve import Curve, labels
+from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve, labels
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import Load, WorkloadReference, load_facts
 from pytest_slmserve.schema.records import Measurement
@@ -115,8 +115,7 @@ def point_facts(
         for kind, point in (*(("point", p) for p in curve.points), *(("alone", p) for p in curve.alone)):
             load = point.concurrency
             first = next((m for m in curve.measurements if m.load.max_concurrency == load), curve.first)
-            assert first
-            what = case_facts(first.spec, first.load, first.workload, first.environment)
+            what = case_facts(first.spec, first.load, first.workload, first.environment) if first else {}
             yield {"kind": kind, "subject": label, **what, "concurrency": load, **_figures(point, slo)}
     for several in shared:
         yield _of_replicas(several, slo)
@@ -125,12 +124,12 @@ def point_facts(
         yield {"kind": "job", "subject": job.model, **what, **_figures(job, slo)}
 
 
-def sweep_facts(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    """Facts of each sweep as a whole."""
+def sweep_facts(curves: Sequence[Curve], tolerance: float = TOLERANCE) -> Iterator[dict[str, Any]]:
+    """Yield the facts of each sweep as a whole. tolerance: gain per doubling below which throughput counts as flat."""
     for curve, label in zip(curves, labels(curves), strict=True):
         yield {
             "subject": label,
-            "plateau": curve.plateau(),
+            "plateau": curve.plateau(tolerance),
             "pareto": [point.concurrency for point in curve.pareto_front()],
             **facts(curve, "kv_capacity", "cut", "missing", "unneeded"),
         }

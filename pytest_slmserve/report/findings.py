@@ -30,6 +30,8 @@ class Findings:
     history: Sequence[ReleaseHistory] = ()  # over releases, where archives hold several
     measurements: Sequence[Measurement] = ()  # that all of this rests on, for an HTML report
     slo: Slo | None = None  # latency limits of a request, where goodput is wanted
+    flat: float = TOLERANCE  # gain per doubling below which throughput counts as flat, if no claim was judged
+    b_half: float | None = None  # half-saturation in sequences, if it is known
     strict: bool = False  # every claim is expected to pass
     failed: Sequence[str] = ()  # tests that failed, each with one line of why
     inconclusive: Sequence[str] = ()  # tests that are inconclusive, but for claims and gates
@@ -44,7 +46,7 @@ class Findings:
     def tolerance(self, curve: Curve, label: str) -> float:
         """Return the gain per doubling below which throughput counts as flat: that of the claim that was judged."""
         found = {v.subject: row.parameters["tolerance"] for v, row in self.judged if row and v.claim == PLATEAU}
-        return float(found.get(label) or found.get(curve.subject, TOLERANCE))
+        return float(found.get(label) or found.get(curve.subject, self.flat))
 
     @property
     def reused_text(self) -> str:

@@ -1,29 +1,191 @@
-"""Results of a server under one load, at several request rates or on a ramp, as text or as facts: for `measure`."""
+"""Sections and facts of fixed-size workloads, of single loads of a server, of request rates and ramps, and goodput."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import Any
 
-from pytest_slmserve.analysis.metrics.latency import Goodput, Percentiles, Slo, goodput_of, judged_tokens, latencies_of
+from pytest_slmserve.analysis.metrics.latency import (
+    Goodput,
+    Percentiles,
+    Slo,
+    gaps_of,
+    goodput_of,
+    judged_rows,
+    judged_tokens,
+    latencies_of,
+    request_latency,
+)
 from pytest_slmserve.analysis.metrics.summary import finished_output_tokens, summarize
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
 from pytest_slmserve.analysis.metrics.window import delay_of, held_back, most_in_flight, prompt_tokens_per_s, steps_of
-from pytest_slmserve.analysis.points import summary_of
-from pytest_slmserve.analysis.stats.estimates import grouped
-from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, RATE, HighestLoad, Peak
+from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
+from pytest_slmserve.analysis.stats.estimates import grouped, percentile
+from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
-from pytest_slmserve.report.tables.findings import lines_of, word_for
-from pytest_slmserve.report.tables.jobs import Served, goodput_columns, goodput_found
-from pytest_slmserve.report.text_table import Column, figure, hanging, hundredths, milliseconds, table
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
+from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.page.pictures import rates_picture
+from pytest_slmserve.report.points import (
+    is_windowed,
+    lines_of,
+    offered_rate,
+    rate_series,
+    reasons,
+    served_on,
+    valid_cell,
+)
+from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
+from pytest_slmserve.report.text_table import Column, figure, hundredths, milliseconds, whole
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import short_hash
+
+SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
+LATENCY_CHARTS = "Latency of requests"
+
+
+def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[Chart]:
+    """Yield the quantiles of each latency of all requests under each load, and of the gaps between tokens.
+
+    Args:
+        of: What a load is, for the legend.
+    """
+    for name in ("TTFT", "TPOT", "E2E", "ITL"):
+        values = []
+        for load, each in loads.items():
+            if name == "ITL":
+                gaps = gaps_of(m.run for m in each)
+                quantiles = map(gaps.percentile, SHARES) if gaps else []
+            else:
+                requests = (request_latency(m.run.samples, row) for m in each for row in judged_rows(m))
+                known = sorted(s for one in requests if (s := getattr(one, f"{name.lower()}_s")) is not None)
+                quantiles = (percentile(known, share) for share in SHARES)
+            for share, seconds in zip(SHARES, quantiles):
+                if seconds is not None and seconds > 0:
+                    values.append({"x": 1e3 * seconds, "y": 100 * share, "load": load})
+        yield Chart(name, charts.quantiles(name, values, of) if values else None, group=LATENCY_CHARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Row: requests under one load. goodput: None if nothing valid was measured. dropped: requests that failed. valid:
+    whether the highest goodput may be the one of this load."""
+
+    load: float
+    goodput: Goodput | None
+    dropped: int
+    valid: bool = True
+
+
+GOODPUT_LEGEND = (
+    "good: of the requests that ended in the window, those that finished within every bound; of all repeats together. "
+    "dropped: that failed, in all repeats."
+)
+
+
+def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
+    """Return the columns of goodput. load: heading of the first one. digits: significant ones of the goodput."""
+
+    def within(name: str) -> Callable[[Served], str]:
+        return lambda s: hundredths(dict(s.goodput.by_slo)[name] if s.goodput else None)
+
+    return [
+        Column(load, lambda s: f"{s.load:g}"),
+        Column("goodput\n/s", lambda s: figure(s.goodput.per_s if s.goodput else None, digits)),
+        Column("good\n%", lambda s: hundredths(s.goodput.attainment if s.goodput else None)),
+        *(Column(f"{name}\n%", within(name)) for name in slo.bounds),
+        Column("\ndropped", lambda s: str(s.dropped)),
+    ]
+
+
+def goodput_rows(curve: Curve, slo: Slo) -> list[Served]:
+    """Return the goodput of each point of a sweep, by the repeats that count. Dropped requests are those of all
+    repeats."""
+    dropped = Counter[int | None]()
+    for m in curve.measurements:
+        dropped[concurrency_of(m)] += m.run.failures
+    return [Served(point.concurrency, point.goodput(slo), dropped[point.concurrency]) for point in curve.points]
+
+
+def goodput_found(
+    rows: Sequence[Served], attainment: float = ATTAINMENT, unit: str = IN_FLIGHT
+) -> tuple[Peak | None, HighestLoad | None]:
+    """Return the peak of goodput, and the highest load at which enough requests are good; None without a valid row.
+
+    Args:
+        attainment: Share of good requests that suffices.
+        unit: Unit of the loads.
+    """
+    known = [(s.load, s.goodput) for s in rows if s.goodput and s.valid]
+    invalid = [s.load for s in rows if not (s.goodput and s.valid)]
+    attained = [(load, each.attainment) for load, each in known if each.attainment is not None]
+    best = peak([(load, each.per_s) for load, each in known], invalid, unit)
+    return best, highest_load(attained, attainment, invalid, unit)
+
+
+def goodput_parts(curve: Curve, slo: Slo) -> list[Part]:
+    """Return the goodput of each point of a sweep as a table, where it peaks, and how to read it."""
+    rows, columns = goodput_rows(curve, slo), goodput_columns("in\nflight", slo, 3)
+    columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
+    found = [each.why for each in goodput_found(rows) if each]
+    shown = Table(rows, columns, caption="Goodput", heading=f"good: {slo}", always=len(columns))
+    return [shown, *found, Legend(GOODPUT_LEGEND)] if rows else []
+
+
+JOB_LEGEND = (
+    "Jobs: throughput is over the whole of one, to its last answer. offered, arrived: requests/s, as specified and as "
+    "they came. batch: sequences that a step held; at a rate, admitted requests. holds: full-length requests that fit "
+    "at once. preempted: in the mean of the repeats, sent back to be computed again. waste: share of a batch's work "
+    "that is padding, or for sequences that have ended."
+)
+ARRIVALS = {1.0: "", math.inf: "constant"}  # words for a burstiness
+JOBS: tuple[Column[JobPoint], ...] = (
+    Column("\nmodel", lambda p: p.model, "left"),
+    Column("\ninterface", lambda p: "server" if p.spec.interface == "server" else "", "left"),
+    Column("\nbatching", lambda p: "" if p.batching == CONTINUOUS else p.batching, "left"),
+    Column("prompt/\noutput", lambda p: f"{p.workload.mean_prompt_tokens:.0f}/{p.output_tokens:.0f}"),
+    Column("\nrequests", lambda p: f"{p.requests:,}"),
+    Column("offered\n/s", lambda p: "at once" if p.load.at_once else f"{p.load.rate:g}"),
+    Column("arrived\n/s", lambda p: figure(p.rate), rank=6),
+    Column("burst-\niness", lambda p: ARRIVALS.get(p.load.burstiness, f"{p.load.burstiness:g}"), rank=3),
+    Column(
+        "most in\nflight", lambda p: "" if p.load.max_concurrency is None else whole(p.load.max_concurrency), rank=3
+    ),
+    Column("max_num\n_seqs", lambda p: whole(p.spec.max_num_seqs) if p.spec.platform != "remote" else "", rank=2),
+    Column("KV\nblocks", lambda p: whole(p.kv_blocks), rank=2),
+    Column("\nholds", lambda p: whole(p.capacity), rank=8),
+    Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=1),
+    Column("tokens\n/s", lambda p: figure(p.output_tokens_per_s, 4)),
+    Column("\nbatch", lambda p: figure(p.batch), rank=7),
+    Column("E2E s\nmean", lambda p: figure(p.e2e_s), rank=1),
+    Column("E2E s\np99", lambda p: figure(p.e2e_p99_s), rank=4),
+    Column("ms/\ntoken", lambda p: milliseconds(p.normalized_latency_s), rank=5),
+    Column("TTFT\nms", lambda p: milliseconds(p.ttft_s), rank=4),
+    Column("pre-\nempted", lambda p: figure(p.preemptions), rank=6),
+    Column("waste\n%", lambda p: hundredths(p.waste), rank=5),
+    Column("\nvalid", valid_cell, "left"),
+)
+
+
+def job_sections(jobs: Sequence[JobPoint]) -> list[Section]:
+    """Return a section for each kind of host: a row for each fixed-size workload that it served, and what is wrong."""
+    sections = []
+    for points in grouped(jobs, lambda p: p.environment.key).values():
+        where = points[0].environment
+        simulated = ": SIMULATED, NOT MEASURED" if where.platform == "simulated" else ""
+        title = f"Jobs on {served_on(where)}{simulated}"
+        remarks = (text for p in points for text in reasons(p, f"{p.model}, {p.output_tokens:.0f} output tokens"))
+        # Rates descend from all requests at once.
+        rows = sorted(points, key=lambda p: (p.model, p.batching, p.output_tokens, -p.load.rate, p.kv_blocks or 0))
+        sections.append(Section(title, [Table(rows, JOBS, caption=title), *remarks]))
+    return sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +203,14 @@ STRICT = ValidityCriteria()
 
 
 def latency_facts(measurement: Measurement) -> dict[str, Percentiles]:
-    """Latency percentiles by name, in seconds; ITL is of the gaps in the window."""
+    """Return latency percentiles by name, in seconds; ITL is of the gaps in the window."""
     seen = latencies_of(measurement)
     found = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2e": seen.e2e_s, "normalized": seen.normalized_latency_s}
     return found | ({"itl": seen.itl_s} if seen.itl_s else {})
 
 
-def good(measurement: Measurement, slo: Slo | None) -> Goodput | None:
-    return goodput_of(measurement, slo) if slo else None
-
-
-def failed_text(measurement: Measurement) -> str:
-    """ "3 failed (HTTP 503: 2, timeout: 1)" """
-    run = measurement.run
-    kinds = Counter(run.failed.kind if run.failed else ())
-    each = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
-    return f"{run.failures} failed{f' ({each})' if each else ''}"
-
-
-def single_load_facts(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
-    """The server, the load and the measured figures, as facts for JSON."""
-    return {
-        "id": measurement.id,
-        **case_facts(measurement.spec, measurement.load, measurement.workload, measurement.environment),
-        "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
-        **figures_of(measurement, terms),
-        **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "refused"),
-    }
-
-
-def figures_of(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
-    """Seconds, tokens and ratios of 1; null is not measured."""
+def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
+    """Return the figures of one load or of a step of a ramp, in seconds, tokens and shares; null is not measured."""
     found = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
     prompts, outputs = judged_tokens(measurement)
@@ -92,64 +231,103 @@ def figures_of(measurement: Measurement, terms: ValidityCriteria) -> dict[str, A
         "cached_prompt_share": from_cache and from_cache.share,
         "schedule_delay": delay_of(run),
         "held_back": held_back(run),
-        "goodput": goodput_facts(good(measurement, terms.slo)),
+        "goodput": goodput_facts(goodput_of(measurement, terms.slo) if terms.slo else None),
     }
 
 
-def load_text(measurement: Measurement, terms: ValidityCriteria = STRICT) -> str:
-    """A head, a table of latencies where there are any, what was good, and what is wrong."""
-    told, found = [], latency_facts(measurement)
-    if served := good(measurement, terms.slo):
-        each = ", ".join(f"{name} {hundredths(share)} %" for name, share in served.by_slo)
-        share = f"{hundredths(served.attainment)} % of {served.requests} requests are good ({each})"
-        rate = f"goodput {figure(served.per_s, 4)} requests/s within {served.slo}"
-        told = ["", f"{rate}: {share}, {served.dropped} dropped"]
-    rows = ["", _table(found)] if any(each.known for each in found.values()) else []
-    doubts = lines_of(check(measurement, failed_share=terms.failed_share))
-    return "\n".join([*_head(measurement), *rows, *told, *(["", *doubts] if doubts else [])])
+def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
+    """Return the server, the load and the figures of one load; of a ramp also the figures of its steps."""
+    found = {
+        "id": measurement.id,
+        **case_facts(measurement.spec, measurement.load, measurement.workload, measurement.environment),
+        "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
+        **load_figures(measurement, terms),
+        **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "refused"),
+    }
+    if not (steps := steps_of(measurement)):
+        return found
+    each = [
+        {"rate": offered_rate(m), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1], **load_figures(m, terms)}
+        for m in steps
+    ]
+    return {**found, "steps": each, **_best_rates(steps, terms)}
 
 
-def _load(m: Measurement) -> str:
-    """Description of the load on the server, with the client's adherence to its schedule where there was one."""
-    delay = delay_of(m.run)
-    late = f"; sent {milliseconds(delay.p99_s)} ms late (p99)" if delay else ""
-    match m.load:
-        case OpenLoop(requests=None, arrivals=arrivals) if delay:
-            sent = f"{figure(delay.requested_per_s, 4)} requests/s scheduled, {figure(delay.achieved_per_s, 4)} sent"
-            return f"{in_words(arrivals)}: {sent}{late}"
-    return f"{m.load.title}{late}"
+def rates_facts(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
+    """Return the facts of each rate, and what is found over all of them: null without an SLO."""
+    each = [{"rate": offered_rate(m), **facts_of_load(m, terms)} for m in points]
+    return {"points": each, **_best_rates(points, terms)}
+
+
+def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict[str, Any]]:
+    """Return the facts of one load as a row of a table; of a ramp a row for each step, with what its steps share."""
+    shared = facts_of_load(measurement, terms)
+    steps: list[dict[str, Any]] = shared.pop("steps", [{}])
+    for name in ("peak", "highest_load"):
+        shared.pop(name, None)
+    return [{**shared, **step} for step in steps]
+
+
+def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Served]:
+    """Return the goodput of each load at a rate; nothing without an SLO."""
+    found = [(m, goodput_of(m, terms.slo)) for m in points] if terms.slo else []
+    return [
+        Served(offered_rate(m), good, good.dropped, not problems(m, terms.failed_share)) for m, good in found if good
+    ]
+
+
+def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
+    """Return the peak of goodput and the highest rate at which enough requests are good; null without an SLO."""
+    best, highest = goodput_found(_served(points, terms), terms.attainment, RATE)
+    return {
+        "peak": best and {**facts(best), **facts(best, "bracketed", "why")},
+        "highest_load": highest and {**facts(highest), "why": highest.why},
+    }
+
+
+def failed_text(measurement: Measurement) -> str:
+    """Return how many requests failed, by kind: "3 failed (HTTP 503: 2, timeout: 1)"."""
+    run = measurement.run
+    kinds = Counter(run.failed.kind if run.failed else ())
+    each = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
+    return f"{run.failures} failed{f' ({each})' if each else ''}"
 
 
 def in_words(arrivals: str) -> str:
-    """How requests come, with the usual name of gamma gaps: those of burstiness 1 are Poisson arrivals."""
-
-    def named(found: re.Match[str]) -> str:
-        usual = {"1": "Poisson arrivals", "inf": "arrivals with constant gaps"}
-        return usual.get(found[0].split()[1], f"arrivals with gamma gaps, burstiness {found[0].split()[1]}")
-
-    return re.sub(r"(?<![^ ])gamma [^ ,]+", named, arrivals)
-
-
-def request_lines(m: Measurement) -> Iterator[str]:
-    """The model and server of the requests, then their mean prompt and output tokens."""
-    prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
-    yield f"{m.spec.model} at {m.spec.url or f'the {m.spec.interface} interface'}"
-    source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
-    yield f"{prompt:,.4g} prompt and {output:,.4g} output tokens requested in the mean{source}"
+    """Return how requests arrive, with the usual name of gamma gaps: those of burstiness 1 are Poisson arrivals."""
+    usual = {"1": "Poisson arrivals", "inf": "arrivals with constant gaps"}
+    return re.sub(
+        r"(?<![^ ])gamma ([^ ,]+)",
+        lambda found: usual.get(found[1], f"arrivals with gamma gaps, burstiness {found[1]}"),
+        arrivals,
+    )
 
 
-def told_of(m: Measurement) -> Iterator[str]:
-    """Notes on the load's server: extra and refused fields, early ends, counting of tokens, prefix cache."""
-    yield from (*further(m), *without(m))
-    asked, came = m.workload.spec.output_tokens, finished_output_tokens(m.run)
-    if early := sum(tokens < asked for tokens in came) if asked else 0:
+def endpoint_notes(m: Measurement) -> Iterator[str]:
+    """Yield notes on fields that requests have or the server refused, and on how tokens were counted."""
+    if m.spec.interface == "endpoint" and m.spec.extra:
+        yield f"each request with {', '.join(f'{name}: {value}' for name, value in m.spec.extra)}"
+    stream = m.run.stream
+    if stream and stream.refused:
+        yield f"requests without {', '.join(stream.refused)}, which this server refuses"
+    if stream and any(m.run.samples.finished):
+        if stream.tokens_per_chunk is None:
+            yield "the server does not say how many tokens it sent: each chunk counts as one"
+        elif abs(stream.tokens_per_chunk - 1) > CHUNK:
+            yield f"{stream.tokens_per_chunk:.2f} tokens came in a chunk, in the mean: ITL is between chunks"
+
+
+def _load_notes(m: Measurement) -> Iterator[str]:
+    """Yield notes on the server, on answers that ended early or came in one piece, and on the prefix cache."""
+    yield from endpoint_notes(m)
+    wanted, came = m.workload.spec.output_tokens, finished_output_tokens(m.run)
+    if early := sum(tokens < wanted for tokens in came) if wanted else 0:
         yield f"{early} of {len(came)} requests ended early, {fmean(came):,.4g} output tokens in the mean"
     rows, seen, stream = m.run.samples, cache_hit_share(m.run), m.run.stream
     several = [i for i, tokens in enumerate(rows.output_tokens) if rows.finished[i] and tokens > 1]
     at_once = sum(rows.first_token_s[i] == rows.last_token_s[i] for i in several)
     if 2 * at_once > len(several):  # as through a proxy that buffers
         yield f"{at_once} of {len(several)} answers came in one piece: TTFT is E2E there, and TPOT and ITL say nothing"
-    yield from chunks(m)
     own = "unique prompts" if stream and stream.salt else "prompts as the seed or the file has them"
     if seen is None:
         yield f"{own}; the server does not report prefix-cache hits"
@@ -157,215 +335,152 @@ def told_of(m: Measurement) -> Iterator[str]:
         yield f"{own}; prefix-cache hit rate {hundredths(seen.share)} % ({seen.told_by})"
 
 
-def _head(m: Measurement) -> Iterator[str]:
-    figures, seen, (opened, closed) = summary_of(m), latencies_of(m), m.run.window_s
-    yield from request_lines(m)
-    yield from told_of(m)
-    yield _load(m)
-    if held := held_back(m.run):
-        yield (
-            f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
-            f"{figure(held.p99_s)} s (p99), which is no part of their latencies"
-        )
-    prompts = figure(prompt_tokens_per_s(m.run), 4)
-    tokens = f"{figure(figures.output_tokens_per_s, 4)} output and {prompts} prompt tokens/s"
-    yield f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s"
-    yield f"{figure(figures.batch, 4)} requests in flight in the mean, {most_in_flight(m.run)} at most"
-    counted = f"{seen.requests} requests {m.load.judged_by} in the window"
-    prompt, output = judged_tokens(m)
-    tokens = f"{prompt:,} prompt and {output:,} output tokens"
-    yield f"{counted}: {seen.unfinished} unfinished, {failed_text(m)}; {tokens}"
+def _requests_line(m: Measurement) -> str:
+    """Return the mean lengths of the requests, and where these are from if they vary."""
+    source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
+    lengths = f"{m.workload.mean_prompt_tokens:,.4g} prompt and {m.workload.mean_output_tokens:,.4g} output tokens"
+    return f"{lengths} requested in the mean{source}"
 
 
-def load_texts(measurements: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[str]:
-    """Pages on endpoints' closed loops of so many requests, each by itself, for they are no points of a sweep; then on
-    all open loops, one for each series."""
-    yield from (load_text(m, terms) for m in measurements if is_counted_loop(m))
-    yield from (rates_text(points, terms) for points in rate_series(measurements))
+def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) -> list[Section]:
+    """Return a section for each closed loop of an endpoint with a number of requests, which is no point of a sweep,
+    then for each series of open loops."""
+    single = [load_section(m, terms) for m in measurements if is_counted_loop(m)]
+    return [*single, *(rates_section(points, terms) for points in rate_series(measurements))]
+
+
+def measured_section(measurements: Sequence[Measurement], terms: ValidityCriteria) -> Section:
+    """Return the section of what one command measured: a load, a ramp, or several rates."""
+    of_rates = len(measurements) > 1 or steps_of(measurements[0])
+    return rates_section(measurements, terms) if of_rates else load_section(measurements[0], terms)
 
 
 def is_counted_loop(m: Measurement) -> bool:
-    """Check whether it is an endpoint's closed loop of so many requests."""
+    """Return whether it is a closed loop of an endpoint with a number of requests."""
     counted = isinstance(m.load, ClosedLoop) and m.load.requests is not None
     return m.spec.interface == "endpoint" and m.alone and counted
 
 
-def further(m: Measurement) -> Iterator[str]:
-    """Fields of its requests that are not ours."""
-    if m.spec.interface == "endpoint" and m.spec.extra:
-        yield f"each request with {', '.join(f'{name}: {value}' for name, value in m.spec.extra)}"
+def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
+    """Return the section of one load: the server and the requests, latencies, goodput, and what is wrong."""
+    figures, seen, delay, (opened, closed) = summary_of(m), latencies_of(m), delay_of(m.run), m.run.window_s
+    late = f"; sent {milliseconds(delay.p99_s)} ms late (p99)" if delay else ""
+    described = m.load.title
+    if delay and isinstance(m.load, OpenLoop) and m.load.requests is None:
+        sent = f"{figure(delay.requested_per_s, 4)} requests/s scheduled, {figure(delay.achieved_per_s, 4)} sent"
+        described = f"{in_words(m.load.arrivals)}: {sent}"
+    parts: list[Part] = [_requests_line(m), *_load_notes(m), f"{described}{late}"]
+    if held := held_back(m.run):
+        parts.append(
+            f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
+            f"{figure(held.p99_s)} s (p99), which is no part of their latencies"
+        )
+    prompts, (prompt, output) = figure(prompt_tokens_per_s(m.run), 4), judged_tokens(m)
+    tokens = f"{figure(figures.output_tokens_per_s, 4)} output and {prompts} prompt tokens/s"
+    parts += [
+        f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s",
+        f"{figure(figures.batch, 4)} requests in flight in the mean, {most_in_flight(m.run)} at most",
+        f"{seen.requests} requests {m.load.judged_by} in the window: {seen.unfinished} unfinished, {failed_text(m)}; "
+        f"{prompt:,} prompt and {output:,} output tokens",
+    ]
 
+    def column(part: str) -> Column[tuple[str, Percentiles]]:
+        return Column(part, lambda row: milliseconds(getattr(row[1], part)))
 
-def without(m: Measurement) -> Iterator[str]:
-    """Request fields that the server refused."""
-    if m.run.stream and m.run.stream.refused:
-        yield f"requests without {', '.join(m.run.stream.refused)}, which this server refuses"
-
-
-def chunks(m: Measurement) -> Iterator[str]:
-    """The method of counting tokens, where a chunk is not one token by the server's own count."""
-    stream = m.run.stream
-    if stream is None or not any(m.run.samples.finished):
-        return
-    if (each := stream.tokens_per_chunk) is None:
-        yield "the server does not say how many tokens it sent: each chunk counts as one"
-    elif abs(each - 1) > CHUNK:
-        yield f"{each:.2f} tokens came in a chunk, in the mean: ITL is between chunks"
-
-
-def _table(found: dict[str, Percentiles]) -> str:
-    def part(name: str) -> Column[tuple[str, Percentiles]]:
-        return Column(name, lambda row: milliseconds(getattr(row[1], name)))
-
+    rows, parts_of_latency = list(latency_facts(m).items()), ("mean", "p50", "p90", "p95", "p99")
     names: Column[tuple[str, Percentiles]]
     names = Column("ms", lambda row: row[0].upper() if len(row[0]) < 5 else "E2E/token", "left")
-    columns = [names, *map(part, ("mean", "p50", "p90", "p95", "p99"))]
-    return table(list(found.items()), columns, always=len(columns))
+    if any(each.known for _, each in rows):
+        parts.append(Table(rows, [names, *map(column, parts_of_latency)], caption="Latency", always=6))
+    if terms.slo and (good := goodput_of(m, terms.slo)):
+        each = ", ".join(f"{name} {hundredths(share)} %" for name, share in good.by_slo)
+        share = f"{hundredths(good.attainment)} % of {good.requests} requests are good ({each})"
+        parts += ["", f"goodput {figure(good.per_s, 4)} requests/s within {good.slo}: {share}, {good.dropped} dropped"]
+    if doubts := lines_of(check(m, failed_share=terms.failed_share)):
+        parts += ["", *doubts]
+    by_load = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})
+    return Section(
+        _load_title(m), parts, charts=partial(_rate_charts, [m], terms.slo) if is_windowed(m.load) else by_load
+    )
+
+
+def _load_title(m: Measurement) -> str:
+    return f"{m.spec.model} at {m.spec.url or f'the {m.spec.interface} interface'}"
+
+
+def _rate_charts(points: Sequence[Measurement], slo: Slo | None) -> Iterator[Chart]:
+    """Yield requests served and latencies over the rate, and the latencies of all requests."""
+    yield from (Chart(panel["description"], panel) for panel in rates_picture(points, slo).panels)
+    yield from latency_charts({offered_rate(m): [m] for m in points}, "requests/s asked for")
 
 
 LATENCIES = {"ttft": (4, 1), "tpot": (4, 2), "itl": (9, 7), "e2e": (4, 2)}  # ranks of the columns of p50 and p99
-LEGEND = (
+RATES_LEGEND = (
     "offered, due, sent, served: requests/s of the load, by its schedule in the window, really sent, and by the tokens "
     "that came. late: sent after it was due. tokens: of output. Latencies are of the requests sent in the window, ITL "
     "of all gaps between tokens in it."
 )
-LEGEND_OF_GOODPUT = (
+RATES_GOODPUT_LEGEND = (
     "good: of the requests sent in the window, those that finished within every bound. dropped: that failed, or did "
     "not end."
 )
 
 
-def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
-    """The open loops among these: a ramp by itself, the others with those that differ in their rate alone, by rate."""
-
-    def alike(m: Measurement) -> str:
-        assert isinstance(m.load, OpenLoop)
-        asked = asdict(replace(m.workload.spec, requests=1))
-        timing = (m.load.settle_s, m.load.window_s)
-        return m.id if m.load.steps else short_hash([m.spec.key, asked, m.environment.key, _process(m), *timing])
-
-    groups = grouped((m for m in measurements if is_windowed(m.load)), alike)
-    return [sorted(group, key=_rate) for group in groups.values()]
-
-
-def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
-    """Facts of one load, of a ramp with the figures of its steps."""
-    found, steps = single_load_facts(measurement, terms), steps_of(measurement)
-    if not steps:
-        return found
-    each = [
-        {"rate": _rate(m), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1], **figures_of(m, terms)}
-        for m in steps
-    ]
-    return {**found, "steps": each, **_over_all(steps, terms)}
-
-
-def is_windowed(load: Load) -> TypeGuard[OpenLoop]:
-    """Check whether a load is an open loop whose window is judged."""
-    return isinstance(load, OpenLoop) and load.requests is None
-
-
-def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict[str, Any]]:
-    """Facts of one load for a table: one row, of a ramp one for each step, with what its steps share."""
-    told = facts_of_load(measurement, terms)
-    steps: list[dict[str, Any]] = told.pop("steps", [{}])
-    for name in ("peak", "highest_load"):
-        told.pop(name, None)
-    return [{**told, **step} for step in steps]
-
-
-def rates_text(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
-    """A page on loads that differ in their rate, or on one ramp."""
-    first = points[0].load
-    assert isinstance(first, OpenLoop)
-    judged = f"each judged for {first.window_s:g} s after {first.settle_s:g} s"
-    timing = f"{in_words(_process(points[0]))}: one load after the other, {judged}"
-    steps = steps_of(points[0])
+def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Section:
+    """Return the section of loads that differ only in their rate, or of one ramp: a row for each rate, goodput, and
+    what is wrong."""
+    first, steps = points[0], steps_of(points[0])
+    assert isinstance(first.load, OpenLoop)
+    process = in_words(first.load.arrivals.partition(",")[0])
+    timing = f"one load after the other, each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
+    timing = f"{process}: {timing}"
     if steps:
-        timing = f"{in_words(first.arrivals)}; the first {first.settle_s:g} s of a step are not judged"
-    return "\n".join([*request_lines(points[0]), *_told(points), timing, "", *_body(steps or points, terms)])
-
-
-def rates_facts(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
-    """A point for each rate, and what is found over all of them: null without an SLO."""
-    each = [{"rate": _rate(m), **single_load_facts(m, terms)} for m in points]
-    return {"points": each, **_over_all(points, terms)}
-
-
-def _told(points: Sequence[Measurement]) -> Iterator[str]:
-    """Notes that hold at all rates, then notes on single rates."""
-    each = [list(told_of(m)) for m in points]
-    common = [text for text in each[0] if all(text in told for told in each)]
-    yield from common
-    for m, told in zip(points, each, strict=True):
-        yield from (f"{_rate(m):g} requests/s: {text}" for text in told if text not in common)
-
-
-def _body(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[str]:
-    """The tables, how to read them, what was found, and what is wrong."""
-    yield from (_rates_table(points, terms), "", hanging(LEGEND, 0))
+        timing = f"{in_words(first.load.arrivals)}; the first {first.load.settle_s:g} s of a step are not judged"
+    notes = [(m, list(_load_notes(m))) for m in points]
+    common = [text for text in notes[0][1] if all(text in told for _, told in notes)]
+    single = (f"{offered_rate(m):g} requests/s: {text}" for m, told in notes for text in told if text not in common)
+    rows = steps or points
+    columns = _rate_columns(terms)
+    parts: list[Part] = [_requests_line(first), *common, *single, timing]
+    parts += [Table(rows, columns, caption="Rates", always=len(columns)), "", Legend(RATES_LEGEND)]
     if terms.slo:
-        yield ""
-        yield from _goodput(points, terms, terms.slo)
-    lines = [f"failed: {_rate(m):g} requests/s: {failed_text(m)}" for m in points if m.run.failures]
-    for m in points:
-        lines += lines_of(check(m, failed_share=terms.failed_share), f"{_rate(m):g} requests/s: ")
-    yield from ("", *(hanging(line, 2) for line in lines)) if lines else ()
+        served, columns_of_goodput = _served(rows, terms), goodput_columns("offered\n/s", terms.slo, 4)
+        best, highest = goodput_found(served, terms.attainment, RATE)
+        heading = f"good: {terms.slo}"
+        parts.append(Table(served, columns_of_goodput, caption="Goodput", heading=heading, always=len(columns)))
+        parts += [each.why for each in (best, highest) if each]
+        if best is None:
+            parts.append("no rate has a valid measurement: nothing can be said of where goodput peaks")
+        parts.append(Legend(RATES_GOODPUT_LEGEND))
+    doubts = [f"failed: {offered_rate(m):g} requests/s: {failed_text(m)}" for m in rows if m.run.failures]
+    for m in rows:
+        doubts += lines_of(check(m, failed_share=terms.failed_share), f"{offered_rate(m):g} requests/s: ")
+    parts += ["", *doubts] if doubts else []
+    return Section(_load_title(first), parts, charts=partial(_rate_charts, points, terms.slo))
 
 
-def _rates_table(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
+def _rate_columns(terms: ValidityCriteria) -> list[Column[Measurement]]:
+    """Return the columns of loads at a rate."""
+
+    def delay(name: str) -> Callable[[Measurement], float | None]:
+        return lambda m: getattr(delay_of(m.run), name, None)
+
     def latency(name: str, part: str, rank: int) -> Column[Measurement]:
-        return Column(
-            f"{name.upper()} ms\n{part}", lambda m: milliseconds(getattr(latency_facts(m)[name], part)), rank=rank
-        )
+        head = f"{name.upper()} ms\n{part}"
+        return Column(head, lambda m: milliseconds(getattr(latency_facts(m)[name], part)), rank=rank)
 
-    columns: list[Column[Measurement]] = [
-        Column("offered\n/s", lambda m: f"{_rate(m):g}"),
-        Column("due\n/s", lambda m: figure(delay.requested_per_s if (delay := delay_of(m.run)) else None, 4), rank=8),
-        Column("sent\n/s", lambda m: figure(delay.achieved_per_s if (delay := delay_of(m.run)) else None, 4), rank=6),
+    def valid(m: Measurement) -> str:
+        found = check(m, failed_share=terms.failed_share)
+        return "NO" if found.problems else "degraded" if found.degradations else "noisy" if found.noise else "yes"
+
+    requested, achieved, late = map(delay, ("requested_per_s", "achieved_per_s", "p99_s"))
+    return [
+        Column("offered\n/s", lambda m: f"{offered_rate(m):g}"),
+        Column("due\n/s", lambda m: figure(requested(m), 4), rank=8),
+        Column("sent\n/s", lambda m: figure(achieved(m), 4), rank=6),
         Column("served\n/s", lambda m: figure(summarize(m).requests_per_s, 4)),
-        Column("late ms\np99", lambda m: milliseconds(delay.p99_s if (delay := delay_of(m.run)) else None), rank=5),
+        Column("late ms\np99", lambda m: milliseconds(late(m)), rank=5),
         Column("tokens\n/s", lambda m: figure(summarize(m).output_tokens_per_s, 4), rank=3),
+        *(latency(name, part, rank) for name, ranks in LATENCIES.items() for part, rank in zip(("p50", "p99"), ranks)),
+        Column("\nvalid", valid, "left"),
     ]
-    for name, (p50, p99) in LATENCIES.items():
-        columns += [latency(name, "p50", p50), latency(name, "p99", p99)]
-    columns.append(Column("\nvalid", lambda m: word_for(check(m, failed_share=terms.failed_share)), "left"))
-    return table(points, columns, always=len(columns))
-
-
-def _goodput(points: Sequence[Measurement], terms: ValidityCriteria, slo: Slo) -> Iterator[str]:
-    rows = [Served(_rate(m), found, found.dropped) for m in points if (found := good(m, slo))]
-    columns = goodput_columns("offered\n/s", slo, 4)
-    yield f"good: {slo}"
-    yield table(rows, columns, always=len(columns))
-    best, highest = _found_in(points, terms)
-    yield from (hanging(each.why, 2) for each in (best, highest) if each)
-    if best is None:
-        yield "no rate has a valid measurement: nothing can be said of where goodput peaks"
-    yield hanging(LEGEND_OF_GOODPUT, 0)
-
-
-def _found_in(points: Sequence[Measurement], terms: ValidityCriteria) -> tuple[Peak | None, HighestLoad | None]:
-    """The peak of goodput and the highest rate at which enough requests are good, by the valid points."""
-    served = ((m, None if problems(m, terms.failed_share) else good(m, terms.slo)) for m in points)
-    return goodput_found([Served(_rate(m), each, m.run.failures) for m, each in served], terms.attainment, RATE)
-
-
-def _over_all(points: Sequence[Measurement], terms: ValidityCriteria) -> Mapping[str, Any]:
-    best, highest = _found_in(points, terms) if terms.slo else (None, None)
-    return {
-        "peak": best and {**facts(best), **facts(best, "bracketed", "why")},
-        "highest_load": highest and {**facts(highest), "why": highest.why},
-    }
-
-
-def _process(m: Measurement) -> str:
-    """The arrival process that loads of different rates have in common: "gamma 1"."""
-    assert isinstance(m.load, OpenLoop)
-    return m.load.arrivals.partition(",")[0]
-
-
-def _rate(m: Measurement) -> float:
-    """The requested rate of the load; the schedule's own rate is random."""
-    assert isinstance(m.load, OpenLoop)
-    return m.load.rate

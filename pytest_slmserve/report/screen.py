@@ -1,10 +1,11 @@
-"""The last screen of a run: what a person wants to know first, in so many lines that nothing scrolls away."""
+"""Summary at the end of a run: what a person wants to know first, in so many lines that nothing scrolls away. With all
+tables above it if they were asked for, and as Markdown for a workflow."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -16,10 +17,17 @@ from pytest_slmserve.analysis.points import Point, engines, ratio
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, labels, obstacle
-from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.compare import history_report
+from pytest_slmserve.report.deployments import (
+    alone_at,
+    deployed,
+    gpus_sections,
+    interfaces_sections,
+    replica_sections,
+)
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate.text import COLUMNS as COMPARED
 from pytest_slmserve.report.gate.text import (
@@ -32,12 +40,10 @@ from pytest_slmserve.report.gate.text import (
     next_step,
     title,
 )
-from pytest_slmserve.report.section import section_texts
-from pytest_slmserve.report.tables.findings import AnyPoint, first_of_each_kind, reason_kind, served_on
-from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
-from pytest_slmserve.report.tables.jobs import highest_good_load, jobs_title
-from pytest_slmserve.report.tables.replicas import alone_at, deployed
-from pytest_slmserve.report.tables.run import Colour, by_outcome, run_lines, tally
+from pytest_slmserve.report.loads import JOB_LEGEND, goodput_found, goodput_rows, job_sections
+from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind, served_on
+from pytest_slmserve.report.section import Legend, Section, Table, section_texts
+from pytest_slmserve.report.sweeps import energy_sections, sweep_sections
 from pytest_slmserve.report.text_table import (
     Column,
     change,
@@ -51,6 +57,7 @@ from pytest_slmserve.report.text_table import (
     milliseconds,
     table_parts,
 )
+from pytest_slmserve.report.verdicts import Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
 from pytest_slmserve.schema.environment import SIMULATED
 from pytest_slmserve.schema.errors import Detail
 from pytest_slmserve.schema.printable import printable
@@ -58,15 +65,21 @@ from pytest_slmserve.schema.printable import printable
 MOST_LINES = 23  # and the line that pytest puts above them
 # Lines of one sentence, of verdicts and notes and of all else, as there is room; the tables have all of it.
 LONGEST = ((99, 99), (9, 4), (9, 3), (9, 2), (2, 2), (2, 1), (1, 1))
+ON_A_PAGE = 100  # columns, and lines, of a summary on the page of a workflow
 
 Line = tuple[str, Colour | None]
 
 
 @dataclass(slots=True)
 class ScreenPart:
-    """A part of the screen. entries: blocks of lines, of which the last go first where there is no room. head, foot:
-    lines around them, of which the first alone stays in the end. unit: of entries. weight: a part of weight 3 keeps
-    three times the lines of one of weight 1. left_out: how many entries went."""
+    """A part of the summary that can shrink.
+
+    entries: Blocks of lines. The last ones go first if there is no room.
+    head, foot: Lines around the entries. In the end only the first line of the head stays.
+    unit: What an entry is, for the line that counts those that went.
+    weight: A part of weight 3 keeps three times the lines of one of weight 1.
+    left_out: How many entries went.
+    """
 
     head: list[Line]
     entries: list[list[Line]]
@@ -77,6 +90,7 @@ class ScreenPart:
 
     @property
     def lines(self) -> list[Line]:
+        """Lines of the part as they are shown."""
         none_shown = f"{counted(self.left_out, self.unit)}, which the tables have"
         more = f"and {counted(self.left_out, f'more {self.unit}')}" if self.entries else none_shown
         left_out: list[Line] = [(f"  {more}", None)] if self.left_out else []
@@ -84,33 +98,32 @@ class ScreenPart:
 
     @property
     def excess(self) -> float:
-        """Lines that it could do without, by weight."""
+        """Lines that the part could do without, divided by its weight."""
         return (sum(map(len, self.entries)) + len(self.head) + len(self.foot) - 1) / self.weight if self.entries else 0
-
-    def shrink(self) -> None:
-        """Leaves out the last entry; where that is the only one, all but the first line of the part."""
-        last = self.entries.pop()
-        if self.entries:
-            self.left_out += 1
-        elif self.head:
-            self.head, self.foot, self.left_out = self.head[:1], [], self.left_out + 1
-        else:
-            self.head = last[:1]
 
 
 def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
-    """Lines of the screen, the most important first, each with a colour. most: lines that there is room for."""
+    """Return the lines of the summary, each with a colour. most: number of lines that there is room for."""
     for of_verdicts, of_others in LONGEST:
-        longest: dict[Maker, int] = dict.fromkeys((_gates, _claims, _notes), of_verdicts)
-        sections = [part for make in PARTS for part in make(found, longest.get(make, of_others))]
-        if sum(len(part.lines) for part in sections) <= most:
+        parts = [
+            *_measured_parts(found, of_others),
+            *_gate_parts(found, of_verdicts),
+            *_judged_parts(found, of_verdicts, of_others),
+        ]
+        if sum(len(part.lines) for part in parts) <= most:
             break
-    while sum(len(part.lines) for part in sections) > most:
-        largest = max(reversed(sections), key=lambda part: part.excess)
+    while sum(len(part.lines) for part in parts) > most:
+        largest = max(reversed(parts), key=lambda part: part.excess)
         if not largest.excess:
             break
-        largest.shrink()
-    return [line for part in sections for line in part.lines]
+        last = largest.entries.pop()
+        if largest.entries:
+            largest.left_out += 1
+        elif largest.head:
+            largest.head, largest.foot, largest.left_out = largest.head[:1], [], largest.left_out + 1
+        else:
+            largest.head = last[:1]
+    return [line for part in parts for line in part.lines]
 
 
 def _plain(lines: Sequence[str]) -> list[Line]:
@@ -118,17 +131,24 @@ def _plain(lines: Sequence[str]) -> list[Line]:
 
 
 def _block(text: str, longest: int, colour: Colour | None = None) -> list[Line]:
-    """A sentence as lines of the screen, cut where it has more than `longest` of them."""
+    """Return a sentence as lines of the summary, cut if it has more than `longest` of them."""
     room = longest * (layout().width - 4)
     cut = shorten(text, room, placeholder=" ...", break_on_hyphens=False) if len(text) > room else text
     indent = text[: len(text) - len(text.lstrip())]
     return [(line, colour) for line in folded(indent + cut.lstrip()).split("\n")]
 
 
+def _table_part(heading: str, shown: Table, longest: int, unit: str, weight: int = 1) -> ScreenPart:
+    """Return a table as a part of the summary: each row is an entry."""
+    parts = table_parts(shown.rows, shown.columns)
+    head = [*_block(heading, longest), *_plain(parts.head)]
+    return ScreenPart(head, [_plain(lines) for lines in parts.rows], unit, weight, _plain(parts.foot))
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A sweep by the point that its figures are of: where the plateau begins, or the one of most throughput. None: no
-    point is valid. good: the highest load within the SLO."""
+    """A sweep by one point: where the plateau begins, or the one of most throughput; None if no point is valid. good:
+    the highest load within the SLO."""
 
     label: str
     point: Point | None
@@ -150,31 +170,24 @@ ROWS: tuple[Column[ModelRow], ...] = (
 )
 
 
-def _sweeps(found: Findings, longest: int) -> Iterator[ScreenPart]:
-    """A table for each device; what was measured beside the sweeps of a model is in the tables of the run."""
-    for place, rows in model_rows(found):
-        parts = table_parts(rows, ROWS)
-        head = [*_block(place, longest), *_plain(parts.head)]
-        yield ScreenPart(head, [_plain(lines) for lines in parts.rows], "model", weight=6, foot=_plain(parts.foot))
+def overview_tables(found: Findings) -> list[Table]:
+    """Return a row for each sweep, in a table for each device, without measurements beside the sweeps of a model."""
 
-
-def _model(curve: Curve) -> str:
-    return curve.spec.model if curve.spec else curve.subject
-
-
-def model_rows(found: Findings) -> Iterator[tuple[str, list[ModelRow]]]:
-    """Rows of each device, below its name."""
-    measured = [curve for curve in found.curves if curve.points]
-    swept = {_model(curve) for curve in measured if is_main_sweep(curve)}
-    shown = [curve for curve in measured if is_main_sweep(curve) or _model(curve) not in swept]
-    bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
+    def model(curve: Curve) -> str:
+        return curve.spec.model if curve.spec else curve.subject
 
     def place(pair: tuple[Curve, str]) -> str:
         where = pair[0].environment
         return SIMULATED if where and where.platform == "simulated" else served_on(where)
 
-    for name, group in grouped(zip(shown, labels(shown)), place).items():
-        yield f"{name}{bounds}", [_model_row(curve, label, found) for curve, label in group]
+    measured = [curve for curve in found.curves if curve.points]
+    swept = {model(curve) for curve in measured if is_main_sweep(curve)}
+    shown = [curve for curve in measured if is_main_sweep(curve) or model(curve) not in swept]
+    bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
+    return [
+        Table([_model_row(curve, label, found) for curve, label in group], ROWS, caption=f"{name}{bounds}")
+        for name, group in grouped(zip(shown, labels(shown)), place).items()
+    ]
 
 
 def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
@@ -183,27 +196,21 @@ def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
     point = max(curve.valid, key=lambda p: fmean(p.repeats), default=None)
     plateau = ""
     if is_sweep(curve) and len(curve.valid) > 1:
-        inconclusive = obstacle(curve) or curve.pareto_plateau(tolerance).state is State.INCONCLUSIVE
-        unsure = "?" if inconclusive else ""
-        plateau = f"past {curve.valid[-1].concurrency}{unsure}" if flat is None else f"from {flat}{unsure}"
+        unsure = obstacle(curve) or curve.pareto_plateau(tolerance).state is State.INCONCLUSIVE
+        plateau = f"past {curve.valid[-1].concurrency}" if flat is None else f"from {flat}"
+        plateau += "?" if unsure else ""
         point = next((p for p in curve.valid if p.concurrency == flat), point)
-    # "64", "none" of those measured, ">=512" where a larger one may do as well.
-    highest = highest_good_load(curve, found.slo) if found.slo else None
+    # "64", "none" of those measured, ">=512" if a larger one may do as well.
+    highest = goodput_found(goodput_rows(curve, found.slo))[1] if found.slo else None
     good = ""
     if highest:
-        above, unsure = "" if highest.above else ">=", "?" if highest.unknown else ""
-        good = "none" if highest.load is None else f"{above}{highest.load:g}{unsure}"
+        above, unknown = "" if highest.above else ">=", "?" if highest.unknown else ""
+        good = "none" if highest.load is None else f"{above}{highest.load:g}{unknown}"
     return ModelRow(label, point, plateau, good)
 
 
-def _replicas(found: Findings, longest: int) -> Iterator[ScreenPart]:
-    """Two lines at most for each set of models: the deployment that serves most of those measured."""
-    if entries := [_block(text, max(longest, 2)) for text in best_deployments(found)]:
-        yield ScreenPart([], entries, "deployment")
-
-
 def best_deployments(found: Findings) -> Iterator[str]:
-    """A sentence for each set of models that replicas served."""
+    """Yield a sentence for each set of models that replicas served: the deployment with the highest throughput."""
     alike = grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models))
     for group in alike.values():
         if valid := [point for point in group if point.valid]:
@@ -216,29 +223,32 @@ def best_deployments(found: Findings) -> Iterator[str]:
             yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
 
 
-def _jobs(found: Findings, longest: int) -> Iterator[ScreenPart]:
-    """A table for each host; a sentence where it served one job."""
-    for jobs in grouped(found.jobs, lambda job: job.environment.key).values():
-        if len(jobs) == 1:
-            [job] = jobs
-            served = f"{figure(job.requests_per_s, 4)} requests/s, {figure(job.output_tokens_per_s, 4)} tokens/s"
-            lengths = f"{job.workload.mean_prompt_tokens:.0f}/{job.output_tokens:.0f} tokens"
-            told = f"mean E2E {figure(job.e2e_s)} s ({job.requests:,} of {lengths}, {job.load.pace})"
-            yield ScreenPart([], [_block(f"job: {job.model}: {served}, {told}", 2)], "job")
+def _measured_parts(found: Findings, longest: int) -> Iterator[ScreenPart]:
+    """Yield a table of sweeps for each device, the best replicas, and fixed-size workloads: a table for each host, or a
+    sentence if there is one."""
+    for shown in overview_tables(found):
+        yield _table_part(shown.caption, shown, longest, "model", weight=6)
+    if entries := [_block(text, max(longest, 2)) for text in best_deployments(found)]:
+        yield ScreenPart([], entries, "deployment")
+    for section in job_sections(found.jobs):
+        shown = next(part for part in section.parts if isinstance(part, Table))
+        if len(shown.rows) > 1:
+            yield _table_part(section.title, shown, longest, "job")
             continue
-        parts = table_parts(jobs, JOBS)
-        head = [*_block(jobs_title(jobs[0].environment), longest), *_plain(parts.head)]
-        yield ScreenPart(head, list(map(_plain, parts.rows)), "job", foot=_plain(parts.foot))
+        [job] = shown.rows
+        served = f"{figure(job.requests_per_s, 4)} requests/s, {figure(job.output_tokens_per_s, 4)} tokens/s"
+        lengths = f"{job.workload.mean_prompt_tokens:.0f}/{job.output_tokens:.0f} tokens"
+        latency = f"mean E2E {figure(job.e2e_s)} s ({job.requests:,} of {lengths}, {job.load.pace})"
+        yield ScreenPart([], [_block(f"job: {job.model}: {served}, {latency}", 2)], "job")
 
 
-def _gates(found: Findings, longest: int) -> Iterator[ScreenPart]:
-    """Each gate with its endpoints, the worst first, and why one does not pass. Of fewer pairs than can decide, only
-    what is no matter of chance."""
+def _gate_parts(found: Findings, longest: int) -> Iterator[ScreenPart]:
+    """Yield each gate with its endpoints, the worst first, and why one does not pass. A gate with too few pairs to
+    decide shows only its exact verdicts."""
     colours: dict[State, Colour] = {State.PASSES: "green", State.FAILS: "red", State.INCONCLUSIVE: "yellow"}
     worst = [State.FAILS, State.INCONCLUSIVE, State.PASSES]
     for gated in found.gates:
-        few, more = has_few_pairs(gated), next_step(gated)
-        compared = sorted(() if few else gated.gated, key=lambda each: worst.index(each.outcome))
+        compared = sorted(() if has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
         parts = table_parts([(each, True) for each in compared], COMPARED)
         entries: list[list[Line]] = []
         for each, lines in zip(compared, parts.rows):
@@ -251,6 +261,7 @@ def _gates(found: Findings, longest: int) -> Iterator[ScreenPart]:
             entries.append(_block(f"left out: {'; '.join(gated.dropped)}", longest))
         sides = [pair.launch(side).measurements[0].environment.vllm for pair in gated.pairs[:1] for side in SIDES]
         releases = f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
+        more = next_step(gated)
         head = [
             *_block(f"{title(gated)}{releases}", longest, colours[gated.outcome]),
             *(_block(SIMULATED, longest) if is_simulated(gated) else ()),
@@ -260,125 +271,71 @@ def _gates(found: Findings, longest: int) -> Iterator[ScreenPart]:
         yield ScreenPart(head, entries, "endpoint", weight=4, foot=_plain(parts.foot))
 
 
-def _claims(found: Findings, longest: int) -> Iterator[ScreenPart]:
-    """How many claims hold, which do not and were expected to, and what would decide the others."""
-    kinds = by_outcome(found.judged, strict=found.strict)
-    if own := [_block(f"inconclusive: {text}", longest, "yellow") for text in found.inconclusive]:
+def _judged_parts(found: Findings, of_verdicts: int, of_others: int) -> Iterator[ScreenPart]:
+    """Yield how many claims pass, which are not as expected and what would resolve the others, what disturbed the
+    points, notes, and where the results are."""
+    if own := [_block(f"inconclusive: {text}", of_verdicts, "yellow") for text in found.inconclusive]:
         yield ScreenPart([], own, "inconclusive test", weight=3)
-    if not found.judged:
-        return
-    wrong = kinds["FAIL"] or kinds["PASS, UNEXPECTED"]
-    colour: Colour = "red" if wrong else "yellow" if kinds["inconclusive"] else "green"
-    head = _block(f"claims: {tally(kinds)}", longest, colour)
-    yield ScreenPart(head, [_block(f"  {text}", longest, "red") for text in unexpected(kinds)], "claim", weight=4)
-    entries = [_block(f"  {text}", longest, "yellow") for text in inconclusive(kinds, found.curves)]
-    yield ScreenPart([], entries, "reason", weight=2)
-
-
-def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
-    """A sentence on each claim that is not as expected."""
-    for word, kind in (("FAILS", "FAIL"), ("PASSES, UNEXPECTED", "PASS, UNEXPECTED")):
-        yield from (f"{word} {v.claim}, {v.subject}: {v.why}" for v in kinds[kind])
-
-
-def inconclusive(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:
-    """A sentence for each reason, or remedy, with the claims that it is of."""
-    for what, them in grouped(kinds["inconclusive"], lambda verdict: remedy(verdict, curves)).items():
-        # Such as: throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 verdicts).
-        by_claim = grouped(them, lambda verdict: verdict.claim).items()
-        each = {
-            name: f"{len(of)} verdicts" if len(of) > 2 else "; ".join(v.subject for v in of) for name, of in by_claim
-        }
-        yield f"inconclusive: {what}: {', '.join(f'{name} ({of})' for name, of in each.items())}"
-
-
-def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
-    """What would decide an inconclusive verdict; where no measurement of the same kind would, the reason."""
-    repeats = max((len(point.repeats) for curve in curves for point in curve.points), default=1)
-    mode = next((f"{curve.environment.mode} " for curve in curves if curve.environment), "")
-    if verdict.remedy:
-        return verdict.remedy
-    if verdict.low is not None:
-        return f"{mode}--slm-resume --slm-repeats {2 * repeats} or a longer --slm-window may decide"
-    if verdict.why.startswith(("not measured at", "invalid at")):
-        return f"{mode}--slm-resume measures what is missing or invalid"
-    if "one repeat" in verdict.why:
-        return f"{mode}--slm-resume --slm-repeats 2 tells the noise"
-    return verdict.why
-
-
-def _disturbed(found: Findings, longest: int) -> Iterator[ScreenPart]:
-    """Points of which something was left out, or has something against it, grouped by the kind of reason."""
-    title, sentences = disturbances(found)
+    if found.judged:
+        kinds = by_outcome(found.judged, strict=found.strict)
+        wrong = unexpected(kinds)
+        colour: Colour = "red" if wrong else "yellow" if kinds["inconclusive"] else "green"
+        head = _block(f"claims: {tally(kinds)}", of_verdicts, colour)
+        yield ScreenPart(head, [_block(f"  {text}", of_verdicts, "red") for text in wrong], "claim", weight=4)
+        entries = [_block(f"  {text}", of_verdicts, "yellow") for text in inconclusive(kinds, found.curves)]
+        yield ScreenPart([], entries, "reason", weight=2)
+    counts, sentences = disturbances(found)
     if sentences:
-        yield ScreenPart(
-            _block(title, longest, "yellow"), [_block(f"  {text}", longest) for text in sentences], "reason"
-        )
-
-
-def disturbances(found: Findings) -> tuple[str, list[str]]:
-    """How many points were disturbed, and a sentence for each kind of reason."""
-    points: list[tuple[str, str, AnyPoint]] = []
-    for curve, label in zip(found.curves, labels(found.curves), strict=True):
-        points += [(label, f"{point.concurrency}", point) for point in curve.points]
-    points += [(f"{engines(p.models)}, {deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
-    points += [(f"{p.model}, jobs", "once" if p.load.at_once else f"{p.load.rate:g}/s", p) for p in found.jobs]
-    wrong = [(_standing(point), label, load, point) for label, load, point in points]
-    wrong = sorted((each for each in wrong if each[0]), key=lambda each: STANDINGS.index(each[0]))
-    sentences = []
-    for (standing, _), group in grouped(wrong, lambda each: (each[0], reason_kind(_reason(each[3])))).items():
-        loads = grouped(dict.fromkeys((label, load) for _, label, load, _ in group), itemgetter(0)).items()
-        names = "; ".join(f"{label} at {', '.join(load for _, load in same)}" for label, same in loads)
-        sentences.append(f"{standing}: {names}: {_reason(group[0][3])}")
-    return f"disturbed: {len(wrong)} of {counted(len(points), 'point')}", sentences
+        entries = [_block(f"  {text}", of_others) for text in sentences]
+        yield ScreenPart(_block(counts, of_others, "yellow"), entries, "reason")
+    notes = [_block(f"note: {note}", of_verdicts, "yellow") for note in found.notes]
+    notes += [_block(found.reused_text, of_verdicts)] if found.reused else []
+    if notes:
+        yield ScreenPart([], notes, "note")
+    if found.curves or found.jobs or found.shared or found.gates:
+        more = ["more: -v, or --slm-report=tables"]
+        if found.archives:
+            paths = shlex.join(min(path, os.path.relpath(path), key=len) for path in found.archives)
+            more = [f"archive: {paths}", f"more: slmserve report {paths}"]
+        if found.command and any(gated.outcome is State.FAILS for gated in found.gates):
+            more = [*command_lines("to repeat it:", found.command), *more]
+        yield ScreenPart([*(_block(found.written, of_others) if found.written else []), *_plain(more)], [], "path")
 
 
 STANDINGS = ("INVALID", "degraded", "some left out", "noisy, kept")  # the worst first
 
 
-def _standing(point: AnyPoint) -> str:
-    """Empty where nothing is wrong."""
-    invalid, degraded, left_out, noisy = STANDINGS
-    if not point.valid or point.degraded:
-        return degraded if point.valid else invalid
-    return left_out if point.left_out else noisy if point.noise else ""
+def disturbances(found: Findings) -> tuple[str, list[str]]:
+    """Return how many points were disturbed, and a sentence for each kind of reason, the worst first."""
 
+    def standing(point: AnyPoint) -> str:
+        invalid, degraded, left_out, noisy = STANDINGS
+        if not point.valid or point.degraded:
+            return degraded if point.valid else invalid
+        return left_out if point.left_out else noisy if point.noise else ""
 
-def _reason(point: AnyPoint) -> str:
-    return "; ".join(dict.fromkeys((*point.degraded, *point.problems)) or first_of_each_kind(point.noise))
+    def reason(point: AnyPoint) -> str:
+        return "; ".join(dict.fromkeys((*point.degraded, *point.problems))) or first_of_each_kind(point.noise)
 
-
-def _notes(found: Findings, longest: int) -> Iterator[ScreenPart]:
-    entries = [_block(f"note: {note}", longest, "yellow") for note in found.notes]
-    if found.reused:
-        entries.append(_block(found.reused_text, longest))
-    if entries:
-        yield ScreenPart([], entries, "note")
-
-
-def _paths(found: Findings, longest: int) -> Iterator[ScreenPart]:
-    if not (found.curves or found.jobs or found.shared or found.gates):
-        return
-    more = ["more: -v, or --slm-report=tables"]
-    if found.archives:
-        paths = shlex.join(min(path, os.path.relpath(path), key=len) for path in found.archives)
-        more = [f"archive: {paths}", f"more: slmserve report {paths}"]
-    if found.command and any(gated.outcome is State.FAILS for gated in found.gates):
-        more = [*command_lines("to repeat it:", found.command), *more]
-    yield ScreenPart([*(_block(found.written, longest) if found.written else []), *_plain(more)], [], "path")
-
-
-Maker = Callable[[Findings, int], Iterator[ScreenPart]]
-PARTS: tuple[Maker, ...] = (_sweeps, _replicas, _jobs, _gates, _claims, _disturbed, _notes, _paths)
-
-
-ON_A_PAGE = 100  # columns, and lines, of a summary on the page of a workflow
+    points: list[tuple[str, str, AnyPoint]] = []
+    for curve, label in zip(found.curves, labels(found.curves), strict=True):
+        points += [(label, f"{point.concurrency}", point) for point in curve.points]
+    points += [(f"{engines(p.models)}, {deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
+    points += [(f"{p.model}, jobs", "once" if p.load.at_once else f"{p.load.rate:g}/s", p) for p in found.jobs]
+    wrong = [(standing(point), label, load, point) for label, load, point in points]
+    wrong = sorted((each for each in wrong if each[0]), key=lambda each: STANDINGS.index(each[0]))
+    sentences = []
+    for (kind, _), group in grouped(wrong, lambda each: (each[0], reason_kind(reason(each[3])))).items():
+        loads = grouped(dict.fromkeys((label, load) for _, label, load, _ in group), itemgetter(0)).items()
+        names = "; ".join(f"{label} at {', '.join(load for _, load in same)}" for label, same in loads)
+        sentences.append(f"{kind}: {names}: {reason(group[0][3])}")
+    return f"disturbed: {len(wrong)} of {counted(len(points), 'point')}", sentences
 
 
 def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]:
-    """Yield the lines at the end of a run: the screen, below all tables where `detail` asks for them."""
+    """Yield the lines at the end of a run: the summary, below all tables if `detail` asks for them."""
     with laid_out(every_column=detail == "all"):
-        if detail != "summary":  # also the notes that the screen below has no room for
+        if detail != "summary":  # also the notes that the summary has no room for
             yield from tables(found)
             yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
             if found.reused:
@@ -390,15 +347,29 @@ def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]
 
 
 def tables(found: Findings) -> Iterator[Line]:
-    """Every table and verdict, as pieces of text with a colour."""
-    yield from ((folded(text), colour) for text, colour in run_lines(found))
+    """Yield every table and verdict, as pieces of text with a colour."""
+    sections: list[Section | Legend] = [
+        *sweep_sections(found),
+        *replica_sections(found.curves, found.shared),
+        *gpus_sections(found.curves),
+        *interfaces_sections(found.curves),
+        *job_sections(found.jobs),
+        *([Legend(JOB_LEGEND)] if found.jobs else ()),
+        *energy_sections(found.curves),
+    ]
+    yield from ((text, None) for text in section_texts(sections))
+    if found.judged:
+        yield from ((folded(text), colour) for text, colour in verdict_lines(found.judged, strict=found.strict))
     yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
     yield from ((text, None) for text in section_texts(map(gate_section, found.gates)))
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:
-    """Writes gates as JSON and Markdown beside the records, and what was found on the page of a GitHub workflow.
-    Returns the paths beside the records, or the reason for failure: the records hold the measurements anyway."""
+    """Write gates as JSON and Markdown next to the records, and the findings on the page of a GitHub workflow.
+
+    Returns:
+        The paths next to the records, or why nothing was written: the records hold the measurements anyway.
+    """
     beside, page = Path(records).parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
     try:
         if page:
@@ -415,7 +386,7 @@ def write_for_others(found: Findings, records: str | Path) -> str:
 
 
 def as_page(found: Findings) -> str:
-    """Markdown: the gates in full, the tests that failed, and the last screen where there is more than gates."""
+    """Return Markdown: the gates in full, the tests that failed, and the summary if there is more than gates."""
     gates = as_markdown(found.gates)
     if found.command and found.gates:
         gates += f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"

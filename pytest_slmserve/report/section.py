@@ -119,10 +119,13 @@ class Section:
         return [part.cells for part in self.parts if isinstance(part, Table) and part.rows]
 
 
-def section_text(section: Section) -> str:
-    """Return the text of a section as a terminal shows it, in the layout in force."""
-    lines = [section.title]
-    for part in section.parts:
+def section_text(shown: Section | Legend) -> str:
+    """Return the text of a section, or of a legend of several sections, as a terminal shows it in the layout in
+    force."""
+    if isinstance(shown, Legend):
+        return hanging(shown.text, 0)
+    lines = [shown.title]
+    for part in shown.parts:
         match part:
             case str():
                 lines.append(part)
@@ -135,9 +138,9 @@ def section_text(section: Section) -> str:
     return folded("\n".join(lines))
 
 
-def section_texts(sections: Iterable[Section]) -> Iterator[str]:
-    """Yield the texts of sections, each with an empty line below it."""
-    yield from (f"{section_text(section)}\n" for section in sections)
+def section_texts(shown: Iterable[Section | Legend]) -> Iterator[str]:
+    """Yield the texts of sections and legends, each with an empty line below it."""
+    yield from (f"{section_text(each)}\n" for each in shown)
 
 
 def markdown_table(shown: Table) -> Iterator[str]:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, slo_of_requests
+from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups, job_points, shared_points
 from pytest_slmserve.analysis.sweep.gains import looks_from
@@ -98,7 +98,7 @@ class Session:
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
         """A session on this host, which is probed if `host` is None. Raises BadUsage if the platform cannot run; a plan
         assumes a host instead."""
-        platform, slo = options.platform, slo_of_requests(options.goodput)
+        platform, slo = options.platform, checked_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
         python, variables = options.engine

@@ -99,13 +99,13 @@ def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], sides: tuple[str, str] = ("there", "here")
 ) -> list[str]:
     """Clauses on what two sets of facts differ in, such as "driver 570.1 there, 580.2 here"."""
-    names = dict.fromkeys([*one, *other])
-    pairs = ((name, one.get(name, "not set"), other.get(name, "not set")) for name in names)
-    return [f"{name} {_known(a)} {sides[0]}, {_known(b)} {sides[1]}" for name, a, b in pairs if a != b]
-
-
-def _known(value: object) -> str:
-    return "not known" if value is None else str(value)
+    clauses = []
+    for name in dict.fromkeys([*one, *other]):
+        values = [facts.get(name, "not set") for facts in (one, other)]
+        if values[0] != values[1]:
+            first, second = ("not known" if value is None else value for value in values)
+            clauses.append(f"{name} {first} {sides[0]}, {second} {sides[1]}")
+    return clauses
 
 
 def release(version: str) -> tuple[int, ...]:

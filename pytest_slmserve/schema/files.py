@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from pathlib import Path
+from typing import IO, Any
 
 
 def regular(path: str, flags: int) -> int:
@@ -26,6 +28,17 @@ def content(path: Path) -> bytes:
             return file.read()
     except (MemoryError, OverflowError):
         raise OSError(errno.ENOMEM, "it is larger than the memory", str(path)) from None
+
+
+def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
+    """Lock an open file until it is closed. Returns False, without waiting, where another holds the lock.
+
+    shared: together with other shared locks. Raises OSError where the file system has no locks."""
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_file(path: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.models import Quantization
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
@@ -26,53 +25,48 @@ SCALE_BITS = 16
 
 
 def quantization_of(spec: EngineSpec) -> str | None:
-    """The method by which the weights are quantized: the one asked for, else the model's own; None for none."""
+    """The quantization method of the weights: of the specification, else of the checkpoint; None without one."""
     asked, own = dict(spec.extra).get("quantization"), spec.model_facts and spec.model_facts.quantization
     return str(asked) if asked else own.method if own else None
 
 
 def weight_bytes(spec: EngineSpec, each: int) -> int | None:
-    """Bytes of all weights as the engine holds them; None where they are not counted, or the method is not known.
-    each: bytes of a weight that is not quantized: embeddings and output layer are not."""
+    """Bytes of all weights as the engine holds them; None if they are not counted, or the method is not known.
+
+    Args:
+        each: Bytes of a weight that is not quantized. Embeddings and output layer never are.
+    """
     model, method = spec.model_facts, quantization_of(spec)
     if model is None or model.parameters is None:
         return None
     if method is None:
         return model.weight_bytes(each)
-    bits = bits_per_weight(method, model.quantization)
+    own, plain = model.quantization, method.lower().replace("_marlin", "")
+    bits = BITS_OF.get(plain)
+    if plain in LOADED and own and own.bits is not None:  # with its share of scale and zero point
+        scales = SCALE_BITS + (own.bits if own.zero_points else 0.0)
+        bits = own.bits + (scales / own.group_size if own.group_size else 0.0)
     if bits is None:
         return None
     kept = min(model.embeddings, model.parameters)
     return int(kept * each + (model.parameters - kept) * bits / 8)
 
 
-def bits_per_weight(method: str, own: Quantization | None) -> float | None:
-    """Bits of a quantized weight, with its share of scale and zero point. own: how the checkpoint is quantized."""
-    plain = method.lower().replace("_marlin", "")
-    if plain not in LOADED:
-        return BITS_OF.get(plain)
-    if own is None or own.bits is None:
-        return None
-    scales = SCALE_BITS + (own.bits if own.zero_points else 0.0)
-    return own.bits + (scales / own.group_size if own.group_size else 0.0)
-
-
 def computes_in_fp8(spec: EngineSpec) -> bool:
-    """Are products of weights and activations of 8-bit floats, where the GPU has them?"""
+    """Report whether weights and activations are multiplied as 8-bit floats, if the GPU has them."""
     method, own = quantization_of(spec) or "", spec.model_facts and spec.model_facts.quantization
     return bool(own and own.fp8_inputs) if method == "compressed-tensors" else method.startswith("fp8")
 
 
 def check_quantization(spec: EngineSpec) -> None:
-    """Raises BadUsage for a method that neither makes these weights nor is the model's own."""
+    """Raise BadUsage for a quantization method that the engine cannot apply to the weights of this model."""
     known = spec.model_facts and spec.model_facts.quantization
     asked, own = dict(spec.extra).get("quantization"), known.method if known else None
-    if not asked or asked == own or str(asked).replace("_marlin", "") == own:
-        return
-    if own:
+    plain = str(asked).replace("_marlin", "")
+    if asked and own and own not in (asked, plain):
         problem = f"{spec.model}: its weights are quantized by {own}, not {asked}"
         raise BadUsage(problem, f"--slm-quantization {own}, or none")
-    if str(asked).replace("_marlin", "") in LOADED:
+    if asked and not own and plain in LOADED:
         problem = f"{spec.model}: {asked} weights are loaded, not made, and these are not quantized"
         raise BadUsage(problem, "a model that was quantized so, or --slm-quantization fp8")
 
@@ -89,13 +83,14 @@ KV_VALUE_BYTES = {**VALUE_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of one weight or activation; None for a type we do not know ("auto" before the engine has told)."""
+    """Bytes of one weight or activation; None for an unknown type, such as "auto" before the engine has reported
+    one."""
     dtype = (resolved.dtype if resolved else None) or dict(spec.extra).get("dtype") or spec.dtype
     return VALUE_BYTES.get(str(dtype))
 
 
 def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of one number of the KV cache; None for a type we do not know."""
+    """Bytes of one number of the KV cache; None for an unknown type."""
     asked = str(dict(spec.extra).get("kv_cache_dtype", "auto"))
     if asked == "auto" and spec.model_facts and spec.model_facts.quantization:
         asked = spec.model_facts.quantization.kv_cache_dtype
@@ -105,8 +100,8 @@ def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | 
 
 
 def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of a token's keys and values in the layers that share a block, over all GPUs; None where layout or type
-    are not known."""
+    """Bytes of a token's keys and values in the layers that share a block, over all GPUs; None if layout or type are
+    not known."""
     model, each = spec.model_facts, kv_value_bytes(spec, resolved)
     if model is None or each is None or dict(spec.extra).get("disable_hybrid_kv_cache_manager"):
         return None
@@ -114,8 +109,8 @@ def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> in
 
 
 def kv_windows(spec: EngineSpec, resolved: Resolved | None = None) -> tuple[int | None, ...] | None:
-    """Tokens that each group of layers looks back, None for all, 0 where it has a state of one size: as the engine
-    says, else as the model's configuration does. None where neither is known."""
+    """The window of each group of layers in tokens: None for all tokens, 0 for a state of a fixed size. As the engine
+    reported it, else by the model's configuration; None if neither is known."""
     if resolved and resolved.kv_windows is not None:
         return resolved.kv_windows
     groups = spec.model_facts and spec.model_facts.kv_groups
@@ -123,7 +118,7 @@ def kv_windows(spec: EngineSpec, resolved: Resolved | None = None) -> tuple[int 
 
 
 def block_size_of(spec: EngineSpec, resolved: Resolved | None = None) -> int:
-    """Tokens per KV block: as the engine says, if that is a size, as asked for, or its platform's default."""
+    """Tokens per KV block: as the engine reported it, as the specification has it, or the platform's default."""
     if resolved and resolved.block_size and resolved.block_size > 0:
         return resolved.block_size
     return int(dict(spec.extra).get("block_size") or BLOCK_SIZE[spec.platform])
@@ -135,14 +130,17 @@ def kv_blocks(kv_bytes: int, block_size: int, bytes_per_token: int) -> int:
 
 
 def requests_that_fit(blocks: int, block_size: int, longest: int) -> int:
-    """Requests of `longest` tokens (prompt and output) that all fit at full length, so that none is ever preempted."""
+    """Number of requests of `longest` tokens (prompt and output) that fit at full length, so that none is preempted."""
     return max(0, (blocks - NULL_BLOCKS) // -(-longest // block_size))
 
 
 def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: int, in_flight: int) -> int:
-    """Blocks that one request of `longest` tokens takes at most, of all groups of layers: vLLM keeps the window, and
-    what is scheduled and not yet settled, of each that slides (`SlidingWindowSpec.max_admission_blocks_per_request`).
-    windows: see `kv_windows`. in_flight: tokens."""
+    """Blocks that one request takes at most, over all groups of layers. Of a group that slides vLLM keeps the window,
+    and the tokens that are scheduled and not yet settled (`SlidingWindowSpec.max_admission_blocks_per_request`).
+
+    Args: windows: Of each group, see `kv_windows`. longest: Tokens of the request, prompt and output. in_flight: Tokens
+    that are scheduled and not yet settled.
+    """
     whole = -(-longest // block_size)
     return sum(
         whole if w is None else STATE_BLOCKS if w == 0 else min(whole, -(-(w - 1 + in_flight) // block_size) + 1)
@@ -151,25 +149,28 @@ def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: in
 
 
 def in_flight(spec: EngineSpec) -> int:
-    """Tokens that are scheduled and not yet settled, at most."""
+    """Largest number of tokens that are scheduled and not yet settled."""
     return STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens")
 
 
 def kv_bytes_asked(spec: EngineSpec) -> int:
-    """Bytes of the KV cache that the engine is started with, over all GPUs. 0: as much as it finds room for."""
+    """Bytes of the KV cache by the specification, over all GPUs; 0 if the engine takes what is left of the memory."""
     return given_limit(spec, "kv_cache_memory_bytes", "kv_cache_bytes") * spec.tensor_parallel_size
 
 
 def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
-    """A limit by its argument of vLLM's engine, which goes over the specification's own, unless it is no limit. field:
-    the name of its own, where that is another."""
+    """A limit of the engine. An argument of vLLM's engine in `extra` overrides the field of the specification, if it is
+    a positive number.
+
+    Args: argument: Name of the argument. field: Name of the field, if it differs from that of the argument.
+    """
     given, own = dict(spec.extra).get(argument), int(getattr(spec, field or argument))
     return given if isinstance(given, int) and given > 0 else own
 
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """KV blocks that this specification gives, or asks for; None where layout or type are unknown or the engine is
-    asked, and of an endpoint or Transformers, whose cache is their own affair."""
+    """Number of KV blocks that follows from the specification. None if layout or type are unknown, if the engine takes
+    what is left of the memory, and for an endpoint or Transformers, which manage their own cache."""
     if asked := dict(spec.extra).get("num_gpu_blocks_override"):
         return int(asked)
     own_affair = spec.platform == "remote" or spec.interface == "transformers" or not kv_bytes_asked(spec)
@@ -178,8 +179,8 @@ def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int 
 
 
 def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
-    """Bytes of the KV cache that the engine has, over all GPUs: by its own count of blocks, or else by the predicted
-    count. Where blocks or bytes per token are not known, the bytes of its specification; 0 is "not known"."""
+    """Bytes of the engine's KV cache, over all GPUs: by its own number of blocks, or else by the predicted one. If
+    blocks or bytes per token are not known, the bytes of the specification; 0 is "not known"."""
     blocks, per_token = resolved.kv_blocks or predicted_blocks(spec, resolved), kv_bytes_per_token(spec, resolved)
     if blocks is None or per_token is None:
         return kv_bytes_asked(spec)
@@ -187,8 +188,8 @@ def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
 
 
 def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None) -> int | None:
-    """Requests of `longest` tokens that fit: by the engine's own block count if it has one, else by prediction. None
-    where the blocks, or how many a request takes, are not known."""
+    """Number of requests of `longest` tokens that fit, by the engine's own number of blocks or else by the predicted
+    one. None if the blocks, or the blocks of a request, are not known."""
     blocks = resolved.kv_blocks if resolved and resolved.kv_blocks else predicted_blocks(spec, resolved)
     windows = kv_windows(spec, resolved)
     if blocks is None or windows is None:
@@ -198,8 +199,8 @@ def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None
 
 
 def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:
-    """The reason why so many requests of `longest` tokens would preempt each other; None if they would not, or if the
-    capacity is unknown."""
+    """The reason why this number of requests of `longest` tokens would preempt each other; None if they would not, or
+    if the capacity is unknown."""
     capacity = kv_capacity(spec, longest)
     if capacity is None or capacity >= requests:
         return None
@@ -207,7 +208,8 @@ def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:
 
 
 def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight_bytes: int) -> int:
-    """Value as `kv_cache_bytes`: the share of the memory less weights and reserve. BadUsage if nothing is left."""
+    """Bytes for the KV cache: the engine's share of the memory less weights and reserve. Raises BadUsage if nothing is
+    left."""
     left = int(gpu_memory_bytes * gpu_memory_utilization) - weight_bytes - RESERVE_BYTES
     if left <= 0:
         need, have = (weight_bytes + RESERVE_BYTES) / GIB, gpu_memory_bytes * gpu_memory_utilization / GIB
@@ -219,7 +221,7 @@ def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight
 
 
 def parse_memory(text: str) -> int:
-    """Bytes: "80GiB", or a plain number of them. Raises BadUsage."""
+    """Bytes of a GPU's memory, from "80GiB" or a number of bytes. Raises BadUsage for any other text or size."""
     found = MEMORY.fullmatch(text)
     size = int(float(found[1]) * (GIB if found[2] else 1)) if found and len(text) < 30 else 0
     if not SMALLEST_GPU <= size <= LARGEST_GPU:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pytest_slmserve.schema.errors import BadUsage
@@ -21,68 +21,53 @@ USUAL_CONTEXT = 2048  # tokens: OPT's positions
 
 # Architectures whose layers keep keys and values in vLLM as the entries that are read here say: compared with the cache
 # specifications of the model that vLLM 0.32 makes of each on the meta device. Of any other the engine is asked.
-AS_CONFIGURED = frozenset(
-    [
-        "CohereForCausalLM",
-        "Ernie4_5ForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
-        "Exaone4ForCausalLM",
-        "GemmaForCausalLM",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "Glm4ForCausalLM",
-        "GPTJForCausalLM",
-        "GptOssForCausalLM",
-        "GraniteForCausalLM",
-        "GraniteMoeForCausalLM",
-        "GraniteMoeHybridForCausalLM",
-        "GraniteMoeSharedForCausalLM",
-        "HyperCLOVAXForCausalLM",
-        "LlamaForCausalLM",
-        "Ministral3ForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "MPTForCausalLM",
-        "Olmo2ForCausalLM",
-        "OlmoeForCausalLM",
-        "OPTForCausalLM",
-        "Phi3ForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "SmolLM3ForCausalLM",
-        "StableLmForCausalLM",
-        "GPT2LMHeadModel",
-    ]
-)
-# Architectures whose output layer is the embeddings, if nothing else is said (Transformers 5.19).
-TIED = frozenset(
-    [
-        "CohereForCausalLM",
-        "Ernie4_5ForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
-        "GemmaForCausalLM",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "GPT2LMHeadModel",
-        "MPTForCausalLM",
-        "OPTForCausalLM",
-        "SmolLM3ForCausalLM",
-    ]
-)
+# True: the output layer is the embeddings, if nothing else is said (Transformers 5.19).
+AS_CONFIGURED = {
+    "CohereForCausalLM": True,
+    "Ernie4_5ForCausalLM": True,
+    "Ernie4_5_MoeForCausalLM": True,
+    "Exaone4ForCausalLM": False,
+    "GemmaForCausalLM": True,
+    "Gemma2ForCausalLM": True,
+    "Gemma3ForCausalLM": True,
+    "Glm4ForCausalLM": False,
+    "GPTJForCausalLM": False,
+    "GptOssForCausalLM": False,
+    "GraniteForCausalLM": False,
+    "GraniteMoeForCausalLM": False,
+    "GraniteMoeHybridForCausalLM": False,
+    "GraniteMoeSharedForCausalLM": False,
+    "HyperCLOVAXForCausalLM": False,
+    "LlamaForCausalLM": False,
+    "Ministral3ForCausalLM": False,
+    "MistralForCausalLM": False,
+    "MixtralForCausalLM": False,
+    "MPTForCausalLM": True,
+    "Olmo2ForCausalLM": False,
+    "OlmoeForCausalLM": False,
+    "OPTForCausalLM": True,
+    "Phi3ForCausalLM": False,
+    "Qwen2ForCausalLM": False,
+    "Qwen2MoeForCausalLM": False,
+    "Qwen3ForCausalLM": False,
+    "Qwen3MoeForCausalLM": False,
+    "SmolLM3ForCausalLM": True,
+    "StableLmForCausalLM": False,
+    "GPT2LMHeadModel": True,
+}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}  # of layers, and whether they slide
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a checkpoint says that its weights are quantized (`quantization_config`).
+    """The quantization of a checkpoint by its `quantization_config`.
 
-    bits: of a weight, without its scale; None where groups of layers differ, or none are told. group_size: weights that
-    share a scale; None if so many that it does not count. zero_points: each group has one, too. fp8_inputs: activations
-    are 8-bit floats, as the weights. kv_cache_dtype: type of the KV cache that vLLM takes for "auto": fp8 where the
-    checkpoint has scales for one, "" where it asks for another, else "auto".
+    bits: of a weight, without its scale; None if groups of layers differ, or the checkpoint does not have it.
+    group_size: number of weights that share a scale; None if so many that the scale does not count. zero_points: each
+    group has a zero point, too. fp8_inputs: activations are 8-bit floats, as the weights. kv_cache_dtype: type of the
+    KV cache that vLLM takes for "auto": fp8 if the checkpoint has scales for one, "" for another type of the
+    checkpoint, else "auto".
     """
 
     method: str | None = None
@@ -131,12 +116,6 @@ class Model:
     config: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
 
     @property
-    def configuration(self) -> dict[str, Any]:
-        """The sizes that `config.json` alone gives, without those that somebody has to count."""
-        counted = ("name", "parameters", "active", "windows", "source", "config")
-        return {name: value for name, value in asdict(self).items() if name not in counted}
-
-    @property
     def context(self) -> int:
         """Tokens of the longest request that an engine here takes, unless the workload has longer ones."""
         return min(USUAL_CONTEXT, self.positions)
@@ -147,19 +126,9 @@ class Model:
         return self.vocabulary * self.embedding_width
 
     @property
-    def looked_up(self) -> int:
-        """Weights of the embeddings that are not the output layer too: of these a token reads one row."""
-        return 0 if self.tied else self.lm_head
-
-    @property
     def embeddings(self) -> int:
         """Weights of the embeddings, and of the output layer where it is another."""
-        return self.lm_head + self.looked_up
-
-    @property
-    def routed_share(self) -> float:
-        """Share of the experts that a token is sent to; 1 without experts."""
-        return self.experts_per_token / self.experts if self.experts else 1.0
+        return self.lm_head if self.tied else 2 * self.lm_head
 
     def weight_bytes(self, bytes_per_weight: float = 2) -> int | None:
         """Bytes of all weights, or None where they are not counted."""
@@ -184,21 +153,18 @@ class Model:
         where all look back equally far. With fewer KV heads than GPUs each of them holds one, so some are held
         twice. None where vLLM's layout is not known."""
         groups = self.kv_groups
-        return None if groups is None else groups[0] * self._values_per_layer(gpus) * bytes_per_value
+        return None if groups is None else groups[0] * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
 
     def kv_read_bytes(self, context: float, bytes_per_value: int = 2, gpus: int = 1) -> float | None:
         """Bytes of keys and values that a token reads with so many before it, over all layers and GPUs; None where what
         the layers keep is not known."""
         seen = self._seen(context)
-        return None if seen is None else seen * self._values_per_layer(gpus) * bytes_per_value
+        return None if seen is None else seen * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
 
     def attention_width(self, context: float) -> float:
         """Query heads x head size x layers; a layer that slides counts with the share of the context that it sees."""
         seen = self._seen(context)
         return self.heads * self.head_size * (self.layers if seen is None else seen / context)
-
-    def _values_per_layer(self, gpus: int) -> int:
-        return 2 * max(self.kv_heads, gpus) * self.head_size
 
     def _seen(self, context: float) -> float | None:
         """Tokens that one token looks back at, in all layers together."""
@@ -229,42 +195,38 @@ def model_from_config(
     """The model of a Transformers `config.json`. parameters, active: as counted. completed: what Transformers reads in
     the entries that are not there. Raises BadUsage where a needed entry is missing."""
     entries = {**config, **(config.get("text_config") or {}), **(completed or {})}
+    told = {word: value for word, value in entries.items() if value is not None}
+    words = (next((each for each in (word, *older) if each in told), word) for word, older in OTHER_WORDS.items())
     try:
-        layers, hidden, heads, positions = (int(_entry(entries, word)) for word in OTHER_WORDS)
-        vocabulary, architecture = int(entries["vocab_size"]), str(config["architectures"][0])
-        kv_heads = int(entries.get("num_key_value_heads") or heads)
-        head_size = int(entries.get("head_dim") or hidden // heads)
-        embedding_width = int(config.get("word_embed_proj_dim") or hidden)
-        feed_forward = int(config.get("ffn_dim") or config.get("intermediate_size") or 0)
+        layers, hidden, heads, positions = (int(told[word]) for word in words)
+        architecture = str(config["architectures"][0])
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float16")
         experts = int(next((n for word in EXPERTS if (n := config.get(word))), 0))
-        experts_per_token = int(config.get("num_experts_per_tok") or experts)
-        quantization = _quantization(config.get("quantization_config"))
+        return Model(
+            name=name,
+            architecture=architecture,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=int(entries.get("num_key_value_heads") or heads),
+            head_size=int(entries.get("head_dim") or hidden // heads),
+            vocabulary=int(entries["vocab_size"]),
+            positions=positions,
+            parameters=parameters,
+            active=active or parameters,
+            windows=windows_of(entries, layers) if architecture in AS_CONFIGURED else None,
+            dtype="float16" if dtype == "float32" else dtype,  # as vLLM has it
+            embedding_width=int(config.get("word_embed_proj_dim") or hidden),
+            tied=is_tied(config),
+            feed_forward=int(config.get("ffn_dim") or config.get("intermediate_size") or 0) or None,
+            experts=experts,
+            experts_per_token=int(config.get("num_experts_per_tok") or experts),
+            quantization=_quantization(config.get("quantization_config")),
+            source=source,
+            config=tuple(config.items()),
+        )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as missing:
         raise BadUsage(f"{name}: its config.json has no usable {missing}", "a decoder-only model") from None
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float16")
-    return Model(
-        name=name,
-        architecture=architecture,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        vocabulary=vocabulary,
-        positions=positions,
-        parameters=parameters,
-        active=active or parameters,
-        windows=windows_of(entries, layers) if architecture in AS_CONFIGURED else None,
-        dtype="float16" if dtype == "float32" else dtype,  # as vLLM has it
-        embedding_width=embedding_width,
-        tied=is_tied(config),
-        feed_forward=feed_forward or None,
-        experts=experts,
-        experts_per_token=experts_per_token,
-        quantization=quantization,
-        source=source,
-        config=tuple(config.items()),
-    )
 
 
 def _quantization(own: Any) -> Quantization | None:
@@ -297,13 +259,14 @@ def _quantization(own: Any) -> Quantization | None:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Is the output layer the embeddings? Transformers writes no entry where that is as usual for the architecture."""
-    usual = not TIED.isdisjoint(config.get("architectures") or ())
+    """Report whether the output layer is the embeddings. Transformers writes an entry only if that is unusual for the
+    architecture."""
+    usual = any(AS_CONFIGURED.get(name) for name in config.get("architectures") or ())
     return bool(config.get("tie_word_embeddings", config.get("tie_embedding", usual)))
 
 
 def windows_of(entries: Mapping[str, Any], layers: int) -> tuple[int | None, ...] | None:
-    """The window of each layer; None where a layer is of another kind than attention, or the window is not told."""
+    """The window of each layer; None if a layer is of another kind than attention, or its window is not known."""
     window = entries.get("sliding_window") if entries.get("use_sliding_window") is not False else None
     kinds = entries.get("layer_types")
     if kinds is None:
@@ -312,11 +275,3 @@ def windows_of(entries: Mapping[str, Any], layers: int) -> tuple[int | None, ...
     if len(kinds) != layers or not set(kinds) <= KINDS.keys() or (window is None and any(KINDS[k] for k in kinds)):
         return None
     return tuple(window if KINDS[kind] else None for kind in kinds)
-
-
-def _entry(config: Mapping[str, Any], name: str) -> Any:
-    """The value of an entry, found by its usual name or by that of an older architecture. Raises KeyError."""
-    for word in (name, *OTHER_WORDS[name]):
-        if config.get(word) is not None:
-            return config[word]
-    raise KeyError(name)

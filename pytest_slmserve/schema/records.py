@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -213,7 +214,8 @@ class Replica:
 class GateLaunch:
     """A launch's part in a gate: which side, in which pair (from 1), and whether it came second in it. outputs: greedy
     tokens of its first requests, where they were asked for. scores: mean log probability, in nats, of the tokens that
-    the first baseline gave to each of them; with real weights. caches: was compiled code there when it started?"""
+    the first baseline gave to each of them; with real weights. caches: "warm" if compiled code was there when it
+    started."""
 
     gate: str  # the same in all records of one
     pair: int
@@ -244,7 +246,7 @@ class Measurement:
 
     @property
     def alone(self) -> bool:
-        """Did its engine have the device to itself?"""
+        """Whether the engine had the device to itself."""
         return self.replica is None or self.replica.count == 1
 
     @cached_property
@@ -266,13 +268,19 @@ def hosts_of(measurements: Iterable[Measurement]) -> set[str | None]:
     return {m.environment.host for m in measurements}
 
 
+def moment(text: str) -> datetime:
+    """A time in ISO 8601, of UTC where it does not say. Raises ValueError."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
 def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:
-    """Equal hashes, the same question asked of several engines on one device."""
+    """Hash of several engines on one device with their workloads and loads: all that can change their measurement."""
     return short_hash([spec.key, list(workload_hashes), [load_facts(load) for load in loads]])
 
 
 def measurement_key(spec: EngineSpec, workload_hash: str, load: Load, environment: Environment) -> str:
-    """Equal keys, same question asked: a stored measurement of this key answers it again."""
+    """Hash of all that can change a measurement: a stored measurement of the same key stands for a new one."""
     return short_hash([spec.key, workload_hash, load_facts(load), environment.key])
 
 
@@ -283,5 +291,5 @@ def known_fields(cls: type, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def series_key(spec: EngineSpec, workload_hash: str, load: ClosedLoop, environment: Environment) -> str:
-    """Equal keys, points of one curve: all that makes the key of a measurement, but for the concurrency."""
+    """Hash of all that makes the key of a measurement except the concurrency: points of one curve have the same."""
     return measurement_key(spec, workload_hash, replace(load, concurrency=1), environment)

@@ -6,7 +6,8 @@ import html
 import json
 import re
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import product
 
 # How names end that hold a secret: of a URL's parameters, a body's fields and variables. `max_tokens` is none.
 NAMES = re.compile(
@@ -32,23 +33,17 @@ def holds_secret(text: str) -> bool:
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
     """The text without these secrets, plain or as a server may encode them: in a URL, in HTML, JSON, hex and base64."""
-    for secret in secrets:
-        if len(secret) >= SHORTEST:
-            text = re.sub("|".join(_forms(secret)), HIDDEN, text, flags=re.IGNORECASE)
-    return text
-
-
-def _forms(secret: str) -> Iterator[str]:
-    """Patterns of what a secret looks like."""
-    yield "".join(map(_spellings, secret))
-    raw = secret.encode("utf-8", "replace")
-    yield "[ :]?".join(f"{byte:02x}" for byte in raw)
-    for encode in (b64encode, urlsafe_b64encode):
-        for before in range(3):  # bytes before it, of which some share its first digit, as others share its last
+    for secret in (each for each in secrets if len(each) >= SHORTEST):
+        raw = secret.encode("utf-8", "replace")
+        forms = ["".join(map(_spellings, secret)), "[ :]?".join(f"{byte:02x}" for byte in raw)]
+        for encode, before in product((b64encode, urlsafe_b64encode), range(3)):
+            # Bytes may stand before it, of which some share its first digit, as others share its last.
             digits = encode(b"\0" * before + raw).decode().rstrip("=")
             last = len(digits) - 1 if (before + len(raw)) % 3 else len(digits)
             if len(own := digits[(0, 2, 3)[before] : last]) >= SHORTEST:
-                yield re.escape(own)
+                forms.append(re.escape(own))
+        text = re.sub("|".join(forms), HIDDEN, text, flags=re.IGNORECASE)
+    return text
 
 
 def _spellings(character: str) -> str:

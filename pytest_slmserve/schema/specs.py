@@ -22,7 +22,7 @@ WANTED = "http://HOST:PORT/v1/completions, or /v1/chat/completions"
 
 
 def check_url(url: str) -> None:
-    """Raises BadUsage where it is no URL of HTTP, and where it holds credentials, which the error does not repeat."""
+    """Raise BadUsage for what is no URL of HTTP, and for a URL with credentials, which the error does not repeat."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -40,7 +40,7 @@ def check_url(url: str) -> None:
 
 
 def completed(url: str) -> str:
-    """The URL that requests go to, where only that of the server or its /v1 is given. Raises BadUsage as `check_url`
+    """The URL that requests go to, also if only that of the server or its /v1 is given. Raises BadUsage as `check_url`
     does."""
     check_url(url)
     parts = urlsplit(url)
@@ -87,7 +87,8 @@ class EngineSpec:
     "server": into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into
     whatever answers at `url`, of which the limits here say nothing. "transformers": into Transformers' generate(), in
     batches made one after the other of `max_num_seqs` requests at most.
-    allow_prefix_cache: may prompts come from a cache of prefixes? Else a measurement of which many do is invalid.
+    allow_prefix_cache: whether prompts may come from a prefix cache. Otherwise a measurement with many of them is
+    invalid.
     extra: further arguments for vLLM's engine, as pairs; of Transformers how it batches: `batching` is "none", "static"
     or "dynamic", and `wait_s` how long a dynamic batch waits for more; of an endpoint further fields of each request's
     body, their values as JSON, of which null takes one of ours away.
@@ -127,12 +128,9 @@ class EngineSpec:
             _typed(each.name, getattr(self, each.name), usual, repr)
         if printable(self.model, layout="") != self.model:
             raise BadUsage(f"the name of a model holds control characters: {self.model!r}", "the name without them")
-        if self.platform not in get_args(Platform):
-            raise BadUsage(f"unknown platform {self.platform!r}", f"one of {', '.join(get_args(Platform))}")
-        if self.interface not in get_args(Interface):
-            raise BadUsage(f"unknown interface {self.interface!r}", f"one of {', '.join(get_args(Interface))}")
-        if self.load_format not in get_args(LoadFormat):
-            raise BadUsage(f"unknown load_format {self.load_format!r}", " or ".join(get_args(LoadFormat)))
+        for name, kind in (("platform", Platform), ("interface", Interface), ("load_format", LoadFormat)):
+            if getattr(self, name) not in get_args(kind):
+                raise BadUsage(f"unknown {name} {getattr(self, name)!r}", f"one of {', '.join(get_args(kind))}")
         if self.platform == "simulated" and self.interface not in ("engine", "transformers"):
             raise BadUsage("the simulated engine has no server", "--slm-interface engine, or --slm-cpu")
         if len({self.platform == "remote", self.interface == "endpoint", bool(self.url)}) > 1:
@@ -165,7 +163,8 @@ class EngineSpec:
         del found["python"], found["gpu"], found["model_facts"]
         model = self.model_facts
         if model and model.source != "catalogue" and self.platform != "remote":  # a folder can be changed
-            found["model_configuration"] = model.configuration
+            counted = ("name", "parameters", "active", "windows", "source", "config")
+            found["model_configuration"] = {n: value for n, value in asdict(model).items() if n not in counted}
         return found
 
     @cached_property
@@ -187,7 +186,7 @@ class EngineSpec:
 
     @property
     def caches_prefixes(self) -> bool:
-        """Was its engine asked to keep prompts for others that begin like them?"""
+        """Whether the engine is to keep prompts for later requests that begin with the same tokens."""
         return bool(dict(self.extra).get("enable_prefix_caching", self.prefix_caching))
 
     @property
@@ -304,6 +303,6 @@ class WorkloadSpec:
 
     @property
     def as_vllm(self) -> bool:
-        """Are these the very requests of vLLM's own benchmark? Then a fixed output length takes the reply's place, as
-        its --sharegpt-output-len does."""
+        """Whether these are the requests of vLLM's own benchmark. A fixed output length then replaces the length of the
+        reply, as its --sharegpt-output-len does."""
         return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None

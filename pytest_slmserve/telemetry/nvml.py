@@ -217,7 +217,8 @@ def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, 
                     )
             source = NvmlSource(nv, device, own_pids, undo)
             if profile:
-                source.take_ratios(device_uuid)
+                with errors_become_reasons(nv, source.unsupported, GPM.values()):
+                    source.take_ratios(Gpm(nv, device, device_uuid))
         except nv.NVMLError as error:
             hint = "nvidia-smi -L, which lists what the driver has"
             raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
@@ -257,14 +258,12 @@ class NvmlSource:
         self._counted_s: float | None = None
         self._gpm: Gpm | None = None
 
-    def take_ratios(self, device_uuid: str) -> None:
+    def take_ratios(self, gpm: Gpm) -> None:
         """Have GPM's ratios in every reading, if the GPU has any."""
-        with errors_become_reasons(self._nv, self.unsupported, GPM.values()):
-            gpm = Gpm(self._nv, self._device, device_uuid)
-            self.unsupported |= gpm.unsupported
-            if gpm.metrics:
-                self.name, self._gpm = "nvml-gpm", gpm
-                self.undo.callback(gpm.close)
+        self.unsupported |= gpm.unsupported
+        if gpm.metrics:
+            self.name, self._gpm = "nvml-gpm", gpm
+            self.undo.callback(gpm.close)
 
     def read(self, now_s: float) -> Reading:
         """One reading. now_s: `time.monotonic()`. Counters are in it once in COUNTERS_S, and left out between. Raises

@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import accumulate, chain, count, dropwhile, islice, pairwise, takewhile
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.files import regular
@@ -65,31 +64,69 @@ class Arrivals:
     def __post_init__(self) -> None:
         if self.process not in get_args(Process):
             raise BadUsage(f"unknown arrivals {self.process!r}", f"one of {', '.join(get_args(Process))}")
-        _refuse_what_does_not_apply(self)
+        for entry in fields(self):
+            applies = entry.name in ("process", "seed") or entry.name in TOLD_BY[self.process]
+            if not applies and getattr(self, entry.name) != entry.default:
+                takers = ", ".join(process for process, names in TOLD_BY.items() if entry.name in names)
+                raise BadUsage(f"arrivals {self.process!r} have no {entry.name}", f"without it, or {takers}")
         match self.process:
             case "ramp":
-                _check_ramp(self)
+                if not any(rate > 0 for rate, _ in self.steps):
+                    hint = "steps=((5, 60), (10, 60)): requests per second, and seconds"
+                    raise BadUsage("a ramp that sends nothing", hint)
+                for rate, seconds in self.steps:
+                    if not (0 <= rate < math.inf and 0 < seconds < math.inf):
+                        raise BadUsage(
+                            f"a step of a ramp with {rate} requests per second for {seconds} s",
+                            "a finite rate of 0 or more, and seconds above 0: steps=((5, 60), (10, 60))",
+                        )
             case "trace":
-                _check_trace(self)
+                if not 0 < self.speed < math.inf:
+                    raise BadUsage(f"a trace at speed {self.speed}", "speed=1 as it was, 2 in half the time")
+                if not self.offsets_s:
+                    hint = "offsets_s=(0.0, 0.4, 1.7): seconds since its beginning"
+                    raise BadUsage("a trace without a request", hint)
+                if not all(0 <= offset < math.inf for offset in self.offsets_s):
+                    raise BadUsage("a trace with an offset that is no time since its beginning", "offsets_s from 0 on")
+                if any(later < earlier for earlier, later in pairwise(self.offsets_s)):
+                    raise BadUsage("a trace whose offsets go back in time", "ascending offsets_s")
             case _:
-                _check_steady(self)
+                if not 0 < (self.rate or 0) < math.inf:
+                    raise BadUsage(f"{self.rate} requests per second", "rate=10, or another finite number above 0")
+                if (self.duration_s is None) == (self.requests is None):
+                    seen = "no end" if self.requests is None else "two ends"
+                    raise BadUsage(f"arrivals with {seen}", "duration_s=60 or requests=600, one of them")
+                if self.duration_s is not None and not 0 < self.duration_s < math.inf:
+                    hint = "duration_s=60, or another finite number above 0"
+                    raise BadUsage(f"arrivals over {self.duration_s} s", hint)
+                if self.requests is not None and self.requests < 1:
+                    hint = "requests=600, or another number from 1 on"
+                    raise BadUsage(f"arrivals of {self.requests} requests", hint)
+        if not self.burstiness >= LEAST_BURSTINESS:
+            hint = f"burstiness=1 (Poisson), less for bursts ({LEAST_BURSTINESS} at least), more for even gaps"
+            raise BadUsage(f"a burstiness of {self.burstiness}", hint)
 
 
 def schedule(arrivals: Arrivals) -> tuple[float, ...]:
     """Times at which to send the requests: seconds since the beginning, ascending, the first at 0 or later.
 
-    By chance there may be none. Two may come at the same instant: in a trace, and where gaps are very uneven.
+    By chance there may be none. Two may come at the same instant: in a trace, and where gaps are very uneven. All but
+    the times of a trace are of unit rate at first; then each step of (rate, seconds) takes up rate * seconds of them.
     """
     if arrivals.process == "trace":
         return tuple(offset / arrivals.speed for offset in arrivals.offsets_s)
-    shape = math.inf if arrivals.process == "constant" else arrivals.burstiness
     steps = arrivals.steps or ((arrivals.rate or 0.0, arrivals.duration_s or math.inf),)
-    return tuple(islice(_stretched(_unit_times(shape, arrivals.seed), steps), arrivals.requests))
-
-
-def length_s(arrivals: Arrivals) -> float | None:
-    """Seconds over which requests are sent; None for a number of requests, or a trace, which ends with its last."""
-    return math.fsum(seconds for _, seconds in arrivals.steps) if arrivals.steps else arrivals.duration_s
+    clock = pairwise(accumulate((seconds for _, seconds in steps), initial=0.0))
+    scale = pairwise(accumulate((rate * seconds for rate, seconds in steps), initial=0.0))
+    unit = _unit_times(math.inf if arrivals.process == "constant" else arrivals.burstiness, arrivals.seed)
+    times: list[float] = []
+    time = next(unit)
+    for (rate, _), (begin_s, end_s), (begin, end) in zip(steps, clock, scale, strict=True):
+        last_s = math.nextafter(end_s, begin_s)  # rounding must not put one into the step after
+        while time < end and len(times) != arrivals.requests:
+            times.append(min(begin_s + (time - begin) / rate, last_s))
+            time = next(unit)
+    return tuple(times)
 
 
 def job(
@@ -110,108 +147,33 @@ def _unit_times(shape: float, seed: int) -> Iterator[float]:
     begin with too many requests, (1/shape - 1)/2 of them. For Poisson it is the same.
     """
     if shape == math.inf:
-        return (float(index) for index in count())
+        yield from map(float, count())
     stream = draws(seed, "arrivals")
-    first = next(stream) * _gamma(shape + 1, stream) / shape
-    return accumulate(_gaps(shape, stream), initial=first)
-
-
-def _gaps(shape: float, stream: Iterator[float]) -> Iterator[float]:
+    time = next(stream) * _gamma(shape + 1, stream) / shape
     while True:
-        yield -math.log1p(-next(stream)) if shape == 1 else _gamma(shape, stream) / shape
+        yield time
+        time += -math.log1p(-next(stream)) if shape == 1 else _gamma(shape, stream) / shape
 
 
 def _gamma(shape: float, stream: Iterator[float]) -> float:
     """A gamma variate of scale 1 by G. Marsaglia and W. W. Tsang, A simple method for generating gamma variables, ACM
     TOMS 26 (2000) 363-372, without its squeeze; below shape 1 as they advise: a variate of shape + 1, times
-    u^(1/shape). Python guarantees only its uniform stream, so its own `gammavariate` is not used."""
+    u^(1/shape). Normal variates are by the polar method of G. Marsaglia and T. A. Bray, SIAM Review 6 (1964) 260-264.
+    Python guarantees only its uniform stream, so its own `gammavariate` is not used."""
     if shape < 1:
         return _gamma(shape + 1, stream) * math.pow(1 - next(stream), 1 / shape)
     d = shape - 1 / 3
     c = 1 / math.sqrt(9 * d)
     while True:
-        x = _normal(stream)
+        x, y = 2 * next(stream) - 1, 2 * next(stream) - 1
+        square = x * x + y * y
+        if not 0 < square < 1:
+            continue
+        x *= math.sqrt(-2 * math.log(square) / square)
         v = (1 + c * x) ** 3
         u = 1 - next(stream)
         if v > 0 and math.log(u) < x * x / 2 + d * (1 - v + math.log(v)):
             return d * v
-
-
-def _normal(stream: Iterator[float]) -> float:
-    """A standard normal variate by the polar method of G. Marsaglia and T. A. Bray, SIAM Review 6 (1964) 260-264."""
-    while True:
-        x, y = 2 * next(stream) - 1, 2 * next(stream) - 1
-        square = x * x + y * y
-        if 0 < square < 1:
-            return x * math.sqrt(-2 * math.log(square) / square)
-
-
-def _stretched(times: Iterator[float], steps: Sequence[tuple[float, float]]) -> Iterator[float]:
-    """Times of unit rate on a clock on which each step of (rate, seconds) takes up rate * seconds of them."""
-    clock = pairwise(accumulate((seconds for _, seconds in steps), initial=0.0))
-    scale = pairwise(accumulate((rate * seconds for rate, seconds in steps), initial=0.0))
-    time = next(times)
-    for (rate, _), (begin_s, end_s), (begin, end) in zip(steps, clock, scale, strict=True):
-        last_s = math.nextafter(end_s, begin_s)  # rounding must not put one into the step after
-        while time < end:
-            yield min(begin_s + (time - begin) / rate, last_s)
-            time = next(times)
-
-
-def _refuse_what_does_not_apply(arrivals: Arrivals) -> None:
-    applies = {"process", "seed"} | TOLD_BY[arrivals.process]
-    for entry in fields(arrivals):
-        if entry.name not in applies and getattr(arrivals, entry.name) != entry.default:
-            takers = ", ".join(process for process, names in TOLD_BY.items() if entry.name in names)
-            raise BadUsage(f"arrivals {arrivals.process!r} have no {entry.name}", f"without it, or {takers}")
-
-
-def _check_steady(arrivals: Arrivals) -> None:
-    if not _positive(arrivals.rate):
-        raise BadUsage(f"{arrivals.rate} requests per second", "rate=10, or another finite number above 0")
-    _check_burstiness(arrivals)
-    if (arrivals.duration_s is None) == (arrivals.requests is None):
-        seen = "no end" if arrivals.requests is None else "two ends"
-        raise BadUsage(f"arrivals with {seen}", "duration_s=60 or requests=600, one of them")
-    if arrivals.duration_s is not None and not _positive(arrivals.duration_s):
-        raise BadUsage(f"arrivals over {arrivals.duration_s} s", "duration_s=60, or another finite number above 0")
-    if arrivals.requests is not None and arrivals.requests < 1:
-        raise BadUsage(f"arrivals of {arrivals.requests} requests", "requests=600, or another number from 1 on")
-
-
-def _check_burstiness(arrivals: Arrivals) -> None:
-    if not arrivals.burstiness >= LEAST_BURSTINESS:
-        raise BadUsage(
-            f"a burstiness of {arrivals.burstiness}",
-            f"burstiness=1 (Poisson), less for bursts ({LEAST_BURSTINESS} at least), more for even gaps",
-        )
-
-
-def _check_ramp(arrivals: Arrivals) -> None:
-    _check_burstiness(arrivals)
-    if not any(rate > 0 for rate, _ in arrivals.steps):
-        raise BadUsage("a ramp that sends nothing", "steps=((5, 60), (10, 60)): requests per second, and seconds")
-    for rate, seconds in arrivals.steps:
-        if not (0 <= rate < math.inf and _positive(seconds)):
-            raise BadUsage(
-                f"a step of a ramp with {rate} requests per second for {seconds} s",
-                "a finite rate of 0 or more, and seconds above 0: steps=((5, 60), (10, 60))",
-            )
-
-
-def _check_trace(arrivals: Arrivals) -> None:
-    if not _positive(arrivals.speed):
-        raise BadUsage(f"a trace at speed {arrivals.speed}", "speed=1 as it was, 2 in half the time")
-    if not arrivals.offsets_s:
-        raise BadUsage("a trace without a request", "offsets_s=(0.0, 0.4, 1.7): seconds since its beginning")
-    if not all(0 <= offset < math.inf for offset in arrivals.offsets_s):
-        raise BadUsage("a trace with an offset that is no time since its beginning", "offsets_s from 0 on")
-    if any(later < earlier for earlier, later in pairwise(arrivals.offsets_s)):
-        raise BadUsage("a trace whose offsets go back in time", "ascending offsets_s")
-
-
-def _positive(value: float | None) -> bool:
-    return value is not None and 0 < value < math.inf
 
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -251,15 +213,62 @@ class Trace:
 def read_trace(path: Path) -> Iterator[TraceRow]:
     """All rows of a trace of either format in their order, one in memory at a time; the first has offset 0.
 
-    Raises BadDataset, with the number of the line, for one that is damaged or earlier than the line before it.
+    Raises BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or
+    earlier than the line before it.
     """
-    first_ns: int | None = None
-    last_ns = -math.inf
-    for number, (at_ns, prompt, output) in _stamped(path):
-        if at_ns < last_ns:
-            raise _damaged(path, number, "is earlier than the one before it", "the file, sorted by time")
-        first_ns, last_ns = at_ns if first_ns is None else first_ns, at_ns
-        yield TraceRow((at_ns - first_ns) / NANOSECONDS, prompt, output)
+    try:
+        file = open(path.expanduser(), encoding="utf-8-sig", errors="replace", opener=regular)  # noqa: SIM115
+    except OSError as error:
+        raise BadDataset(f"{path} cannot be read: {error.strerror}", f"the path of a trace: {FORMATS}") from None
+    with file:
+        first = file.readline()
+        names = [name.strip() for name in first.split(",")]
+        columns, rows = None, enumerate(chain([first], file), start=1)
+        if not first.lstrip().startswith("{"):
+            if not set(AZURE) <= set(names):
+                raise BadDataset(f"{path} is no trace: its first line is {first.strip()[:60]!r}", FORMATS)
+            columns, rows = [names.index(name) for name in AZURE], enumerate(file, start=2)
+        first_ns = last_ns = None
+        for number, line in rows:
+            if not line.strip():
+                continue
+            try:
+                at_ns, *tokens = _azure_row(line, columns) if columns else _mooncake_row(line)
+                if any(type(count) is not int or count < 0 for count in tokens):
+                    raise ValueError
+            except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
+                raise BadDataset(
+                    f"line {number} of {path} is no row of this trace", "a whole copy of the file"
+                ) from None
+            if last_ns is not None and at_ns < last_ns:
+                problem = f"line {number} of {path} is earlier than the one before it"
+                raise BadDataset(problem, "the file, sorted by time")
+            first_ns, last_ns = at_ns if first_ns is None else first_ns, at_ns
+            yield TraceRow((at_ns - first_ns) / NANOSECONDS, *tokens)
+
+
+def _azure_row(line: str, columns: Sequence[int]) -> tuple[int, int, int]:
+    """Nanoseconds since 1970, prompt tokens and output tokens of a line of CSV. An instant, such as 2023-11-16
+    18:15:46.6805900, would lose its last digits as a float or a datetime. Raises LookupError or ValueError."""
+    cells = line.split(",")
+    instant, prompt, output = (cells[column].strip() for column in columns)
+    match = INSTANT.fullmatch(instant)
+    if match is None:
+        raise ValueError
+    second, fraction, zone = match.groups()
+    whole = datetime.fromisoformat(second + ("+00:00" if zone in (None, "Z") else zone)) - BEGINNING
+    at_ns = (whole.days * 86_400 + whole.seconds) * NANOSECONDS + int((fraction or "").ljust(9, "0"))
+    return at_ns, int(prompt), int(output)
+
+
+def _mooncake_row(line: str) -> tuple[int, Any, Any]:
+    """Nanoseconds on the trace's own clock, prompt tokens and output tokens of a line of JSON. Raises ValueError where
+    the time is no number, and what Python raises for entries that are missing."""
+    facts = json.loads(line)
+    at_ms, prompt, output = (facts[name] for name in MOONCAKE)
+    if type(at_ms) not in (int, float) or not math.isfinite(at_ms):
+        raise ValueError
+    return round(at_ms * 1_000_000), prompt, output
 
 
 def load_trace(
@@ -309,72 +318,3 @@ def sample_lengths(trace: Trace, requests: int, seed: int) -> list[tuple[int, in
     picks = islice(draws(seed, "trace"), requests)
     drawn = (trace.rows[int(pick * len(trace.rows))] for pick in picks)
     return [(row.prompt_tokens, row.output_tokens) for row in drawn]
-
-
-# Formats: a line as nanoseconds on the trace's own clock, tokens in, tokens out
-
-Stamped = tuple[int, int, int]
-
-
-def _stamped(path: Path) -> Iterator[tuple[int, Stamped]]:
-    """Each row with the number of its line."""
-    try:
-        file = open(path.expanduser(), encoding="utf-8-sig", errors="replace", opener=regular)  # noqa: SIM115
-    except OSError as error:
-        raise BadDataset(f"{path} cannot be read: {error.strerror}", f"the path of a trace: {FORMATS}") from None
-    with file:
-        first = file.readline()
-        parse, rows = _format(path, first, file)
-        for number, line in rows:
-            if line.strip():
-                try:
-                    stamped = parse(line)
-                except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
-                    raise _damaged(path, number, "is no row of this trace", "a whole copy of the file") from None
-                yield number, stamped
-
-
-def _format(path: Path, first: str, rest: Iterable[str]) -> tuple[Callable[[str], Stamped], Iterable[tuple[int, str]]]:
-    """The parser of a line, and numbered rows, by the first line. Raises BadDataset where that is of no trace."""
-    if first.lstrip().startswith("{"):
-        return _mooncake, enumerate(chain([first], rest), start=1)
-    names = [name.strip() for name in first.split(",")]
-    if not set(AZURE) <= set(names):
-        raise BadDataset(f"{path} is no trace: its first line is {first.strip()[:60]!r}", FORMATS)
-    return partial(_azure, [names.index(name) for name in AZURE]), enumerate(rest, start=2)
-
-
-def _azure(columns: Sequence[int], line: str) -> Stamped:
-    cells = line.split(",")
-    instant, prompt, output = (cells[column].strip() for column in columns)
-    return _nanoseconds(instant), _tokens(int(prompt)), _tokens(int(output))
-
-
-def _nanoseconds(instant: str) -> int:
-    """Nanoseconds since 1970 of an instant such as 2023-11-16 18:15:46.6805900. A float or a datetime would lose the
-    last digits. Raises ValueError."""
-    match = INSTANT.fullmatch(instant)
-    if match is None:
-        raise ValueError
-    second, fraction, zone = match.groups()
-    offset = "+00:00" if zone in (None, "Z") else zone
-    whole = datetime.fromisoformat(second + offset) - BEGINNING
-    return (whole.days * 86_400 + whole.seconds) * NANOSECONDS + int((fraction or "").ljust(9, "0"))
-
-
-def _mooncake(line: str) -> Stamped:
-    facts = json.loads(line)
-    at_ms, prompt, output = (facts[name] for name in MOONCAKE)
-    if not isinstance(at_ms, int | float) or isinstance(at_ms, bool) or not math.isfinite(at_ms):
-        raise ValueError
-    return round(at_ms * 1_000_000), _tokens(prompt), _tokens(output)
-
-
-def _tokens(count: object) -> int:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise ValueError
-    return count
-
-
-def _damaged(path: Path, number: int, what: str, hint: str) -> BadDataset:
-    return BadDataset(f"line {number} of {path} {what}", hint)

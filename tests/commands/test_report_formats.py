@@ -139,7 +139,7 @@ def test_external_results_as_csv_are_the_points_of_the_json(capsys, tmp_path):
     status, said = told(capsys, *words, "--csv")
     rows = list(csv.DictReader(io.StringIO(said.out)))
     assert status == 0 and [row["concurrency"] for row in rows] == [str(point["concurrency"]) for point in found]
-    assert {"tokens_per_s", "latency_s", "gain_per_doubling", "pareto", "chosen", "problems"} <= rows[0].keys()
+    assert {"output_tokens_per_s", "e2e_s", "batch", "valid", "problems"} <= rows[0].keys()
 
 
 def test_every_key_of_external_results_is_documented(capsys, tmp_path):

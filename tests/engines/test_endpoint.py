@@ -24,7 +24,9 @@ from pytest_slmserve.archive.codec import engine_from_record, engine_line, measu
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
 from pytest_slmserve.engines.loadgen.streams import TOLD, shortened
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.report.loads import in_words, load_text
+from pytest_slmserve.report.loads import in_words, load_section
+from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request
@@ -52,6 +54,11 @@ def endpoint(there):
     found = EndpointEngine(spec_of(there), there._key)
     yield found
     found.close()
+
+
+def load_text(found):
+    with laid_out(400):
+        return section_text(load_section(found))
 
 
 def test_a_closed_loop_without_a_step_trace(endpoint):
@@ -173,7 +180,7 @@ def test_modules_of_the_working_folder_are_not_run_by_the_client(there, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
     engine = EndpointEngine(spec_of(there))
-    environment = Path(f"/proc/{engine._client.child.process.pid}/environ").read_bytes()
+    environment = Path(f"/proc/{engine._client.children[0].process.pid}/environ").read_bytes()
     engine.close()
     assert there._key.encode() not in environment and b"SLM_ENDPOINT_KEY" not in environment
 

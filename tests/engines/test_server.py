@@ -124,9 +124,9 @@ def test_it_listens_on_loopback_and_wants_its_key(engine):
 
 def test_its_key_is_told_to_nobody(engine):
     key = engine._key
-    processes = [psutil.Process(engine.child.process.pid), psutil.Process(engine.client.child.process.pid)]
+    processes = [psutil.Process(engine.child.process.pid), psutil.Process(engine.client.children[0].process.pid)]
     seen = [*(" ".join(p.cmdline()) for p in processes), repr(engine.spec), repr(engine.resolved)]
-    logs = [child.log.read_text("utf-8") for child in (engine.child, engine.client.child)]
+    logs = [child.log.read_text("utf-8") for child in (engine.child, *engine.client.children)]
     assert not [text for text in (*seen, *logs) if key in text]
     with pytest.raises(EngineFailed) as caught:
         raise engine.child.failed("says so")
@@ -157,7 +157,7 @@ def start():
     yield begin
     for engine in engines:
         engine.close()
-        for child in (engine.child, *([engine.client.child] if engine.client else [])):
+        for child in (engine.child, *(engine.client.children if engine.client else [])):
             child.keep_log = False
             child.kill()
             assert gone(child.process.pid)
@@ -203,7 +203,7 @@ def test_a_client_that_is_killed_is_a_failure(start):
     engine = start()
 
     def kill(progress):
-        os.kill(engine.client.child.process.pid, signal.SIGKILL)
+        os.kill(engine.client.children[0].process.pid, signal.SIGKILL)
 
     with pytest.raises(EngineFailed, match="the load generator was killed by SIGKILL"):
         engine.run(small_workload(), LONG, kill)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+
+import pytest
+from shipped import put
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.run import advice as run_advice
+from pytest_slmserve.schema.specs import GIB
 
 ARGUMENTS = ("--slm-simulate", "--slm-models=opt-1.3b", "--slm-window=2", "-p", "no:cacheprovider")
 
@@ -133,3 +141,60 @@ def test_wrong_words(pytester):
 def test_without_a_mode_it_is_skipped(pytester):
     pytester.makepyfile("def test_advice(slm_advice):\n    slm_advice()")
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(skipped=1)
+
+
+# The shipped test of an advice
+
+
+@pytest.fixture
+def in_use(pytester, kept):
+    """Runs the shipped test of the advice on a sweep of the simulated engine."""
+    put(pytester.path, "test_advice")
+    return lambda *words, loads="1,8,32,64,128": pytester.runpytest_inprocess(
+        *ARGUMENTS, f"--slm-concurrency={loads}", "-rs", *words
+    )
+
+
+def test_the_engine_as_advised_serves_what_was_predicted(in_use, pytester):
+    in_use().assert_outcomes(passed=9, skipped=2)
+    advised = [m for m in read(pytester.path / ".slm/records.jsonl").measurements if m.spec.max_num_seqs == 64]
+    assert [(m.load.concurrency, m.spec.max_model_len) for m in advised] == [(64, 768)] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "failed", "why"),
+    [
+        ("preempt_from=40", 1, "*<fails: no-request-preempted *preemptions, though its KV cache was to hold all*"),
+        ("die_at=40", 4, "*EngineFailed: *the simulated engine died at*"),
+    ],
+)
+def test_what_two_loads_predict_fails_if_it_preempts_or_dies(in_use, words, failed, why):
+    """Planted from 40 in flight on, where the sweep does not go."""
+    result = in_use(f"--slm-engine-arg={words}", loads="1,32")
+    assert result.ret == 1 and result.parseoutcomes()["failed"] == failed
+    result.stdout.fnmatch_lines([why])
+
+
+def test_an_engine_that_is_slower_than_predicted_fails(in_use, monkeypatch):
+    law = SimulatedEngine.law
+
+    def slower(self, work):
+        t_inf, b_half = law(self, work)
+        return (0.7 if self.spec.max_num_seqs == 64 else 1.0) * t_inf, b_half
+
+    monkeypatch.setattr(SimulatedEngine, "law", slower)
+    result = in_use()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*<fails: throughput-as-predicted *: 69.9 % * of what was predicted*"])
+
+
+def test_several_engines_gain_no_more_than_their_bound(in_use, pytester, monkeypatch):
+    plan = run_advice.plan
+    monkeypatch.setattr(run_advice, "plan", lambda sweeps, wish: plan(sweeps, replace(wish, gpu_bytes=140 * GIB)))
+    in_use("--slm-engine-arg=dram_active=0.3", "--slm-engine-arg=engine_active=0.6").assert_outcomes(passed=11)
+    shared = [m for m in read(pytester.path / ".slm/records.jsonl").measurements if m.replica]
+    assert [(m.spec.max_num_seqs, m.load.concurrency) for m in shared] == [(32, 32)] * 8, "two of 32, twice, each way"
+
+
+def test_without_enough_loads_nothing_is_decided(in_use):
+    assert in_use(loads="32").ret == 10

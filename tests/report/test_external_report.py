@@ -10,13 +10,15 @@ import pytest
 from published import ROWS, served
 from strategies import law
 
-from pytest_slmserve.analysis.advice.advisor import plan
-from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
+from pytest_slmserve.analysis.advice.advisor import ModelSweep, Objectives, plan
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Axes, Curve
 from pytest_slmserve.archive.external import Columns
-from pytest_slmserve.report.external import external_json, external_text
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.external import external_facts, external_section
+from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.text_table import laid_out
 
 COLUMNS = Columns(
     knob="max_num_seqs",
@@ -65,7 +67,8 @@ def said(
         [ModelSweep(name="results", points=curve.points, b_half=b_half)], Objectives(slo=slo, threshold=threshold)
     )
     facts = (curve, found, columns, TOLERANCE, ["planted note"])
-    return Said(external_text(*facts), json.loads(external_json(*facts)))
+    with laid_out(150):
+        return Said(section_text(external_section(*facts)), json.loads(as_json(external_facts(*facts))))
 
 
 def planted(knob: int, *scales: float, lost: float = 0.0, **facts: object) -> Point:
@@ -76,9 +79,9 @@ def planted(knob: int, *scales: float, lost: float = 0.0, **facts: object) -> Po
 def test_the_published_results_as_text():
     found = said(PUBLISHED, LAW_OF_TWO, columns=COLUMNS)
     lines = found.text.splitlines()
-    [chosen] = [line for line in lines if "<--" in line]
-    assert chosen.split() == ["96", "9,033", "13.9", "+19.4", "24.7", "91.0", "*", "<--"]
-    assert lines[0].split()[:4] == ["max_num_seqs", "total", "itl", "ms"]
+    [chosen] = [line for line in lines if line.split()[:2] == ["96", "91.04"]]
+    assert chosen.split() == ["96", "91.04", "9,033", "13.9", "+19.4", "*", "yes"]
+    assert lines[3].split()[:5] == ["max_num_seqs", "batch", "total", "itl", "ms"]
     assert "plateau         from max_num_seqs 256: past it a doubling gains less than 10 %; not certain" in found.text
     assert "most total      11,145 at max_num_seqs 384" in found.text
     assert (
@@ -113,13 +116,14 @@ def test_littles_law_agrees_is_missing_or_cannot_be_applied():
 
 def test_json_has_every_answer():
     found = said(PUBLISHED, LAW_OF_TWO, columns=COLUMNS).json
-    assert found["plateau"] == {"value": 256, "low": None, "high": None, "known": False}
+    [sweep] = found["sweeps"]
+    assert sweep["plateau"] == {"value": 256, "low": None, "high": None, "known": False}
     assert found["b_opt"]["value"] == 96 and found["limit_s"] == 2 * 7.509587e-3
     assert found["saturation_law"]["error_mean"] < 0.03 and found["saturation_law"]["error_max"] < 0.06
     assert {"value", "low", "high"} == found["saturation_law"]["t_inf_tokens_per_s"].keys()
     assert found["objectives"]["threshold"] == 0.1 and found["caps"]["slo"] == pytest.approx(105, rel=0.06)
-    assert found["pareto"] == [1, 8, 32, 64, 96, 128, 256, 384] and found["columns"]["knob"] == "max_num_seqs"
-    assert len(found["points"]) == len(ROWS) and found["points"][0]["gain_per_doubling"] is None
+    assert sweep["pareto"] == [1, 8, 32, 64, 96, 128, 256, 384] and found["columns"]["knob"] == "max_num_seqs"
+    assert len(found["points"]) == len(ROWS) and found["points"][0]["output_tokens_per_s"] == ROWS[0][2]
     assert found["points"][-1]["little"] == pytest.approx(-0.214, abs=1e-3)
     assert found["advised"]["share"] == pytest.approx(0.8105, abs=1e-4) and "planted note" in found["notes"]
 
@@ -130,7 +134,7 @@ def test_repeats_give_intervals():
         seen = found.json["saturation_law"][name]
         assert seen["low"] < seen["value"] < seen["high"]
     assert [found.json["b_opt"][end] for end in ("value", "low", "high")] == [64, 64, 64]
-    assert found.json["plateau"]["low"] <= found.json["plateau"]["value"] == 256
+    assert found.json["sweeps"][0]["plateau"]["low"] <= found.json["sweeps"][0]["plateau"]["value"] == 256
     assert "B_opt is 64 in flight (95 %: 64 to 64)" in found.text and "not certain" not in found.text
 
 
@@ -145,12 +149,16 @@ def test_a_half_saturation_that_is_known_is_not_fitted():
 
 def test_a_point_that_preempted_is_shown_and_never_chosen():
     found = said([planted(b) for b in GRID[:-1]] + [planted(512, 2.0, lost=178.0)], threshold=0.01)
-    assert found.json["b_opt"]["value"] == 256 and 512 not in found.json["pareto"]
-    assert found.json["plateau"]["value"] is None
-    [row] = [line for line in found.text.splitlines() if line.endswith("  178 preemptions")]
-    assert row.split()[0] == "512" and "*" not in row and "<--" not in row
+    assert found.json["b_opt"]["value"] == 256 and 512 not in found.json["sweeps"][0]["pareto"]
+    assert found.json["sweeps"][0]["plateau"]["value"] is None
+    [row] = [line.split() for line in found.text.splitlines() if line.split()[:1] == ["512"]]
+    assert (
+        row[-1] == "NO"
+        and "*" not in row
+        and "INVALID: n 512: 0 of 1 measurements are used: 178 preemptions" in found.text
+    )
     entry = found.json["points"][-1]
-    assert not entry["valid"] and entry["tokens_per_s"] == 2 * law(512) and entry["efficiency"] is None
+    assert not entry["valid"] and entry["output_tokens_per_s"] == 2 * law(512)
     assert entry["problems"] == ["178 preemptions"]
     assert any("left out, for they preempted: n 512" in note for note in found.notes)
 
@@ -171,11 +179,11 @@ def test_a_law_that_cannot_be_is_not_identified():
 def test_a_curve_without_a_law_keeps_its_other_answers():
     steep = [served(b, [100.0 * b], [0.01]) for b in (2, 4, 8)]
     found = said(steep)
-    assert found.json["saturation_law"] is None and found.json["plateau"]["value"] is None
+    assert found.json["saturation_law"] is None and found.json["sweeps"][0]["plateau"]["value"] is None
     assert found.json["b_opt"]["value"] is None and found.json["advised"] is None
     assert any("the saturation law is not fitted: throughput grows as fast" in note for note in found.notes)
     assert "batch           none: batching efficiency needs T(1)" in found.text
-    assert "not reached: the last doubling (4 to 8) still gains 100 %" in found.text and "eff. %" not in found.text
+    assert "not reached: the last doubling (4 to 8) still gains 100 %" in found.text
     with_one = said([served(1, [100.0], [0.01]), *steep])
     assert with_one.json["b_opt"]["value"] == 8 and "closed form" not in with_one.text
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from strategies import job_point
 
+from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
 from pytest_slmserve.report.page.pictures import pictures
-from pytest_slmserve.report.tables.jobs import job_report
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -20,8 +21,12 @@ CACHES = [
 LIMITS = [job_point(spec=EngineSpec("opt-1.3b", max_num_seqs=n)) for n in (64, 128)]
 
 
+def job_report(jobs):
+    return list(map(section_text, job_sections(jobs)))
+
+
 def test_a_row_for_each_job_and_only_columns_in_which_something_is_known():
-    table, legend = job_report(GRID)
+    [table] = job_report(GRID)
     lines = table.splitlines()
     assert lines[0] == "Jobs on NVIDIA H200, vLLM 0.26.0"
     rows = [line.split() for line in lines if line.startswith("opt-6.7b")]
@@ -31,7 +36,7 @@ def test_a_row_for_each_job_and_only_columns_in_which_something_is_known():
         ("512/256", "at"),
         ("512/256", "10"),
     ]
-    assert "waste" not in table and "batching" not in table and legend.startswith("Jobs:")
+    assert "waste" not in table and "batching" not in table and JOB_LEGEND.startswith("Jobs:")
 
 
 def series_of(picture):
@@ -53,7 +58,7 @@ def test_models_of_one_size_have_a_picture_of_their_own():
 
 
 def test_jobs_under_several_limits_of_the_batch_differ_in_the_table_and_cards_in_the_picture():
-    table, _ = job_report(LIMITS)
+    [table] = job_report(LIMITS)
     assert [line.split()[5] for line in table.splitlines() if "at once" in line] == ["64", "128"]
     other = [replace(job, environment=replace(job.environment, gpu_name="NVIDIA H100 80GB HBM3")) for job in LIMITS]
     (picture,) = pictures([], [*LIMITS, *other])
@@ -62,20 +67,20 @@ def test_jobs_under_several_limits_of_the_batch_differ_in_the_table_and_cards_in
 
 def test_jobs_through_the_server_are_told_from_those_of_the_engine():
     server = job_point(spec=EngineSpec("opt-1.3b", max_num_seqs=64, interface="server"))
-    table, _ = job_report([LIMITS[0], server])
+    [table] = job_report([LIMITS[0], server])
     assert [line.split()[1] for line in table.splitlines() if "at once" in line] == ["512/256", "server"]
-    assert "interface" in table and "interface" not in next(job_report(LIMITS))
+    assert "interface" in table and "interface" not in job_report(LIMITS)[0]
 
 
 def test_what_is_invalid_is_told_with_its_reason():
-    table, _ = job_report([job_point(()), job_point(rate=1.0)])
+    [table] = job_report([job_point(()), job_point(rate=1.0)])
     assert "INVALID: opt-6.7b, 256 output tokens: planted: invalid" in table and " NO" in table
 
 
 def test_a_simulated_job_says_so_and_without_jobs_there_is_nothing():
     fake = replace(job_point(), environment=Environment(platform="simulated"))
-    assert "SIMULATED, NOT MEASURED" in next(job_report([fake]))
-    assert list(job_report([])) == []
+    assert "SIMULATED, NOT MEASURED" in job_report([fake])[0]
+    assert job_report([]) == []
 
 
 @pytest.mark.parametrize(

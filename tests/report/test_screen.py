@@ -16,8 +16,9 @@ from pytest_slmserve.analysis.metrics.latency import parse_slo
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.screen import MOST_LINES, remedy, screen
+from pytest_slmserve.report.screen import MOST_LINES, screen
 from pytest_slmserve.report.text_table import laid_out
+from pytest_slmserve.report.verdicts import remedy
 from pytest_slmserve.schema.environment import Environment
 
 BATCHES = (64, 128, 256, 512)

@@ -13,15 +13,20 @@ from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.compare.deployments import deployments, with_wider
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
+from pytest_slmserve.report.deployments import deployment_name, gpus_sections
 from pytest_slmserve.report.page.pictures import pictures
-from pytest_slmserve.report.tables.replicas import deployment_name, gpus_report
-from pytest_slmserve.report.tables.run import heading
+from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.sweeps import heading
 
 
 @pytest.fixture(scope="module")
 def curve() -> Curve:
     planted = {"all_reduce_s": 1e-3, "imbalance": 0.2}
     return on_gpus((1, 2), shared=replicas(2, **planted), room={1: 4}, **planted)
+
+
+def gpus_report(curves):
+    return list(map(section_text, gpus_sections(curves)))
 
 
 def test_the_picture_has_what_each_number_of_gpus_serves_most_in_all_and_per_gpu(curve):
@@ -78,7 +83,7 @@ def test_tables_of_one_model_say_in_what_they_differ(curve):
     one, other, _ = gpus_report([curve, both[0]])
     assert one.splitlines()[0].startswith("opt-tiny, warm-up 1 on several GPUs: ")
     assert other.splitlines()[0].startswith("opt-tiny, warm-up 2 on several GPUs: ")
-    assert next(gpus_report([curve])).startswith("opt-tiny on several GPUs: ")
+    assert gpus_report([curve])[0].startswith("opt-tiny on several GPUs: ")
 
 
 def test_names_of_deployments(curve):

@@ -15,7 +15,7 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.report.screen import tables
 from pytest_slmserve.run import devices as places
 from pytest_slmserve.run import executor
 from pytest_slmserve.run import session as module
@@ -62,7 +62,7 @@ def test_an_invalid_measurement_is_kept_and_measured_once_more(opened, monkeypat
     item = trustworthy("opt-125m-8", [(m,) for m in found], 2)
     assert item and item.why.startswith("2 of 3 measurements are valid, 2 are wanted: 1 requests failed")
     [curve] = session.verdicts.curves()
-    text = "\n".join(text for text, _ in run_lines(Findings(curves=[curve])))
+    text = "\n".join(text for text, _ in tables(Findings(curves=[curve])))
     assert "left out: 8 in flight: 2 of 3 measurements are used: 1 requests failed" in text
 
 

@@ -89,7 +89,9 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened):
     for line in live.splitlines():
         if "verdict" not in line:
             assert line in later
-    assert read(sweeps.session.options.records).sessions[0].plan["sweeps"][sweeps.session.planner.series(MODEL)] == {
+    assert read(sweeps.session.options.records).sessions[0].plan["sweeps"][
+        sweeps.session.planner.sweep(MODEL).cases[0].series
+    ] == {
         "model": MODEL,
         "concurrencies": list(GRID),
         "skipped": [],

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.workload.arrivals import Arrivals, length_s, schedule
+from pytest_slmserve.workload.arrivals import Arrivals, schedule
 
 SEEDS = st.integers(-(2**40), 2**40)
 RATES = st.floats(0.1, 1000)
@@ -224,7 +224,7 @@ def test_each_step_of_a_ramp_has_its_rate():
         assert abs(len(inside) - rate * (end - begin)) <= 3.3 * math.sqrt(rate * (end - begin))
         if inside:
             assert furthest([(time - begin) / (end - begin) for time in inside], lambda share: share) < 1.95
-    assert length_s(load) == 750 and times[-1] < 750
+    assert times[-1] < 750
 
 
 def test_an_even_ramp_goes_on_from_step_to_step():
@@ -266,12 +266,6 @@ def test_a_trace_keeps_order_and_proportions_at_any_speed(offsets, speed):
 
 def test_twice_the_speed_is_half_the_time():
     assert schedule(Arrivals("trace", offsets_s=(0, 1, 1, 5), speed=2)) == (0, 0.5, 0.5, 2.5)
-
-
-def test_lengths_of_loads():
-    assert length_s(Arrivals(rate=1, duration_s=7)) == 7
-    assert length_s(Arrivals(rate=1, requests=7)) is None
-    assert length_s(Arrivals("trace", offsets_s=(0, 1))) is None
 
 
 # Bad input

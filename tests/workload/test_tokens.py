@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.workload.tokens import gpt2_tokenizer, hub_tokenizer, opt_tokenizer, synthetic_prompts
+from pytest_slmserve.workload.requests import synthetic_requests
+from pytest_slmserve.workload.tokens import gpt2_tokenizer, hub_tokenizer, opt_tokenizer
 
 SEEDS = st.integers(-(2**40), 2**40)
 
@@ -21,14 +22,14 @@ def needs_gpt2():
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(40, 60_000), SEEDS)
 def test_synthetic_prompts_have_the_lengths_asked_for_and_share_no_prefix(lengths, vocabulary, seed):
-    prompts = synthetic_prompts(lengths, vocabulary, seed)
+    prompts = [request.prompt for request in synthetic_requests([(n, 1) for n in lengths], vocabulary, seed)]
     assert [len(prompt) for prompt in prompts] == lengths
     assert all(4 <= token < vocabulary for prompt in prompts for token in prompt)
     assert len({prompt[0] for prompt in prompts}) == len(prompts)
 
 
 def test_synthetic_prompts_use_the_whole_vocabulary():
-    ids = {token for prompt in synthetic_prompts([200] * 10, 12, seed=3) for token in prompt}
+    ids = {token for request in synthetic_requests([(200, 1)] * 10, 12, seed=3) for token in request.prompt}
     assert ids == set(range(4, 12))
 
 

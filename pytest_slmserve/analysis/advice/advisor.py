@@ -1,40 +1,196 @@
 """Advice on what to deploy: for each model a batch, its throughput and cost, the memory it needs, the number of
 engines.
 
-Every answer is total: an unknown value is None, and some sentence says why.
+The batch follows the rule of the batching advisor of arXiv:2503.08311 (`batching`). From two loads only, the saturation
+law through them predicts the batch. Through batch 1 and 32 of the paper's published points the law predicts latencies
+of all larger batches 8 to 13 % too long, so it errs on the careful side.
+
+An unknown value is None, and a sentence says why it is unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
-from pytest_slmserve.analysis.advice.batch_choice import (
-    BatchOption,
-    BatchOptions,
-    Decision,
-    ModelSweep,
-    Objectives,
-    decide,
-    divide,
-    freed_share,
-    replicas_that_fit,
-    replicas_that_split,
-    utilization,
+from pytest_slmserve.analysis.metrics.roofline import (
+    REACHABLE_DRAM,
+    REACHABLE_TENSOR,
+    Peaks,
+    Work,
+    ceiling_tokens_per_s,
 )
-from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, ceiling_tokens_per_s
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent
-from pytest_slmserve.analysis.sweep.gains import valid_points
+from pytest_slmserve.analysis.sweep.batching import (
+    EFFICIENCY,
+    Base,
+    Caps,
+    LatencyLaw,
+    Limit,
+    Slo,
+    b_opt,
+    batching,
+    latency_law,
+    limit_of,
+    measured_base,
+)
+from pytest_slmserve.analysis.sweep.curve import MARGIN
+from pytest_slmserve.analysis.sweep.gains import Fit, fit, valid_points
+from pytest_slmserve.schema.errors import TooFewPoints
+from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
+
+GPU_MEMORY_UTILIZATION = 0.9  # of the GPU for all engines together
+UTILIZATION_STEPS = 1000  # vLLM takes its share of the memory with three decimals
+REACH = 16  # times the largest load measured: how far a prediction goes (checked to 24 times on published points)
+WORTH = 1.1  # a smaller bound leaves too little to start a second engine
+REPLICAS = 2  # of what four engines gained in the raw results of arXiv:2503.08311, two gained four fifths or all
+AT_LIMIT = 0.95  # share of the power limit
 
 Unit = Literal["host", "dram", "tensor", "roofline"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Memory that an engine of a model takes, whatever its batch. longest: tokens of a request at full length.
+
+    kv_bytes_per_token: in the layers that share a block. groups: number of groups of such layers; each may take blocks
+    for all tokens. allowance_bytes: for activations, captured graphs and the context. allowance_seen: whether sensors
+    measured it, as memory used less weights less KV cache; otherwise it is the reserve of our plans.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    longest: int
+    groups: int = 1
+    block_size: int = 16
+    allowance_bytes: int = RESERVE_BYTES
+    allowance_seen: bool = False
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.kv_bytes_per_token
+
+    @property
+    def request_bytes(self) -> int:
+        """KV of one request at full length, in whole blocks."""
+        return self.groups * -(-self.longest // self.block_size) * self.block_bytes
+
+    def kv_bytes(self, batch: int) -> int:
+        """KV of that number of requests at full length, and of the block that no request ever gets."""
+        return batch * self.request_bytes + NULL_BLOCKS * self.block_bytes
+
+    def total_bytes(self, batch: int) -> int:
+        return self.weight_bytes + self.allowance_bytes + self.kv_bytes(batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedEngine:
+    """A model as it was served, and the memory that its engine takes. no_footprint: why there is no memory of a GPU to
+    plan; empty if the footprint is known. kv_had_bytes, gpu_had_bytes: the KV cache that it had, and the memory of its
+    GPU. max_num_batched_tokens: None if the results do not contain it. env: variables that it was measured with, as
+    NAME=VALUE."""
+
+    model: str
+    dtype: str = "auto"
+    max_num_batched_tokens: int | None = None
+    arguments: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    footprint: Footprint | None = None
+    no_footprint: str = ""
+    kv_had_bytes: int | None = None
+    gpu_had_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSweep:
+    """One model. points: of one engine; their `e2e_repeats` are seconds per output token.
+
+    output_share: share of output tokens in the tokens that the points' rates count; None if unknown. b_half: if it is
+    known beforehand. work, peaks: for the roofline. notes: what a reader should know of the source.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    engine: ServedEngine | None = None
+    output_share: float | None = 1.0
+    b_half: float | None = None
+    work: Work | None = None
+    peaks: Peaks | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> list[Point]:
+        """Points that are valid and not degraded: a batch is chosen of them and by them."""
+        return [p for p in valid_points(self.points) if not p.degraded]
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """Memory of a GPU that an engine takes; None if it is unknown."""
+        return None if self.engine is None or self.engine.no_footprint else self.engine.footprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objectives:
+    """slo: None decides by efficiency only. gpu_bytes: None if no GPU is known. price_per_hour: of the GPU."""
+
+    slo: Slo | None = None
+    threshold: float = EFFICIENCY
+    gpu_bytes: int | None = None
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
+    price_per_hour: float | None = None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        return None if self.gpu_bytes is None else int(self.gpu_bytes * self.gpu_memory_utilization)
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """Seconds of a step and seconds of an output token by the batch, each a straight line; None if there is none."""
+
+    step: LatencyLaw | None = None
+    wait: LatencyLaw | None = None
+
+    def tokens_per_s(self, batch: float) -> float | None:
+        return None if self.step is None else batch / self.step.seconds(batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """batch: B_opt, None if there is none; `reason` says why. low, high: by the noise of repeats, known only for a
+    measured choice. predicted: by the laws through two loads. limit: of the latency. base: T(1)."""
+
+    batch: int | None = None
+    low: int | None = None
+    high: int | None = None
+    known: bool = False
+    predicted: bool = False
+    limit: Limit | None = None
+    base: Base | None = None
+    caps: Caps = field(default_factory=Caps)
+    laws: Laws = field(default_factory=Laws)
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOption:
+    """A batch that a model may be given, the tokens/s it reaches with that batch, and the memory that it takes."""
+
+    batch: int
+    tokens_per_s: float
+    total_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """factor: at most so many times one engine's throughput. busy: its use of `unit`, of what can be used."""
+    """Upper bound of the gain of several engines. factor: of one engine's throughput. busy: its use of `unit`, as a
+    share of what can be used."""
 
     unit: Unit
     busy: float
@@ -43,8 +199,8 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Upper bounds for several engines, seen at the load `at`. time_slicing, mps: the tightest of each way to share,
-    None where nothing bounds it. power_share: of the power limit."""
+    """Upper bounds for several engines, measured at the load `at`. time_slicing, mps: the tightest of each way to
+    share, None if nothing bounds it. power_share: of the power limit."""
 
     at: int
     ceilings: tuple[Ceiling, ...]
@@ -59,51 +215,12 @@ class Gains:
         return min((c for c in self.ceilings if c.unit != "host"), key=lambda c: c.factor, default=None)
 
 
-def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
-    """Upper bounds on the gain of several engines at this load, or else at the largest measured below it. The smallest
-    measured load serves where none is below; None where no load is usable."""
-    loads = [p for p in subject.usable if p.concurrency <= batch] or subject.usable[:1]
-    if not loads:
-        return None
-    point = loads[-1]
-    power = point.power_w / point.power_limit_w if point.power_w and point.power_limit_w else None
-    return Gains(point.concurrency, tuple(ceilings(point, subject)), power)
-
-
-def ceilings(point: Point, subject: ModelSweep) -> Iterator[Ceiling]:
-    """Every unit that one engine is known to use in part. The kernels of engines that take turns run at most all of the
-    time; those that overlap share the memory and the tensor cores, and nothing passes the data sheet's roofline: each
-    engine reads its own weights, so more engines move no fewer bytes per token."""
-    found: list[tuple[Unit, float | None]] = [
-        ("host", point.engine_active),
-        ("dram", None if point.dram_active is None else point.dram_active / REACHABLE_DRAM),
-        ("tensor", None if point.tensor_active is None else point.tensor_active / REACHABLE_TENSOR),
-        ("roofline", _roofline(point, subject)),
-    ]
-    for unit, busy in found:
-        if busy is not None and busy > 0:
-            yield Ceiling(unit, busy, max(1.0, 1 / busy))
-
-
-def _roofline(point: Point, subject: ModelSweep) -> float | None:
-    """Share of what no engine can pass at this batch, prompts hidden behind the decoding."""
-    if subject.work is None or subject.peaks is None or subject.output_share is None:
-        return None
-    ceiling = ceiling_tokens_per_s(subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True)
-    return subject.output_share * fmean(point.repeats) / ceiling
-
-
-WORTH = 1.1  # a bound below leaves too little to start a second engine for
-REPLICAS = 2  # of what four engines gained in the raw results of arXiv:2503.08311, two gained four fifths or all
-AT_LIMIT = 0.95  # share of the power limit
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatingPoint:
-    """Figures of a batch: tokens/s and seconds per output token, with 95 % intervals where noise is known.
+    """Figures of a batch: tokens/s and seconds per output token, with 95 % intervals if noise is known.
 
-    share: of the largest throughput measured. efficiency: T(B)/(B T(1)). cost: of a million output tokens. latency,
-    cost: None where not known.
+    share: of the largest throughput measured. efficiency: T(B)/(B T(1)). cost: of a million output tokens. latency_s,
+    cost: None if unknown.
     """
 
     batch: int
@@ -117,7 +234,8 @@ class OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory of one engine at a batch. freed_*: of the KV cache that it had, negative for less, None if not known."""
+    """Memory of one engine at a batch. freed_*: of the KV cache that it had, negative for less, None if unknown. The
+    share is of the GPU's memory (arXiv:2503.08311)."""
 
     batch: int
     kv_blocks: int
@@ -130,8 +248,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAdvice:
-    """The number of engines that fit: with the batch each, and with the batch divided among them. advised: worth a
-    trial, 1 where nothing is to be gained; each: requests of each of these; why: the reason for the number."""
+    """at_batch, split: the number of engines that fit with the batch each, and with the batch divided among them.
+    advised: the number that is worth a trial, 1 if nothing can be gained. each: requests of each of these. why: the
+    reason for the number."""
 
     at_batch: int
     split: int
@@ -142,8 +261,8 @@ class ReplicaAdvice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """All there is to say on one model. batch: to be served with: B_opt, or less where the memory does not hold that;
-    None where nothing can be advised. needs, replicas: None without a footprint or a GPU."""
+    """The advice on one model. batch: to be served with: B_opt, or less if the memory does not hold that; None if
+    nothing can be advised. needs, replicas: None without a footprint or a GPU."""
 
     subject: ModelSweep
     decision: Decision
@@ -158,8 +277,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class CombinedPlacement:
-    """All models with a batch on one GPU. total_bytes: what they take, at the least where they do not fit. lowered: who
-    has less than its B_opt."""
+    """All models with a batch on one GPU. total_bytes: what they take, at the least if they do not fit. lowered: the
+    models that have less than their B_opt."""
 
     fits: bool
     total_bytes: int
@@ -169,7 +288,7 @@ class CombinedPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """together: None where no memory is known of the GPU or of none of the models."""
+    """together: None if the memory of the GPU, or that of each model, is unknown."""
 
     wish: Objectives
     advices: tuple[Advice, ...]
@@ -177,7 +296,7 @@ class Plan:
 
     @property
     def possible(self) -> bool:
-        """Is there anything to advise?"""
+        """Whether a batch is advised for a model."""
         return any(advice.batch is not None for advice in self.advices)
 
 
@@ -185,33 +304,146 @@ def plan(subjects: Sequence[ModelSweep], wish: Objectives) -> Plan:
     """A batch for each model, so that all fit, and what follows from it."""
     decisions = [decide(subject, wish) for subject in subjects]
     batches, together = place(subjects, decisions, wish)
-    rows = zip(subjects, decisions, batches, strict=True)
-    return Plan(wish, tuple(_advice(s, d, batch, wish, len(subjects) == 1) for s, d, batch in rows), together)
+    advices = []
+    for subject, decision, batch in zip(subjects, decisions, batches, strict=True):
+        loads = subject.usable
+        advice = Advice(
+            subject=subject,
+            decision=decision,
+            batch=batch,
+            largest=operating_point(subject, decision, loads[-1].concurrency, wish) if loads else None,
+            single=operating_point(subject, decision, 1, wish),
+        )
+        if batch is not None:
+            gains, only = gains_at(subject, batch), len(subjects) == 1
+            advice = replace(
+                advice,
+                advised=operating_point(subject, decision, batch, wish),
+                needs=needs(subject, batch, wish),
+                replicas=replicas(subject, batch, gains, wish, only=only, predicted=decision.predicted),
+                gains=gains,
+            )
+        advices.append(advice)
+    return Plan(wish, tuple(advices), together)
 
 
-def _advice(subject: ModelSweep, decision: Decision, batch: int | None, wish: Objectives, alone: bool) -> Advice:
+# The batch
+
+
+def decide(subject: ModelSweep, wish: Objectives) -> Decision:
+    """B_opt of one model: the largest load measured within the conditions, or what two loads predict."""
     loads = subject.usable
-    known = Advice(
-        subject=subject,
-        decision=decision,
-        batch=batch,
-        largest=offer(subject, decision, loads[-1].concurrency, wish) if loads else None,
-        single=offer(subject, decision, 1, wish),
-    )
-    if batch is None:
-        return known
-    gains = gains_at(subject, batch)
-    return replace(
-        known,
-        advised=offer(subject, decision, batch, wish),
-        needs=needs(subject, batch, wish),
-        replicas=replicas(subject, batch, gains, wish, alone=alone, predicted=decision.predicted),
-        gains=gains,
+    if len(loads) < 2:
+        at = f" ({loads[0].concurrency} in flight)" if loads else ""
+        return Decision(reason=f"{len(loads)} load{'' if len(loads) == 1 else 's'} to judge by{at}: two are needed")
+    try:
+        return _predicted(subject, loads, wish) if len(loads) == 2 else _measured(subject, loads, wish)
+    except TooFewPoints as error:
+        return Decision(reason=error.problem)
+
+
+def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
+    law, laws = _fitted(loads, subject.b_half)
+    found = batching(loads, wish.slo, wish.threshold, law, subject.b_half)
+    choice, notes, reason = found.choice, [*found.notes], ""
+    if choice.value is None:
+        reason = f"no load that was measured has {conditions(wish, found.limit)}"
+    else:
+        if choice.value == loads[-1].concurrency:
+            notes.append(f"{choice.value} is the largest load measured: a larger batch may serve more")
+        rates = {p.concurrency: fmean(p.repeats) for p in loads if p.concurrency <= choice.value}
+        best = max(rates, key=lambda load: rates[load])
+        if (more := rates[best] / rates[choice.value] - 1) > MARGIN:
+            notes.append(f"the rule takes the largest, but {best} in flight has {percent(more)} more throughput")
+    if law and not law.describes:
+        off = f"the saturation law is off by up to {percent(law.error_max)} here"
+        notes.append(f"{off}: what it allows is no more than a hint")
+    return Decision(
+        batch=choice.value,
+        low=choice.low,
+        high=choice.high,
+        known=choice.known,
+        limit=found.limit,
+        base=found.base,
+        caps=found.caps,
+        laws=laws,
+        reason=reason,
+        notes=tuple(notes),
     )
 
 
-def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives) -> OperatingPoint | None:
-    """Operating point of a batch, as measured at this load, or else predicted by the laws; None without either."""
+def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
+    """The largest batch within the conditions by the laws, unless the larger load measured is no less."""
+    both = f"{loads[0].concurrency} and {loads[-1].concurrency} in flight"
+    laws = two_load_laws(loads, subject.b_half)
+    if laws.step is None or laws.wait is None:
+        raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
+    limit = None if wish.slo is None else limit_of(wish.slo, loads, laws.wait)
+    base = measured_base(loads) or Base(1 / laws.step.seconds(1), 0, "no valid point at 1: T(1) is by the law as well")
+    efficiency = laws.step.pace / (wish.threshold * base.per_s) - laws.step.b_half
+    caps = Caps(efficiency, None if limit is None else max(0.0, laws.wait.batch(limit.seconds)))
+    reach, choice = REACH * loads[-1].concurrency, b_opt(loads, base, limit, wish.threshold)
+    step = (subject.engine and subject.engine.max_num_batched_tokens) or reach
+    efficient = math.ceil(min(efficiency, 1e12)) - 1  # below the cap
+    batch = min(efficient, reach, step, reach if caps.slo is None else math.floor(caps.slo))
+    rests_on = tuple(note for note in (base.note, limit and limit.note) if note)
+    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=rests_on)
+    if choice.value is not None and choice.value >= batch:
+        return replace(known, batch=choice.value, low=choice.low, high=choice.high, known=choice.known)
+    if batch < 1:
+        return replace(known, reason=f"by the law through {both}, no batch has {conditions(wish, limit)}")
+    notes = [f"predicted by the saturation law through {both}, and not measured: measure there before use"]
+    if batch == reach:
+        notes.append(f"the law allows more, but no prediction goes beyond {REACH} times the largest load measured")
+    elif batch == step:
+        notes.append(f"a step takes no more: max_num_batched_tokens is {step}, and vLLM starts with no larger batch")
+    if subject.footprint is None or wish.budget_bytes is None:
+        notes.append("no limit of the memory is known: a KV cache that is full ends the growth earlier")
+    return replace(known, batch=batch, predicted=True, notes=(*notes, *known.notes))
+
+
+def _fitted(loads: Sequence[Point], b_half: float | None) -> tuple[Fit | None, Laws]:
+    """The fitted saturation law, None if there are too few points, and what follows from it."""
+    law = step = None
+    with suppress(TooFewPoints):
+        law = fit(loads, b_half)
+        step = LatencyLaw(law.t_inf.value, law.b_half.value) if law.identified else None
+    return law, Laws(step, latency_law(loads, b_half))
+
+
+def two_load_laws(loads: Sequence[Point], b_half: float | None = None) -> Laws:
+    """The laws through two loads: seconds of a step (batch over tokens/s), and of an output token, by the true batch.
+
+    b_half: if it is known, both laws have it, and meet the two loads as well as they can.
+    """
+    if b_half is not None:
+        return _fitted(loads, b_half)[1]
+    steps = [(fmean(p.batch_repeats), fmean(p.batch_repeats) / fmean(p.repeats)) for p in loads]
+    waits = [(fmean(p.batch_repeats), fmean(p.e2e_repeats)) for p in loads]
+    return Laws(through(*steps), through(*waits))
+
+
+def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyLaw | None:
+    """The law through two pairs of batch and seconds; None if seconds do not grow, or grow faster than the batch."""
+    (small, soon), (large, late) = sorted((first, second))
+    if large <= small or late <= soon:
+        return None
+    pace = (large - small) / (late - soon)
+    half = soon * pace - small
+    return None if half < 0 else LatencyLaw(pace, half)
+
+
+def conditions(wish: Objectives, limit: Limit | None) -> str:
+    """A clause with the conditions on a batch: efficiency, and the limit in ms per output token, if any."""
+    enough = f"an efficiency above {percent(wish.threshold)}"
+    return enough if limit is None else f"{enough} and at most {1e3 * limit.seconds:.3g} ms per output token"
+
+
+# Throughput and cost
+
+
+def operating_point(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives) -> OperatingPoint | None:
+    """Figures of a batch, as measured at this load, or else predicted by the laws; None without either."""
     point = next((p for p in subject.usable if p.concurrency == batch), None)
     wait: Interval | None
     if point is not None:
@@ -234,13 +466,13 @@ def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives)
 
 
 def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
-    """The mean of a point's repeats, with its interval."""
+    """The mean of a point's repeats, with its interval by the noise of all points."""
     valid = valid_points(points)
     return replace(factor(point_differences(valid, what).mean(valid.index(point))), value=fmean(what(point)))
 
 
 def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:
-    """Cost of a million output tokens, in the price's unit; None where price or share of output is not known."""
+    """Cost of a million output tokens, in the price's unit; None if the price or the share of output is unknown."""
     if price_per_hour is None or output_share is None:
         return None
     high, value, low = (
@@ -248,6 +480,15 @@ def cost_per_million(price_per_hour: float | None, rate: Interval, output_share:
         for per_s in (rate.low, rate.value, rate.high)
     )
     return Interval(value or 0.0, low, high)
+
+
+# Memory
+
+
+def utilization(total_bytes: int, gpu_bytes: int) -> float:
+    """The share for vLLM, three decimals, rounded up. If the KV bytes are given, only the check at the start uses it:
+    that share must be free."""
+    return min(1.0, math.ceil(total_bytes * UTILIZATION_STEPS / gpu_bytes) / UTILIZATION_STEPS)
 
 
 def needs(subject: ModelSweep, batch: int, wish: Objectives) -> Needs | None:
@@ -258,48 +499,110 @@ def needs(subject: ModelSweep, batch: int, wish: Objectives) -> Needs | None:
     kv, total, gpu = footprint.kv_bytes(batch), footprint.total_bytes(batch), wish.gpu_bytes
     return Needs(
         batch=batch,
-        kv_blocks=footprint.kv_blocks(batch),
+        kv_blocks=kv // footprint.block_bytes,
         kv_bytes=kv,
         total_bytes=total,
         utilization=None if gpu is None else utilization(total, gpu),
         freed_bytes=None if had is None else had - kv,
-        freed_share=None if had is None or of is None else freed_share(had, kv, of),
+        freed_share=None if had is None or of is None else (had - kv) / of,
     )
 
 
 def place(
     subjects: Sequence[ModelSweep], decisions: Sequence[Decision], wish: Objectives
 ) -> tuple[list[int | None], CombinedPlacement | None]:
-    """Each model's batch so that all fit, B_opt where they do; and what they take together. A model whose memory is not
-    known keeps its B_opt and is not counted."""
-    batches, budget = [d.batch for d in decisions], wish.budget_bytes
-    if budget is None:
+    """Each model's batch so that all fit, B_opt if they do; and what they take together. A model whose memory is
+    unknown keeps its B_opt and is not counted.
+
+    A model may get its B_opt or less: loads that were measured, or by the law the largest that fits into the budget,
+    and powers of two; and 1.
+    """
+    batches, budget = [decision.batch for decision in decisions], wish.budget_bytes
+    options: dict[int, list[BatchOption]] = {}
+    for i, (subject, decision) in enumerate(zip(subjects, decisions)):
+        best, footprint, base = decision.batch, subject.footprint, decision.base
+        if budget is None or best is None or footprint is None or base is None:
+            continue
+        rates = {p.concurrency: fmean(p.repeats) for p in subject.usable if p.concurrency <= best}
+        if decision.predicted:
+            fits = max(1, (budget - footprint.total_bytes(0)) // footprint.request_bytes)
+            steps = {best, min(best, fits), *(1 << power for power in range(best.bit_length()))}
+            rates = {batch: decision.laws.tokens_per_s(batch) or 0.0 for batch in steps}
+        rates[1] = base.per_s
+        options[i] = [BatchOption(b, rate, footprint.total_bytes(b)) for b, rate in sorted(rates.items())]
+    if budget is None or not options:
         return batches, None
-    ladders = {i: ladder for i, s in enumerate(subjects) if (ladder := _ladder(s, decisions[i], budget))}
-    if not ladders:
-        return batches, None
-    heights = divide(list(ladders.values()), budget)
-    shown = dict(zip(ladders, heights or (0,) * len(ladders), strict=True))
-    for i, height in shown.items():
-        batches[i] = ladders[i].rungs[height].batch if heights else None
-    total = sum(ladders[i].bytes_at(height) for i, height in shown.items())
-    lowered = tuple(subjects[i].name for i in ladders if heights and batches[i] != decisions[i].batch)
-    return batches, CombinedPlacement(heights is not None, total, budget, lowered)
+    chosen = divide(list(options.values()), budget)
+    total = 0
+    for i, at in zip(options, chosen or [0] * len(options), strict=True):
+        option = options[i][at]
+        total += option.total_bytes
+        batches[i] = option.batch if chosen else None
+    lowered = tuple(subjects[i].name for i in options if chosen and batches[i] != decisions[i].batch)
+    return batches, CombinedPlacement(chosen is not None, total, budget, lowered)
 
 
-def _ladder(subject: ModelSweep, decision: Decision, budget: int) -> BatchOptions | None:
-    """B_opt and what is below it: loads that were measured, or by the law the largest that fits into the budget, and
-    powers of two; 1 always. None where there is no B_opt, or its memory is not known."""
-    best, footprint, base = decision.batch, subject.footprint, decision.base
-    if best is None or footprint is None or base is None:
+def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, ...] | None:
+    """The place of the option that each model gets, so that all engines fit; None if not even the first options do.
+    models: their options by ascending batch, of which the last is the best.
+
+    From the last options, the step down is taken that loses the least of its model's throughput per byte. What the last
+    step freed too much may let other models up again.
+    """
+    places = [len(options) - 1 for options in models]
+
+    def worth(model: int, place: int) -> float:
+        """Share of the model's best throughput that the step up to this place adds, per byte that it takes."""
+        before, after = models[model][place - 1 : place + 1]
+        more = (after.tokens_per_s - before.tokens_per_s) / models[model][-1].tokens_per_s
+        return more / (after.total_bytes - before.total_bytes)
+
+    while (left := budget - sum(o[at].total_bytes for o, at in zip(models, places))) < 0:
+        down = [(worth(model, at), model) for model, at in enumerate(places) if at]
+        if not down:
+            return None
+        places[min(down)[1]] -= 1
+    while True:
+        up = []
+        for model, at in enumerate(places):
+            if at + 1 < len(models[model]):
+                takes = models[model][at + 1].total_bytes - models[model][at].total_bytes
+                if takes <= left and worth(model, at + 1) > 0:
+                    up.append((worth(model, at + 1), model, takes))
+        if not up:
+            return tuple(places)
+        _, model, takes = max(up)
+        places[model], left = places[model] + 1, left - takes
+
+
+# More engines
+
+
+def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
+    """Upper bounds on the gain of several engines at this load, or else at the largest measured below it. The smallest
+    measured load serves if none is below; None if no load is usable.
+
+    Each unit that one engine is known to use in part bounds the gain. The kernels of engines that take turns run at
+    most all of the time. Those that overlap share the memory and the tensor cores. Nothing passes the data sheet's
+    roofline at this batch with prompts hidden behind the decoding: each engine reads its own weights, so more engines
+    move no fewer bytes per token.
+    """
+    loads = [p for p in subject.usable if p.concurrency <= batch] or subject.usable[:1]
+    if not loads:
         return None
-    rates = {p.concurrency: fmean(p.repeats) for p in subject.usable if p.concurrency <= best}
-    if decision.predicted:
-        fits = max(1, (budget - footprint.total_bytes(0)) // footprint.request_bytes)
-        steps = {best, min(best, fits), *(1 << i for i in range(best.bit_length()))}
-        rates = {batch: decision.laws.tokens_per_s(batch) or 0.0 for batch in steps}
-    rates[1] = base.per_s
-    return BatchOptions(footprint, tuple(BatchOption(batch, rate) for batch, rate in sorted(rates.items())))
+    point, roofline = loads[-1], None
+    if subject.work is not None and subject.peaks is not None and subject.output_share is not None:
+        ceiling = ceiling_tokens_per_s(subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True)
+        roofline = subject.output_share * fmean(point.repeats) / ceiling
+    used: dict[Unit, float | None] = {
+        "host": point.engine_active,
+        "dram": None if point.dram_active is None else point.dram_active / REACHABLE_DRAM,
+        "tensor": None if point.tensor_active is None else point.tensor_active / REACHABLE_TENSOR,
+        "roofline": roofline,
+    }
+    ceilings = (Ceiling(unit, busy, max(1.0, 1 / busy)) for unit, busy in used.items() if busy is not None and busy > 0)
+    power = point.power_w / point.power_limit_w if point.power_w and point.power_limit_w else None
+    return Gains(point.concurrency, tuple(ceilings), power)
 
 
 def replicas(
@@ -308,45 +611,46 @@ def replicas(
     gains: Gains | None,
     wish: Objectives,
     *,
-    alone: bool = True,
+    only: bool = True,
     predicted: bool = False,
 ) -> ReplicaAdvice | None:
-    """Advice on how many engines fit and how many are worth a trial; None where the footprint or the memory is not
-    known. alone: no other model is to have a part of the GPU. predicted: the batch is predicted, not measured."""
+    """Advice on how many engines fit and how many are worth a trial; None if the footprint or the memory is unknown.
+    only: no other model has a part of the GPU. predicted: the batch is predicted, not measured."""
     footprint, budget = subject.footprint, wish.budget_bytes
     if footprint is None or budget is None:
         return None
-    split = replicas_that_split(footprint, batch, budget)
-    why_not = _against(gains, split, alone, predicted)
-    advised = 1 if why_not else REPLICAS
-    why = why_not or "in published results two engines give most of the gain of four"
-    return ReplicaAdvice(replicas_that_fit(footprint, batch, budget), split, advised, -(-batch // advised), why)
-
-
-def _against(gains: Gains | None, split: int, alone: bool, predicted: bool) -> str:
-    """Reason why one engine is enough; empty where more are worth a trial."""
+    at_batch, split = max(0, budget) // footprint.total_bytes(batch), replicas_that_split(footprint, batch, budget)
     # Kernels of several engines overlap under MPS. Yet of 34 sets measured on an H100 and an H200 none gained over 7 %
     # more than engines that take turns could (docs/results.md).
-    bound = gains.time_slicing if gains else None
-    if not alone:
-        return "the other models are to have their part of the GPU"
-    if predicted:
-        return "the batch is predicted, to be measured first"
-    if split < REPLICAS:
-        return "no second engine fits, or one request cannot be divided"
-    if gains is None or bound is None:
-        return "nothing tells what a second engine could gain"
-    if bound.factor < WORTH and bound.unit == "host":
-        return f"a kernel runs for {percent(bound.busy)} of the time, and replicas fill time without one"
-    if bound.factor < WORTH:
-        return f"at most {bound.factor:.2f} times the throughput is to be gained"
-    if gains.power_share is not None and gains.power_share >= AT_LIMIT:
-        return "the GPU is at its power limit: what more it did, it would do at a lower clock"
-    return ""
+    bound, advised = gains.time_slicing if gains else None, 1
+    if not only:
+        why = "the other models are to have their part of the GPU"
+    elif predicted:
+        why = "the batch is predicted, to be measured first"
+    elif split < REPLICAS:
+        why = "no second engine fits, or one request cannot be divided"
+    elif gains is None or bound is None:
+        why = "nothing tells what a second engine could gain"
+    elif bound.factor < WORTH and bound.unit == "host":
+        why = f"a kernel runs for {percent(bound.busy)} of the time, and replicas fill time without one"
+    elif bound.factor < WORTH:
+        why = f"at most {bound.factor:.2f} times the throughput is to be gained"
+    elif gains.power_share is not None and gains.power_share >= AT_LIMIT:
+        why = "the GPU is at its power limit: what more it did, it would do at a lower clock"
+    else:
+        why, advised = "in published results two engines give most of the gain of four", REPLICAS
+    return ReplicaAdvice(at_batch, split, advised, -(-batch // advised), why)
+
+
+def replicas_that_split(footprint: Footprint, batch: int, budget: int) -> int:
+    """The most engines that fit with `batch` divided among them, each with at least one request."""
+    fixed = footprint.total_bytes(0)
+    most = min(batch, max(0, budget - batch * footprint.request_bytes) // fixed)
+    return next((n for n in range(most, 0, -1) if n * footprint.total_bytes(-(-batch // n)) <= budget), 0)
 
 
 def least_latency_s(advice: Advice, engines: int) -> float | None:
-    """Seconds per output token that `engines` of the advised batch each take at the least: so many times the requests
+    """Seconds per output token that `engines` of the advised batch each take at the least: that many times the requests
     in flight, at no more than the bound times the throughput (Little's law)."""
     bound = advice.gains.mps if advice.gains else None
     if bound is None or advice.advised is None or advice.advised.latency_s is None:

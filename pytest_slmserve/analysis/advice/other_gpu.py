@@ -19,11 +19,10 @@ from pytest_slmserve.analysis.metrics.roofline import (
     REACHABLE_DRAM,
     REACHABLE_TENSOR,
     Peaks,
-    Work,
     peaks_for,
     peaks_of,
 )
-from pytest_slmserve.analysis.points import JobPoint, Point, job_points, limit_groups, point_differences
+from pytest_slmserve.analysis.points import Point, job_points, limit_groups, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor, percent, percent_interval
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
@@ -62,7 +61,7 @@ class CarriedLaw:
 
 
 def gpu_named(name: str) -> Peaks:
-    """The data sheet of a family ("H200") or of a name as NVML has it. Raises BadUsage where it is not listed."""
+    """The data sheet of a family ("H200") or of a name as NVML has it. Raises BadUsage if it is not listed."""
     family = next((gpu for gpu in GPUS if gpu.family.lower() == name.lower()), None)
     if found := family or peaks_of(name):
         return found
@@ -70,8 +69,8 @@ def gpu_named(name: str) -> Peaks:
 
 
 def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
-    """Prediction for one GPU of that kind. Raises TooFewPoints where no law describes the sweep, and where its work or
-    its own data sheet is not known."""
+    """Prediction for one GPU of that kind: how a step's seconds change with the bandwidth and the peak rate of the data
+    sheets. Raises TooFewPoints if no law describes the sweep, or its work or its own data sheet is unknown."""
     work, here = work_of_curve(curve), peaks_of_curve(curve)
     if not (work and here) or curve.spec is None or curve.spec.tensor_parallel_size > 1:
         raise TooFewPoints(
@@ -82,92 +81,73 @@ def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
         raise TooFewPoints(
             f"the law of saturation does not describe it: off by {percent(law.error_max)} at most", "more repeats"
         )
-    return CarriedLaw(curve, law, gpu, *_parts(law, work, here, peaks_for(curve.spec, gpu)))
-
-
-def _parts(law: Fit, work: Work, here: Peaks, there: Peaks) -> tuple[float, float]:
+    there = peaks_for(curve.spec, gpu)
     fixed_s, sequence_s = law.b_half.value / law.t_inf.value, 1 / law.t_inf.value
     bandwidth, rate = here.bytes_per_s / there.bytes_per_s, here.flops_per_s / there.flops_per_s
     weights = min(fixed_s, work.weight_bytes / (REACHABLE_DRAM * here.bytes_per_s))
     context = min(sequence_s, work.context * work.kv_bytes_per_token / (REACHABLE_DRAM * here.bytes_per_s))
     prompt_s = work.prefill_flops / work.output_tokens / (REACHABLE_TENSOR * here.flops_per_s)
     prompt = min(sequence_s - context, prompt_s)
-    return fixed_s + (bandwidth - 1) * weights, sequence_s + (bandwidth - 1) * context + (rate - 1) * prompt
+    fixed_there_s = fixed_s + (bandwidth - 1) * weights
+    return CarriedLaw(curve, law, gpu, fixed_there_s, sequence_s + (bandwidth - 1) * context + (rate - 1) * prompt)
 
 
 def limit_sweeps(measurements: Sequence[Measurement]) -> list[Curve]:
-    """Jobs whose requests come at once and that differ in `max_num_seqs` alone, as a sweep of it: figure 1 of
+    """Jobs whose requests come at once and that differ only in `max_num_seqs`, as a sweep of it: figure 1 of
     arXiv:2404.03353."""
-    groups = limit_groups(job for job in job_points(measurements) if job.valid)
-    return [_limit_sweep(group, measurements) for group in groups if len(group) > 1]
-
-
-def _limit_sweep(jobs: Sequence[JobPoint], measurements: Sequence[Measurement]) -> Curve:
-    points = [
-        replace(
-            Point(**{field.name: getattr(job, field.name) for field in fields(Point)}),
-            concurrency=job.spec.max_num_seqs,
-            batch_repeats=tuple(one.batch or 0.0 for one in job.each),
-        )
-        for job in jobs
-    ]
-    records = {record for point in points for record in point.records}
-    used = tuple(m for m in measurements if m.id in records)
-    return Curve(
-        subject=f"{jobs[0].model}, {jobs[0].requests} at once", axes=LIMIT, points=tuple(points), measurements=used
-    )
+    found = []
+    for jobs in limit_groups(job for job in job_points(measurements) if job.valid):
+        if len(jobs) < 2:
+            continue
+        points = []
+        for job in jobs:
+            batches = tuple(one.batch or 0.0 for one in job.each)
+            same = Point(**{field.name: getattr(job, field.name) for field in fields(Point)})
+            points.append(replace(same, concurrency=job.spec.max_num_seqs, batch_repeats=batches))
+        records = {record for point in points for record in point.records}
+        used = tuple(m for m in measurements if m.id in records)
+        subject = f"{jobs[0].model}, {jobs[0].requests} at once"
+        found.append(Curve(subject=subject, axes=LIMIT, points=tuple(points), measurements=used))
+    return found
 
 
 def measured_there(prediction: CarriedLaw, curves: Iterable[Curve]) -> list[Curve]:
     """Sweeps of the same engine, workload and release on a GPU of the predicted kind."""
-    wanted = _facts(prediction.curve)
-    return [
-        each
-        for each in curves
-        if each.valid
-        and each.environment
-        and peaks_of(each.environment.gpu_name) == prediction.gpu
-        and each is not prediction.curve
-        and _facts(each) == wanted
-    ]
 
+    def measured(curve: Curve) -> tuple[object, ...]:
+        where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
+        limit = 1 if spec is None or curve.axes == LIMIT else spec.max_num_seqs
+        # The memory of a GPU of another size leaves another cache.
+        engine = spec and replace(spec, kv_cache_bytes=0, max_num_seqs=limit)
+        return where and where.vllm, load and load.ramp_up, workload and workload.hash, engine, curve.axes
 
-def _facts(curve: Curve) -> tuple[object, ...]:
-    where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
-    limit = 1 if spec is None or curve.axes == LIMIT else spec.max_num_seqs
-    # the memory of a GPU of another size leaves another cache
-    engine = spec and replace(spec, kv_cache_bytes=0, max_num_seqs=limit)
-    return (where and where.vllm, load and load.ramp_up, workload and workload.hash, engine, curve.axes)
+    wanted = measured(prediction.curve)
+    there = [c for c in curves if c.valid and c.environment and peaks_of(c.environment.gpu_name) == prediction.gpu]
+    return [curve for curve in there if curve is not prediction.curve and measured(curve) == wanted]
 
 
 def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple[Interval, Point]]:
     """Predicted throughput over the measured one, at each load. The intervals have the noise of the measurement there,
-    and that of each point of the fit, as far as the law at this batch depends on it. several: loads whose intervals
-    hold together."""
+    and that of each point of the fit, as far as the law at this batch depends on it. several: number of loads whose
+    intervals hold together."""
     tail, fitted = TAIL / several, with_batches(prediction.curve.points)
     here, own = point_differences(fitted), point_differences(there.valid)
-    halves = [_half(here.mean(i, tail)) for i in range(len(fitted))]
-    laws, found = _moved_laws(fitted), []
+    logs = [here.mean(i, tail) for i in range(len(fitted))]
+    halves = [ends(log)[1] - log.value for log in logs]
+    pairs = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in fitted]
+    # T_inf and b_half of the law if the throughput of one point is larger by STEP, point by point.
+    laws = [fit_step([*pairs[:i], (b, rate * (1 + STEP)), *pairs[i + 1 :]]) for i, (b, rate) in enumerate(pairs)]
+    found = []
     for i, point in enumerate(there.valid):
         batch = fmean(point.batch_repeats)
         log = math.log(prediction.tokens_per_s(batch) / fmean(point.repeats))
         moved = (t_inf * batch / (batch + b_half) for t_inf, b_half in laws)
         shares = [math.log(rate / prediction.law.tokens_per_s(batch)) / math.log1p(STEP) for rate in moved]
-        half = math.hypot(_half(own.mean(i, tail)), *map(mul, shares, halves))
+        noise = own.mean(i, tail)
+        half = math.hypot(ends(noise)[1] - noise.value, *map(mul, shares, halves))
         known = here.known and own.known
         found.append((factor(Interval(log, log - half, log + half) if known else Interval(log)), point))
     return found
-
-
-def _half(log: Interval) -> float:
-    return ends(log)[1] - log.value
-
-
-def _moved_laws(points: Sequence[Point]) -> list[tuple[float, float]]:
-    """T_inf and b_half of the law where the throughput of one point is larger by STEP, point by point."""
-    pairs = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in points]
-    scaled = [(batch, rate * (1 + STEP)) for batch, rate in pairs]
-    return [fit_step([*pairs[:i], scaled[i], *pairs[i + 1 :]]) for i in range(len(pairs))]
 
 
 def carries(prediction: CarriedLaw, there: Curve) -> Verdict:

@@ -31,9 +31,7 @@ from statistics import fmean
 from pytest_slmserve.analysis.compare.comparability import FACTS, MACHINE_FACTS, one_boot, sharing_of, warnings, why_not
 from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
 from pytest_slmserve.analysis.points import (
-    JobPoint,
     Point,
-    ReplicaPoint,
     all_groups,
     engines,
     job_point,
@@ -63,8 +61,6 @@ STORED = {  # metrics that a stored baseline decides: the claim, and the metric 
     "output_tokens_per_s": ("throughput-not-below-baseline", "output tokens/s"),
     "e2e_s": ("latency-not-above-baseline", "mean E2E"),
 }
-
-Served = Point | JobPoint | ReplicaPoint
 
 
 class Judgement(enum.Enum):
@@ -155,8 +151,8 @@ class ComparedPair:
 
     case: ComparedCase
     load: str
-    baseline: Served
-    candidate: Served
+    baseline: Point
+    candidate: Point
     obstacle: str
     same_boot: bool
 
@@ -325,7 +321,7 @@ def same_engines(
         yield from (([], group) for group in second.values())
 
 
-def served(case: ComparedCase, measurements: Sequence[Measurement]) -> Served:
+def served(case: ComparedCase, measurements: Sequence[Measurement]) -> Point:
     """Return the point of one case, on whatever hosts it was measured."""
     if len(case.models) > 1:
         return shared_point(replica_groups(measurements))
@@ -403,7 +399,7 @@ def judged(low: float, high: float, metric: Metric, tolerance: float) -> Judgeme
     return Judgement.NO_WORSE if (not_less if metric.higher_is_better else not_more) else Judgement.INCONCLUSIVE
 
 
-def repeats_by_launch(side: Served, name: str) -> list[list[Repeat]]:
+def repeats_by_launch(side: Point, name: str) -> list[list[Repeat]]:
     """Return the repeats of a figure, a list for each launch; none unless each is a positive number."""
     known = [
         Repeat(value, group[0].measured_at, group[0].launch)

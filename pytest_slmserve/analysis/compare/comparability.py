@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures, watched
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
-from pytest_slmserve.schema.records import Measurement, hosts_of
+from pytest_slmserve.schema.records import Measurement, hosts_of, moment
 from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
 
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
@@ -102,12 +101,6 @@ def one_boot(*measurements: Measurement) -> bool:
     """Return whether all were measured on one host, without a boot between."""
     hosts = hosts_of(measurements)
     return len(hosts) == 1 and None not in hosts
-
-
-def moment(text: str) -> datetime:
-    """Return a time in ISO 8601, of UTC if it does not say. Raises ValueError."""
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def sharing_of(measurement: Measurement) -> str:

@@ -17,7 +17,6 @@ from pytest_slmserve.analysis.compare.changes import (
     ComparedCase,
     Judgement,
     MetricChange,
-    Served,
     change_of,
     compared_cases,
     compared_pair,
@@ -29,6 +28,7 @@ from pytest_slmserve.analysis.compare.changes import (
     same_engines,
     served,
 )
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped
 from pytest_slmserve.schema.environment import release
 from pytest_slmserve.schema.loads import ClosedLoop, is_steady
@@ -76,7 +76,7 @@ class HistoryCase:
     """A case of one engine, and the measurements and point of each release that has it, the oldest first."""
 
     case: ComparedCase
-    releases: list[tuple[list[Measurement], Served]]
+    releases: list[tuple[list[Measurement], Point]]
 
     @property
     def first(self) -> Measurement:

@@ -1,4 +1,5 @@
-"""May a run's window be believed, as far as sensors can tell? Each reason against it is one sentence with numbers."""
+"""The sensors' findings on a run's window: what makes it invalid, what degrades it, and what disturbed it. Each is one
+sentence with its numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +10,8 @@ from operator import itemgetter
 from statistics import fmean, median
 from typing import Literal, get_args
 
-from pytest_slmserve.analysis.device.gpu_figures import (
-    POWER_CAP,
-    DeviceFigures,
-    SensorWindow,
-    device_figures,
-    each_gpu,
-    watched,
-)
+from pytest_slmserve.analysis.device import gpu_figures
+from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, SensorWindow
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.environment import Environment
@@ -54,9 +49,11 @@ GPU_IDLE = 0x01  # a clock falls because nothing runs
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """reasons: worst first; none where all is well. unknown: nothing was sampled, and the reason says so. noise: what
-    slowed the host or hid it from the sensors, which an interval has in it and which speaks against nothing. starved:
-    did processes of ours wait for CPU cores that others had?"""
+    """The state of a run's window by its sensors. Its state is "unknown" if nothing was sampled.
+
+    reasons: of the state, the worst first; none if it is "ok". noise: what slowed the host or hid it from the sensors;
+    an interval covers it. starved: processes of the run waited for CPU cores that others had.
+    """
 
     state: HealthState
     reasons: tuple[str, ...] = ()
@@ -70,18 +67,18 @@ def health(
     """The verdict of the sensors over one run's window. An engine on several GPUs has the state of the worst of them,
     and each reason names its GPU. environment: has the number of cores of the host. replica: other engines of ours were
     there too. even: the load is the same all through the window."""
-    if run.telemetry and (gpus := each_gpu(run.telemetry)):
+    if run.telemetry and (gpus := gpu_figures.each_gpu(run.telemetry)):
         found = [health(replace(run, telemetry=one), environment, replica, even) for one in gpus]
         reasons = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.reasons)
         noise = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.noise)
         worst = min((one.state for one in found), key=get_args(HealthState).index)
         return Health(worst, reasons, noise, starved=any(one.starved for one in found))
-    watch = watched(run)
+    watch = gpu_figures.watched(run)
     if watch is None:
         return Health("unknown", ("no telemetry was taken in the window",))
     if not any(watch.values(number) for number in watch.telemetry.columns):
         return Health("unknown", ("no sensor said anything in the window",))
-    figures = device_figures(run)
+    figures = gpu_figures.device_figures(run)
     own = 1  # vLLM computes in one process per GPU; under MPS there is a server as well
     if replica and replica.sharing != "gpus":
         own = replica.count + (replica.sharing == "mps")
@@ -186,7 +183,7 @@ def _clock_moves(watch: SensorWindow, even: bool) -> Iterator[Finding]:
         clock, reasons = watch.value(of.SM_CLOCK, row) or 0, int(watch.value(of.CLOCK_REASONS, row) or 0)
         if clock > 0 and not reasons & GPU_IDLE:  # unknown reasons are none
             rows.append((clock, reasons))
-    if any(reasons & POWER_CAP for _, reasons in rows) and len(rows) > 1:
+    if any(reasons & gpu_figures.POWER_CAP for _, reasons in rows) and len(rows) > 1:
         half = len(rows) // 2
         then, now = (fmean(clock for clock, _ in part) for part in (rows[:half], rows[half:]))
         if even and abs(now / then - 1) > CLOCK_DROP:

@@ -339,11 +339,6 @@ def parse_slo(text: str) -> Slo:
     return Slo(**bounds)
 
 
-def slo_of_requests(text: str) -> Slo | None:
-    """An SLO that records can be held against, None of no words. Raises BadUsage, as `checked_slo`."""
-    return checked_slo(text) if text else None
-
-
 def checked_slo(text: str) -> Slo:
     """An SLO that records can be held against. Raises BadUsage for what is none, and for a bound on the gaps between
     tokens, which no record keeps request by request."""
@@ -377,13 +372,12 @@ def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
     the gaps between tokens, which a record does not keep by request."""
     if slo.itl_s is not None:
         return None
-    run, failed = measurement.run, judged_failures(measurement)
-    rows = judged_rows(measurement)
+    run, bounds, failed, rows = measurement.run, slo.bounds, judged_failures(measurement), judged_rows(measurement)
     finished = [seen for row in rows if (seen := request_latency(run.samples, row)).finished]
-    good, kept = 0, dict.fromkeys(slo.bounds, 0)
+    good, kept = 0, dict.fromkeys(bounds, 0)
     for seen in finished:
         values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
-        met = [name for name, bound in slo.bounds.items() if (value := values[name]) is not None and value <= bound]
+        met = [name for name, bound in bounds.items() if (value := values[name]) is not None and value <= bound]
         good += len(met) == len(kept)
         for name in met:
             kept[name] += 1

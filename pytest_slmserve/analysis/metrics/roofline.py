@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
@@ -38,47 +40,8 @@ class Peaks:
         return self.flops_per_s / self.bytes_per_s
 
 
-# NVIDIA's data sheet of each, whose numbers "with sparsity" are halved; of the RTX cards the white papers of their
-# architectures (GA102, Ada, RTX Blackwell); A10G from AWS. H100-64: 1593 MHz x 2 x 4096 bit, which its users' profiles
-# confirm. B200: that of HGX B200 over 8, GB200: that of GB200 NVL72 over 72. Not yet compared with their sheets: H100
-# NVL, H200 NVL, A30, the bandwidths of GH200, RTX A6000's and RTX 6000 Ada's rates, RTX 3090 and 5090.
-GPUS = (
-    Peaks("T4", ("T4",), 320e9, 65e12),
-    Peaks("V100S", ("V100S",), 1134e9, 130e12),
-    Peaks("V100-PCIe", ("V100", "PCIE"), 900e9, 112e12),
-    Peaks("V100", ("V100",), 900e9, 125e12),
-    Peaks("A100-80-PCIe", ("A100", "80GB", "PCIE"), 1935e9, 312e12),
-    Peaks("A100-80", ("A100", "80GB"), 2039e9, 312e12),
-    Peaks("A100-40", ("A100", "40GB"), 1555e9, 312e12),
-    Peaks("A800-80-PCIe", ("A800", "80GB", "PCIE"), 1935e9, 312e12),
-    Peaks("A800-80", ("A800", "80GB"), 2039e9, 312e12),
-    Peaks("A10G", ("A10G",), 600e9, 70e12),
-    Peaks("A10", ("A10",), 600e9, 125e12),
-    Peaks("A30", ("A30",), 933e9, 165e12),
-    Peaks("A40", ("A40",), 696e9, 149.7e12),
-    Peaks("RTX-A6000", ("A6000",), 768e9, 154.8e12),
-    Peaks("RTX-3090", ("3090",), 936e9, 71e12),
-    Peaks("L4", ("L4",), 300e9, 121e12, 242e12),
-    Peaks("L40", ("L40",), 864e9, 181e12, 362e12),
-    Peaks("L40S", ("L40S",), 864e9, 362e12, 733e12),
-    Peaks("RTX-6000-Ada", ("6000", "ADA"), 960e9, 364.2e12, 728.5e12),
-    Peaks("RTX-4090", ("4090",), 1008e9, 165.2e12, 330.3e12),
-    Peaks("H100-PCIe", ("H100", "PCIE"), 2000e9, 756.5e12, 1513e12),
-    Peaks("H100-NVL", ("H100", "NVL"), 3938e9, 835.5e12, 1671e12),
-    Peaks("H100-64", ("H100", "64GB"), 1631e9, 989e12, 1979e12),
-    Peaks("H100", ("H100", "80GB", "HBM3"), 3350e9, 989e12, 1979e12),
-    Peaks("H800-PCIe", ("H800", "PCIE"), 2000e9, 756.5e12, 1513e12),
-    Peaks("H800", ("H800",), 3350e9, 989e12, 1979e12),
-    Peaks("H20-3e", ("H20", "3E"), 4800e9, 148e12, 296e12),
-    Peaks("H20", ("H20",), 4000e9, 148e12, 296e12),
-    Peaks("H200-NVL", ("H200", "NVL"), 4800e9, 835.5e12, 1671e12),
-    Peaks("H200", ("H200",), 4800e9, 989e12, 1979e12),
-    Peaks("GH200-144", ("GH200", "144G"), 4900e9, 989e12, 1979e12),
-    Peaks("GH200", ("GH200",), 4000e9, 989e12, 1979e12),
-    Peaks("B200", ("B200",), 8000e9, 2250e12, 4500e12),
-    Peaks("GB200", ("GB200",), 8000e9, 2500e12, 5000e12),
-    Peaks("RTX-5090", ("5090",), 1792e9, 209.5e12, 419e12),
-)
+_DATA_SHEETS = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text("utf-8"))
+GPUS = tuple(Peaks(family, tuple(row.pop("words")), **row) for family, row in _DATA_SHEETS.items())
 OTHER_WORDS = {"MIG", "NVL", "3E", "TI", "D", "LAPTOP"}  # a slice of the card, or a variant with other numbers
 
 
@@ -180,7 +143,7 @@ def work_of_model(
     read = model.kv_read_bytes(context, kv_each or each, gpus)
     if known is None or read is None:
         return None
-    lookups = model.looked_up
+    lookups = 0 if model.tied else model.lm_head  # embeddings of which a token reads one row
     return Work(
         parameters=(model.active or known / each) - lookups,
         lm_head=model.lm_head,
@@ -190,7 +153,7 @@ def work_of_model(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         idle_share=(model.parameters - (model.active or 0)) / (model.parameters - lookups) if model.parameters else 0.0,
-        routed_share=model.routed_share,
+        routed_share=model.experts_per_token / model.experts if model.experts else 1.0,
     )
 
 
@@ -241,8 +204,8 @@ def roofline_fraction(
 
 
 def regime(work: Work, peaks: Peaks) -> Regime:
-    """Can decoding this ever be bound by arithmetic? Its intensity tends to b_half + query heads per KV head, that is
-    FLOPs of a token over bytes of its context."""
+    """The resource that bounds decoding at the largest batches. Its intensity tends to b_half + query heads per KV
+    head, that is FLOPs of a token over bytes of its context."""
     intensity = work.token_flops / (work.context * work.kv_bytes_per_token)
     return Regime(intensity, peaks.ridge, "compute" if intensity > peaks.ridge else "memory")
 

@@ -6,15 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_slmserve.analysis.device.gpu_figures import decode_window, device_figures, sensed
-from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics import roofline, window
 from pytest_slmserve.analysis.metrics.latency import LatencyFigures, latencies_of
-from pytest_slmserve.analysis.metrics.roofline import (
-    Bound,
-    bound_by_counters,
-    roofline_fraction,
-    saturation_gap,
-    step_time,
-)
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Run
@@ -61,7 +54,7 @@ class Summary(LatencyFigures):
     decode_dram: float | None = None
     decode_tensor: float | None = None
     saturation_gap: float | None = None
-    bound: Bound | None = None
+    bound: roofline.Bound | None = None
 
 
 def summarize(measurement: Measurement) -> Summary:
@@ -78,21 +71,21 @@ def summarize(measurement: Measurement) -> Summary:
         requests_per_s, tokens_per_s = rates_of_all(run)
     seen, decoding = device_figures(run), decode_window(run)
     dram, tensor = (decoding.mean(n) if decoding else None for n in (of.DRAM_ACTIVE, of.TENSOR_ACTIVE))
-    step = step_time(measurement, seen)
+    step = roofline.step_time(measurement, seen)
     return Summary(
         batch=batch,
         requests_per_s=requests_per_s,
         output_tokens_per_s=tokens_per_s,
         step_s=window.step_s(run),
         kv_usage=window.kv_usage(run),
-        roofline_fraction=roofline_fraction(measurement, tokens_per_s, batch),
+        roofline_fraction=roofline.roofline_fraction(measurement, tokens_per_s, batch),
         little=None if law is None else law.deviation,
         **latencies_of(measurement).figures,
         unexplained=step.unexplained if step else None,
         decode_dram=dram,
         decode_tensor=tensor,
-        saturation_gap=saturation_gap(dram, tensor),
-        bound=step.bound if step else bound_by_counters(seen),
+        saturation_gap=roofline.saturation_gap(dram, tensor),
+        bound=step.bound if step else roofline.bound_by_counters(seen),
         **sensed(Summary, run, tokens_per_s),
     )
 

@@ -225,8 +225,8 @@ def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) 
 
 
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
-    """Did the sum of their throughputs change within the window? Of engines that ran at the same time. Chance does that
-    too: at a noise of 12 % per half second, to a fifth of all windows of 5 s."""
+    """Yield a finding if the throughput of engines that ran at the same time changed within the window. Chance does
+    that too: at a noise of 12 % per half second, to a fifth of all windows of 5 s."""
     known = [rates for rates in map(_rates_of_halves, together) if rates is not None]
     if len(known) < len(together):
         return

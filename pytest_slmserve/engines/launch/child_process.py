@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import ProgressCallback, StartCallback, WindowBarrier, ignore_progress
+from pytest_slmserve.engines.base import ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.worker.slm_process import Ended, Lines, TooLong
 from pytest_slmserve.schema.errors import ENDS_WITH, EngineFailed
 from pytest_slmserve.schema.printable import printable
@@ -177,7 +177,7 @@ class Child:
 
 def converse(
     child: Child,
-    on_progress: ProgressCallback = ignore_progress,
+    progress: ProgressCallback | None = None,
     barrier: WindowBarrier | None = None,
     /,
     **message: Any,
@@ -189,7 +189,8 @@ def converse(
         answer = child.receive(SILENCE_S, "measuring")
         match answer["event"]:
             case "progress":
-                on_progress(Progress(**known_fields(Progress, answer)))
+                if progress:
+                    progress(Progress(**known_fields(Progress, answer)))
             case "settled":
                 if barrier:
                     child.send(op="open", window=barrier.settled())

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
+from pytest_slmserve.schema.files import try_lock
 from pytest_slmserve.schema.printable import printable
 
 ALL_MAY = 0o666  # every user may write into the file who holds the lock
@@ -52,22 +52,6 @@ def open_lock(path: Path, *, make: bool = True) -> IO[str]:
             raise OSError(errno.EINVAL, what, str(path))
         return os.fdopen(descriptor, "r+" if access == os.O_RDWR else "r", encoding="utf-8", errors="replace")
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-
-def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
-    """Lock an open file until it is closed. Returns False, without waiting, if another process holds the lock.
-
-    Args:
-        shared: Whether other shared locks of the file are allowed.
-
-    Raises:
-        OSError: The file system has no locks.
-    """
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class DeviceLock:

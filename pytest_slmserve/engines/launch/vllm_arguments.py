@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from types import MappingProxyType
 from typing import Any
 
 from pytest_slmserve.schema.catalog import hub_name, short_name
@@ -17,34 +16,30 @@ from pytest_slmserve.schema.errors import BadUsage, Caches, Side
 from pytest_slmserve.schema.files import own_cache
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.secret_words import passed_on
-from pytest_slmserve.schema.specs import GIB, EngineSpec, short_hash
+from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, short_hash
 from pytest_slmserve.telemetry.host import own_cores
 
 WORKER = Path(__file__).parent.parent / "worker" / "vllm_worker.py"
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn: we limit how long a start may take
-NOWHERE_ELSE: Mapping[str, str] = MappingProxyType({})
 # NVLink's multicast needs a fabric manager that containers may not reach, and without it an engine on several GPUs
 # hangs in its first all-reduce. Users who have it say so with --slm-env, which the records then show.
-WITHOUT_MULTICAST: Mapping[str, str] = MappingProxyType(
-    {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
-)
+WITHOUT_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
 
 
 def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     """Arguments of vLLM's AsyncEngineArgs for `spec`, with `model` a folder or a Hub name."""
-    arguments: dict[str, Any] = {
+    arguments = {
         "model": model,
         "load_format": spec.load_format,
         "skip_tokenizer_init": True,
-        "dtype": spec.dtype,
-        "max_model_len": spec.max_model_len,
-        "max_num_seqs": spec.max_num_seqs,
-        "max_num_batched_tokens": spec.max_num_batched_tokens,
-        "enforce_eager": spec.enforce_eager,
         "enable_prefix_caching": spec.prefix_caching,
-        "seed": spec.seed,
         "worker_extension_cls": "slm_facts.Facts",
         "disable_log_stats": False,
+        **{name: getattr(spec, name) for name in sorted(OWN_FIELDS)},
     }
     if spec.platform == "cuda":
         arguments["gpu_memory_utilization"] = spec.gpu_memory_utilization
@@ -167,4 +162,4 @@ def caches(how: Caches, side: Side, specs: Mapping[Side, EngineSpec]) -> Iterato
     elif len({(spec.python, spec.env) for spec in specs.values()}) > 1 and ROOT not in dict(specs[side].env):
         yield {ROOT: str(Path(os.environ.get(ROOT) or own_cache()) / f"gate-{side}")}
     else:
-        yield NOWHERE_ELSE
+        yield {}

@@ -2,10 +2,10 @@
 
     python loadgen/__main__.py FD PARENT_PID
 
-The first line in names the server: `url`, `headers`, `timeout_s` of a request, and how many `processes` share the work.
-Then `load` hands over the bodies, and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`,
-`loaded`, `progress`, `done`. A run that is one of several at once has a time at which it begins (`at`), sends
-`settled`, and gets its window by `open`. All times are `time.monotonic()`.
+The first line in names the server: `url`, `headers`, and `timeout_s` of a request. Then `load` hands over the bodies,
+and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`. A run that
+is one of several at once has a time at which it begins (`at`), sends `settled`, and gets its window by `open`. All
+times are `time.monotonic()`.
 
 A load is a `closed_loop`, as the engine's worker has it, or an `open_loop`: a `schedule` of seconds
 since the beginning, and a `window` in it. `done` has `began`, `window`, `failures`, `first_failure`, `failed` (a column
@@ -19,18 +19,35 @@ import os
 import resource
 import socket
 import sys
+from contextlib import suppress
 
-from pytest_slmserve.engines.loadgen.processes import serve_parent
-from pytest_slmserve.engines.worker.slm_process import guarded
+from pytest_slmserve.engines.loadgen.load_run import StreamingClient
+from pytest_slmserve.engines.worker.slm_process import Ended, Lines, guarded
+
+
+def serve_parent(lines: Lines) -> None:
+    """Serve the parent's messages until one is `close`, or the parent is gone; `failed` if the client cannot start."""
+    try:
+        client = StreamingClient(lines, lines.hear() or {})
+    except (ValueError, OSError) as error:
+        return lines.say(event="failed", cause=f"{error}")
+    lines.say(event="ready")
+    while (message := lines.hear()) and message["op"] != "close":
+        match message["op"]:
+            case "load":
+                lines.say(**client.load(message))
+            case "run":
+                lines.say(**client.run(message))
+            # not "open", of a run that ended before it heard of its window
 
 
 def _main() -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)
-    with guarded(parent):
+    with guarded(parent), suppress(Ended):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each request in flight
-        serve_parent(socket.socket(fileno=descriptor))
+        serve_parent(Lines(socket.socket(fileno=descriptor)))
 
 
 if __name__ == "__main__":

@@ -329,23 +329,20 @@ class Bodies:
     """
 
     def __init__(self, target: Target, bodies: Sequence[str], mark: str = "", rounds: Sequence[str] = ()) -> None:
-        self._target, self._rounds = target, rounds
-        self._parts = [body.partition(mark) for body in bodies] if rounds else []
-        self._whole = [] if rounds else [target.request(body) for body in bodies]
+        self._target, self._bodies, self._mark, self._rounds = target, bodies, mark, rounds
         self._first = self._last = 0
 
     def __len__(self) -> int:
-        return len(self._whole or self._parts)
+        return len(self._bodies)
 
     def of(self, number: int) -> bytes:
         """The request of that number in a load."""
-        if not self._rounds:
-            return self._whole[number % len(self._whole)]
-        at, index = divmod(number, len(self._parts))
+        at, index = divmod(number, len(self._bodies))
         self._last = max(self._last, at)
-        before, mark, after = self._parts[index]
-        text = self._rounds[(self._first + at) % len(self._rounds)] if mark else ""
-        return self._target.request(before + text + after)
+        body = self._bodies[index]
+        if self._rounds:
+            body = body.replace(self._mark, self._rounds[(self._first + at) % len(self._rounds)], 1)
+        return self._target.request(body)
 
     def begin_anew(self) -> None:
         """Another load begins: its rounds are others."""

@@ -8,14 +8,15 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise, repeat
 from typing import Any
 
-from pytest_slmserve.engines.loadgen.connection import Bodies
+from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
 from pytest_slmserve.engines.loadgen.streams import Lead, RequestStream, Streams
 from pytest_slmserve.engines.worker.slm_pacing import closed_loop
+from pytest_slmserve.engines.worker.slm_process import Lines
 
 BIN_S = 0.01
 GROWTH, LEAST_S = 1.01, 1e-4
@@ -138,7 +139,7 @@ def histogram(counts: Counter[int], sum_s: float) -> Message:
 
 
 def merged_columns(parts: Sequence[Message]) -> Message:
-    """The columns of several client processes, merged into those of one: rows in the order sent, counts added."""
+    """The results of several client processes as those of one: rows in the order sent, counts added."""
     columns = [zip(*part["samples"], part["scheduled"] or repeat(None)) for part in parts if part["samples"]]
     rows = sorted((row for part in columns for row in part), key=lambda row: row[1])
     *samples, scheduled = zip(*rows) if rows else ((),)
@@ -150,6 +151,8 @@ def merged_columns(parts: Sequence[Message]) -> Message:
     told = sum(part["tokens_per_chunk"] * part["chunks"] for part in parts if part["chunks"])
     names = [field.name for field in fields(Lost)]
     return {
+        "began": parts[0]["began"],
+        "window": [min(part["window"][0] for part in parts), max(part["window"][1] for part in parts)],
         "samples": [list(column) for column in samples],
         "scheduled": None if any(part["scheduled"] is None for part in parts) else list(scheduled),
         "received": bins_column(bins),
@@ -193,8 +196,6 @@ def parts_of(load: Message, processes: int) -> list[Message]:
 
 AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most
 
-Say = Callable[..., None]
-Hear = Callable[[], Message | None]  # a message of the parent, if there is one
 Due = tuple[int, float | None]  # the number of a request, and when it was to be sent if there is a schedule
 
 
@@ -250,7 +251,7 @@ class OpenLoopPacer:
         """When the requests were due that a load was given up before."""
         return [self.began + at for at in self.schedule[self.sent :]]
 
-    def follow(self, say: Say, hear: Hear) -> None: ...
+    def follow(self, lines: Lines) -> None: ...
 
     @property
     def window(self) -> Window | None:
@@ -296,8 +297,9 @@ class ClosedLoopUsers:
             self.loop.stepped(now)
         self._free += 1
 
-    def follow(self, say: Say, hear: Hear) -> None:
-        """Count the steps since the last call. Several loops report that they have settled, and get their window."""
+    def follow(self, lines: Lines) -> None:
+        """Count the steps since the last call. If this loop is one of several, report that it has settled, and take the
+        window that the parent sets."""
         if self.loop.requests is not None:
             return
         for at in self._lead.steps():
@@ -312,8 +314,8 @@ class ClosedLoopUsers:
                 self.loop.stepped(now)
         if self._unsettled and self.loop.settled:
             self._unsettled, self._unopened = False, True
-            say(event="settled")
-        if self._unopened and (message := hear()):
+            lines.say(event="settled")
+        if self._unopened and (message := lines.hear(0.0)):
             self._unopened = False
             self.loop.open(*message["window"])
 
@@ -329,24 +331,34 @@ PROGRESS_S = 0.5
 FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
 
 
-class LoadRun:
-    """requests: the bytes of each, by its number. output_tokens: those that each asks for. load: as the parent
-    describes it; its `part`, of several processes, says that this one sends every count-th request from the index-th
-    on."""
+class StreamingClient:
+    """Sends the requests of a load to one server."""
 
-    def __init__(self, streams: Streams, requests: Bodies, output_tokens: Sequence[int], load: Message) -> None:
-        self.streams, self.requests, self.output_tokens, self.load = streams, requests, output_tokens, load
+    def __init__(self, lines: Lines, greeting: Message) -> None:
+        self.lines = lines
+        self.target = target_of(greeting["url"], greeting.get("headers") or {})
+        self.streams = Streams(self.target, greeting["timeout_s"])
+
+    def load(self, message: Message) -> Message:
+        """Take the requests of the next loads, and the output tokens that each asks for."""
+        self.requests = Bodies(self.target, message["bodies"], message.get("mark", ""), message.get("rounds", ()))
+        self.output_tokens: Sequence[int] = message["output_tokens"]
+        return {"event": "loaded"}
+
+    def run(self, message: Message) -> Message:
+        """Serve the load of the message, and return the message `done`. at: when it begins, with others; without it:
+        now. The load's `part`, of several processes, says that this one sends every count-th request from the index-th
+        on."""
+        self.requests.begin_anew()
+        load, at = message["load"], message.get("at")
+        self.on_schedule = load["kind"] == "open_loop"
+        self.first, self.stride = load.get("part", (0, 1))
         self.rows: list[RequestRow] = []
         self.failed: list[Lost] = []
         self.sent = self.done = 0
         self.first_failure: str | None = None
-        self.last_answer = 0.0
-
-    def result(self, say: Say, hear: Hear, at: float | None = None) -> Message:
-        """Serve the load, and return the message `done`. at: when it begins, with others; None: now."""
-        load, on_schedule = self.load, self.load["kind"] == "open_loop"
         driver: Driver
-        if on_schedule:
+        if self.on_schedule:
             driver = OpenLoopPacer(load["schedule"], load["window"], load.get("most"))
         else:
             driver = ClosedLoopUsers(load, self.output_tokens, at is not None, self.streams)
@@ -355,7 +367,7 @@ class LoadRun:
         gc.disable()  # a collection in the middle of a run would hold up all streams
         cpu = time.process_time()
         try:
-            window = self._serve(driver, say, hear, at)
+            window = self._serve(driver, at)
         finally:
             gc.enable()
             gc.unfreeze()
@@ -364,7 +376,7 @@ class LoadRun:
             "event": "done",
             "began": driver.began,
             "window": window,
-            **columns_found(self.rows, window, steps, on_schedule),
+            **columns_found(self.rows, window, steps, self.on_schedule),
             "failed": lost_in(self.failed),
             "failures": len(self.failed),
             "unsent": driver.unsent,
@@ -374,7 +386,7 @@ class LoadRun:
             "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
         }
 
-    def _serve(self, driver: Driver, say: Say, hear: Hear, at: float | None) -> Window:
+    def _serve(self, driver: Driver, at: float | None) -> Window:
         """Send the requests and note their answers until the load is over, and return its window."""
         streams = self.streams
         streams.start_count()
@@ -386,7 +398,7 @@ class LoadRun:
         while not (self.given_up or driver.over(bool(streams.in_flight or streams.ended))):
             self._send_due(driver)
             streams.turn(max(0.0, min(told_s + PROGRESS_S, driver.next_due) - time.monotonic()))
-            driver.follow(say, hear)
+            driver.follow(self.lines)
             while streams.ended and not self.given_up:
                 steps = self._note(streams.ended.popleft())
                 driver.ended(time.monotonic(), steps)
@@ -395,14 +407,15 @@ class LoadRun:
             if now >= told_s + PROGRESS_S:
                 streams.expire(now)
                 tokens = streams.tokens_read + streams.pieces - streams.pieces_read  # an unread piece counts as one
-                say(
-                    event="progress",
-                    phase=driver.phase(now),
-                    elapsed_s=now - driver.began,
-                    done=self.done,
-                    in_flight=len(streams.in_flight),
-                    tokens_per_s=(tokens - told_tokens) / (now - told_s),
-                )
+                if self.lines.has_room:  # a parent that does not listen must not hold up the streams
+                    self.lines.say(
+                        event="progress",
+                        phase=driver.phase(now),
+                        elapsed_s=now - driver.began,
+                        done=self.done,
+                        in_flight=len(streams.in_flight),
+                        tokens_per_s=(tokens - told_tokens) / (now - told_s),
+                    )
                 told_s, told_tokens = now, tokens
         cut = streams.cut_off()
         while streams.ended:
@@ -417,13 +430,12 @@ class LoadRun:
         """Whether too many requests have failed, or no user has heard anything for as long as one request may last."""
         if len(self.failed) > max(FAILURES, FAILED_SHARE * self.sent):
             return True
-        users_failed = bool(self.failed) and self.load["kind"] != "open_loop"
+        users_failed = bool(self.failed) and not self.on_schedule
         return users_failed and time.monotonic() - self.streams.heard > self.streams.timeout_s
 
     def _send_due(self, driver: Driver) -> None:
-        first, stride = self.load.get("part", (0, 1))
         for number, due in driver.due(time.monotonic()):
-            request = first + stride * number
+            request = self.first + self.stride * number
             self.sent += 1
             self.streams.send(RequestStream(request, self.requests.of(request), due))
 

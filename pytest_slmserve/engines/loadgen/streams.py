@@ -47,7 +47,6 @@ class RequestStream:
     answer: Answer = field(default_factory=Answer)
     asked: float = 0.0
     sent: float = 0.0
-    deadline: float = 0.0
     failed: float = 0.0
     read_until: float = 0.0
     failure: tuple[str, str] | None = None
@@ -99,7 +98,6 @@ class Streams:
     def send(self, stream: RequestStream) -> None:
         """Send a stream's request on a connection that waits, else on a new one, as soon as it is open."""
         stream.asked = time.monotonic()
-        stream.deadline = stream.asked + self.timeout_s
         self.in_flight[stream] = None
         if self._idle:
             return self._send_on(self._idle.popitem()[0], stream)
@@ -140,7 +138,7 @@ class Streams:
 
     def expire(self, now: float) -> None:
         """End the streams that last too long; they are in the order sent."""
-        for stream in list(takewhile(lambda stream: stream.deadline <= now, self.in_flight)):
+        for stream in list(takewhile(lambda stream: stream.asked + self.timeout_s <= now, self.in_flight)):
             chunks = f"{len(stream.answer.times)} chunks with tokens came{', more are unread' if stream.unread else ''}"
             self._fail(stream, "timeout", f"no end within {self.timeout_s:g} s ({chunks})")
 
@@ -153,11 +151,6 @@ class Streams:
         for stream in cut:
             self._leave(stream)
         return cut
-
-    def close(self) -> None:
-        for connection in self._connections.values():
-            connection.socket.close()
-        self.epoll.close()
 
     # Connections
 

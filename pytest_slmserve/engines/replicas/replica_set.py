@@ -7,11 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Self
 
-from pytest_slmserve.engines.base import Engine, ProgressCallback, StartCallback, WindowBarrier, ignore_progress
-from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
+from pytest_slmserve.engines.base import (
+    Engine,
+    ProgressCallback,
+    StartCallback,
+    WindowBarrier,
+    ignore_progress,
+    message_of,
+)
 from pytest_slmserve.engines.replicas import mps
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, naming
@@ -20,7 +25,7 @@ from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import ReplicaSpec
 from pytest_slmserve.telemetry.host import memory_used, own_cores
 
-STABLE_READINGS, STABLE_S, STABLE_WITHIN_S = 2, 0.5, 30.0  # of the device's memory, between two starts
+STABLE_S, STABLE_WITHIN_S = 0.5, 30.0  # of the device's memory, between two starts
 IMAGINED_GAIN: dict[Sharing, float] = {"mps": 1.2}  # of the simulated device; other ways of sharing have no gain
 
 
@@ -43,7 +48,7 @@ class ReplicaEngines:
         self._daemon: mps.MpsDaemon | None = None
         self._undo = ExitStack()
         count, simulated = len(spec), spec.platform == "simulated"
-        extra_envs: Sequence[Mapping[str, str]] = [NOWHERE_ELSE] * count
+        extra_envs: Sequence[Mapping[str, str]] = [{}] * count
         cores = cores_of_each(count, spec.pinned)
         on_gpus = spec.sharing == "gpus"
         part = {"gpus": count} if on_gpus else {"speed": IMAGINED_GAIN.get(spec.sharing, 1.0) / count}
@@ -77,7 +82,14 @@ class ReplicaEngines:
             else:
                 for index in range(len(self.spec)):
                     if index and self.spec.platform == "cuda" and self.spec.sharing != "mig":
-                        wait_until_stable(partial(memory_used, self.device))
+                        used: int | None = (
+                            None  # until two readings agree; then, or too late, the engine's own check decides
+                        )
+                        for _ in range(round(STABLE_WITHIN_S / STABLE_S)):
+                            before, used = used, memory_used(self.device)
+                            if before == used:
+                                break
+                            time.sleep(STABLE_S)
                     self._start(index, on_wait)
             specs = [replace(engine, gpu=0) for engine in self.spec.engines]
             for spec in dict.fromkeys(specs):
@@ -136,7 +148,7 @@ class ReplicaEngines:
         for index, (engine, workload) in enumerate(zip(engines, workloads)):
             with naming(self.name(index), EngineFailed):
                 engine.load_requests(workload)
-        barrier = WindowBarrier(loads)
+        barrier = WindowBarrier([message_of(load) for load in loads])
         listeners = [on_progress, *[ignore_progress] * (len(engines) - 1)]
 
         def measured(engine: Engine, workload: Workload, load: ClosedLoop, listener: ProgressCallback) -> Run:
@@ -173,16 +185,6 @@ def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:
     ours = sorted(own_cores()) if pinned else []
     each = len(ours) // replicas
     return [tuple(ours[i * each : (i + 1) * each]) for i in range(replicas)]
-
-
-def wait_until_stable(read: Callable[[], int], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Wait until STABLE_READINGS readings in a row agree, at most STABLE_WITHIN_S: then the engine's check decides."""
-    readings = [read()]
-    for _ in range(round(STABLE_WITHIN_S / STABLE_S)):
-        sleep(STABLE_S)
-        readings.append(read())
-        if len(set(readings[-STABLE_READINGS:])) == 1:
-            return
 
 
 def cannot_share(spec: ReplicaSpec, device: str) -> str | None:

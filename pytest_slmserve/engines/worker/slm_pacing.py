@@ -3,12 +3,15 @@ counts and times in, decisions out."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 SHARED_CYCLES = 2.5  # of the slowest: two of each engine are whole then, also if they last a fifth longer than before
 
 
+@dataclass
 class ClosedLoopPacer:
     """`concurrency` users, each of whom sends the next request when the last one has ended.
 
@@ -26,31 +29,29 @@ class ClosedLoopPacer:
     window of a burst ends with the last whole cycle before the end of the shared window.
     """
 
-    def __init__(
-        self,
-        concurrency: int,
-        lifetime_steps: float,
-        settle_lifetimes: float = 0.0,
-        window_s: float = 0.0,
-        requests: int | None = None,
-        ramp_up: str = "staggered",
-        gated: bool = False,
-    ) -> None:
-        self.concurrency = concurrency
-        self.lifetime_steps = max(lifetime_steps, 1.0)
-        self.settled_steps = self.lifetime_steps * (1 + settle_lifetimes)
-        self.window_s = window_s
-        self.requests = requests
-        self.staggered = ramp_up == "staggered" and requests is None
-        self.started = self.sent = self.steps = self.opened_step = 0
-        self.opened_at: float | None = None
-        self.closed_at: float | None = None
-        self.whole_until: float | None = None
-        self.gated = gated
-        self.given: tuple[float, float] | None = None
+    concurrency: int
+    lifetime_steps: float
+    settle_lifetimes: float = 0.0
+    window_s: float = 0.0
+    requests: int | None = None
+    ramp_up: str = "staggered"
+    gated: bool = False
+    started: int = 0  # users
+    sent: int = 0
+    steps: int = 0
+    opened_step: int = 0
+    opened_at: float | None = None
+    closed_at: float | None = None
+    whole_until: float | None = None  # the end of the last whole cycle in the window
+    given: tuple[float, float] | None = None  # the window that it shares
 
-    def users_due(self) -> int:
-        """The number of users to start now. To be called at the beginning, and after every step."""
+    def __post_init__(self) -> None:
+        self.lifetime_steps = max(self.lifetime_steps, 1.0)
+        self.settled_steps = self.lifetime_steps * (1 + self.settle_lifetimes)
+        self.staggered = self.ramp_up == "staggered" and self.requests is None
+
+    def users_due(self, elapsed_s: float = 0.0) -> int:
+        """The number of users to start now, at whatever time. To be called at the beginning, and after every step."""
         share = 1 + int(self.steps * self.concurrency / self.lifetime_steps) if self.staggered else self.concurrency
         due = min(self.concurrency, share)
         due, self.started = due - self.started, due
@@ -107,26 +108,7 @@ class ClosedLoopPacer:
         return self.opened_at, self.closed_at
 
 
-def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
-    """The closed loop of a message. The lifetime of a request in steps is the mean number of output tokens."""
-    return ClosedLoopPacer(
-        load["concurrency"],
-        sum(output_tokens) / len(output_tokens),
-        load["settle_lifetimes"],
-        load["window_s"],
-        load["requests"],
-        load["ramp_up"],
-        gated,
-    )
-
-
-def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:
-    """Seconds of the window that several loops share: those of the load, and for a burst enough for two whole cycles.
-    settled_after_s: Seconds after which the slowest loop has settled."""
-    cycles_s = SHARED_CYCLES * settled_after_s / (1 + load["settle_lifetimes"]) if load["ramp_up"] == "burst" else 0.0
-    return max(float(load["window_s"]), cycles_s)
-
-
+@dataclass
 class SchedulePacer:
     """Requests at given times since the beginning, ascending, each with a user of its own, whatever becomes of the
     requests before it. The phase is "over" as soon as the last one has been sent, and there is no window.
@@ -135,27 +117,26 @@ class SchedulePacer:
     look fast.
     """
 
-    gated = False
-    settled = True
-    window = None
+    gated: ClassVar = False
+    settled: ClassVar = True
+    window: ClassVar = None
 
-    def __init__(self, times: Sequence[float]) -> None:
-        self.times = times
-        self.requests = self.concurrency = len(times)
-        self.due = self.started = self.sent = 0
+    times: Sequence[float]
+    due: int = 0
+    sent: int = 0
+    started: int = 0
+
+    def __post_init__(self) -> None:
+        self.requests = self.concurrency = len(self.times)
 
     @property
     def next_s(self) -> float | None:
         """The time at which the next request is due, in seconds since the beginning; None after the last one."""
         return self.times[self.due] if self.due < len(self.times) else None
 
-    def arrive(self, elapsed_s: float) -> None:
-        """Count all requests as due whose time is at most `elapsed_s`."""
-        while self.due < len(self.times) and self.times[self.due] <= elapsed_s:
-            self.due += 1
-
-    def users_due(self) -> int:
+    def users_due(self, elapsed_s: float) -> int:
         """The number of users to start now: one for each request that became due since the last call."""
+        self.due = bisect_right(self.times, elapsed_s, self.due)
         due, self.started = self.due - self.started, self.due
         return due
 
@@ -175,6 +156,29 @@ class SchedulePacer:
     @property
     def phase(self) -> str:
         return "over" if self.sent >= self.requests else "window"
+
+
+Pacer = ClosedLoopPacer | SchedulePacer
+
+
+def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
+    """The closed loop of a message. The lifetime of a request in steps is the mean number of output tokens."""
+    return ClosedLoopPacer(
+        load["concurrency"],
+        sum(output_tokens) / len(output_tokens),
+        load["settle_lifetimes"],
+        load["window_s"],
+        load["requests"],
+        load["ramp_up"],
+        gated,
+    )
+
+
+def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:
+    """Seconds of the window that several loops share: those of the load, and for a burst enough for two whole cycles.
+    settled_after_s: Seconds after which the slowest loop has settled."""
+    cycles_s = SHARED_CYCLES * settled_after_s / (1 + load["settle_lifetimes"]) if load["ramp_up"] == "burst" else 0.0
+    return max(float(load["window_s"]), cycles_s)
 
 
 def next_batch(

@@ -73,11 +73,13 @@ class Server:
         self.engine: Any = None
         self.prompts: list[dict[str, list[int]]] = []
         self.output_tokens: list[int] = []
-        self.parameters: dict[int, Any] = {}
         self.runs = 0
 
-    async def say(self, **message: Any) -> None:
+    def write(self, **message: Any) -> None:
         self.writer.write(json.dumps(message).encode() + b"\n")
+
+    async def say(self, **message: Any) -> None:
+        self.write(**message)
         await self.writer.drain()
 
     async def serve(self) -> None:
@@ -100,7 +102,8 @@ class Server:
                 await self.say(event="stalled", cause=f"{error}" or f"requests did not end within {STALL_S:.0f} s")
                 raise
             await self.say(**answer)
-        self.engine.shutdown()
+        if self.engine:
+            self.engine.shutdown()
 
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         match message["op"]:
@@ -147,7 +150,6 @@ class Server:
     def load(self, prompts: list[list[int]], output_tokens: list[int]) -> dict[str, Any]:
         self.prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
         self.output_tokens = output_tokens
-        self.parameters = {n: greedy(n) for n in set(output_tokens)}
         return {"event": "loaded"}
 
     async def served(self, prompt: dict[str, list[int]], parameters: Any) -> Any:
@@ -216,6 +218,7 @@ class WorkerRun:
 
     def __init__(self, server: Server, load: dict[str, Any], gated: bool = False) -> None:
         self.server = server
+        self.parameters = {tokens: greedy(tokens) for tokens in set(server.output_tokens)}
         self.rows: list[tuple[Any, ...]] = []
         self.in_flight: set[str] = set()
         self.done = 0
@@ -238,7 +241,7 @@ class WorkerRun:
         try:
             # A window ends a load; without one all users have ended by themselves.
             whole = self.loop.requests is not None
-            while not self.given_up and (
+            while len(self.failed) < FAILURES_UNTIL_GIVEN_UP and (
                 self.loop.phase != "over" or (whole and not all(user.done() for user in self.users))
             ):
                 if self.in_flight and time.monotonic() - self.last_step > STALL_S:
@@ -262,16 +265,10 @@ class WorkerRun:
             "first_failure": self.first_failure,
         }
 
-    @property
-    def given_up(self) -> bool:
-        """Whether so many requests have failed that the load ends."""
-        return len(self.failed) >= FAILURES_UNTIL_GIVEN_UP
-
     async def arrive(self, schedule: SchedulePacer) -> None:
         """Start each user when its request is due."""
         while (due := schedule.next_s) is not None:
             await asyncio.sleep(max(0.0, self.began + due - time.monotonic()))
-            schedule.arrive(time.monotonic() - self.began)
             self.start_users()
 
     async def wait_for_window(self) -> None:
@@ -294,11 +291,11 @@ class WorkerRun:
         self.start_users()
 
     def start_users(self) -> None:
-        for _ in range(self.loop.users_due()):
+        for _ in range(self.loop.users_due(time.monotonic() - self.began)):
             self.users.append(asyncio.create_task(self.user()))
 
     async def user(self) -> None:
-        while not self.given_up and (number := self.loop.next_request()) is not None:
+        while len(self.failed) < FAILURES_UNTIL_GIVEN_UP and (number := self.loop.next_request()) is not None:
             sent = time.monotonic()
             index = number % len(self.server.prompts)
             try:
@@ -310,7 +307,7 @@ class WorkerRun:
     async def serve_one(self, number: int, index: int) -> None:
         """Serve one request and add its row. Raises what the engine raises."""
         server, name = self.server, f"run{self.server.runs}-{number}"
-        parameters = server.parameters[server.output_tokens[index]]
+        parameters = self.parameters[server.output_tokens[index]]
         now = time.monotonic()
         if not self.in_flight:
             self.last_step = now  # there was nothing to make a step for

@@ -1,4 +1,4 @@
-"""The advice as text (a table, the reasons, the commands) and as facts for JSON."""
+"""The advice as a section (a table, the reasons, the commands) and as facts for JSON; predictions for another GPU."""
 
 from __future__ import annotations
 
@@ -8,50 +8,53 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Gains, Plan, ReplicaAdvice, least_latency_s
-from pytest_slmserve.analysis.advice.batch_choice import Decision, ServedEngine, conditions, utilization
+from pytest_slmserve.analysis.advice.advisor import (
+    Advice,
+    Ceiling,
+    Decision,
+    Plan,
+    ServedEngine,
+    conditions,
+    least_latency_s,
+    utilization,
+)
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ResultSource
-from pytest_slmserve.analysis.advice.verification import Verification, Verified, VerifiedTogether
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR
-from pytest_slmserve.analysis.points import Point, engines
-from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval, percent
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.tables.findings import served_on
-from pytest_slmserve.report.tables.replicas import best_on_several, deployment_name
-from pytest_slmserve.report.tables.run import verdict_lines
+from pytest_slmserve.report.deployments import best_on_several, deployment_name
+from pytest_slmserve.report.points import served_on
+from pytest_slmserve.report.section import Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
     between,
-    counted,
     figure,
-    folded,
     gib,
     hanging,
     hundredths,
-    interval_text,
-    laid_out,
     layout,
-    listed,
     milliseconds,
     named_lines,
     table,
     whole,
 )
 
-FIRST_PORT = 8000  # of vLLM's server, if nothing else is said
+FIRST_PORT = 8000  # of vLLM's server by default
 INDENT = "    "
 CONTINUED = " \\"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Engines to be started one after the other. what: for people. mps: whether they should share the GPU by MPS."""
+    """Engines to be started one after the other. what: a description for people. mps: whether they should share the
+    GPU by MPS."""
 
     what: str
     commands: tuple[tuple[str, ...], ...]
@@ -59,38 +62,37 @@ class Start:
 
 
 def starts(plan: Plan) -> Iterator[Start]:
-    """Ways to serve: one engine for each model that fits beside the others, one alone for each whose memory is not
-    known, and where more of a single model are worth a trial, these."""
+    """Ways to serve: one engine for each model that fits next to the others; a single engine for each model whose
+    memory is unknown; and several engines of one model, if they are worth a trial."""
     serving = [(advice, advice.batch) for advice in plan.advices if advice.batch is not None and advice.subject.engine]
     placed = [row for row in serving if len(serving) == 1 or (plan.together and row[0].needs)]
+    ways: list[tuple[str, list[tuple[Advice, int]], bool]] = []
     if placed:
         what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
-        yield Start(what, _commands(placed, plan.wish.gpu_bytes))
+        ways.append((what, placed, False))
     for row in (row for row in serving if row not in placed):
         what = f"one engine of {row[0].subject.name}, alone: it is not known to fit beside others"
-        yield Start(what, _commands([row], plan.wish.gpu_bytes))
+        ways.append((what, [row], False))
     for advice, _ in serving:
         if advice.replicas and advice.replicas.advised > 1:
             count, each = advice.replicas.advised, advice.replicas.each
-            several = _commands([(advice, each)] * count, plan.wish.gpu_bytes)
-            yield Start(f"{count} engines of {each} requests each, for a trial", several, mps=True)
-
-
-def _commands(serving: Sequence[tuple[Advice, int]], gpu_bytes: int | None) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        (*serve_words(advice.subject.engine, batch, gpu_bytes), "--port", str(port))
-        for port, (advice, batch) in enumerate(serving, FIRST_PORT)
-        if advice.subject.engine
-    )
+            ways.append((f"{count} engines of {each} requests each, for a trial", [(advice, each)] * count, True))
+    for what, rows, mps in ways:
+        commands = []
+        for port, (advice, batch) in enumerate(rows, FIRST_PORT):
+            if advice.subject.engine:
+                words = serve_words(advice.subject.engine, batch, plan.wish.gpu_bytes)
+                commands.append((*words, "--port", str(port)))
+        yield Start(what, tuple(commands), mps)
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
-    """The words of one command. What is not known of the engine is left to vLLM."""
+    """The words of one command. What is unknown of the engine is left to vLLM."""
     words = ["env", *engine.env] if engine.env else []
     words += ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
     if engine.max_num_batched_tokens is not None:
         words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
-    if footprint := engine.footprint:
+    if (footprint := engine.footprint) and not engine.no_footprint:
         words += ["--max-model-len", str(footprint.longest), "--kv-cache-memory-bytes", str(footprint.kv_bytes(batch))]
         if gpu_bytes is not None:
             words += ["--gpu-memory-utilization", f"{utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
@@ -151,27 +153,25 @@ FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowa
 NEEDS = ("kv_blocks", "kv_bytes", "total_bytes", "utilization", "freed_bytes", "freed_share")
 
 
-def advice_text(plan: Plan, source: ResultSource) -> str:
-    """Heading, table, reasons, commands."""
-    pieces = [folded(advice_heading(plan, source))]
-    if plan.possible:
-        with laid_out(every_column=True):  # what is asked for must not be what a narrow terminal leaves out
-            pieces += [table(plan.advices, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
-    pieces += [advice_reasons(advice, plan) for advice in plan.advices]
-    if remarks := list(general(plan, source)):
-        pieces.append("\n".join(hanging(remark, 2) for remark in remarks))
-    return "\n\n".join([*pieces, *commands(plan)])
-
-
-def advice_heading(plan: Plan, source: ResultSource) -> str:
+def advice_section(plan: Plan, source: ResultSource) -> Section:
+    """Heading, table, reasons, notes on all models, and the commands."""
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
-        memory = (
-            f", {gib(wish.gpu_bytes)} GiB of memory, of which engines may take {percent(wish.gpu_memory_utilization)}"
-        )
-    asked = f"wanted: an efficiency above {percent(wish.threshold)}"
+        most = percent(wish.gpu_memory_utilization)
+        memory = f", {gib(wish.gpu_bytes)} GiB of memory, of which engines may take {most}"
     slo = "" if wish.slo is None else f", and {objective(wish.slo)} ({source.latency})"
-    return f"{source.device}{memory}\n{asked}{slo}"
+    heading = f"{source.device}{memory}\nwanted: an efficiency above {percent(wish.threshold)}{slo}"
+    parts: list[Part] = [Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible else []
+    for advice in plan.advices:
+        pairs = [(f"  {name}", said) for name, said in advice_reasons(advice, plan)]
+        parts += ["", f"{advice.subject.name}\n{named_lines(pairs)}"]
+    if remarks := list(general(plan, source)):
+        parts += ["", *(hanging(remark, 2) for remark in remarks)]
+    for start in starts(plan):
+        sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
+        parts += ["", hanging("; ".join(sentences), 2)]
+        parts += [shell_lines(words, layout().width) for words in start.commands]
+    return Section(heading, parts, "good" if plan.possible else "open")
 
 
 def objective(slo: Slo) -> str:
@@ -193,30 +193,48 @@ def _mark(advice: Advice) -> str:
     return ", ".join(word for word in ("predicted" if advice.decision.predicted else "", lowered, trial) if word)
 
 
-def advice_reasons(advice: Advice, plan: Plan) -> str:
-    notes = [("note", note) for note in (*advice.decision.notes, *advice.subject.notes)]
-    pairs = [(f"  {name}", said) for name, said in (*_findings(advice, plan), *notes)]
-    return f"{advice.subject.name}\n{named_lines(pairs)}"
-
-
-def _findings(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Pairs of what is looked at and what was found."""
+def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
+    """Pairs of a subject and a sentence: the batch, the memory, the gain and the number of engines, the cost, notes."""
     yield "batch", batch_text(advice, plan)
     if allowed := caps_text(advice.decision):
         yield "law", allowed
-    if advice.batch is None:
-        return
-    yield "memory", _memory(advice)
-    if advice.gains and (advice.gains.ceilings or advice.replicas):
-        yield "gain", _gain(advice.gains)
-    if advice.replicas:
-        yield "engines", _replicas(advice.replicas, advice)
-    if costs := _costs(advice):
-        yield "cost", costs
+    if advice.batch is not None:
+        yield "memory", _memory(advice)
+        if (gains := advice.gains) and (gains.ceilings or advice.replicas):
+            sliced, overlap, power = gains.time_slicing, gains.mps, gains.power_share
+            if sliced is None:
+                said = "of several engines: not bounded by any sensor or data sheet"
+            else:
+                bounds = [f"{figure(c.factor)} times the throughput of one ({why(c)})" for c in (sliced, overlap) if c]
+                said = f"several engines have by time slicing at most {bounds[0]}; under MPS at most {bounds[-1]}"
+                if overlap is None or sliced is overlap:
+                    said = f"several engines have at most {bounds[0]}, however they share the GPU"
+                if power is not None and power >= NEAR_LIMIT:
+                    said += f"; but power is at {percent(power)} of its limit, where the clock falls"
+                said += f"; seen at {gains.at} in flight"
+            yield "gain", said
+        if fit := advice.replicas:
+            said = f"memory for {fit.at_batch:,} at batch {advice.batch} each, or {fit.split:,} that share it"
+            limit, least, over = advice.decision.limit, least_latency_s(advice, fit.advised), ""
+            if limit is not None and least is not None and least > limit.seconds:
+                over = f" (not {advice.batch}: that would take {milliseconds(least)} ms per output token at the least)"
+            several = f"try {fit.advised} at batch {fit.each}{over}: {fit.why}"
+            yield "engines", f"{said}; {several if fit.advised > 1 else f'one is advised: {fit.why}'}"
+        costs = []
+        for offer in {o.batch: o for o in (advice.advised, advice.largest, advice.single) if o}.values():
+            if offer.cost:
+                what = ", alone" if offer.batch == 1 else ""
+                if not what and offer.batch == advice.subject.usable[-1].concurrency:
+                    what = ", the largest measured"
+                costs.append(f"{figure(offer.cost.value)}{between(offer.cost)} at {offer.batch}{what}")
+        if costs:
+            yield "cost", f"of a million output tokens: {'; '.join(costs)}"
+    for note in (*advice.decision.notes, *advice.subject.notes):
+        yield "note", note
 
 
 def batch_text(advice: Advice, plan: Plan) -> str:
-    """B_opt, its conditions and what it serves; or why there is none."""
+    """B_opt, its conditions and its throughput; or why there is none."""
     seen = advice.decision
     if seen.batch is None:
         return f"none: {seen.reason}"
@@ -233,7 +251,7 @@ def batch_text(advice: Advice, plan: Plan) -> str:
 
 
 def caps_text(seen: Decision) -> str:
-    """The largest batches that the laws allow; empty where there is no law."""
+    """The largest batches that the laws allow; empty without a law."""
     pairs = (("efficiency", seen.caps.efficiency), ("latency", seen.caps.slo))
     said = [f"{figure(cap)} by {name}" for name, cap in pairs if cap is not None]
     return f"by the saturation law alone the batch could be up to {', '.join(said)}" if said else ""
@@ -262,24 +280,6 @@ def no_memory(advice: Advice) -> str:
     return advice.subject.engine.no_footprint if advice.subject.engine else "the model is not known: --model NAME"
 
 
-def _gain(gains: Gains) -> str:
-    sliced, overlap = gains.time_slicing, gains.mps
-    if sliced is None:
-        return "of several engines: not bounded by any sensor or data sheet"
-    if overlap is None or sliced is overlap:
-        said = f"several engines have at most {_times(sliced)}, however they share the GPU"
-    else:
-        said = f"several engines have by time slicing at most {_times(sliced)}; under MPS at most {_times(overlap)}"
-    power = gains.power_share
-    if power is not None and power >= NEAR_LIMIT:
-        said += f"; but power is at {percent(power)} of its limit, where the clock falls"
-    return f"{said}; seen at {gains.at} in flight"
-
-
-def _times(bound: Ceiling) -> str:
-    return f"{figure(bound.factor)} times the throughput of one ({why(bound)})"
-
-
 def why(bound: Ceiling) -> str:
     """The resource that a bound rests on, with its measured value."""
     if bound.unit == "host":
@@ -290,31 +290,8 @@ def why(bound: Ceiling) -> str:
     return f"the {what}: active {percent(bound.busy * most)} of the time, of {percent(most)} that can be reached"
 
 
-def _replicas(fit: ReplicaAdvice, advice: Advice) -> str:
-    said = f"memory for {fit.at_batch:,} at batch {advice.batch} each, or {fit.split:,} that share it"
-    if fit.advised == 1:
-        return f"{said}; one is advised: {fit.why}"
-    limit, least = advice.decision.limit, least_latency_s(advice, fit.advised)
-    over = ""
-    if limit is not None and least is not None and least > limit.seconds:
-        over = f" (not {advice.batch}: that would take {milliseconds(least)} ms per output token at the least)"
-    return f"{said}; try {fit.advised} at batch {fit.each}{over}: {fit.why}"
-
-
-def _costs(advice: Advice) -> str:
-    """Cost of a million output tokens at the advised batch, the largest and one; empty where none is known."""
-    offers = {o.batch: o for o in (advice.advised, advice.largest, advice.single) if o is not None and o.cost}
-    what = {advice.subject.usable[-1].concurrency: ", the largest measured", 1: ", alone"} if offers else {}
-    said = [
-        f"{figure(offer.cost.value)}{between(offer.cost)} at {batch}{what.get(batch, '')}"
-        for batch, offer in offers.items()
-        if offer.cost
-    ]
-    return f"of a million output tokens: {'; '.join(said)}" if said else ""
-
-
 def general(plan: Plan, source: ResultSource) -> Iterator[str]:
-    """Notes that concern all models of a plan."""
+    """Notes that concern all models of a plan, and how they fit together."""
     yield from (f"note: {note}" for note in source.notes)
     if not plan.advices:
         yield "note: no sweep was measured"
@@ -326,10 +303,6 @@ def general(plan: Plan, source: ResultSource) -> Iterator[str]:
         yield "note: the memory of the GPU is not known, so nothing was fitted into it: --gpu-memory 80GiB"
     if plan.wish.price_per_hour is not None and any(a.subject.output_share is None for a in plan.advices):
         yield "note: no cost: how many of the tokens are output is not known: --output-throughput NAME"
-    yield from _together(plan)
-
-
-def _together(plan: Plan) -> Iterator[str]:
     seen, many = plan.together, sum(advice.needs is not None for advice in plan.advices)
     if seen is None:
         return
@@ -344,156 +317,50 @@ def _together(plan: Plan) -> Iterator[str]:
         yield f"together: these {many} models take {total} of the {budget} GiB that engines may take{each}. {ALONE}"
 
 
-def commands(plan: Plan) -> Iterator[str]:
-    """Each way to start engines, broken for a terminal."""
-    for start in starts(plan):
-        sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
-        commands = [shell_lines(words, layout().width) for words in start.commands]
-        yield "\n".join([hanging("; ".join(sentences), 2), *commands])
-
-
-def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve] | None = None) -> dict[str, Any]:
-    """Facts on a plan and each of its models. curves: of these models, on whatever GPUs; None: nobody looked."""
-    wish = plan.wish
+def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Facts on a plan and each of its models. curves: of these models, on any number of GPUs. several_gpus: the best
+    deployments for each number of GPUs and each concurrency, if there is a choice."""
+    wish, models, several = plan.wish, [], []
+    for advice in plan.advices:
+        seen, footprint, gains = advice.decision, advice.subject.footprint, advice.gains
+        bounds = None
+        if gains:
+            bounds = facts(gains, "at", "power_share")
+            for how, bound in (("time_slicing", gains.time_slicing), ("mps", gains.mps)):
+                bounds[how] = None if bound is None else {**facts(bound), "why": why(bound)}
+        model = {
+            "model": advice.subject.name,
+            **facts(advice, "batch", "advised", "largest", "single", "replicas"),
+            "b_opt": {"value": seen.batch, **facts(seen, "low", "high")},
+            **facts(seen, "predicted", "reason", "caps"),
+            "limit_s": seen.limit and seen.limit.seconds,
+            "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs, *NEEDS)},
+            "no_memory": None if footprint else no_memory(advice),
+            "gains": bounds,
+            "notes": (*seen.notes, *advice.subject.notes),
+        }
+        models.append(model)
+    for curve in curves:
+        for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
+            row = {"model": curve.subject, "gpus": gpus, "concurrency": load}
+            for goal, (one, value) in best.items():
+                row[f"best_{goal}"] = {
+                    "deployment": deployment_name(one),
+                    **facts(one, "engines", "tensor_parallel_size"),
+                    goal: value,
+                }
+            several.append(row)
     return {
         **facts(source, "device", "latency"),
         **facts(wish, "gpu_bytes", "gpu_memory_utilization", "threshold", "price_per_hour"),
         "objective": wish.slo and objective(wish.slo),
-        "models": [_model(advice) for advice in plan.advices],
+        "models": models,
         "together": plan.together,
-        "several_gpus": None if curves is None else [one for curve in curves for one in _on_several(curve)],
+        "several_gpus": several,
         "starts": [
             {**facts(start, "what", "mps"), "commands": map(shlex.join, start.commands)} for start in starts(plan)
         ],
         "notes": general(plan, source),
-    }
-
-
-def _model(advice: Advice) -> dict[str, Any]:
-    seen, footprint, gains = advice.decision, advice.subject.footprint, advice.gains
-    if bounds := gains and facts(gains, "at", "power_share"):
-        for how, bound in (("time_slicing", gains.time_slicing), ("mps", gains.mps)) if gains else ():
-            bounds[how] = None if bound is None else {**facts(bound), "why": why(bound)}
-    return {
-        "model": advice.subject.name,
-        **facts(advice, "batch", "advised", "largest", "single", "replicas"),
-        "b_opt": {"value": seen.batch, **facts(seen, "low", "high")},
-        **facts(seen, "predicted", "reason", "caps"),
-        "limit_s": seen.limit and seen.limit.seconds,
-        "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs, *NEEDS)},
-        "no_memory": None if footprint else no_memory(advice),
-        "gains": bounds,
-        "notes": (*seen.notes, *advice.subject.notes),
-    }
-
-
-def _on_several(curve: Curve) -> Iterator[dict[str, Any]]:
-    """The best deployments for each number of GPUs and concurrency, a dict each; nothing without a choice."""
-    for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
-        chosen = {
-            f"best_{wish}": {
-                "deployment": deployment_name(one),
-                **facts(one, "engines", "tensor_parallel_size"),
-                wish: value,
-            }
-            for wish, (one, value) in best.items()
-        }
-        yield {"model": curve.subject, "gpus": gpus, "concurrency": load, **chosen}
-
-
-VERIFICATION_COLUMNS: tuple[Column[Verified], ...] = (
-    Column("\nmodel", lambda v: v.advice.subject.name, "left"),
-    Column("\nbatch", lambda v: str(v.advice.batch)),
-    Column("tokens/s\npredicted", lambda v: _rate(v.advice.advised.tokens_per_s if v.advice.advised else None)),
-    Column("tokens/s\nmeasured", lambda v: _rate(v.tokens_per_s)),
-    Column("of it\n%", lambda v: hundredths(v.ratio.value if v.ratio else None)),
-    Column("95 %\n", lambda v: interval_text(v.ratio, hundredths), "left", rank=2),
-    Column("ms/token\npredicted", lambda v: _latency(v.advice.advised.latency_s if v.advice.advised else None), rank=1),
-    Column("ms/token\nmeasured", lambda v: _latency(v.latency_s), rank=1),
-    Column(
-        "ms/token\nat most",
-        lambda v: milliseconds(v.advice.decision.limit.seconds if v.advice.decision.limit else None),
-        rank=3,
-    ),
-    Column("KV blocks\npredicted", lambda v: whole(v.kv_blocks[0]), rank=5),
-    Column("KV blocks\nreported", lambda v: whole(v.kv_blocks[1]), rank=5),
-    Column("GiB\npredicted", lambda v: gib(v.advice.needs.total_bytes if v.advice.needs else None), rank=6),
-    Column("GiB\nin use", lambda v: gib(v.memory_bytes), rank=6),
-    Column("pre-\nempted", lambda v: str(v.preemptions) if v.point else ABSENT, rank=4),
-)
-VERIFICATION_ALWAYS = 4  # columns that are shown even where nothing is known
-VERIFICATION_LEGEND = (
-    "of it: measured over predicted tokens/s. ms/token: between output tokens; at most: the latency wanted. KV blocks: "
-    "of the cache that this engine was given. in use: of the device's memory at most, by anybody, where sensors tell."
-)
-JOINT = ("models", "loads", "sharing", "gain", "bound", "latency_s", "preemptions", "verdicts")
-ONE_BY_ONE = "1 is what serving one after the other would give"
-
-
-def verification_text(seen: Verification, notes: Sequence[str] = ()) -> str:
-    """Table, what several engines served together, verdicts, notes."""
-    engines = "the engine" if len(seen.alone) == 1 else "each engine"
-    heading = f"verified: {engines} as advised, measured anew, {counted(seen.repeats, 'repeat')} each"
-    pieces = [heading, table(seen.alone, VERIFICATION_COLUMNS, VERIFICATION_ALWAYS), hanging(VERIFICATION_LEGEND, 0)]
-    if seen.together and seen.together.point:
-        pieces.append(hanging(_verification_together(seen.together, seen.alone), 2))
-    pieces.append("\n".join(line for line, _ in verdict_lines([(verdict, None) for verdict in seen.verdicts])))
-    if notes:
-        pieces.append("\n".join(hanging(f"note: {note}", 2) for note in notes))
-    return "\n\n".join(pieces)
-
-
-def _rate(seen: Interval | None) -> str:
-    return figure(seen.value if seen else None, 4)
-
-
-def _latency(seen: Interval | None) -> str:
-    return milliseconds(seen.value if seen else None)
-
-
-def _verification_together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
-    """Throughput of several engines that served at once, compared with one engine alone and with the bound."""
-    point = seen.point
-    said = f"together, by {seen.sharing}: {engines(seen.models)} at {listed(seen.loads)} in flight"
-    if point is None or not point.valid:
-        return said
-    said = f"{said} serve {figure(point.output_tokens_per_s, 4)} tokens/s"
-    if len(set(seen.models)) > 1:
-        own = {each.advice.subject.name: each.tokens_per_s for each in alone}
-        parts = zip(seen.models, point.each_tokens_per_s, (own.get(model) for model in seen.models))
-        each = (f"{model}: {percent(rate / of.value) if of else ABSENT} of its own" for model, rate, of in parts)
-        said += f" ({', '.join(each)})"
-    if seen.gain:
-        shares = f"the sum of their shares of what each has alone is {figure(seen.gain.value)}{between(seen.gain)}"
-        what = f"{shares}, {ONE_BY_ONE}"
-        said += f"; {what}" if len(set(seen.models)) > 1 else f", {times(seen.gain)} what the one engine does"
-        said += "; nothing bounds it" if seen.bound is None else f"; the bound is {figure(seen.bound)}"
-    if seen.latency_s is not None:
-        said += f"; the slowest takes {milliseconds(seen.latency_s)} ms per output token"
-    return said
-
-
-def verification_facts(seen: Verification, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Facts on what was measured; what was predicted is in those of the advice."""
-    return {
-        **facts(seen, "state", "margin", "repeats"),
-        "models": [_verification_model(each) for each in seen.alone],
-        "together": seen.together
-        and {
-            **facts(seen.together, *JOINT),
-            **facts(seen.together.point, "output_tokens_per_s", "each_tokens_per_s", "records"),
-        },
-        "notes": notes,
-    }
-
-
-def _verification_model(seen: Verified) -> dict[str, Any]:
-    return {
-        "model": seen.advice.subject.name,
-        "batch": seen.advice.batch,
-        **facts(seen, "tokens_per_s", "latency_s", "ratio", "memory_bytes", "preemptions", "verdicts"),
-        "kv_blocks": dict(zip(("predicted", "reported"), seen.kv_blocks)),
-        **facts(seen.point, "records"),
     }
 
 
@@ -514,7 +381,7 @@ Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None wher
 
 
 def predicted_loads(one: PredictedSweep, there: Curve | None) -> list[Row]:
-    """Loads of the sweep and of the one there, ascending."""
+    """Loads of the sweep and of the sweep measured on that GPU, ascending."""
     here = {p.concurrency: fmean(p.repeats) for p in one.prediction.curve.valid}
     seen: dict[int, tuple[Interval | None, Point]] = {p.concurrency: (None, p) for p in one.prediction.curve.valid}
     for error, point in errors(one.prediction, there) if there else ():
@@ -550,7 +417,7 @@ OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
 
 
 def prediction_text(one: PredictedSweep) -> Iterator[str]:
-    """A table for each sweep there, or one without; then the law of both GPUs."""
+    """A table for each sweep measured on that GPU, or one for the prediction; then the law on both GPUs."""
     curve, law, gpu = one.prediction.curve, one.prediction.law, one.prediction.gpu.family
     yield hanging(f"{one.name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2)
     for there in one.there or (None,):
@@ -566,7 +433,7 @@ def prediction_text(one: PredictedSweep) -> Iterator[str]:
 
 
 def prediction_facts(one: PredictedSweep) -> dict[str, Any]:
-    """Everything that the text tells, for JSON."""
+    """Everything that the text has, for JSON."""
     law = one.prediction.law
     return {
         "subject": one.name,
@@ -581,6 +448,6 @@ def prediction_facts(one: PredictedSweep) -> dict[str, Any]:
 
 
 def prediction_rows(one: PredictedSweep) -> Iterator[Row]:
-    """A row for each load of each sweep there, or of the prediction alone."""
+    """A row for each load of each sweep measured on that GPU, or of the prediction."""
     for there in one.there or (None,):
         yield from predicted_loads(one, there)

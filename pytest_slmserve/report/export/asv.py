@@ -18,7 +18,7 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pytest_slmserve.analysis.compare.changes import METRICS
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
 from pytest_slmserve.analysis.points import choose, concurrency_of
@@ -35,31 +36,18 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import load_facts
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import EngineSpec, short_hash
+from pytest_slmserve.schema.specs import short_hash
 
-DIGITS = 6
+DIGITS = 6  # of a value: far finer than any noise, and short in a file
 UNKNOWN = "unknown"
 # The model is a parameter. How much memory the KV cache gets follows from the card, and does not move the speed of a
 # measurement that stands: one in which requests were thrown out, or had to wait, does not.
 NO_SETTINGS = ("model", "kv_cache_bytes", "gpu_memory_utilization")
-
-
-@dataclass(frozen=True, slots=True)
-class AsvMetric:
-    """A cost. of: a thousandth of it, None where it was not measured."""
-
-    name: str
-    unit: str
-    of: Callable[[Summary], float | None]
-
-
-METRICS = (
-    AsvMetric(
-        "seconds_per_1000_requests", "s/1000 requests", lambda s: 1 / rate if (rate := s.requests_per_s) else None
-    ),
-    AsvMetric("ms_per_output_token", "ms/token", lambda s: s.tpot_s),
-    AsvMetric("joules_per_1000_output_tokens", "J/1000 tokens", lambda s: s.energy_per_token_j),
-)
+COSTS = {  # benchmarks by their last name: the unit, and the compared metric of which it is a thousandfold, or inverse
+    "seconds_per_1000_requests": ("s/1000 requests", "requests_per_s"),
+    "ms_per_output_token": ("ms/token", "tpot_s"),
+    "joules_per_1000_output_tokens": ("J/1000 tokens", "energy_per_token_j"),
+}
 START = "start.seconds_to_start"
 SERVING, STARTING = ("model", "concurrency"), ("model",)  # names of the parameters
 VERSION = "1"  # of every benchmark: asv passes over results of another
@@ -70,12 +58,19 @@ PER_VALUE = (
 LAUNCHES = "launches"  # our own entry of a file: by benchmark, of each value its parameters, launches and soundness
 SAME = 1e-4  # relative: a sample of a launch without a name is of the one that has nearly the same
 COLUMNS = ("result", "params", "version", "started_at", "duration", *PER_VALUE[1:])
-UNITS = {START: "seconds", **{metric.name: metric.unit for metric in METRICS}}
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError)  # plain values of any kind may stand in a file
 
 File = dict[str, Any]
 Facts = dict[str, Any]  # of one value: its entry of each column of PER_VALUE, its launches, and whether it is degraded
 Axes = list[list[str]]  # values of each parameter, as asv writes them
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The commit of a release, as the ledger stores it."""
+
+    hash: str
+    authored_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +86,12 @@ class BenchmarkHost:
 
     @property
     def env_name(self) -> str:
+        """The name of the environment in asv's words, of which there is one for each curve and torch."""
         return f"vllm-{short_hash([self.curve, self.torch])[:8]}"
+
+    def path(self, commit: Commit) -> str:
+        """Return the path of the result file below the folder of results."""
+        return f"{self.machine}/{commit.hash[:8]}-{self.env_name}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Value:
 
 
 def steady_measurements(measurements: Iterable[Measurement]) -> list[Seen]:
-    """The valid measurements from sweeps of one engine, in the order measured."""
+    """Return the valid measurements from sweeps of one engine, in the order measured."""
     found = []
     for m in sorted(measurements, key=lambda m: (m.measured_at, m.launch)):
         if concurrency_of(m) is not None:
@@ -125,105 +125,95 @@ def steady_measurements(measurements: Iterable[Measurement]) -> list[Seen]:
     return found
 
 
-def values(found: Iterable[Seen], machine: str | None = None) -> dict[BenchmarkHost, list[Value]]:
-    """Benchmark values of the measurements, grouped by the result file that they go to.
-
-    machine: its name; by default that of the GPU, or of the CPU. Raises BadUsage where one name is for several kinds,
-    or a record is of no release.
-    """
-    found = list(found)
-    kinds = {kind(each.measurement.environment) for each in found}
-    if machine is not None and len(kinds) > 1:
-        raise BadUsage(f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}", "one machine at a time")
-    places = grouped(found, lambda each: _place(each, machine))
-    return {place: [*_serving(group), *_starting(group)] for place, group in places.items()}
-
-
 def kind(environment: Environment) -> str:
-    """A machine's name where none is given: hosts with the same GPU have the same."""
+    """Return a machine's name if none is given: hosts with the same GPU have the same."""
     cores = [f"{environment.cores} cores"] if environment.cores else []
     words = [environment.gpu_name] if environment.gpu_name else [environment.cpu or "cpu", *cores]
     return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
 
 
 def indexed_release(environment: Environment) -> str:
-    """The vLLM release by the package index, without the build after a "+". Raises BadUsage where no vLLM served."""
+    """Return the vLLM release by the package index, without the build after a "+". Raises BadUsage if no vLLM
+    served."""
     if environment.vllm is None:
         raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
     return environment.vllm.partition("+")[0]
 
 
-def settings(spec: EngineSpec) -> str:
-    """The engine's settings in words, with a hash that also covers the settings that the words leave out."""
-    facts = {name: value for name, value in spec.facts.items() if name not in NO_SETTINGS}
-    limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
-    return f"{spec.load_format} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"
+def values(found: Iterable[Seen], machine: str | None = None) -> dict[BenchmarkHost, list[Value]]:
+    """Return the values of the measurements, grouped by the result file that they go to.
+
+    Args:
+        machine: Name of the machine. By default that of the GPU, or of the CPU.
+
+    Raises:
+        BadUsage: One name is for several kinds of machines, or a record is of no release.
+    """
+    found = list(found)
+    kinds = {kind(each.measurement.environment) for each in found}
+    if machine is not None and len(kinds) > 1:
+        raise BadUsage(f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}", "one machine at a time")
+    made: dict[BenchmarkHost, list[Value]] = {}
+    for place, group in grouped(found, lambda each: _place(each, machine)).items():
+        made[place] = []
+        for (requests, model, concurrency), repeats in grouped(group, _benchmark).items():
+            used = [each for each, _ in choose(repeats, lambda each: CheckResult(degradations=each.degraded))[0]]
+            latest, degraded = max(e.measurement.measured_at for e in used), bool(used[0].degraded)
+            for name, (_, field) in COSTS.items():
+                inverse = METRICS[field].higher_is_better
+                costs = [
+                    (each.measurement.launch, 1000 / figure if inverse else 1000 * figure)
+                    for each in used
+                    if (figure := getattr(each.summary, field)) or (figure is not None and not inverse)
+                ]
+                if samples := _by_launch(costs):
+                    of = f"{requests}.{name}", (repr(model), repr(concurrency))
+                    made[place].append(Value(*of, tuple(samples.values()), latest, tuple(samples), degraded))
+        for model, each in grouped((each.measurement for each in group), lambda m: short_name(m.spec.model)).items():
+            ready = [(m.launch, m.resolved.ready_s) for m in each if m.resolved.ready_s is not None]
+            if samples := _by_launch(ready):
+                latest = max(m.measured_at for m in each)
+                made[place].append(Value(START, (repr(model),), tuple(samples.values()), latest, tuple(samples)))
+    return made
 
 
-def workload(m: Measurement) -> str:
-    """A group of benchmarks: values of different requests are no history of each other."""
-    asked, starts = m.workload.spec, load_facts(m.load).get("ramp_up", "")
-    lengths = "natural" if asked.prompt_tokens is None else f"{asked.prompt_tokens}-{asked.output_tokens}"
-    return f"{lengths}-{starts}-{m.workload.hash[:6]}"
+def _benchmark(each: Seen) -> tuple[str, str, int]:
+    """Return the group of benchmarks that a measurement belongs to, the model and the concurrency. Values of different
+    requests are no history of each other."""
+    m = each.measurement
+    requested, starts = m.workload.spec, load_facts(m.load).get("ramp_up", "")
+    natural = requested.prompt_tokens is None
+    lengths = "natural" if natural else f"{requested.prompt_tokens}-{requested.output_tokens}"
+    return f"{lengths}-{starts}-{m.workload.hash[:6]}", short_name(m.spec.model), concurrency_of(m) or 0
 
 
 def _place(each: Seen, machine: str | None) -> BenchmarkHost:
-    where, limit = each.measurement.environment, each.summary.power_limit_w
+    """Return the result file that a measurement goes to. The engine's settings are in words, with a hash that also
+    covers the settings that the words leave out."""
+    where, spec, limit = each.measurement.environment, each.measurement.spec, each.summary.power_limit_w
     absent = UNKNOWN if where.gpu_name else "none"
+    settings = short_hash({name: value for name, value in spec.facts.items() if name not in NO_SETTINGS})
+    limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
     curve = {
         "gpu": where.gpu_name or "none",
         "driver": where.driver or absent,
         "cuda": where.cuda or absent,
         "power limit": absent if limit is None else f"{limit:.0f} W",
         "host": f"{where.cores or UNKNOWN} cores, {where.cpu or UNKNOWN}",
-        "engine": settings(each.measurement.spec),
+        "engine": f"{spec.load_format} {spec.dtype}, {limits}, {settings[:6]}",
     }
     return BenchmarkHost(machine or kind(where), indexed_release(where), tuple(curve.items()), where.torch or UNKNOWN)
 
 
-def _serving(group: Sequence[Seen]) -> Iterator[Value]:
-    def cell(each: Seen) -> tuple[str, str, int]:
-        m = each.measurement
-        return workload(m), short_name(m.spec.model), concurrency_of(m) or 0
-
-    for (requests, model, concurrency), repeats in grouped(group, cell).items():
-        used = [each for each, _ in choose(repeats, lambda each: CheckResult(degradations=each.degraded))[0]]
-        for metric in METRICS:
-            each = ((e.measurement, metric.of(e.summary)) for e in used)
-            if samples := _by_launch((m, cost and 1000 * cost) for m, cost in each):
-                latest, degraded = max(e.measurement.measured_at for e in used), bool(used[0].degraded)
-                name, parameters = f"{requests}.{metric.name}", (repr(model), repr(concurrency))
-                yield Value(name, parameters, tuple(samples.values()), latest, tuple(samples), degraded)
-
-
-def _starting(group: Sequence[Seen]) -> Iterator[Value]:
-    launches = (each.measurement for each in group)
-    for model, launched in grouped(launches, lambda m: short_name(m.spec.model)).items():
-        if samples := _by_launch((m, m.resolved.ready_s) for m in launched):
-            latest = max(m.measured_at for m in launched)
-            yield Value(START, (repr(model),), tuple(samples.values()), latest, tuple(samples))
+def _by_launch(figures: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the mean of each launch, in the order of the launches."""
+    launches = grouped(figures, lambda pair: pair[0])
+    return {launch: rounded_value(fmean(figure for _, figure in each)) for launch, each in launches.items()}
 
 
 def rounded_value(value: float) -> float:
-    """Far finer than any noise, and short in a file."""
+    """Return a value as a file holds it."""
     return float(f"{value:.{DIGITS}g}")
-
-
-def _by_launch(figures: Iterable[tuple[Measurement, float | None]]) -> dict[str, float]:
-    """The mean of each launch, in the order of the launches."""
-    launches: dict[str, list[float]] = {}
-    for m, figure in figures:
-        if figure is not None:
-            launches.setdefault(m.launch, []).append(figure)
-    return {launch: rounded_value(fmean(each)) for launch, each in launches.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The commit of a release, as the ledger stores it."""
-
-    hash: str
-    authored_s: int
 
 
 @dataclass(slots=True)
@@ -234,21 +224,25 @@ class ResultRow:
     started_at: int = 0  # ms
 
 
-def result_path(place: BenchmarkHost, commit: Commit) -> str:
-    return f"{place.machine}/{commit.hash[:8]}-{place.env_name}.json"
-
-
 def result_file(place: BenchmarkHost, commit: Commit, found: Iterable[Value], old: File | None = None) -> File:
-    """The result file that asv would have written for these values. old: the existing file; its launches that were not
-    measured now are kept.
+    """Return the result file that asv would have written for these values. old: the existing file; its launches that
+    were not measured now are kept.
 
-    Raises BadUsage where asv_runner is not installed, and one of UNUSABLE where `old` is no such file.
+    Raises BadUsage if asv_runner is not installed, and one of UNUSABLE if `old` is no such file.
     """
     rows = {} if old is None else result_rows(old)
     for value in found:
         row = rows.setdefault(value.benchmark, ResultRow({}))
         row.facts[value.parameters] = _joined(row.facts.get(value.parameters), value)
         row.started_at = max(row.started_at, round(1000 * datetime.fromisoformat(value.measured_at).timestamp()))
+    results, launches = {}, {}
+    for name, row in sorted(rows.items()):
+        axes = _axes(row.facts)
+        facts = [row.facts.get(key, {}) for key in itertools.product(*axes)]
+        first, *others = ([each.get(column) for each in facts] for column in PER_VALUE)
+        results[name] = [first, axes, VERSION, row.started_at or None, None, *others]
+        told = sorted((key, each) for key, each in row.facts.items() if each.get("launches"))
+        launches[name] = [(key, each["launches"], each["degraded"]) for key, each in told]
     return {
         "version": 2,
         "commit_hash": commit.hash,
@@ -259,42 +253,31 @@ def result_file(place: BenchmarkHost, commit: Commit, found: Iterable[Value], ol
         "requirements": {"vllm": place.release, "torch": place.torch},
         "env_vars": {},
         "result_columns": list(COLUMNS),
-        "results": {name: _packed(row) for name, row in sorted(rows.items())},
+        "results": results,
         "durations": {},
-        LAUNCHES: {
-            name: [
-                (key, facts["launches"], facts["degraded"])
-                for key, facts in sorted(row.facts.items())
-                if facts.get("launches")
-            ]
-            for name, row in sorted(rows.items())
-        },
+        LAUNCHES: launches,
     }
 
 
 def _joined(old: Facts | None, value: Value) -> Facts:
-    """Facts of a value and the launches that the file has of it; what is degraded gives way to what is sound."""
+    """Return the facts of a value and the launches that the file has of it; what is degraded gives way to what is
+    sound. A sample of a file that names no launch is of the new launch that has nearly the same, or of one that is not
+    known."""
     launched = dict(zip(value.launches, value.samples, strict=True))
     if old and value.degraded and not old.get("degraded"):
         return old
     if old and value.degraded == bool(old.get("degraded")):
-        launched = _of_launches(old, launched) | launched
+        samples, before = old.get("samples") or (), {}
+        names = old.get("launches") or [None] * len(samples)
+        for number, (name, sample) in enumerate(zip(names, samples, strict=True)):
+            same = (launch for launch, new in launched.items() if math.isclose(new, sample, rel_tol=SAME))
+            before[name or next(same, f"unknown {number}")] = sample
+        launched = before | launched
     return {**asv_facts(tuple(launched.values())), "launches": list(launched), "degraded": value.degraded}
 
 
-def _of_launches(old: Facts, new: Mapping[str, float]) -> dict[str, float]:
-    """Samples of a file by their launch. Files of earlier days name none: such a sample is of the launch in `new` that
-    has it, or of one that is not known."""
-    found = {}
-    samples = old.get("samples") or ()
-    for number, (name, sample) in enumerate(zip(old.get("launches") or [None] * len(samples), samples, strict=True)):
-        same = (launch for launch, value in new.items() if math.isclose(value, sample, rel_tol=SAME))
-        found[name or next(same, f"unknown {number}")] = sample
-    return found
-
-
 def asv_facts(samples: Sequence[float]) -> Facts:
-    """A value, the median, with asv's statistics. Raises BadUsage where asv_runner is not installed."""
+    """Return a value, the median, with asv's statistics. Raises BadUsage if asv_runner is not installed."""
     result, stats = statistics()(list(samples), 1)
     return {
         "result": rounded_value(result),
@@ -305,7 +288,7 @@ def asv_facts(samples: Sequence[float]) -> Facts:
 
 
 def statistics() -> Callable[[list[float], int], tuple[float, Facts]]:
-    """asv's own statistics of the samples of one value. Raises BadUsage where asv_runner is not installed."""
+    """Return asv's own statistics of the samples of one value. Raises BadUsage if asv_runner is not installed."""
     try:
         from asv_runner.statistics import compute_stats
     except ImportError:
@@ -315,7 +298,7 @@ def statistics() -> Callable[[list[float], int], tuple[float, Facts]]:
 
 
 def result_rows(file: File) -> dict[str, ResultRow]:
-    """Rows of a result file, by benchmark; asv leaves out the columns at the end that have nothing."""
+    """Return the rows of a result file, by benchmark; asv leaves out the columns at the end that have nothing."""
     rows = {}
     for name, row in file["results"].items():
         columns = dict(zip(file["result_columns"], row))
@@ -329,14 +312,9 @@ def result_rows(file: File) -> dict[str, ResultRow]:
     return rows
 
 
-def _packed(row: ResultRow) -> list[Any]:
-    axes = _axes(row.facts)
-    each = [row.facts.get(key, {}) for key in itertools.product(*axes)]
-    lists = [[facts.get(column) for facts in each] for column in PER_VALUE]
-    return [lists[0], axes, VERSION, row.started_at or None, None, *lists[1:]]
-
-
 def _axes(keys: Iterable[tuple[str, ...]]) -> Axes:
+    """Return the values of each parameter, in the order of numbers if they are some."""
+
     def by_number(text: str) -> tuple[float, str]:
         try:
             return float(text), text
@@ -347,15 +325,16 @@ def _axes(keys: Iterable[tuple[str, ...]]) -> Axes:
 
 
 def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
-    """The index of benchmarks in all result files: asv shows no parameter that it does not list. old: the existing
-    file; its benchmarks that are not ours are kept."""
+    """Return the index of benchmarks in all result files: asv shows no parameter that it does not list. old: the
+    existing file; its benchmarks that are not ours are kept."""
     keys: dict[str, set[tuple[str, ...]]] = {}
     for file in results:
         for name, row in result_rows(file).items():
             keys.setdefault(name, set()).update(row.facts)
+    units = {START: "seconds", **{name: unit for name, (unit, _) in COSTS.items()}}
 
     def unit(name: str) -> str | None:  # None: no benchmark of ours
-        return UNITS.get(name if name == START else name.rpartition(".")[2])
+        return units.get(name if name == START else name.rpartition(".")[2])
 
     ours = {
         name: {
@@ -375,19 +354,14 @@ def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
     return {"version": 2, **others, **ours}
 
 
-def machine_file(name: str, environment: Environment) -> File:
-    """The properties of a machine as asv stores them; a value of None is left out."""
-    known = {"cpu": environment.cpu, "gpu": environment.gpu_name, "num_cpu": environment.cores}
-    return {"machine": name, "version": 1, **{key: str(value) for key, value in known.items() if value is not None}}
-
-
 BRANCH = "refs/heads/main"
 CONFIGURATION, RELEASES, LEDGER = "asv.conf.json", "releases.json", "ledger"
 Row = tuple[str, str]  # a release of vLLM, and the day it came out
 
 
 def initial_files() -> dict[str, str]:
-    """The files that a folder for asv begins with: what git ignores, asv's configuration, the releases of vLLM."""
+    """Return the files that a folder for asv begins with: what git ignores, asv's configuration, the releases of
+    vLLM."""
     here = resources.files("pytest_slmserve.report.export")
     return {
         ".gitignore": f"/{LEDGER}/\n/.asv/\n",
@@ -397,69 +371,65 @@ def initial_files() -> dict[str, str]:
 
 
 def rows_in(text: str) -> list[Row]:
-    """Rows of a list of releases. Raises ValueError or TypeError where the text holds none."""
+    """Return the rows of a list of releases. Raises ValueError or TypeError if the text holds none."""
     return [(str(release), str(day)) for release, day in json.loads(text)]
 
 
 def ledger_text(rows: Sequence[Row]) -> str:
-    """A list of releases with a line for each, so that a new row is a new line."""
+    """Return a list of releases with a line for each, so that a new row is a new line."""
     return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n]\n"
 
 
 def continued(own: Sequence[Row], shipped: Sequence[Row]) -> list[Row]:
-    """The longer list where it begins with the shorter one; otherwise the folder's own."""
+    """Return the longer list if it begins with the shorter one; otherwise the folder's own."""
     longer, shorter = (shipped, own) if len(shipped) > len(own) else (own, shipped)
     return list(longer if list(longer[: len(shorter)]) == list(shorter) else own)
 
 
 def git(ledger: Path, *arguments: str, given: str = "") -> str:
-    """Output of git. The user's settings and a hook's variables are left out: both would change hashes, or the
-    repository meant."""
+    """Return the output of git. The user's settings and a hook's variables are left out: both would change hashes, or
+    the repository meant."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     command = ["git", "--git-dir", str(ledger), *arguments]
     return subprocess.run(command, input=given, env=env, check=True, capture_output=True, text=True).stdout
 
 
-def ledger_rows(ledger: Path) -> list[Row]:
-    """Rows that the ledger holds, in its order."""
-    lines = git(ledger, "log", "--reverse", "--format=%s %as", BRANCH).splitlines()
-    return [(line.split()[-2], line.split()[-1]) for line in lines]
-
-
-def commits(rows: Sequence[Row], continued: bool) -> str:
-    """The commits of rows, as `git fast-import` reads them."""
-    text = []
-    for number, (release, day) in enumerate(rows):
-        at = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp())
-        subject, pin = f"vllm {release}\n", f"vllm=={release}\n"
-        text.append(f"commit {BRANCH}\ncommitter ledger <ledger@localhost> {at} +0000\ndata {len(subject)}\n{subject}")
-        text.append(f"from {BRANCH}^0\n" if continued and number == 0 else "")
-        text.append(f"M 100644 inline requirements.txt\ndata {len(pin)}\n{pin}")
-        text.append(f"reset refs/tags/v{release}\nfrom {BRANCH}\n\n")
-    return "".join(text)
-
-
 def make(ledger: Path, rows: Sequence[Row]) -> int:
-    """Make or continue it; the number of commits added. Raises ValueError where rows are no continuation."""
+    """Make the ledger, a repository with a commit and a tag for each row, or continue it.
+
+    Returns:
+        The number of commits added.
+
+    Raises:
+        ValueError: The rows do not continue those that the ledger holds.
+    """
     if len({release for release, _ in rows}) < len(rows):
         raise ValueError("a release stands there twice: nothing was changed")
-    have = ledger_rows(ledger) if ledger.exists() else []
+    log = git(ledger, "log", "--reverse", "--format=%s %as", BRANCH) if ledger.exists() else ""
+    have = [tuple(line.split()[-2:]) for line in log.splitlines()]
     for number, old in enumerate(have):
         if list(rows[number : number + 1]) != [old]:
             raise ValueError(
                 f"row {number + 1} should be {' of '.join(old)}, as it is in the ledger: rows are only added at the "
                 "end, or every result after it would lose its release; nothing was changed"
             )
-    text = commits(rows[len(have) :], bool(have))
+    text = []  # as `git fast-import` reads it
+    for number, (release, day) in enumerate(rows[len(have) :]):
+        at = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp())
+        subject, pin = f"vllm {release}\n", f"vllm=={release}\n"
+        text.append(f"commit {BRANCH}\ncommitter ledger <ledger@localhost> {at} +0000\ndata {len(subject)}\n{subject}")
+        text.append(f"from {BRANCH}^0\n" if have and number == 0 else "")
+        text.append(f"M 100644 inline requirements.txt\ndata {len(pin)}\n{pin}")
+        text.append(f"reset refs/tags/v{release}\nfrom {BRANCH}\n\n")
     if not have:
         git(ledger, "init", "--quiet", "--bare", "--object-format=sha1", "--initial-branch=main")
-    git(ledger, "fast-import", "--quiet", given=text)
+    git(ledger, "fast-import", "--quiet", given="".join(text))
     return len(rows) - len(have)
 
 
 def ledger_commits(folder: Path) -> dict[str, Commit]:
-    """The commit of each release. Raises BadUsage where the folder has no ledger."""
+    """Return the commit of each release. Raises BadUsage if the folder has no ledger."""
     form = "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
     try:
         told = git(folder / LEDGER, "for-each-ref", form, "refs/tags/v*")

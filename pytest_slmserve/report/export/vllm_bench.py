@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -61,7 +61,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "output_throughput": tokens_per_s,
         "total_token_throughput": None if tokens_per_s is None else tokens_per_s + prompts_per_s,
         "max_concurrent_requests": window.most_in_flight(run),
-        **dict(_latencies(measurement, rows)),
+        **_latencies(measurement, rows),
         "record_id": measurement.id,
         "valid": not problems(measurement),
         "vllm_version": measurement.environment.vllm,
@@ -69,35 +69,22 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
     }
 
 
-def _latencies(measurement: Measurement, rows: Sequence[int]) -> Iterator[tuple[str, float]]:
-    """Latency statistics by vLLM's names; a request that did not finish is left out, as vLLM does."""
+def _latencies(measurement: Measurement, rows: Sequence[int]) -> dict[str, float]:
+    """Return latency statistics in ms by vLLM's names; a request that did not finish is left out, as vLLM does. Those
+    of the ITL are from the gap histogram. Its deviation uses the middles of the bins, which are 1 % wide."""
     seen = [each for each in (latency.request_latency(measurement.run.samples, row) for row in rows) if each.finished]
-    columns = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
-    for name, attribute in columns.items():
+    found: dict[str, dict[str, float]] = {}
+    for name, attribute in {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}.items():
         values = [value for each in seen if (value := getattr(each, attribute)) is not None]
         if values:
-            yield from _figures(name, values)
+            found[name] = {"mean": fmean(values), "median": median(values), "std": pstdev(values)}
+            found[name] |= {f"p{share}": percentile(values, share / 100) or 0.0 for share in PERCENTILES}
     if (stream := measurement.run.stream) and (gaps := latency.gap_histogram(stream.gaps)).gaps:
-        yield from _of_gaps(gaps)
-
-
-def _figures(name: str, values: Sequence[float]) -> Iterator[tuple[str, float]]:
-    yield f"mean_{name}_ms", 1e3 * fmean(values)
-    yield f"median_{name}_ms", 1e3 * median(values)
-    yield f"std_{name}_ms", 1e3 * pstdev(values)
-    for share in PERCENTILES:
-        yield f"p{share}_{name}_ms", 1e3 * (percentile(values, share / 100) or 0.0)
-
-
-def _of_gaps(gaps: latency.GapHistogram) -> Iterator[tuple[str, float]]:
-    """ITL statistics from the gap histogram, in ms. The deviation uses the middles of the bins, which are 1 % wide."""
-    average = gaps.mean_s or 0.0
-    square = sum((gaps.middle_s(i) - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
-    yield "mean_itl_ms", 1e3 * average
-    yield "median_itl_ms", 1e3 * (gaps.percentile(0.5) or 0.0)
-    yield "std_itl_ms", 1e3 * math.sqrt(square)
-    for share in PERCENTILES:
-        yield f"p{share}_itl_ms", 1e3 * (gaps.percentile(share / 100) or 0.0)
+        average, middle = gaps.mean_s or 0.0, gaps.percentile(0.5) or 0.0
+        square = sum((gaps.middle_s(i) - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
+        found["itl"] = {"mean": average, "median": middle, "std": math.sqrt(square)}
+        found["itl"] |= {f"p{share}": gaps.percentile(share / 100) or 0.0 for share in PERCENTILES}
+    return {f"{what}_{name}_ms": 1e3 * value for name, each in found.items() for what, value in each.items()}
 
 
 FORMAT = "vllm-bench"

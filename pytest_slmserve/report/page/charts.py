@@ -1,6 +1,7 @@
-"""Charts of a page as Vega-Lite specifications: plain dicts, whose values tests can read.
+"""Charts as Vega-Lite specifications: plain dicts, whose values tests can read.
 
-Colours of axes and texts are the page's; those of marks are told apart by all eyes on a light and on a dark ground.
+Each chart is made once. An HTML report draws it in the colors of the page, and `pictures` puts a frame around it. The
+colors of marks can be told apart by all eyes on a light and on a dark ground.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from pytest_slmserve.analysis.compare.history import NO_DIFFERENCE, NOT_COMPARAB
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
-from pytest_slmserve.analysis.stats.estimates import Interval, factor
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.sweep.gains import Fit, fit
+from pytest_slmserve.analysis.sweep.gains import fit
 from pytest_slmserve.analysis.verdict import State, Verdict, above
-from pytest_slmserve.report.tables.replicas import MemoryRow, memory_names
-from pytest_slmserve.report.tables.sensors import STEP_PARTS, StepRow
+from pytest_slmserve.report.points import STEP_PARTS, MemoryRow, StepRow, memory_names
 from pytest_slmserve.report.text_table import figure as shown
 from pytest_slmserve.report.text_table import gib, milliseconds
 from pytest_slmserve.schema import sensors
@@ -34,9 +34,20 @@ Values = list[dict[str, Any]]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: told apart by all eyes
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 GREY = "#8a8a8a"
-STATES = [state.value for state in (State.PASSES, State.FAILS, State.INCONCLUSIVE)]
-STATE_COLOURS = (COLOURS[2], COLOURS[1], GREY)
-LATENCIES = (("E2E mean", "e2e_s"), ("E2E p99", "e2e_p99_s"), ("TTFT mean", "ttft_s"), ("TPOT mean", "tpot_s"))
+STATES = {  # of a verdict: color and shape
+    State.PASSES.value: (COLOURS[2], "circle"),
+    State.FAILS.value: (COLOURS[1], "cross"),
+    State.INCONCLUSIVE.value: (GREY, "diamond"),
+}
+LATENCIES = {"E2E mean": "e2e_s", "E2E p99": "e2e_p99_s", "TTFT mean": "ttft_s", "TPOT mean": "tpot_s"}
+SHARES = {
+    "of the roofline": "roofline_fraction",
+    "SM active": "sm_active",
+    "DRAM active": "dram_active",
+    "tensor active": "tensor_active",
+    "KV cache used": "kv_usage",
+}
+INTERIM = {"mean ratio": "mean", "fails if worse than": "fails_beyond", "passes if better than": "passes_within"}
 IN_FLIGHT, TOKENS_PER_S = "requests in flight", "output tokens/s"
 PLANE = "Throughput against latency"
 PLANE_NOTE = (
@@ -46,28 +57,8 @@ PLANE_NOTE = (
 DASHES = [5, 4]
 STROKES = ([1, 0], [5, 4], [2, 3], [8, 3, 2, 3])  # solid, dashed, dotted, both
 SAMPLES = 60  # of a smooth line
-CONFIG: Spec = {  # the page's light theme, for pictures in files
-    "font": "DejaVu Sans, Arial, sans-serif",
-    "view": {"stroke": None},
-    "title": {"color": "#1b1f24", "subtitleColor": "#57606a", "fontSize": 15, "subtitleFontSize": 11, "offset": 14},
-    "axis": {
-        "labelColor": "#57606a",
-        "titleColor": "#57606a",
-        "gridColor": "#d8dee4",
-        "domainColor": "#d8dee4",
-        "tickColor": "#d8dee4",
-        "labelFontSize": 11,
-        "titleFontSize": 11,
-        "titleFontWeight": "normal",
-    },
-    "legend": {"labelColor": "#1b1f24", "titleColor": "#57606a", "labelFontSize": 12, "titleFontWeight": "normal"},
-    "rule": {"color": "#57606a"},
-    "text": {"color": "#57606a"},
-    "tick": {"color": "#1b1f24"},
-    "point": {"strokeWidth": 1.5},
-}
 FIRST_RELEASE = "first release"
-STEP_LOOKS = {  # of a release, by what became of the metric since the one before: colour and shape
+STEP_LOOKS = {  # of a release, by what became of the metric since the one before: color and shape
     FIRST_RELEASE: (COLOURS[0], "circle"),
     WORDS[Judgement.BETTER]: (COLOURS[2], "triangle-up"),
     WORDS[Judgement.WORSE]: (COLOURS[1], "cross"),
@@ -77,22 +68,19 @@ STEP_LOOKS = {  # of a release, by what became of the metric since the one befor
     NOT_COMPARABLE: (GREY, "diamond"),
 }
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
-LINE = {"type": "line", "opacity": 0.7, "aria": False}
-WHISKER = {"type": "rule", "strokeWidth": 1.5, "clip": True, "aria": False}
-HAS_ENDS = {"filter": "isValid(datum.low) && isValid(datum.high)"}  # an interval, where the noise is known
 STEP_COLOURS = {  # of the parts of a step, by their fields
     "weights": COLOURS[0],
     "kv": COLOURS[4],
     "flops": COLOURS[1],
     "kernels": COLOURS[5],
-    "idle": STATE_COLOURS[2],
+    "idle": GREY,
     "unsplit": COLOURS[3],
 }
 MEMORY_COLOURS = {
     "weights": COLOURS[0],
     "KV cache": COLOURS[4],
     "other": COLOURS[5],
-    "free": STATE_COLOURS[2],
+    "free": GREY,
     "other and unused": COLOURS[3],
 }
 SENSED = (  # what a course of sensors shows: unit, name, number and factor
@@ -105,188 +93,73 @@ SENSED = (  # what a course of sensors shows: unit, name, number and factor
     ("ms", "host-speed probe", sensors.PROBE, 1e3),
     ("ms", "its CPU time", sensors.PROBE_CPU, 1e3),
 )
-PARTS = 150  # of a window in time
+PARTS = 150  # of a window in time: as many as eyes tell apart
 PADDING = 10  # pixels between marks and the end of an axis
 ROW = 26  # pixels of an interval's row
 
+LINE: Spec = {"type": "line", "opacity": 0.7, "aria": False}
+POINT: Spec = {"type": "point", "filled": True, "opacity": 1}
+RULE: Spec = {"type": "rule", "aria": False}
+TEXT: Spec = {"type": "text", "fontSize": 10, "aria": False}
+TICK: Spec = {"type": "tick", "aria": False}
+WHISKER: Spec = {**RULE, "strokeWidth": 1.5, "clip": True}
+
+
+# Rows
+
 
 def intervals(points: Sequence[Point], what: Figure = output_rate) -> list[Interval]:
-    """The 95 % interval of each point's mean; the noise is that of all these points."""
+    """Return the 95 % interval of each point's mean; the noise is that of all these points."""
     if any(not what(point) for point in points):
         return [Interval(math.nan) for _ in points]
     seen = point_differences(points, what)
     return [factor(seen.mean(i)) for i in range(len(points))]
 
 
-def throughput(curve: Curve, flat: int | None) -> Spec:
-    """Output tokens/s over the load: intervals, the fitted law, the plateau from `flat` on, predictions, roofline."""
-    valid, last = curve.valid, curve.valid[-1].concurrency
-    loads = loads_between(valid[0].concurrency, last)
-    law, work, peaks = saturation_law(curve), work_of_curve(curve), peaks_of_curve(curve)
-    most = 1.15 * max(end for i in intervals(valid) for end in (i.high, i.value) if end and math.isfinite(end))
-    layers: list[Spec] = []
-    if flat is not None and flat < last:  # the loads of the plateau, shaded
-        x = {**_loads(curve), "field": "from"}
-        shade = {"type": "rect", "opacity": 0.12, "color": COLOURS[2], "aria": False}
-        data = {"values": [{"from": flat, "to": last}]}
-        layers.append({"data": data, "mark": shade, "encoding": {"x": x, "x2": {"field": "to"}}})
-    if work and peaks:
-        bound = [{"x": load, "y": ceiling_tokens_per_s(work, peaks, load)} for load in loads]
-        layers.append(_line([row for row in bound if row["y"] <= most], strokeDash=DASHES, opacity=0.7))
-    if law:
-        layers.append(_line([{"x": load, "y": law.tokens_per_s(load)} for load in loads]))
-    if curve.kv_capacity and valid[0].concurrency < curve.kv_capacity < last:
-        # A line at the number of requests that the KV cache has room for.
-        full: Spec = {"values": [{"x": curve.kv_capacity, "text": "KV cache full"}]}
-        at = {"x": {"field": "x", "type": "quantitative"}}
-        text = {"type": "text", "align": "right", "dx": -4, "baseline": "bottom", "fontSize": 10}
-        layers.append({"data": full, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": at})
-        words = {"y": {"value": 12}, "text": {"field": "text"}}
-        layers.append({"data": full, "mark": text, "encoding": at | words})
-    layers += _dots([_point_row(point, seen, curve.subject) for point, seen in zip(valid, intervals(valid))])
-    if curve.predictions:
-        told = [
-            (p.concurrency, p.tokens_per_s, f"{shown(p.tokens_per_s.value)} tokens/s, predicted")
-            for p in curve.predictions
-        ]
-        predicted = [{"x": x, "y": y.value, "low": y.low, "high": y.high, "shown": text} for x, y, text in told]
-        layers += _dots(predicted, predicted=True)
-    knob = curve.axes.knob
-    y, of = curve.axes.throughput if knob else TOKENS_PER_S, knob or IN_FLIGHT
-    return _chart(layers, _loads(curve), axis("y", y), f"{y} over {of}, {curve.subject}")
+def interval_row(x: Any, seen: Interval, series: str, hollow: object = False) -> dict[str, Any]:
+    """Return a row of `line_chart`. hollow: whether the point is not filled."""
+    return {"x": x, "y": seen.value, "low": seen.low, "high": seen.high, "series": series, "hollow": bool(hollow)}
 
 
-def throughputs(named: Sequence[tuple[str, Curve]]) -> Spec:
-    """Return output tokens/s of several sweeps over the load: intervals, fitted laws (solid), rooflines (dashed), and a
-    ring where a plateau begins. Sweeps with the same roofline share its line."""
-    points: Values = []
-    laws: Values = []
-    roofs: Values = []
-    knees: Values = []
-    for name, curve in named:
-        valid, flat = curve.valid, curve.plateau().value
-        loads = loads_between(valid[0].concurrency, valid[-1].concurrency)
-        points += [_point_row(p, seen, name) | {"hollow": bool(p.degraded)} for p, seen in zip(valid, intervals(valid))]
-        knees += [{"x": flat, "y": p.output_tokens_per_s, "series": name} for p in valid if p.concurrency == flat]
-        if law := saturation_law(curve):
-            laws += [{"x": load, "y": law.tokens_per_s(load), "series": name} for load in loads]
-        if (work := work_of_curve(curve)) and (peaks := peaks_of_curve(curve)):
-            drawn = {(row["x"], row["y"]) for row in roofs}
-            bound = [(load, ceiling_tokens_per_s(work, peaks, load)) for load in loads]
-            roofs += [{"x": load, "y": most, "series": name} for load, most in bound if (load, most) not in drawn]
-    most = 1.3 * max(row["y"] for row in points)
-    x = load_axis(sorted({row["x"] for row in points}))
-    y = axis("y", TOKENS_PER_S) | {"scale": {"domain": [0, most], "nice": False}}  # wide intervals leave the chart
-    names = [name for name, _ in named]
-    spec = line_chart(points, x, y, names, joined=False)
-    at = {channel: {"field": channel, "type": "quantitative"} for channel in "xy"} | {"color": _series(names)["color"]}
-    ring = {"type": "point", "filled": False, "size": 260, "strokeWidth": 2, "aria": False}
-    under = [row for row in roofs if row["y"] <= most]
-    spec["layer"] += [
-        {"data": {"values": laws}, "mark": LINE, "encoding": at},
-        {"data": {"values": under}, "mark": {**LINE, "strokeDash": DASHES}, "encoding": at},
-        {"data": {"values": knees}, "mark": ring, "encoding": at},
-    ]
-    return spec
-
-
-def saturation_law(curve: Curve) -> Fit | None:
-    """Return the fitted law; None if there is none, or it does not describe the curve."""
-    try:
-        law = fit(curve.points)
-    except TooFewPoints:
-        return None
-    return law if law.describes and law.identified else None
-
-
-def loads_between(first: float, last: float) -> list[float]:
-    """Return loads for a smooth line on a logarithmic axis."""
-    return [first * (last / first) ** (i / (SAMPLES - 1)) for i in range(SAMPLES)]
-
-
-def ratios(series: PairSeries) -> list[float]:
-    """Return candidate over baseline of each pair of a gate."""
-    return [after / before for before, after in series.pairs if before and after is not None]
-
-
-def margin_at(seen: Comparison) -> float:
-    """Return the ratio at which the candidate costs more by the margin."""
-    return 1 + seen.margin if seen.better == "lower" else 1 / (1 + seen.margin)
-
-
-def line_chart(
-    rows: Values,
-    x: Spec,
-    y: Spec,
-    names: Sequence[str],
+def point_rows(
+    points: Sequence[Any],
+    field: str,
+    series: str,
+    scale: float = 1.0,
+    unit: str = "",
     *,
-    strokes: Sequence[str] = (),
-    rules: Sequence[Mapping[str, Any]] = (),
-    guide: Values | None = None,
-    joined: bool = True,
-) -> Spec:
-    """Return a chart of several series: points with their intervals, joined in the order of x.
+    noise: bool = True,
+    **more: Any,
+) -> Values:
+    """Return a row of `line_chart` for each point at which a figure is known: its load, the figure, its interval from
+    the repeats, and whether the point is degraded.
 
     Args:
-        rows: x, y, low and high (optional), series, hollow (degraded points), stroke and text (optional).
-        names: All series in the order of their colors.
-        strokes: Kinds of line of one series, solid first; `stroke` of each row is one of them.
-        rules: Lines across the chart at an x or a y, each with a text.
-        guide: Points of a dashed gray line behind the series.
+        unit: Unit of the figure times `scale`, for the text that a page shows for a point.
+        noise: Whether to compute intervals, which takes time.
+        more: Further entries of each row.
     """
-    look, place = _series(names), {"x": {**x, "field": "x"}, "y": {**y, "field": "y"}}
-    colour = {"color": look["color"]}
-    order = {"order": {"field": "order" if any("order" in row for row in rows) else "x", "type": "quantitative"}}
-    dash = {}
-    if len(strokes) > 1:
-        scale = {"domain": list(strokes), "range": [*STROKES[: len(strokes)]]}
-        legend = {"orient": "bottom", "symbolType": "stroke"}
-        dash = {"strokeDash": {"field": "stroke", "type": "nominal", "title": None, "scale": scale, "legend": legend}}
-    layers: list[Spec] = []
-    if guide:
-        layers.append(_line(guide, color=GREY, strokeDash=DASHES, opacity=0.8))
-    for rule in rules:
-        channel = "x" if "x" in rule else "y"
-        data, at = {"values": [dict(rule)]}, {channel: {"field": channel, "type": "quantitative"}}
-        text = {"type": "text", "align": "right", "dx": -3, "dy": -6, "fontSize": 10, "aria": False}
-        edge = {"x": {"value": "width"}} if channel == "y" else {"y": {"value": 10}}
-        layers.append({"data": data, "mark": {"type": "rule", "strokeDash": [2, 3], "aria": False}, "encoding": at})
-        layers.append({"data": data, "mark": text, "encoding": {**at, **edge, "text": {"field": "text"}}})
-    if joined:
-        layers.append({"mark": LINE, "encoding": place | colour | dash | order})
-    if any(row.get("low") is not None for row in rows):
-        ends = {"x": place["x"], "y": {**y, "field": "low"}, "y2": {"field": "high"}, **colour}
-        layers.append({"mark": WHISKER, "encoding": ends, "transform": [HAS_ENDS]})
-    fill = {"condition": {"test": "datum.hollow", "value": 0}, "value": 1}
-    points = {**place, **look, "stroke": look["color"], "fillOpacity": fill}
-    layers.append({"mark": {"type": "point", "filled": True, "size": 45, "opacity": 1}, "encoding": points})
-    if any(row.get("text") for row in rows):
-        text = {"type": "text", "align": "left", "dx": 6, "dy": 9, "fontSize": 9, "aria": False}
-        layers.append({"mark": text, "encoding": {**place, **colour, "text": {"field": "text"}}})
-    return _chart(layers, x, y, f"{y['title']} over {x['title']}", rows)
+    known = [p for p in points if (value := getattr(p, field, None)) is not None and math.isfinite(value)]
+    what = {"output_tokens_per_s": output_rate, "e2e_s": e2e_s}.get(field) or figure_named(field)
+    rows = []
+    for point, seen in zip(known, intervals(known, what) if noise else [Interval(math.nan)] * len(known)):
+        value = Interval(getattr(point, field), seen.low, seen.high).mapped(lambda end: scale * end)
+        row = interval_row(point.concurrency, value, series, point.degraded)
+        rows.append({**row, "shown": f"{shown(value.value, 4)} {unit}".strip(), **more})
+    return rows
 
 
-def bars(rows: Values, x_title: str, y_title: str) -> Spec:
-    """Return a chart of bars, side by side for each name. rows: x (a name), y, series, low and high, text."""
-    names = list(dict.fromkeys(row["series"] for row in rows))
-    sort = list(dict.fromkeys(row["x"] for row in rows))
-    crowded = sum(map(len, sort)) > 50
-    ticks = {"labelAngle": -25 if crowded else 0, "labelLimit": 200}
-    x = {"field": "x", "type": "nominal", "title": x_title, "sort": sort, "axis": ticks}
-    y = axis("y", y_title)
-    beside = {"xOffset": {"field": "series", "type": "nominal", "sort": names}}
-    place = {"x": x, "y": {**y, "field": "y"}, **beside}
-    ends = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **beside}
-    text = {"type": "text", "dy": -8, "fontSize": 10, "aria": False}
-    layers: list[Spec] = [
-        {"mark": {"type": "bar", "opacity": 0.85}, "encoding": {**place, "color": _series(names)["color"]}},
-        {"mark": {**WHISKER, "color": "#1b1f24"}, "encoding": ends, "transform": [HAS_ENDS]},
-    ]
-    if any(row.get("text") for row in rows):
-        rows = [row | {"top": max(row["y"], row.get("high") or 0.0)} for row in rows]
-        at = {**place, "y": {**y, "field": "top"}, "text": {"field": "text"}}
-        layers.append({"mark": text, "encoding": at})
-    return _chart(layers, x, y, f"{y_title} by {x_title}", rows)
+# Axes and layers
+
+
+def axis(channel: str, title: str, scale: str = "linear") -> Spec:
+    """Return an axis of numbers. scale: linear from 0, or logarithmic."""
+    linear = scale == "linear"
+    kind = {"type": scale, "zero": True} if linear else {"type": scale, "nice": False, "padding": PADDING}
+    ticks: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}
+    ticks |= {} if linear else {"gridOpacity": 0.5}
+    ticks |= {"tickCount": 6} if channel == "y" else {}
+    return {"type": "quantitative", "title": title, "scale": kind, "axis": ticks}
 
 
 def share_axis(title: str) -> Spec:
@@ -296,88 +169,266 @@ def share_axis(title: str) -> Spec:
     return {"type": "quantitative", "title": title, "scale": scale, "axis": ticks}
 
 
-def latency(curve: Curve) -> Spec:
-    """Latencies over the load, in ms."""
-    values: Values = []
-    for name, field in LATENCIES:
-        points = [point for point in curve.valid if getattr(point, field) is not None]
-        for point, seen in zip(points, intervals(points, e2e_s if field == "e2e_s" else figure_named(field))):
-            low, high = (None if end is None else 1e3 * end for end in (seen.low, seen.high))
-            ms = getattr(point, field)
-            row = {"x": point.concurrency, "y": 1e3 * ms, "low": low, "high": high, "series": name}
-            values.append(row | {"shown": f"{milliseconds(ms)} ms"})
-    names = _drawn(dict(LATENCIES), values)
-    layers = _dots(values, series=_series(names))
-    return _chart(layers, _loads(curve), axis("y", "ms", scale="log"), f"latency over {IN_FLIGHT}, {curve.subject}")
+def load_axis(loads: Iterable[float], title: str = IN_FLIGHT) -> Spec:
+    """Return a logarithmic axis with a tick for each load."""
+    ticks = {"values": sorted({*loads}), "labelOverlap": True, "grid": False, "format": "~d"}
+    scale = {"type": "log", "base": 2, "nice": False, "padding": PADDING}
+    return {"type": "quantitative", "title": title, "scale": scale, "axis": ticks}
 
 
-def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
-    """Output tokens/s against mean E2E; points that another one beats are hollow."""
-    values: Values = []
-    for label, curve in curves:
-        front = {point.concurrency for point in curve.pareto_front()}
-        rates, waits = intervals(curve.valid), intervals(curve.valid, e2e_s)
-        for point, rate, wait in zip(curve.valid, rates, waits):
-            row = _point_row(point, rate, label) | {"x": point.e2e_s, "optimal": point.concurrency in front}
-            values.append(row | {"left": wait.low, "right": wait.high, "load": point.concurrency})
-    series = _series([label for label, _ in curves])
-    x, y = axis("x", "mean E2E latency, s", scale="log"), axis("y", TOKENS_PER_S, scale="log")
-    optimal = {"filter": "datum.optimal"}
-    across = {
-        "mark": {"type": "rule", "strokeWidth": 1.5, "aria": False},
-        "encoding": _xy(x, y, series) | {"x": {**x, "field": "left"}, "x2": {"field": "right"}},
-        "transform": [{"filter": "isValid(datum.left) && isValid(datum.right)"}],
+def row_axis(names: Iterable[str]) -> Spec:
+    """Return a vertical axis with a row for each name, in their order."""
+    ticks = {"labelLimit": 240, "ticks": False}
+    return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": ticks}
+
+
+def series_looks(names: Sequence[str]) -> Spec:
+    """Return the encodings of color and shape that tell several series apart."""
+    several = len(COLOURS)
+    numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
+    colours = [COLOURS[i % several] for i in numbers]
+    shapes = [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]
+    long = max(map(len, names), default=0) > 40
+    key = {"orient": "bottom", "columns": 1 if long else 2, "symbolSize": 70, "labelLimit": 400}
+    legend = key if len(names) > 1 else None
+    encoding = {"field": "series", "type": "nominal", "title": None}
+    return {
+        channel: {**encoding, "scale": {"domain": list(names), "range": looks}, "legend": legend}
+        for channel, looks in (("color", colours), ("shape", shapes))
     }
-    layers = [
-        {"mark": LINE, "encoding": _xy(x, y, series), "transform": [optimal]},
-        across,
-        *_dots(None, series=series, hollow="!datum.optimal"),
-        {
-            "mark": {"type": "text", "align": "left", "dx": 8, "dy": 9, "fontSize": 10, "aria": False},
-            "encoding": _xy(x, y, {}) | {"text": {"field": "load"}},
-            "transform": [optimal],
-        },
-    ]
-    return _chart(layers, x, y, "throughput against latency", values, height=320)
+
+
+def layer(mark: Spec, values: Values | None = None, where: str = "", **encoding: Any) -> Spec:
+    """Return a layer of a chart. An encoding that is a text names its field of numbers.
+
+    Args:
+        values: Rows of this layer only; None if it draws those of the chart.
+        where: Expression that chooses rows.
+    """
+    made: Spec = {"mark": mark, "encoding": {}}
+    for channel, what in encoding.items():
+        ends = channel in ("x2", "y2", "text")
+        kind = {"field": what} if ends else {"field": what, "type": "quantitative"}
+        made["encoding"][channel] = kind if isinstance(what, str) else what
+    if values is not None:
+        made["data"] = {"values": values}
+    if where:
+        made["transform"] = [{"filter": where}]
+    return made
+
+
+def whiskers(color: Spec, x: str | Spec = "x", **more: Any) -> Spec:
+    """Return the layer of the intervals, of rows whose noise is known."""
+    return layer(
+        WHISKER, where="isValid(datum.low) && isValid(datum.high)", x=x, y="low", y2="high", color=color, **more
+    )
+
+
+def chart(
+    layers: Sequence[Spec], x: Spec, y: Spec, description: str, values: Values | None = None, height: int = 300
+) -> Spec:
+    """Return layers on shared axes, as wide as there is room."""
+    for each in layers:
+        for channel, axis_ in (("x", x), ("y", y)):
+            if (encoded := each["encoding"].get(channel)) and "field" in encoded:
+                each["encoding"][channel] = {**axis_, **encoded}
+    data = {"name": "rows", "values": values or []}
+    return {"description": description, "width": "container", "height": height, "layer": [*layers], "data": data}
+
+
+def line_chart(
+    rows: Values,
+    x: Spec,
+    y: Spec,
+    names: Sequence[str] = (),
+    *,
+    strokes: Sequence[str] = (),
+    rules: Iterable[Mapping[str, Any]] = (),
+    guide: Values | None = None,
+    joined: bool = True,
+    dots: bool = True,
+    under: Sequence[Spec] = (),
+    description: str = "",
+    height: int = 300,
+) -> Spec:
+    """Return a chart of one or several series: points with their intervals, joined in the order of x.
+
+    Args:
+        rows: x, y, low and high (optional), series, hollow (not filled), stroke, order and text (optional), shown (the
+            value as a page shows it).
+        names: All series in the order of their colors. By default those of the rows.
+        strokes: Kinds of line of one series, solid first; `stroke` of each row is one of them.
+        rules: Lines across the chart at an x or a y, each with a text.
+        guide: Points of a dashed gray line behind the series.
+        joined: Whether a line joins the points.
+        dots: Whether points and intervals are drawn.
+        under: Further layers behind all others.
+    """
+    look = series_looks(names or list(dict.fromkeys(row["series"] for row in rows)))
+    color = look["color"]
+    line: Spec = {"color": color, "order": {"field": "order" if any("order" in row for row in rows) else "x"}}
+    line["order"]["type"] = "quantitative"
+    if len(strokes) > 1:
+        scale = {"domain": list(strokes), "range": [*STROKES[: len(strokes)]]}
+        legend = {"orient": "bottom", "symbolType": "stroke"}
+        line["strokeDash"] = {"field": "stroke", "type": "nominal", "title": None, "scale": scale, "legend": legend}
+    layers = list(under)
+    if guide:
+        layers.append(layer({**LINE, "color": GREY, "strokeDash": DASHES, "strokeWidth": 1.2}, guide, x="x", y="y"))
+    for rule in rules:
+        across = "x" if "x" in rule else "y"
+        layers.append(layer({**RULE, "strokeDash": [2, 3]}, [dict(rule)], **{across: across}))
+        if rule.get("text"):
+            mark = {**TEXT, "align": "right", "dx": -3, "dy": -6}
+            edge = {"x": {"value": "width"}} if across == "y" else {"y": {"value": 10}}
+            layers.append(layer(mark, [dict(rule)], text="text", **{across: across}, **edge))
+    if joined:
+        layers.append(layer(LINE if dots else {"type": "line", "aria": False}, x="x", y="y", **line))
+    if any(row.get("low") is not None for row in rows):
+        layers.append(whiskers(color))
+    if dots:
+        told = [{"field": "series", "title": ""}, {"field": "x", "title": "at"}, {"field": "shown", "title": "value"}]
+        fill = {"condition": {"test": "datum.hollow", "value": 0}, "value": 1}
+        points = {**look, "stroke": color, "fillOpacity": fill, "tooltip": told}
+        layers.append(layer({**POINT, "size": 50}, x="x", y="y", **points))
+    if any(row.get("text") for row in rows):
+        mark = {**TEXT, "align": "left", "dx": 6, "dy": 9}
+        layers.append(layer(mark, where="datum.text", x="x", y="y", color=color, text="text"))
+    return chart(layers, x, y, description or f"{y['title']} over {x['title']}", rows, height)
+
+
+# Charts of sweeps
+
+
+def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> Spec:
+    """Return output tokens/s of one or several sweeps over the load: intervals, fitted laws (solid), rooflines and
+    predicted loads (dashed). A ring is where a plateau begins. Sweeps with the same roofline share its line.
+
+    Args:
+        flat: The load from which on the only sweep is flat: its plateau is shaded, and there is no ring.
+    """
+    axes, single = named[0][1].axes, named[0][1] if len(named) == 1 else None
+    points, rings, laws = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    roofs: dict[tuple[float, float], dict[str, Any]] = {}
+    predicted: Values = []
+    for name, curve in named:
+        first, last = curve.valid[0].concurrency, curve.valid[-1].concurrency
+        loads = [first * (last / first) ** (i / (SAMPLES - 1)) for i in range(SAMPLES)]
+        points += point_rows(curve.valid, "output_tokens_per_s", name, unit="tokens/s")
+        if single is None:
+            knee = curve.plateau().value
+            rings += [
+                {"x": knee, "y": p.output_tokens_per_s, "series": name} for p in curve.valid if p.concurrency == knee
+            ]
+        try:
+            law = fit(curve.points)
+        except TooFewPoints:
+            law = None
+        if law and law.describes and law.identified:
+            laws += [{"x": load, "y": law.tokens_per_s(load), "series": name} for load in loads]
+        if (work := work_of_curve(curve)) and (peaks := peaks_of_curve(curve)):
+            bound = [(load, ceiling_tokens_per_s(work, peaks, load)) for load in loads]
+            roofs |= {at: {"x": at[0], "y": at[1], "series": name} for at in bound if at not in roofs}
+        for p in curve.predictions:
+            row = interval_row(p.concurrency, p.tokens_per_s, name)
+            predicted.append({**row, "hollow": True, "shown": f"{shown(row['y'])} tokens/s, predicted"})
+    highest = max(min(row["high"] or row["y"], 2 * row["y"]) for row in points)  # wider intervals leave the chart
+    most = max(1.3 * max(row["y"] for row in points), 1.15 * highest)
+    y = axis("y", axes.throughput if axes.knob else TOKENS_PER_S)
+    y["scale"] = {"domain": [0, max([most, *(1.05 * row["y"] for row in predicted)])], "nice": False}
+    x = load_axis((row["x"] for row in (*points, *predicted)), axes.knob or IN_FLIGHT)
+    color = series_looks([name for name, _ in named])["color"]
+    under: list[Spec] = []
+    if single and flat is not None and flat < single.valid[-1].concurrency:  # the loads of the plateau, shaded
+        shade = {"type": "rect", "opacity": 0.12, "color": COLOURS[2], "aria": False}
+        plateau = [{"from": flat, "to": single.valid[-1].concurrency}]
+        under.append(layer(shade, plateau, x="from", x2="to"))
+    below = [row for row in roofs.values() if row["y"] <= most]
+    under.append(layer(LINE, laws, x="x", y="y", color=color))
+    under.append(layer({**LINE, "strokeDash": DASHES}, below, x="x", y="y", color=color))
+    ring = {"type": "point", "filled": False, "size": 260, "strokeWidth": 2, "aria": False}
+    under.append(layer(ring, rings, x="x", y="y", color=color))
+    full = single.kv_capacity if single else None
+    rules = []
+    if single and full and single.valid[0].concurrency < full < single.valid[-1].concurrency:
+        rules.append({"x": full, "text": "KV cache full"})
+    words = f"{y['title']} over {x['title']}, {', '.join(name for name, _ in named)}"
+    names = [name for name, _ in named]
+    return line_chart([*points, *predicted], x, y, names, rules=rules, joined=False, under=under, description=words)
+
+
+def throughput(curve: Curve, flat: int | None) -> Spec:
+    """Return output tokens/s of one sweep over the load. flat: the load from which on it is flat."""
+    return throughputs([(curve.subject, curve)], flat)
+
+
+def load_chart(curve: Curve, rows: Values, y: Spec, description: str, height: int = 200, **more: Any) -> Spec | None:
+    """Return a chart over the loads of a sweep; None without rows."""
+    loads = [p.concurrency for p in curve.valid] + [p.concurrency for p in curve.predictions]
+    x = load_axis(loads, curve.axes.knob or IN_FLIGHT)
+    words = f"{description}, {curve.subject}"
+    return line_chart(rows, x, y, description=words, height=height, **more) if rows else None
+
+
+def latency(curve: Curve) -> Spec:
+    """Return latencies over the load, in ms."""
+    rows = [row for name, field in LATENCIES.items() for row in point_rows(curve.valid, field, name, 1e3, "ms")]
+    words = f"latency over {IN_FLIGHT}"
+    return load_chart(curve, rows, axis("y", "ms", scale="log"), words, 300) or {}
 
 
 def batch(curve: Curve) -> Spec | None:
-    """Sequences of an engine step over the load, beside the line on which all requests are in the batch."""
-    values = [
-        {"x": p.concurrency, "y": p.batch, "shown": shown(p.batch, 4)} for p in curve.valid if p.batch is not None
-    ]
-    if not values:
-        return None
-    ends = [{"x": row["x"], "y": row["x"]} for row in (values[0], values[-1])]
-    layers = [_line(ends, strokeDash=DASHES), *_dots(values)]
+    """Return the sequences of an engine step over the load, beside the line on which all requests are in the batch."""
+    rows = point_rows(curve.valid, "batch", "batch held", noise=False)
+    full: Values = [{"x": row["x"], "y": row["x"]} for row in (*rows[:1], *rows[-1:])]
     y = axis("y", "batch, sequences", scale="log")
-    return _chart(layers, _loads(curve), y, f"batch held over {IN_FLIGHT}, {curve.subject}", height=200)
+    return load_chart(curve, rows, y, f"batch held over {IN_FLIGHT}", joined=False, guide=full)
 
 
 def shares(curve: Curve) -> Spec | None:
-    """What the sensors and the data sheet say, in per cent over the load."""
-    names = {
-        "of the roofline": "roofline_fraction",
-        "SM active": "sm_active",
-        "DRAM active": "dram_active",
-        "tensor active": "tensor_active",
-        "KV cache used": "kv_usage",
-    }
-    values = [
-        {"x": p.concurrency, "y": 100 * value, "series": name, "shown": f"{100 * value:.1f} %"}
-        for name, field in names.items()
-        for p in curve.valid
-        if (value := getattr(p, field, None)) is not None
+    """Return what the sensors and the data sheet say, in per cent over the load."""
+    rows: Values = []
+    for name, field in SHARES.items():
+        rows += point_rows(curve.valid, field, name, 100.0, "%", noise=False)
+    return load_chart(curve, rows, axis("y", "%"), "use of the device")
+
+
+def energy(curve: Curve) -> Spec | None:
+    """Return the energy of an output token over the load, in mJ."""
+    known = [p for p in curve.valid if p.energy_per_token_j]
+    rows = point_rows(known, "energy_per_token_j", "energy", 1e3, "mJ", noise=False)
+    y = axis("y", "mJ per output token", scale="log")
+    return load_chart(curve, rows, y, f"energy over {IN_FLIGHT}", joined=False)
+
+
+def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
+    """Return output tokens/s against mean E2E; points that another one beats are hollow."""
+    rows: Values = []
+    for label, curve in curves:
+        front = {point.concurrency for point in curve.pareto_front()}
+        waits = intervals(curve.valid, e2e_s)
+        for point, row, wait in zip(
+            curve.valid, point_rows(curve.valid, "output_tokens_per_s", label, unit="tokens/s"), waits, strict=True
+        ):
+            best = row["x"] in front
+            more = {"hollow": not best, "optimal": best, "left": wait.low, "right": wait.high, "load": row["x"]}
+            rows.append({**row, "x": point.e2e_s, **more})
+    names = [label for label, _ in curves]
+    x, y = axis("x", "mean E2E latency, s", scale="log"), axis("y", TOKENS_PER_S, scale="log")
+    color = series_looks(names)["color"]
+    known = "isValid(datum.left) && isValid(datum.right)"
+    mark = {**TEXT, "align": "left", "dx": 8, "dy": 9}
+    under = [
+        layer(LINE, where="datum.optimal", x="x", y="y", color=color),
+        layer({**RULE, "strokeWidth": 1.5}, where=known, x="left", x2="right", y="y", color=color),
+        layer(mark, where="datum.optimal", x="x", y="y", text="load"),
     ]
-    if not values:
-        return None
-    present = _drawn(names, values)
-    layers = _dots(values, series=_series(present))
-    return _chart(layers, _loads(curve), axis("y", "%"), f"use of the device, {curve.subject}", height=200)
+    words = "throughput against latency"
+    return line_chart(rows, x, y, names, joined=False, under=under, description=words, height=320)
 
 
 def step_parts_chart(rows: Sequence[StepRow], subject: str) -> Spec | None:
-    """Parts of the mean step of each load, in per cent, one behind the other; None where none is known."""
+    """Return the parts of the mean step of each load, in per cent, one behind the other; None if none is known."""
     values: Values = []
     for row in rows:
         name, end = f"{row.point.concurrency} in flight", 0.0
@@ -388,11 +439,12 @@ def step_parts_chart(rows: Sequence[StepRow], subject: str) -> Spec | None:
                 values.append(part | {"shown": f"{text} % of {milliseconds(row.point.step_s)} ms"})
     looks = {column.name.removesuffix(" %"): STEP_COLOURS[field] for field, column in STEP_PARTS.items()}
     x = axis("x", "% of the step") | {"scale": {"domain": [0, 100]}}
-    return _stacked(values, looks, x, f"parts of a step over {IN_FLIGHT}, {subject}") if values else None
+    return stacked_bars(values, looks, x, f"parts of a step over {IN_FLIGHT}, {subject}") if values else None
 
 
 def memory(rows: Sequence[MemoryRow]) -> Spec | None:
-    """Memory of the GPUs of each set of engines, in GiB: of one engine behind the other, then what is left."""
+    """Return the memory of the GPUs of each set of engines, in GiB: of one engine behind the other, then what is
+    left."""
     values: Values = []
     for row, name in zip(rows, memory_names(rows)):
         end = 0.0
@@ -409,72 +461,174 @@ def memory(rows: Sequence[MemoryRow]) -> Spec | None:
             values.append(part | {"shown": f"{gib(size)} GiB"})
     most = max((row["end"] for row in values), default=0.0)
     x = axis("x", "GiB of the memory") | {"scale": {"domain": [0, most], "nice": False}}
-    return _stacked(values, MEMORY_COLOURS, x, "memory of the GPU by engine") if values else None
+    return stacked_bars(values, MEMORY_COLOURS, x, "memory of the GPU by engine") if values else None
+
+
+def stacked_bars(values: Values, looks: Mapping[str, str], x: Spec, description: str) -> Spec:
+    """Return a bar for each subject, of parts from x to end. looks: the color of each series, in the order of the
+    key."""
+    named = [name for name in looks if any(row["series"] == name for row in values)]
+    key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
+    scale = {"domain": named, "range": [looks[name] for name in named]}
+    color = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
+    said = {"subject": "", "engine": "of", "series": "part", "shown": "has"}
+    told = [{"field": name, "title": title} for name, title in said.items() if name in values[0]]
+    y = row_axis(row["subject"] for row in values)
+    x = x | {"axis": x["axis"] | {"labelSeparation": 8, "labelFlush": False}}
+    bar = layer({"type": "bar", "height": {"band": 0.7}}, x="x", x2="end", y=y, color=color, tooltip=told)
+    return chart([bar], x, y, description, values, ROW * len(y["sort"]))
+
+
+def bars(rows: Values, x_title: str, y_title: str) -> Spec:
+    """Return a chart of bars, side by side for each name. rows: x (a name), y, series, low and high, text."""
+    names = list(dict.fromkeys(row["series"] for row in rows))
+    sort = list(dict.fromkeys(row["x"] for row in rows))
+    ticks = {"labelAngle": -25 if sum(map(len, sort)) > 50 else 0, "labelLimit": 200}
+    x = {"field": "x", "type": "nominal", "title": x_title, "sort": sort, "axis": ticks}
+    beside: dict[str, Any] = {"xOffset": {"field": "series", "type": "nominal", "sort": names}}
+    color = series_looks(names)["color"]
+    layers = [
+        layer({"type": "bar", "opacity": 0.85}, x=x, y="y", color=color, **beside),
+        whiskers({"value": "#1b1f24"}, x, **beside),
+    ]
+    if any(row.get("text") for row in rows):
+        rows = [row | {"top": max(row["y"], row.get("high") or 0.0)} for row in rows]
+        layers.append(layer({**TEXT, "dy": -8}, x=x, y="top", text="text", **beside))
+    return chart(layers, x, axis("y", y_title), f"{y_title} by {x_title}", rows)
 
 
 def quantiles(name: str, values: Values, of: str = IN_FLIGHT) -> Spec:
-    """Share of the requests over their latency, a line for each load. values: ms, share, load. of: what a load is."""
-    x = axis("x", f"{name}, ms", scale="log")
-    y = axis("y", "share of requests, %")
+    """Return the share of the requests over their latency, a line for each load. values: ms, share, load. of: what a
+    load is."""
     legend = {"orient": "bottom", "columns": 6, "symbolType": "stroke"}
     scale = {"scheme": {"name": "viridis", "extent": [0.15, 0.9]}}
-    colour = {"field": "load", "type": "ordinal", "title": of, "scale": scale, "legend": legend}
-    encoding = _xy(x, y, {"color": colour}) | {"order": {"field": "y"}}
-    layers: list[Spec] = [{"mark": {"type": "line", "aria": False}, "encoding": encoding}]
-    return _chart(layers, x, y, f"{name} quantiles", values, height=220)
+    color = {"field": "load", "type": "ordinal", "title": of, "scale": scale, "legend": legend}
+    line = layer({"type": "line", "aria": False}, x="x", y="y", color=color, order={"field": "y"})
+    x, y = axis("x", f"{name}, ms", scale="log"), axis("y", "share of requests, %")
+    return chart([line], x, y, f"{name} quantiles", values, 220)
 
 
 def goodput_chart(names: Sequence[str], loads: Iterable[int], field: str, title: str) -> Spec:
-    """Goodput, or the share of good requests, over the load. The page's script fills it in."""
-    series, y = _series(names), axis("y", title)
-    x = load_axis(sorted(set(loads)))
-    layers = [{"mark": LINE, "encoding": _xy(x, y, series)}, *_dots(None, series=series)]
-    return _chart(layers, x, y, f"{title} over {IN_FLIGHT}", height=240) | {"usermeta": {"field": field}}
+    """Return goodput, or the share of good requests, over the load. The page's script fills it in."""
+    words = f"{title} over {IN_FLIGHT}"
+    spec = line_chart([], load_axis(loads), axis("y", title), names, description=words, height=240)
+    return spec | {"usermeta": {"field": field}}
+
+
+def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
+    """Return the course of one window: engine steps, then sensors, each as a title with its chart. A line has the means
+    over equal parts of the window."""
+    run, sensed = measurement.run, measurement.run.telemetry
+    steps, (opens, closes) = run.steps, run.window_s
+    courses: list[tuple[str, str, Sequence[float], Sequence[float | None], float]] = [
+        ("sequences", "running", steps.time_s, steps.running, 1.0),
+        ("sequences", "waiting", steps.time_s, steps.waiting, 1.0),
+        ("%", "KV cache used", steps.time_s, steps.kv_usage, 100.0),
+    ]
+    for unit, name, number, times in SENSED if sensed else ():
+        if sensed and number in sensed.columns:
+            courses.append((unit, name, sensed.time_s, sensed.columns[number], times))
+    drawn = []
+    for unit, lines in grouped(courses, lambda course: course[0]).items():
+        rows: Values = []
+        for _, name, at, values, times in lines:
+            inside = [(t, value) for t, value in zip(at, values) if value is not None and opens <= t < closes]
+            parts = grouped(inside, lambda pair: int(PARTS * (pair[0] - opens) / (closes - opens)))
+            for part, pairs in sorted(parts.items()):
+                x, y = (part + 0.5) / PARTS * (closes - opens), fmean(times * value for _, value in pairs)
+                rows.append({"x": round(x, 3), "y": float(f"{y:.4g}"), "series": name})
+        if rows:
+            place = axis("x", "seconds in the window"), axis("y", unit)
+            spec = line_chart(rows, *place, dots=False, description=f"{unit} over time", height=150)
+            drawn.append((", ".join(dict.fromkeys(row["series"] for row in rows)), spec))
+    return drawn
+
+
+# Charts of verdicts
+
+
+def estimate(subject: str, seen: Interval, bound: float | None, state: State, text: str) -> dict[str, Any]:
+    """Return a row of `interval_chart`. text: the value for people."""
+    ends = {"x": seen.value, "low": seen.low, "high": seen.high, "bound": bound}
+    return {"subject": subject, **ends, "state": state.value, "shown": text}
+
+
+def interval_chart(
+    values: Values, x_title: str, description: str, others: Sequence[float] = (), under: Sequence[Spec] = ()
+) -> Spec | None:
+    """Return estimates with their intervals, a row for each, and the bound of each as a line across its row; None
+    without estimates.
+
+    Args:
+        others: Further values that the axis reaches.
+        under: Further layers behind all others.
+    """
+    if not values:
+        return None
+    known = [*others, *(row[name] for row in values for name in ("x", "bound") if row[name] is not None)]
+    reach = FARTHEST * ((max(known) - min(known)) or abs(known[0]) or 1.0)
+    ends = [row[name] for row in values for name in ("low", "high") if row[name] is not None]
+    least = min(*known, max(min(known) - reach, min(ends, default=math.inf)))
+    most = max(*known, min(max(known) + reach, max(ends, default=-math.inf)))
+    room = 0.06 * ((most - least) or 1.0)
+    scale = {"domain": [least - room, most + room], "nice": False, "zero": False}
+    ticks = {"format": "~s" if max(-least, most) >= 1000 else "~r", "tickCount": 6, "labelOverlap": True}
+    x = {"type": "quantitative", "title": x_title or None, "scale": scale, "axis": ticks}
+    y = row_axis(row["subject"] for row in values)
+    color, shape = (
+        {"field": "state", "type": "nominal", "scale": {"domain": [*STATES], "range": [*looks]}, "legend": None}
+        for looks in zip(*STATES.values())
+    )
+    told = [{"field": "subject", "title": ""}, {"field": "shown", "title": "value"}, {"field": "state", "title": "it"}]
+    noise = "isValid(datum.low) && isValid(datum.high)"
+    layers = [
+        *under,
+        layer({**TICK, "thickness": 2, "height": ROW - 4}, where="isValid(datum.bound)", x="bound", y=y),
+        layer({**WHISKER, "strokeWidth": 2.5}, where=noise, x="low", x2="high", y=y, color=color),
+        layer({**POINT, "size": 90}, x="x", y=y, color=color, shape=shape, tooltip=told),
+    ]
+    return chart(layers, x, y, description, values, ROW * len(values))
 
 
 def forest(verdicts: Sequence[Verdict]) -> Spec | None:
-    """The interval of each verdict of a claim against its bound; None where none has a value."""
+    """Return the interval of each verdict of a claim against its threshold; None if no verdict has a value."""
     values = [
-        _estimate(v.subject, Interval(v.value, v.low, v.high), v.threshold, v.state, shown(v.value))
+        estimate(v.subject, Interval(v.value, v.low, v.high), v.threshold, v.state, shown(v.value))
         for v in verdicts
         if v.value is not None and math.isfinite(v.value)
     ]
-    return _intervals(values, "", f"{verdicts[0].claim}: intervals and bounds") if values else None
+    return interval_chart(values, "", f"{verdicts[0].claim}: intervals and bounds")
 
 
 def gate_forest(compared: Sequence[Comparison], series: Mapping[str, PairSeries], gated: Iterable[str]) -> Spec | None:
-    """Candidate over baseline of each endpoint: every pair, the estimate with its interval, and the margin."""
+    """Return candidate over baseline of each endpoint: every pair, the estimate with its interval, and the margin."""
     judged = set(gated)
     values: Values = []
     pairs: Values = []
     for each in compared:
-        if each.ratio is None:
-            continue
-        state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.INCONCLUSIVE, None)
-        values.append(_estimate(each.name, each.ratio, bound, state, f"{each.ratio.value:.4f}"))
-        pairs += [{"subject": each.name, "pair": ratio} for ratio in ratios(series[each.name])]
-    if not values:
-        return None
+        if each.ratio is not None:
+            state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.INCONCLUSIVE, None)
+            values.append(estimate(each.name, each.ratio, bound, state, f"{each.ratio.value:.4f}"))
+            both = [(before, after) for before, after in series[each.name].pairs if before and after is not None]
+            pairs += [{"subject": each.name, "pair": after / before} for before, after in both]
+    mark = {**TICK, "thickness": 1.5, "height": 8, "yOffset": 8, "opacity": 0.6}
+    rows = row_axis(row["subject"] for row in values)
+    under = [layer(RULE, [{"one": 1}], x="one"), layer(mark, pairs, x="pair", y=rows)]
     drawn = [1.0, *(row["pair"] for row in pairs)]
-    spec = _intervals(values, "candidate / baseline", "candidate over baseline of each endpoint", drawn)
-    names = _rows(row["subject"] for row in values)
-    dots = {
-        "data": {"values": pairs},
-        "mark": {"type": "tick", "thickness": 1.5, "height": 8, "yOffset": 8, "opacity": 0.6, "aria": False},
-        "encoding": {"x": {"field": "pair", "type": "quantitative"}, "y": names},
-    }
-    one = {"x": {"field": "one", "type": "quantitative"}}
-    same = {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "aria": False}, "encoding": one}
-    spec["layer"] = [same, dots, *spec["layer"]]
-    return spec
+    return interval_chart(values, "candidate / baseline", "candidate over baseline of each endpoint", drawn, under)
+
+
+def margin_at(seen: Comparison) -> float:
+    """Return the ratio at which the candidate costs more by the margin."""
+    return 1 + seen.margin if seen.better == "lower" else 1 / (1 + seen.margin)
 
 
 def interim(found: Comparison) -> Spec:
-    """Mean ratio of an endpoint at each interim analysis, the boundaries beyond which it decides, and the margin."""
-    named = {"mean ratio": "mean", "fails if worse than": "fails_beyond", "passes if better than": "passes_within"}
-    values = [
+    """Return the mean ratio of an endpoint at each interim analysis, the boundaries beyond which it decides, and the
+    margin."""
+    rows = [
         {"x": each.pairs, "y": ratio, "series": name, "shown": f"{ratio:.4f}"}
-        for name, field in named.items()
+        for name, field in INTERIM.items()
         for each in found.interim
         if math.isfinite(ratio := getattr(each, field))
     ]
@@ -482,148 +636,79 @@ def interim(found: Comparison) -> Spec:
     scale = {"domain": [looks[0] - 1, looks[-1] + 1], "nice": False}
     x = {"type": "quantitative", "title": "pairs", "scale": scale, "axis": {"values": looks, "grid": False}}
     y = axis("y", "candidate / baseline") | {"scale": {"zero": False}}
-    fixed = {
-        "data": {"values": [{"y": margin_at(found)}, {"y": 1}]},
-        "mark": {"type": "rule", "strokeDash": DASHES, "aria": False},
-        "encoding": {"y": {"field": "y", "type": "quantitative"}},
-    }
-    layers = [fixed, *_dots(values, series=_series(list(named)))]
-    return _chart(layers, x, y, f"interim analyses of {found.name}", height=200)
-
-
-def energy(curve: Curve) -> Spec | None:
-    """Energy of an output token over the load, in mJ."""
-    known = [(p.concurrency, p.energy_per_token_j) for p in curve.valid if p.energy_per_token_j]
-    if not known:
-        return None
-    values = [{"x": load, "y": 1e3 * joules, "shown": f"{milliseconds(joules)} mJ"} for load, joules in known]
-    y = axis("y", "mJ per output token", scale="log")
-    return _chart(_dots(values), _loads(curve), y, f"energy over {IN_FLIGHT}, {curve.subject}", height=200)
+    fixed: Values = [{"y": margin_at(found)}, {"y": 1}]
+    words = f"interim analyses of {found.name}"
+    return line_chart(rows, x, y, [*INTERIM], rules=fixed, description=words, height=200)
 
 
 def gain_chart(found: Sequence[tuple[str, Interval]], over: str = "one engine") -> Spec | None:
-    """Throughput of several engines over that of one, by the name of the deployment."""
-    values = [_estimate(name, gain, 1.0, above(gain, 1.0), f"{shown(gain.value)} times") for name, gain in found]
-    return _intervals(values, "times the throughput of one engine", f"gain over {over}") if values else None
+    """Return the throughput of several engines over that of one, by the name of the deployment."""
+    values = [estimate(name, gain, 1.0, above(gain, 1.0), f"{shown(gain.value)} times") for name, gain in found]
+    return interval_chart(values, "times the throughput of one engine", f"gain over {over}")
 
 
-def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
-    """The course of one window: engine steps, then sensors, each as a title with its chart."""
-    run, sensed = measurement.run, measurement.run.telemetry
-    steps = run.steps
-    groups: dict[str, dict[str, tuple[Sequence[float], Sequence[float | None], float]]] = {
-        "sequences": {
-            "running": (steps.time_s, steps.running, 1.0),
-            "waiting": (steps.time_s, steps.waiting, 1.0),
-        },
-        "%": {"KV cache used": (steps.time_s, steps.kv_usage, 100.0)},
-    }
-    for unit, name, number, times in SENSED if sensed else ():
-        if sensed and number in sensed.columns:
-            groups.setdefault(unit, {})[name] = (sensed.time_s, sensed.columns[number], times)
-    drawn = []
-    for unit, lines in groups.items():
-        values = [row for name, line in lines.items() for row in _course(name, *line, run.window_s)]
-        names = _drawn(lines, values)
-        if names:
-            x, y = axis("x", "seconds in the window"), axis("y", unit)
-            series = {"color": _series(names)["color"]}
-            layers: list[Spec] = [{"mark": {"type": "line", "aria": False}, "encoding": _xy(x, y, series)}]
-            drawn.append((", ".join(names), _chart(layers, x, y, f"{unit} over time", values, height=150)))
-    return drawn
-
-
-def _course(
-    name: str, at: Sequence[float], values: Sequence[float | None], factor: float, window_s: tuple[float, float]
-) -> Values:
-    """Means over as many equal parts of the window as eyes tell apart."""
-    opens, closes = window_s
-    parts: dict[int, list[float]] = {}
-    for moment, value in zip(at, values):
-        if value is not None and opens <= moment < closes:
-            parts.setdefault(int(PARTS * (moment - opens) / (closes - opens)), []).append(factor * value)
-    return [
-        {"x": round((part + 0.5) / PARTS * (closes - opens), 3), "y": float(f"{fmean(each):.4g}"), "series": name}
-        for part, each in sorted(parts.items())
-    ]
-
-
-def change_chart(found: Sequence[MetricChange], tolerance: float, description: str) -> Spec:
-    """Candidate over baseline of one metric at each load, and the ratio from which on it is worse by the margin."""
+def change_chart(found: Sequence[MetricChange], tolerance: float, description: str) -> Spec | None:
+    """Return candidate over baseline of one metric at each load, and the ratio from which on it is worse by the
+    tolerance."""
     states = {Judgement.WORSE: State.FAILS, Judgement.INCONCLUSIVE: State.INCONCLUSIVE}
     values = []
     for each in found:
         bound = 1 / (1 + tolerance) if METRICS[each.metric].higher_is_better else 1 + tolerance
         state = states.get(each.verdict, State.PASSES)
-        values.append(_estimate(each.load, each.ratio, bound, state, shown(each.ratio.value, 4)))
-    return _intervals(values, "candidate / baseline", description)
+        values.append(estimate(each.load, each.ratio, bound, state, shown(each.ratio.value, 4)))
+    return interval_chart(values, "candidate / baseline", description)
 
 
 def history(found: ReleaseHistory) -> Spec:
-    """One metric over releases: each with its interval and with what became of it since the release before. A line
-    joins releases that can be compared."""
-    heading = METRICS[found.metric].heading
-    values = _history_rows(found)
-    order = [row["release"] for row in values]
+    """Return one metric over releases: each with its interval and with what became of it since the release before, and
+    the ratio of a step that is certain. A line joins releases that can be compared."""
+    metric, run, rows = METRICS[found.metric], 0, list[dict[str, Any]]()
+    for each in found.releases:
+        run += each.step_words == NOT_COMPARABLE  # number of the line that the release lies on
+        low, high = (None if end is None else metric.scale * end for end in (each.mean.low, each.mean.high))
+        row = {"release": each.release, "y": metric.scale * each.mean.value, "low": low, "high": high}
+        ratio = shown(each.step.ratio.value, 4) if each.step else ""
+        certain = each.step.ratio.value if each.step and each.step.verdict in WORDS else 1.0
+        row |= {"step": each.step_words or FIRST_RELEASE, "shown": shown(metric.scale * each.mean.value, 4), "run": run}
+        rows.append(
+            row | {"ratio": ratio, "risen": ratio if certain > 1 else "", "fallen": ratio if certain < 1 else ""}
+        )
+    order = [row["release"] for row in rows]
     ticks = {"labelAngle": 0 if len(order) < 6 else -30}
     scale = {"type": "point", "padding": 0.5}
-    x = {"type": "ordinal", "title": "vLLM", "sort": order, "scale": scale, "axis": ticks}
-    better = "more" if METRICS[found.metric].higher_is_better else "less"
-    y = axis("y", f"{heading} ({better} is better)")
-    y["scale"] = {"domain": _history_domain(found), "nice": False, "zero": False}
-    place = {"x": {**x, "field": "release"}, "y": {**y, "field": "y"}}
-    plain = {"color": {"value": COLOURS[0]}}
-    told = [
-        {"field": name, "title": title} for name, title in (("release", ""), ("shown", "value"), ("ratio", "ratio"))
-    ]
-    # Colour and shape of what became of each release, with a legend of those that are there.
-    known = [words for words in STEP_LOOKS if any(row["step"] == words for row in values)]
-    step = {"field": "step", "type": "nominal", "title": None}
+    x = {"field": "release", "type": "ordinal", "title": "vLLM", "sort": order, "scale": scale, "axis": ticks}
+    y = axis("y", f"{metric.heading} ({'more' if metric.higher_is_better else 'less'} is better)")
+    y["scale"] = {"domain": history_domain(found), "nice": False, "zero": False}
+    known = [words for words in STEP_LOOKS if any(row["step"] == words for row in rows)]
     legend = {"orient": "bottom", "columns": 2, "symbolSize": 70}
-    colours, shapes = ([STEP_LOOKS[words][i] for words in known] for i in (0, 1))
-    looks = {
-        channel: {**step, "scale": {"domain": known, "range": each}, "legend": legend}
-        for channel, each in (("color", colours), ("shape", shapes))
-    }
-    points = {**place, **looks, "tooltip": [*told, {"field": "step", "title": "it"}]}
-    layers: list[Spec] = [
-        {"mark": LINE, "encoding": {**place, **plain, "detail": {"field": "run", "type": "nominal"}}},
+    color, shape = (
         {
-            "mark": WHISKER,
-            "encoding": {"x": place["x"], "y": {**y, "field": "low"}, "y2": {"field": "high"}, **plain},
-            "transform": [HAS_ENDS],
-        },
-        {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": points},
+            "field": "step",
+            "type": "nominal",
+            "title": None,
+            "scale": {"domain": known, "range": [*looks]},
+            "legend": legend,
+        }
+        for looks in zip(*(STEP_LOOKS[words] for words in known))
+    )
+    said = {"release": "", "shown": "value", "ratio": "ratio", "step": "it"}
+    told = [{"field": name, "title": title} for name, title in said.items()]
+    plain = {"value": COLOURS[0]}
+    layers = [
+        layer(LINE, x=x, y="y", color=plain, detail={"field": "run", "type": "nominal"}),
+        whiskers(plain, x),
+        layer({**POINT, "size": 90}, x=x, y="y", color=color, shape=shape, tooltip=told),
         *(
-            {
-                "mark": {"type": "text", "dy": away, "fontSize": 12, "aria": False},
-                "encoding": {**place, "text": {"field": field}},
-            }
+            layer({**TEXT, "fontSize": 12, "dy": away}, x=x, y="y", text=field)
             for field, away in (("risen", -14), ("fallen", 16))
         ),
     ]
-    return _chart(layers, x, y, f"{heading} over releases, {found.subject}", values, height=220)
-
-
-def _history_rows(found: ReleaseHistory) -> Values:
-    """A row for each release. run: number of the line that it lies on. risen, fallen: the ratio of a certain step."""
-    times, run, values = METRICS[found.metric].scale, 0, list[dict[str, Any]]()
-    for each in found.releases:
-        step = each.step
-        words = each.step_words or FIRST_RELEASE
-        run += words == NOT_COMPARABLE
-        low, high = (None if end is None else times * end for end in (each.mean.low, each.mean.high))
-        row = {"release": each.release, "y": times * each.mean.value, "low": low, "high": high, "step": words}
-        ratio = shown(step.ratio.value, 4) if step else ""
-        row |= {"shown": shown(times * each.mean.value, 4), "ratio": ratio, "run": run}
-        certain = step.ratio.value if step and step.verdict in WORDS else 1.0
-        values.append(row | {"risen": ratio if certain > 1 else "", "fallen": ratio if certain < 1 else ""})
-    return values
+    return chart(layers, x, y, f"{metric.heading} over releases, {found.subject}", rows, 220)
 
 
 def cut_whiskers(found: ReleaseHistory) -> list[str]:
-    """Releases whose interval goes on beyond the chart."""
-    least, most = (end / METRICS[found.metric].scale for end in _history_domain(found))
+    """Return the releases whose interval goes on beyond the chart."""
+    least, most = (end / METRICS[found.metric].scale for end in history_domain(found))
     return [
         each.release
         for each in found.releases
@@ -631,8 +716,9 @@ def cut_whiskers(found: ReleaseHistory) -> list[str]:
     ]
 
 
-def _history_domain(found: ReleaseHistory) -> list[float]:
-    """Ends of the axis: every mean, the margin around them, and as much of the intervals as leaves steps visible."""
+def history_domain(found: ReleaseHistory) -> list[float]:
+    """Return the ends of the axis: every mean, the tolerance around them, and as much of the intervals as leaves steps
+    visible."""
     times = METRICS[found.metric].scale
     means = [times * each.mean.value for each in found.releases]
     ends = [times * end for each in found.releases for end in (each.mean.low, each.mean.high) if end is not None]
@@ -642,169 +728,3 @@ def _history_domain(found: ReleaseHistory) -> list[float]:
     high = max(most + margin, min(max(ends, default=most), most + reach))
     room = 0.1 * (high - low)  # for the number at a step
     return [low - room, high + room]
-
-
-def _estimate(subject: str, seen: Interval, bound: float | None, state: State, text: str) -> dict[str, Any]:
-    """Row of `_intervals`. text: the value for people."""
-    ends = {"x": seen.value, "low": seen.low, "high": seen.high, "bound": bound}
-    return {"subject": subject, **ends, "state": state.value, "shown": text}
-
-
-def _intervals(values: Values, x_title: str, description: str, others: Sequence[float] = ()) -> Spec:
-    """Rows of estimates with their intervals, and the bound of each row as a line across it. others: that the axis
-    reaches too."""
-    known = [*others, *(row[name] for row in values for name in ("x", "bound") if row[name] is not None)]
-    reach = FARTHEST * ((max(known) - min(known)) or abs(known[0]) or 1.0)
-    ends = [row[name] for row in values for name in ("low", "high") if row[name] is not None]
-    least = max(min(known) - reach, min(ends, default=min(known)))
-    most = min(max(known) + reach, max(ends, default=max(known)))
-    room = 0.06 * ((max(most, *known) - min(least, *known)) or 1.0)
-    domain = [min(least, *known) - room, max(most, *known) + room]
-    scale = {"domain": domain, "nice": False, "zero": False}
-    axis = {"format": "~s" if max(map(abs, domain)) >= 1000 else "~r", "tickCount": 6, "labelOverlap": True}
-    x = {"type": "quantitative", "title": x_title or None, "scale": scale, "axis": axis}
-    y = _rows([row["subject"] for row in values])
-    colour, shape = (
-        {"field": "state", "type": "nominal", "scale": {"domain": STATES, "range": looks}, "legend": None}
-        for looks in (STATE_COLOURS, ["circle", "cross", "diamond"])
-    )
-    told = [{"field": "subject", "title": ""}, {"field": "shown", "title": "value"}, {"field": "state", "title": "it"}]
-    interval = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour}
-    layers = [
-        {
-            "mark": {"type": "tick", "thickness": 2, "height": ROW - 4, "aria": False},
-            "encoding": {"x": {**x, "field": "bound"}, "y": y},
-            "transform": [{"filter": "isValid(datum.bound)"}],
-        },
-        {
-            "mark": {"type": "rule", "clip": True, "strokeWidth": 2.5, "aria": False},
-            "encoding": interval,
-            "transform": [HAS_ENDS],
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-            "encoding": {"x": {**x, "field": "x"}, "y": y, "color": colour, "shape": shape, "tooltip": told},
-        },
-    ]
-    data = {"name": "rows", "values": values}
-    size = {"height": ROW * len(values), "width": "container"}
-    return {"description": description, "data": data, **size, "layer": layers}
-
-
-def _stacked(values: Values, looks: Mapping[str, str], x: Spec, description: str) -> Spec:
-    """A bar for each subject, of parts from x to end. looks: the colour of each series, in the order of the key."""
-    named = _drawn(looks, values)
-    key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
-    scale = {"domain": named, "range": [looks[name] for name in named]}
-    colour = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
-    said = {"subject": "", "engine": "of", "series": "part", "shown": "has"}
-    told = [{"field": name, "title": title} for name, title in said.items() if name in values[0]]
-    y = _rows(row["subject"] for row in values)
-    x = x | {"field": "x", "axis": x["axis"] | {"labelSeparation": 8, "labelFlush": False}}
-    encoding = {"x": x, "x2": {"field": "end"}, "y": y, "color": colour, "tooltip": told}
-    layer = {"mark": {"type": "bar", "height": {"band": 0.7}}, "encoding": encoding}
-    size = {"height": ROW * len(y["sort"]), "width": "container"}
-    return {"description": description, "data": {"name": "rows", "values": values}, **size, "layer": [layer]}
-
-
-def _rows(names: Iterable[str]) -> Spec:
-    """A row for each name, in their order."""
-    axis = {"labelLimit": 240, "ticks": False}
-    return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": axis}
-
-
-def _point_row(point: Point, seen: Interval, label: str) -> dict[str, Any]:
-    rate = point.output_tokens_per_s
-    row = {"x": point.concurrency, "y": rate, "low": seen.low, "high": seen.high, "series": label}
-    return row | {"degraded": bool(point.degraded), "shown": f"{shown(rate, 4)} tokens/s"}
-
-
-def _line(values: Values, **look: Any) -> Spec:
-    mark = {"type": "line", "color": COLOURS[0], "strokeWidth": 1.2, "aria": False, **look}
-    x, y = ({"field": name, "type": "quantitative"} for name in "xy")
-    return {"data": {"values": values}, "mark": mark, "encoding": {"x": x, "y": y}}
-
-
-def _dots(
-    values: Values | None, *, series: Spec | None = None, predicted: bool = False, hollow: str = "datum.degraded"
-) -> list[Spec]:
-    """Whiskers and points. values: None for those of the chart, whose points it joins itself. series: encoding that
-    tells several apart. hollow: of which points."""
-    x, y = ({"field": name, "type": "quantitative"} for name in "xy")
-    look = series or {"color": {"value": COLOURS[0]}}
-    colour = {"color": look["color"]}
-    whiskers = {**WHISKER, **({"strokeDash": [3, 3]} if predicted else {})}
-    ends = {"x": x, "y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}, **colour}
-    told = [{"field": "series", "title": ""}] if series else []
-    told += [{"field": "x", "title": "at"}, {"field": "shown", "title": "value"}]
-    fill = {"condition": {"test": "true" if predicted else hollow, "value": 0}, "value": 1}
-    points = {"x": x, "y": y, **look, "stroke": look["color"], "fillOpacity": fill, "tooltip": told}
-    layers: list[Spec] = [
-        {"mark": whiskers, "encoding": ends, "transform": [HAS_ENDS]},
-        {"mark": {"type": "point", "filled": True, "size": 55, "opacity": 1}, "encoding": points},
-    ]
-    if values is None:
-        return layers
-    if series:
-        layers.insert(0, {"mark": LINE, "encoding": {"x": x, "y": y, **colour}})
-    return [{"data": {"values": values}, "layer": layers}]
-
-
-def _drawn(names: Iterable[str], values: Values) -> list[str]:
-    """Those of the names that a row is of, in their order."""
-    present = {row["series"] for row in values}
-    return [name for name in names if name in present]
-
-
-def _series(names: Sequence[str]) -> Spec:
-    """Colour and shape of each of several series."""
-    several = len(COLOURS)
-    numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
-    colours = [COLOURS[i % several] for i in numbers]
-    shapes = [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]
-    long = max(map(len, names), default=0) > 40
-    key = {"orient": "bottom", "columns": 1 if long else 2, "symbolSize": 70, "labelLimit": 400}
-    legend = key if len(names) > 1 else None
-    encoding = {"field": "series", "type": "nominal", "title": None}
-    return {
-        channel: {**encoding, "scale": {"domain": list(names), "range": looks}, "legend": legend}
-        for channel, looks in (("color", colours), ("shape", shapes))
-    }
-
-
-def _loads(curve: Curve) -> Spec:
-    loads = {p.concurrency for p in curve.valid} | {p.concurrency for p in curve.predictions}
-    return load_axis(sorted(loads), curve.axes.knob or IN_FLIGHT)
-
-
-def load_axis(loads: Sequence[int], title: str = IN_FLIGHT) -> Spec:
-    axis = {"values": loads, "labelOverlap": True, "grid": False, "format": "~d"}
-    scale = {"type": "log", "base": 2, "nice": False, "padding": PADDING}
-    return {"type": "quantitative", "title": title, "scale": scale, "axis": axis}
-
-
-def axis(channel: str, title: str, scale: str = "linear") -> Spec:
-    linear = scale == "linear"
-    kind = {"type": scale, "zero": True} if linear else {"type": scale, "nice": False, "padding": PADDING}
-    axis: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}
-    axis |= {} if linear else {"gridOpacity": 0.5}
-    axis |= {"tickCount": 6} if channel == "y" else {}
-    return {"type": "quantitative", "title": title, "scale": kind, "axis": axis}
-
-
-def _xy(x: Spec, y: Spec, more: Spec) -> Spec:
-    colour = {name: value for name, value in more.items() if name == "color"}
-    return {"x": {**x, "field": "x"}, "y": {**y, "field": "y"}, **colour}
-
-
-def _chart(
-    layers: list[Spec], x: Spec, y: Spec, description: str, values: Values | None = None, height: int = 300
-) -> Spec:
-    """Layers on shared axes, as wide as there is room."""
-    spec: Spec = {"description": description, "width": "container", "height": height, "layer": layers}
-    spec["data"] = {"name": "rows", "values": values or []}
-    for layer in (part for each in layers for part in each.get("layer", [each])):
-        for channel, axis in (("x", x), ("y", y)):
-            if (encoded := layer["encoding"].get(channel)) and "field" in encoded:
-                encoded |= {name: value for name, value in axis.items() if name not in encoded}
-    return spec

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, TypeVar
+from itertools import takewhile
+from typing import Any
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, Gated, series_of
+from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, series_of
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
-from pytest_slmserve.analysis.stats.estimates import grouped, percentile
-from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels
-from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report import screen
+from pytest_slmserve.analysis.stats.estimates import grouped
+from pytest_slmserve.analysis.sweep.curve import Curve, labels
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report import screen, verdicts
 from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
+from pytest_slmserve.report.deployments import gpus_sections, interfaces_sections, replica_sections
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import text as gates
-from pytest_slmserve.report.loads import is_windowed
+from pytest_slmserve.report.loads import JOB_LEGEND, goodput_columns, goodput_rows, job_sections
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.charts import PLANE, PLANE_NOTE
-from pytest_slmserve.report.page.pictures import rates_picture
-from pytest_slmserve.report.section import Cells, Section, section_text
-from pytest_slmserve.report.tables import replicas as replica_tables
-from pytest_slmserve.report.tables import run as run_tables
-from pytest_slmserve.report.tables.findings import findings
-from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
-from pytest_slmserve.report.tables.jobs import goodput_columns, job_goodput, jobs_title
-from pytest_slmserve.report.tables.sensors import STEP, STEP_LEGEND, step_rows
-from pytest_slmserve.report.text_table import ABSENT, Column, figure, laid_out, milliseconds, telling
+from pytest_slmserve.report.section import Cells, Chart, Legend, Look, Named, Section, section_text
+from pytest_slmserve.report.sweeps import sweep_section
+from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
 from pytest_slmserve.schema.environment import SIMULATED, Environment
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 
 GLOSSARY: dict[tuple[str, ...], str] = {  # a term and its other forms
@@ -97,16 +93,13 @@ def parts(text: str) -> list[tuple[str, int]]:
     return [(part, _NUMBERS[part.lower()] if i % 2 else 0) for i, part in enumerate(_TERM.split(text))]
 
 
-Row = TypeVar("Row")
-
 NOTHING = "nothing was measured"
 TEXT_WIDTH = 150  # columns of a table as text
 WIDE = 100_000  # columns of a layout in which no line is broken: the browser breaks them
-STARTING_SLO = parse_slo("ttft:200ms,tpot:50ms")  # where none was given
-SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
+STARTING_SLO = parse_slo("ttft:200ms,tpot:50ms")  # if none was given
 # Of the outcomes of claims; others are open.
-LOOKS = {"pass": "good", "fail as expected": "good", "FAIL": "bad", "PASS, UNEXPECTED": "bad"}
-GATE_KINDS = {
+LOOKS: dict[str, Look] = {"pass": "good", "fail as expected": "good", "FAIL": "bad", "PASS, UNEXPECTED": "bad"}
+GATE_KINDS: dict[State, tuple[str, Look]] = {
     State.PASSES: ("pass", "good"),
     State.FAILS: ("fail", "bad"),
     State.INCONCLUSIVE: ("inconclusive", "open"),
@@ -125,86 +118,82 @@ UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environm
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnChart:
-    title: str
-    spec: charts.Spec
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a section: a gate, or another comparison. text: as a terminal shows it. look: good, bad or open."""
+    """A section as the template shows it. text: as a terminal shows it."""
 
-    title: str
-    look: str
-    charts: list[DrawnChart]
-    tables: list[Cells]
-    text: str
+    section: Section
+    charts: Sequence[Chart]
+    text: str = ""
+
+    @property
+    def chart_groups(self) -> dict[str, list[Chart]]:
+        """Charts of which something is known, by the heading of their group."""
+        return grouped((chart for chart in self.charts if chart.spec), lambda chart: chart.group)
 
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
+    """Parts of a page below one heading."""
+
     heading: str
     parts: list[Part]
 
 
-def drawn_part(section: Section) -> Part:
-    """A section as the template shows it."""
-    drawn = [DrawnChart(each.title, each.spec, each.note) for each in section.charts() if each.spec]
+def page_section(heading: str, shown: Iterable[Section | Legend]) -> PageSection:
+    """Return sections as the template shows them. Legends stand below the text of each."""
+    each_shown = list(shown)
+    sections = [each for each in each_shown if isinstance(each, Section)]
+    legends = [each for each in each_shown if isinstance(each, Legend)]
     with laid_out(TEXT_WIDTH):
-        text = section_text(section)
-    return Part(section.title, section.look, drawn, section.tables, text)
-
-
-def as_table(caption: str, rows: Sequence[Row], columns: Sequence[Column[Row]]) -> Cells:
-    """The table that a terminal shows, with every column that tells something."""
-    kept = telling(rows, columns)
-    return Cells(
-        caption,
-        [column.name for column in kept],
-        [[column.cell(row) for column in kept] for row in rows],
-        [column.side == "right" for column in kept],
-    )
+        texts = ["\n\n".join([section_text(each), *map(section_text, legends)]) for each in sections]
+    return PageSection(heading, [Part(each, list(each.charts()), text) for each, text in zip(sections, texts)])
 
 
 def page_content(
-    found: Findings,
-    measurements: Sequence[Measurement],
-    status: int | None,
-    sections: Sequence[PageSection] = (),
+    found: Findings, measurements: Sequence[Measurement], status: int | None, sections: Sequence[PageSection] = ()
 ) -> dict[str, Any]:
-    """Names of the template with their values. sections: further ones."""
-    gates = [PageSection("Gate", list(map(_gate, found.gates)))] if found.gates else []
-    histories = list(map(drawn_part, history_sections(found.history)))
-    history = [PageSection("History", histories)] if histories else []
-    kinds = run_tables.by_outcome(found.judged, strict=found.strict)
+    """Return the names of the template with their values. sections: further ones, after the gates."""
+    kinds = verdicts.by_outcome(found.judged, strict=found.strict)
     shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
+    failures = [
+        *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
+        *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
+    ]
+    gate_sections = []
+    for gated in found.gates:
+        made = partial(gate_charts, gated.gated, gated.shown, series_of((*GATED, *SHOWN), gated.pairs))
+        gate_sections.append(replace(gates.gate_section(gated), charts=made))
+    subjects = [
+        page_section("Gate", gate_sections),
+        *sections,
+        page_section("Replicas", replica_sections(found.curves, found.shared)),
+        page_section("Several GPUs", gpus_sections(found.curves)),
+        page_section("Interfaces", interfaces_sections(found.curves)),
+        page_section("Jobs", [*job_sections(found.jobs), Legend(JOB_LEGEND)]),
+        page_section("History", history_sections(found.history)),
+    ]
     with laid_out(WIDE):
-        title, sentences = screen.disturbances(found)
+        disturbed = screen.disturbances(found)
         return {
             "title": _title(measurements) or " and ".join(section.heading for section in sections) or NOTHING,
-            "tallies": list(_tallies(kinds, found.gates)),
+            "tallies": list(_tallies(found)),
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
-            "unexpected": [*screen.unexpected(kinds), *_gate_failures(found.gates), *found.failed],
-            "inconclusive": [*screen.inconclusive(kinds, found.curves), *found.inconclusive],
+            "unexpected": [*verdicts.unexpected(kinds), *failures, *found.failed],
+            "inconclusive": [*verdicts.inconclusive(kinds, found.curves), *found.inconclusive],
             "facts": _facts(measurements),
             "reproduce": found.command or reproduce(measurements),
-            "overview": [as_table(place, rows, screen.ROWS) for place, rows in screen.model_rows(found)],
+            "overview": [shown.cells for shown in screen.overview_tables(found)],
             "deployments": list(screen.best_deployments(found)),
-            "jobs": [
-                as_table(jobs_title(jobs[0].environment), jobs, JOBS)
-                for jobs in grouped(found.jobs, lambda job: job.environment.key).values()
-            ],
-            "disturbed": (title, sentences) if found.curves or found.shared or found.jobs or found.gates else None,
+            "disturbed": disturbed if found.curves or found.shared or found.jobs or found.gates else None,
             "environments": _environments(measurements),
             "claims": list(_claims(found)),
             "pareto": [
-                DrawnChart(PLANE, charts.pareto(alike), NOTES[PLANE])
+                Chart(PLANE, charts.pareto(alike), PLANE_NOTE)
                 for alike in grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
             ],
-            "models": [_model(label, curve, found) for label, curve in shown],
-            "sections": [*gates, *sections, *_replicas(found), *history],
+            "models": [_model(label, sweep_section(curve, label, found)) for label, curve in shown],
+            "sections": [section for section in subjects if section.parts],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
             "words": GLOSSARY,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
@@ -269,105 +258,39 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
 
 def _claims(found: Findings) -> Iterator[dict[str, Any]]:
     """Each claim with its statement, its chart and a row for each verdict."""
-    for name, pairs in grouped(run_tables.in_order_of_claims(found.judged), lambda pair: pair[0].claim).items():
+    for name, pairs in verdicts.by_claim(found.judged).items():
         claim = next((claim for claim in CLAIMS if claim.name == name), None)
         spec = charts.forest([verdict for verdict, _ in pairs])
         rows = []
         for verdict, row in pairs:
-            words = run_tables.outcome_words(verdict, row, strict=found.strict)
+            words = verdicts.outcome_words(verdict, row, strict=found.strict)
             look = "open" if words == "inconclusive" else "bad" if words.isupper() else "good"
-            said = {"subject": verdict.subject, "why": run_tables.verdict_reason(verdict, row, strict=found.strict)}
+            said = {"subject": verdict.subject, "why": verdicts.verdict_reason(verdict, row, strict=found.strict)}
             rows.append({"state": verdict.state.value, "words": words.lower(), "look": look, **said})
-        chart = DrawnChart("Interval of each subject against its bound", spec) if spec else None
+        chart = Chart("Interval of each subject against its bound", spec) if spec else None
         about = {"statement": claim.statement if claim else "", "source": claim.source if claim else ""}
         yield {"name": name, **about, "chart": chart, "verdicts": rows}
 
 
-def _model(label: str, curve: Curve, found: Findings) -> dict[str, Any]:
-    """A sweep: lines on what was measured, findings by name, charts, quantiles, the course of one window, tables and
-    remarks."""
-    tolerance = found.tolerance(curve, label)
-    flat = curve.plateau(tolerance).value if is_main_sweep(curve) else None
-    made: list[tuple[str, charts.Spec | None]] = [
-        ("Throughput over load", charts.throughput(curve, flat)),
-        ("Latency over load", charts.latency(curve)),
-        ("Batch held", charts.batch(curve)),
-        ("Use of the device", charts.shares(curve)),
-        ("Energy", charts.energy(curve)),
-        (STEP_PARTS, charts.step_parts_chart(steps := step_rows(curve), curve.subject)),
-    ]
-    tables = [as_table(f"Points of {label}", curve.points, run_tables.point_columns(curve))]
-    tables += [as_table(f"{STEP_PARTS}, {label}", steps, STEP)] if steps else []
-    largest = curve.valid[-1]
-    course = charts.timeline(largest.used[-1][0]) if largest.used else []
+def _model(label: str, section: Section) -> dict[str, Any]:
+    """Return a sweep as the template shows it: lines on what was measured, findings, charts, tables, remarks."""
+    head = [*takewhile(lambda part: isinstance(part, str), section.parts)]
+    texts = [part.strip() for part in section.parts if isinstance(part, str)]
     return {
         "label": label,
-        "head": [line.strip() for line in run_tables.heading(curve)],
-        "findings": list(findings(curve, tolerance)),
-        "charts": [DrawnChart(title, spec, NOTES.get(title, "")) for title, spec in made if spec],
-        "quantiles": list(_quantiles({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})),
-        "course_title": f"One window at {largest.concurrency} in flight",
-        "course": [DrawnChart(title, spec) for title, spec in course],
-        "tables": tables,
-        "remarks": [text.strip() for text in run_tables.remarks(curve)],
+        "head": [section.title, *texts[: len(head)]],
+        "findings": [pair for part in section.parts if isinstance(part, Named) for pair in part.pairs],
+        "part": Part(section, list(section.charts())),
+        "remarks": texts[len(head) :],
     }
-
-
-MEMORY_PARTS = "Memory of the GPU by engine"
-STEP_PARTS = "Where a step goes"
-GAIN = "Bars: 95 % interval. Upright line: one engine alone."
-NOTES = {
-    PLANE: PLANE_NOTE,
-    "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
-    "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
-    "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",
-    STEP_PARTS: STEP_LEGEND,
-    "Batch held": "Dashed: every request in flight is in the batch.",
-}
-
-
-def _quantiles(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[DrawnChart]:
-    """Charts of the latencies of all requests under each load, and of the gaps between tokens. of: what a load is."""
-    requests = {
-        load: [latency.request_latency(m.run.samples, row) for m in each for row in latency.judged_rows(m)]
-        for load, each in loads.items()
-    }
-    for name in ("TTFT", "TPOT", "E2E"):
-        values = []
-        for load, seen in requests.items():
-            known = sorted(value for one in seen if (value := getattr(one, f"{name.lower()}_s")) is not None)
-            values += _shares(load, partial(percentile, known))
-        if values:
-            yield DrawnChart(name, charts.quantiles(name, values, of))
-    gaps = [(load, latency.gaps_of(m.run for m in each)) for load, each in loads.items()]
-    if values := [row for load, seen in gaps if seen for row in _shares(load, seen.percentile)]:
-        yield DrawnChart("ITL", charts.quantiles("ITL", values, of))
-
-
-def _shares(load: float, latency_s: Callable[[float], float | None]) -> list[dict[str, float]]:
-    """Latency in ms that each share of the requests, or of the gaps, keeps."""
-    known = [(share, seconds) for share in SHARES if (seconds := latency_s(share)) is not None and seconds > 0]
-    return [{"x": 1e3 * seconds, "y": 100 * share, "load": load} for share, seconds in known]
-
-
-def load_part(name: str, measured: Sequence[Measurement], slo: Slo | None, good: bool, text: str) -> Part:
-    """Return the part of a page on loads that a server was measured under: requests served and latencies over the rate,
-    and the latencies of all requests."""
-    drawn = []
-    if at_rates := [m for m in measured if is_windowed(m.load)]:
-        drawn += [DrawnChart(panel["description"], panel) for panel in rates_picture(at_rates, slo).panels]
-        by_load = {m.load.rate: [m] for m in at_rates if isinstance(m.load, OpenLoop)}
-        drawn += _quantiles(by_load, "requests/s asked for")
-    else:
-        drawn += _quantiles({float(m.load.max_concurrency or 0): [m] for m in measured})
-    return Part(name, "good" if good else "bad", drawn, [], text)
 
 
 def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any] | None:
     """Goodput under an SLO as a table, and what the page needs to compute it for another one; None without points."""
     if not shown:
         return None
-    rows = [(label, job_goodput(curve, point, slo)) for label, curve in shown for point in curve.valid]
+    valid = {label: {point.concurrency for point in curve.valid} for label, curve in shown}
+    rows = [(label, row) for label, curve in shown for row in goodput_rows(curve, slo) if row.load in valid[label]]
     columns = [column for column in goodput_columns("in\nflight", slo, 4) if column.name in GOODPUT]
     table = Cells(
         "Goodput of each load",
@@ -380,8 +303,8 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any]
         "bounds": {name: slo.bounds.get(name) for name in ("ttft", "tpot", "e2e")},
         "table": table,
         "charts": [
-            DrawnChart("Goodput over load", charts.goodput_chart(names, loads, "per_s", "goodput, requests/s")),
-            DrawnChart("Share of good requests", charts.goodput_chart(names, loads, "percent", "good requests, %")),
+            Chart("Goodput over load", charts.goodput_chart(names, loads, "per_s", "goodput, requests/s")),
+            Chart("Share of good requests", charts.goodput_chart(names, loads, "percent", "good requests, %")),
         ],
         "requests": [
             {"series": label, "x": point.concurrency, "windows": list(map(_window, point.used))}
@@ -427,78 +350,35 @@ def _us(seconds: float) -> int:
     return round(1e6 * seconds)
 
 
-def _tallies(kinds: Mapping[str, Sequence[Verdict]], gates: Iterable[Gated]) -> Iterator[dict[str, Any]]:
-    """Numbers of verdicts of each outcome of claims, those of which nothing is expected together, and of gates. look:
-    good, bad or open."""
-    either = {name: them for name, them in kinds.items() if name.startswith(run_tables.EITHER) and them}
-    for name, them in kinds.items():
-        if them and name not in either:
-            yield {"count": len(them), "words": name, "look": LOOKS.get(name, "open")}
+def _tallies(found: Findings) -> Iterator[dict[str, Any]]:
+    """Yield the numbers of verdicts of each outcome of claims, those of which either is expected together, and of
+    gates."""
+    kinds = verdicts.by_outcome(found.judged, strict=found.strict)
+    either = {name: each for name, each in kinds.items() if name.startswith(verdicts.EITHER) and each}
+    for name, each in kinds.items():
+        if each and name not in either:
+            yield {"count": len(each), "words": name, "look": LOOKS.get(name, "open")}
     if either:
-        yield {"count": sum(map(len, either.values())), "words": run_tables.tally(either), "look": "open"}
-    for state, judged in grouped(gates, lambda gated: gated.outcome).items():
+        yield {"count": sum(map(len, either.values())), "words": verdicts.tally(either), "look": "open"}
+    for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
         words, look = GATE_KINDS[state]
         yield {"count": len(judged), "words": f"gate: {words}", "look": look}
 
 
-def _gate_failures(found: Iterable[Gated]) -> Iterator[str]:
-    for gated in found:
-        if gated.outcome is State.FAILS:
-            yield from (f"{gated.model}: {e.name}: {e.why}" for e in gated.gated if e.outcome is State.FAILS)
-            yield from (f"{v.subject}: {v.claim}: {v.why}" for v in gated.exact if v.state is State.FAILS)
+def gate_charts(
+    gated: Sequence[Comparison], shown: Sequence[Comparison], series: Iterable[PairSeries]
+) -> Iterator[Chart]:
+    """Yield the endpoints of a gate with each pair, and the interim analyses of each endpoint.
 
-
-def _replicas(found: Findings) -> Iterator[PageSection]:
-    """A part for each kind of host that several engines shared."""
-    parts = []
-    for title, _, entries in replica_tables.replicas_by_host(found.curves, found.shared):
-        named = [(f"{e.engines}, {e.sharing}, {e.served.concurrency} in flight", e.gain) for e in entries]
-        spec = charts.gain_chart([(name, gain) for name, gain in named if gain])
-        tables = [
-            as_table("Throughput", entries, (*replica_tables.NAMES, *replica_tables.SERVED)),
-            as_table("Sensors", entries, (*replica_tables.NAMES, *replica_tables.SENSED)),
-        ]
-        tables = [each for each in tables if len(each.heads) > len(replica_tables.NAMES)]
-        drawn = [DrawnChart("Gain over one engine", spec, GAIN)] if spec else []
-        if (used := replica_tables.memory_rows(entries)) and (spec := charts.memory(used)):
-            drawn.append(DrawnChart(MEMORY_PARTS, spec, replica_tables.MEMORY_LEGEND))
-            tables.append(as_table(MEMORY_PARTS, used, replica_tables.MEMORY))
-        with laid_out(TEXT_WIDTH):
-            text = "\n\n".join(replica_tables.replica_report(found.curves, found.shared))
-        parts.append(Part(title, "open", drawn, tables, text))
-    if parts:
-        yield PageSection("Replicas", parts)
-
-
-def _gate(gated: Gated) -> Part:
-    series = series_of((*GATED, *SHOWN), gated.pairs)
-    with laid_out(TEXT_WIDTH):
-        text = section_text(gates.gate_section(gated))
-    look = GATE_KINDS[gated.outcome][1]
-    return endpoint_part(gates.title(gated), look, gated.gated, gated.shown, {each.name: each for each in series}, text)
-
-
-def endpoint_part(
-    title: str,
-    look: str,
-    gated: Sequence[Comparison],
-    shown: Sequence[Comparison],
-    series: Mapping[str, PairSeries],
-    text: str,
-) -> Part:
-    """Endpoints of pairs, as a chart and a table."""
-    spec = charts.gate_forest([*gated, *shown], series, (each.name for each in gated))
+    Args:
+        gated: Endpoints that are gated.
+        shown: Endpoints that are only shown.
+        series: Pairs of each endpoint.
+    """
+    spec = charts.gate_forest([*gated, *shown], {each.name: each for each in series}, (each.name for each in gated))
     note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
-    drawn = [DrawnChart("Candidate over baseline", spec, note)] if spec else []
-    looks = "Dashed: the margin, and no change."
-    drawn += [DrawnChart(f"Interim analyses: {e.name}", charts.interim(e), looks) for e in gated if e.interim]
-    endpoints, _, interim = gates.comparison_parts(gated, shown)
-    return Part(title, look, drawn, [part.cells for part in (endpoints, interim) if part.rows], text)
-
-
-def of_sweep(curve: Curve, tolerance: float, text: str) -> Part:
-    """A sweep of external results."""
-    drawn = [
-        DrawnChart(f"{curve.axes.throughput} over the load", charts.throughput(curve, curve.plateau(tolerance).value))
-    ]
-    return Part(curve.subject, "open", drawn, [], text)
+    yield Chart("Candidate over baseline", spec, note)
+    for each in gated:
+        if each.interim:
+            looks = "Dashed: the margin, and no change."
+            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), looks)

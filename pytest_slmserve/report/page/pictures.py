@@ -1,6 +1,6 @@
-"""Pictures of archives as PNG and SVG files: the charts of the page, and those of jobs, rates, sensors and replicas.
+"""Pictures of archives as PNG and SVG files: charts of `charts` with a title, a width, and the theme of the page.
 
-Every picture is one or more panels, each a Vega-Lite specification of `charts`. `vl-convert-python` draws them offline.
+Every picture is one or more panels. `vl-convert-python` draws them offline.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_slmserve.analysis.claims.claim import PUBLISHED
 from pytest_slmserve.analysis.claims.gpu_claims import NO_DECODING, NO_PROFILE, at_table_1
@@ -29,26 +29,16 @@ from pytest_slmserve.analysis.claims.job_claims import (
 from pytest_slmserve.analysis.compare.deployments import PairReplicas as Pair
 from pytest_slmserve.analysis.compare.deployments import compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, SIDES, Gated, nothing_counts, series_of
-from pytest_slmserve.analysis.metrics.latency import Slo
+from pytest_slmserve.analysis.metrics.latency import Slo, goodput_of
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
-from pytest_slmserve.analysis.points import (
-    CONTINUOUS,
-    JobPoint,
-    Point,
-    figure_named,
-    figure_ratio,
-    output_rate,
-    ratio,
-)
+from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, figure_named, figure_ratio, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.report.gate.text import title
-from pytest_slmserve.report.loads import good, rate_series
 from pytest_slmserve.report.page.charts import (
-    CONFIG,
     IN_FLIGHT,
     TOKENS_PER_S,
     Spec,
@@ -56,13 +46,16 @@ from pytest_slmserve.report.page.charts import (
     axis,
     bars,
     gate_forest,
+    interval_row,
     intervals,
     line_chart,
     load_axis,
     pareto,
+    point_rows,
     share_axis,
     throughputs,
 )
+from pytest_slmserve.report.points import rate_series
 from pytest_slmserve.report.text_table import figure as digits
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -72,8 +65,28 @@ from pytest_slmserve.schema.records import Measurement
 
 WIDTH, SCALE = 900, 2  # of a picture in pixels, and of its PNG
 MARGIN = 90  # pixels of a panel's width that its axis takes
+CONFIG: Spec = {  # the page's light theme
+    "font": "DejaVu Sans, Arial, sans-serif",
+    "view": {"stroke": None},
+    "title": {"color": "#1b1f24", "subtitleColor": "#57606a", "fontSize": 15, "subtitleFontSize": 11, "offset": 14},
+    "axis": {
+        "labelColor": "#57606a",
+        "titleColor": "#57606a",
+        "gridColor": "#d8dee4",
+        "domainColor": "#d8dee4",
+        "tickColor": "#d8dee4",
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+        "titleFontWeight": "normal",
+    },
+    "legend": {"labelColor": "#1b1f24", "titleColor": "#57606a", "labelFontSize": 12, "titleFontWeight": "normal"},
+    "rule": {"color": "#57606a"},
+    "text": {"color": "#57606a"},
+    "tick": {"color": "#1b1f24"},
+    "point": {"strokeWidth": 1.5},
+}
 ENOUGH = 4  # loads of a model whose throughput is shown relative to its largest
-P50, P99 = "p50", "p99"
+PARTS = ("p50", "p99")
 SHARINGS: dict[Sharing, str] = {
     "time-slicing": "time slicing",
     "mps": "MPS",
@@ -85,7 +98,32 @@ APART = ("gpus", "urls")  # ways in which replicas share no GPU, as far as is kn
 GAIN = "throughput over one engine's"
 REPLICA_PICTURES = ("replica-gain", "replica-busy", "replica-latency", "replica-device")
 BATCHINGS = ("none", "static", "dynamic", CONTINUOUS)
-Quantity = Callable[[Any], float | None]  # of a point
+Named = Sequence[tuple[str, Curve]]  # curves with their labels
+
+
+class Gauge(NamedTuple):
+    """What a sensor reads, from 0 to 1, by fields of a point. largest: its largest readings. reach: what it reads at
+    the achievable peak."""
+
+    heading: str
+    field: str
+    largest: str = ""
+    reach: float | None = None
+
+
+SMS = (
+    Gauge("SMs with work (SM active)", "sm_active", "sm_active_max"),
+    Gauge("resident warps (SM occupancy)", "sm_occupancy", "sm_occupancy_max"),
+)
+UNITS = (
+    Gauge("DRAM active", "dram_active", reach=REACHABLE_DRAM),
+    Gauge("tensor cores active", "tensor_active", reach=REACHABLE_TENSOR),
+    Gauge("no kernel ran", "engine_active"),
+)
+DECODING = (
+    Gauge("DRAM active", "decode_dram", reach=REACHABLE_DRAM),
+    Gauge("tensor cores active", "decode_tensor", reach=REACHABLE_TENSOR),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,44 +163,25 @@ def pictures(
     sweeps = [(name, curve) for name, curve in named if curve.valid]
     if not sweeps:
         return others
-    origins = _origins(sweeps)
-    drawn = [Picture("sweeps", origins, (throughputs(sweeps), pareto(sweeps)))]
+    drawn = [Picture("sweeps", _origins(sweeps), (throughputs(sweeps), pareto(sweeps)))]
     shaped = [(name, curve) for name, curve in sweeps if len(curve.valid) >= ENOUGH]
     if len(shaped) > 1:
-        rows = [
-            {"x": p.concurrency, "y": _share_of_most(p, curve), "series": name, "hollow": bool(p.degraded)}
-            for name, curve in shaped
-            for p in curve.valid
-        ]
-        panel = line_chart(rows, _load_axis(shaped), share_axis("throughput, of each model's largest"), _names(shaped))
-        drawn.append(Picture("relative-throughput", _origins(shaped), (panel,)))
-    drawn.append(_latency(sweeps, slo))
-    drawn.append(
-        _against_load(
-            "sm-per-batch",
-            sweeps,
-            {
-                "SMs with work (SM active)": attrgetter("sm_active"),
-                "resident warps (SM occupancy)": attrgetter("sm_occupancy"),
-            },
-            most={
-                "SMs with work (SM active)": attrgetter("sm_active_max"),
-                "resident warps (SM occupancy)": attrgetter("sm_occupancy_max"),
-            },
-        )
-    )
-    drawn.append(_energy(sweeps))
-    drawn.append(_utilisation(sweeps))
-    reach = {"DRAM active": REACHABLE_DRAM, "tensor cores active": REACHABLE_TENSOR}
-    units: dict[str, Quantity] = {
-        "DRAM active": attrgetter("dram_active"),
-        "tensor cores active": attrgetter("tensor_active"),
-    }
-    idle: dict[str, Quantity] = {"no kernel ran": lambda point: idle_share(point.engine_active)}
-    drawn.append(_against_load("memory-bound", sweeps, units, reach=reach, beside=idle))
-    units = {"DRAM active": attrgetter("decode_dram"), "tensor cores active": attrgetter("decode_tensor")}
-    drawn.append(_against_load("decoding", sweeps, units, reach=reach, unknown=NO_DECODING))
-    return [*drawn, *others]
+        rows: Values = []
+        for name, curve in shaped:
+            most = _most(curve)
+            rows += point_rows(curve.valid, "output_tokens_per_s", name, 1 / most, noise=False)
+        y = share_axis("throughput, of each model's largest")
+        drawn.append(Picture("relative-throughput", _origins(shaped), (_over_load(shaped, rows, y),)))
+    return [
+        *drawn,
+        _latency(sweeps, slo),
+        _gauges("sm-per-batch", sweeps, SMS, NO_PROFILE),
+        _energy(sweeps),
+        _utilisation(sweeps),
+        _gauges("memory-bound", sweeps, UNITS, NO_PROFILE),
+        _gauges("decoding", sweeps, DECODING, NO_DECODING),
+        *others,
+    ]
 
 
 def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
@@ -179,7 +198,7 @@ def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
         first = gated.pairs[0]
         before, after = (first.launch(side).measurements[0].environment for side in SIDES)
         compared_ = f"vLLM {after.vllm} against {before.vllm}" if before.vllm != after.vllm else f"vLLM {after.vllm}"
-        drawn.append(Picture(name, (_device(before), title(gated), compared_), (spec,)))
+        drawn.append(Picture(name, (_origin(before, release=False), title(gated), compared_), (spec,)))
     return drawn
 
 
@@ -210,13 +229,11 @@ def save_picture(picture: Picture, path: Path) -> None:
 def whole_picture(picture: Picture) -> Spec:
     """Return one specification of all panels, 900 pixels wide, with title, legend and the theme of the page."""
     columns = min(picture.columns, len(picture.panels))
-    width = WIDTH // columns - MARGIN
     panels = []
     for panel in picture.panels:
-        panel = {**panel, "width": width, "height": max(panel["height"], 300) if columns > 1 else panel["height"]}
-        if "data" in panel:  # a name would be shared by all panels, and their values with it
-            panel["data"] = {"values": panel["data"].get("values", [])}
-        panels.append(panel)
+        height = max(panel["height"], 300) if columns > 1 else panel["height"]
+        values = panel["data"].get("values", [])  # without a name, which all panels would share, and the values with it
+        panels.append({**panel, "width": WIDTH // columns - MARGIN, "height": height, "data": {"values": values}})
     heading = {"text": picture.name.replace("-", " "), "subtitle": list(picture.origins), "anchor": "start"}
     resolve = {"scale": {"color": "shared", "shape": "shared", "strokeDash": "shared"}}
     spec: Spec = {"title": heading, "config": CONFIG, "background": "white", "padding": 12}
@@ -224,79 +241,47 @@ def whole_picture(picture: Picture) -> Spec:
 
 
 def _origins(named: Iterable[tuple[str, Curve]]) -> tuple[str, ...]:
-    """Origins of the curves, each once."""
+    """Return the origins of the curves, each once."""
     found = [_origin(c.environment, c.first.workload if c.first else None) for _, c in named]
     return tuple(dict.fromkeys(found))
 
 
-def _origin(environment: Environment | None, workload: WorkloadReference | None = None) -> str:
-    """Device, release of vLLM and lengths of the requests, as far as they are known."""
-    device = _device(environment)
-    if environment is None or environment.platform == "simulated":
-        return device
-    device += f", vLLM {environment.vllm}" if environment.vllm else ""
+def _origin(where: Environment | None, workload: WorkloadReference | None = None, *, release: bool = True) -> str:
+    """Return the device, the release of vLLM and the lengths of the requests, as far as they are known."""
+    if where is None:
+        return "unknown device"
+    if where.platform == "simulated":
+        return "SIMULATED, not measured on a device"
+    device = where.gpu_name or where.cpu or "unknown device"
+    if where.platform == "remote":
+        device = where.url or "an endpoint"
+    device += f", vLLM {where.vllm}" if where.vllm and release else ""
     if workload is None:
         return device
     return f"{device}, {workload.mean_prompt_tokens:.0f} prompt and {workload.mean_output_tokens:.0f} output tokens"
 
 
-def _device(environment: Environment | None) -> str:
-    if environment is None:
-        return "unknown device"
-    if environment.platform == "simulated":
-        return "SIMULATED, not measured on a device"
-    if environment.platform == "remote":
-        return environment.url or "an endpoint"
-    return environment.gpu_name or environment.cpu or "unknown device"
+def _most(curve: Curve) -> float:
+    """Return the largest output tokens/s of a curve."""
+    return max(fmean(each.repeats) for each in curve.valid)
 
 
-def _names(named: Sequence[tuple[str, Any]]) -> list[str]:
-    return [name for name, _ in named]
-
-
-def _load_axis(named: Sequence[tuple[str, Curve]]) -> Spec:
-    return load_axis(sorted({point.concurrency for _, curve in named for point in curve.valid}))
-
-
-def _share_of_most(point: Point, curve: Curve) -> float:
-    return fmean(point.repeats) / max(fmean(each.repeats) for each in curve.valid)
-
-
-def _row(x: float, seen: Interval, series: str, hollow: object = False, **more: Any) -> dict[str, Any]:
-    """Row of `line_chart`. hollow: whether the point is degraded."""
-    return {
-        "x": x,
-        "y": seen.value,
-        "low": seen.low,
-        "high": seen.high,
-        "series": series,
-        "hollow": bool(hollow),
-        **more,
-    }
-
-
-def _known(points: Sequence[Point], name: str) -> list[tuple[Point, Interval]]:
-    """Points at which the figure is known, with its interval from the repeats."""
-    found = [p for p in points if _finite(p, name) is not None]
-    return [
-        (p, Interval(getattr(p, name), seen.low, seen.high))
-        for p, seen in zip(found, intervals(found, figure_named(name)))
-    ]
-
-
-def _in_ms(seen: Interval) -> Interval:
-    return seen.mapped(lambda seconds: 1e3 * seconds)
+def _over_load(named: Named, rows: Values, y: Spec, **more: Any) -> Spec:
+    """Return a panel over the loads of all curves, in which each curve has the color of its place."""
+    x = load_axis(point.concurrency for _, curve in named for point in curve.valid)
+    return line_chart(rows, x, y, [name for name, _ in named], **more)
 
 
 def _limits(slo: Slo | None) -> dict[str, Values]:
-    """The line across a chart at the limit of each latency, in ms, with how it was written; none without an SLO."""
+    """Return the line across a chart at the limit of each latency, in ms, with how it was written; none without an
+    SLO."""
     if slo is None:
         return {}
     written = zip(slo.bounds.items(), str(slo).split(","))
     return {name: [{"y": 1e3 * limit, "text": text}] for (name, limit), text in written}
 
 
-def _latency(sweeps: Sequence[tuple[str, Curve]], slo: Slo | None) -> Picture:
+def _latency(sweeps: Named, slo: Slo | None) -> Picture:
     """p50 and p99 of TTFT and TPOT over the concurrency, of E2E too if the SLO limits it."""
     seen = [(name, c) for name, c in sweeps if sum(p.ttft_p50_s is not None for p in c.valid) > 1]
     if not seen:
@@ -304,15 +289,14 @@ def _latency(sweeps: Sequence[tuple[str, Curve]], slo: Slo | None) -> Picture:
     limits, panels = _limits(slo), []
     for latency in ("ttft", "tpot", *(["e2e"] if "e2e" in limits else [])):
         rows = [
-            _row(point.concurrency, _in_ms(value), name, point.degraded, stroke=part)
+            row
             for name, curve in seen
-            for part in (P50, P99)
-            for point, value in _known(curve.valid, f"{latency}_{part}_s")
+            for part in PARTS
+            for row in point_rows(curve.valid, f"{latency}_{part}_s", name, 1e3, "ms", stroke=part)
         ]
         if rows:
             y = axis("y", f"{latency.upper()}, ms", scale="log")
-            x, rules = _load_axis(seen), limits.get(latency, ())
-            panels.append(line_chart(rows, x, y, _names(seen), strokes=(P50, P99), rules=rules))
+            panels.append(_over_load(seen, rows, y, strokes=PARTS, rules=limits.get(latency, ())))
     return Picture("latency", _origins(seen), tuple(panels))
 
 
@@ -325,41 +309,41 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
         for m in steps_of(group[0]) or group:
             found, delay = check(m), delay_of(m.run)
             if not found.problems and delay is not None:
-                loads.append((delay.achieved_per_s, summarize(m), bool(found.degradations), good(m, slo)))
+                loads.append(
+                    (delay.achieved_per_s, summarize(m), bool(found.degradations), goodput_of(m, slo) if slo else None)
+                )
         if loads:
             groups.append((group[0], loads))
     if not groups:
         return Picture("rates", why_not="no load at a request rate is valid")
     names = _names_of_rates([first for first, _ in groups])
-    x = axis("x", "requests/s sent")
-    most = max(sent for _, loads in groups for sent, *_ in loads)
-    served = [
-        {"x": sent, "y": value, "series": name, "hollow": degraded, "stroke": stroke}
-        for name, (_, loads) in zip(names, groups)
-        for sent, summary, degraded, kept in loads
-        for stroke, value in (("served", summary.requests_per_s), (f"good: {slo}", kept.per_s if kept else None))
-        if value is not None
-    ]
-    strokes = ("served", f"good: {slo}") if slo else ("served",)
+    x, limits, within = axis("x", "requests/s sent"), _limits(slo), f"good: {slo}"
+    served: Values = []
+    latencies: dict[str, Values] = {"ttft": [], "tpot": [], "e2e": []}
+    for name, (_, loads) in zip(names, groups):
+        for sent, summary, degraded, kept in loads:
+            for stroke, rate in (("served", summary.requests_per_s), (within, kept.per_s if kept else None)):
+                if rate is not None:
+                    served.append(interval_row(sent, Interval(rate), name, degraded) | {"stroke": stroke})
+        for latency, rows in latencies.items():
+            for part in PARTS:
+                for sent, summary, degraded, _ in loads:
+                    if (value := getattr(summary, f"{latency}_{part}_s")) is not None:
+                        rows.append(interval_row(sent, Interval(1e3 * value), name, degraded) | {"stroke": part})
+    most = max(row["x"] for row in served)
+    strokes = ("served", within) if slo else ("served",)
     equal: Values = [{"x": 0, "y": 0}, {"x": most, "y": most}]
     panels = [line_chart(served, x, axis("y", "requests/s"), names, strokes=strokes, guide=equal)]
-    limits = _limits(slo)
-    for latency in ("ttft", "tpot", "e2e"):
-        rows = [
-            {"x": sent, "y": 1e3 * value, "series": name, "hollow": degraded, "stroke": part}
-            for name, (_, loads) in zip(names, groups)
-            for part in (P50, P99)
-            for sent, summary, degraded, _ in loads
-            if (value := getattr(summary, f"{latency}_{part}_s")) is not None
-        ]
+    for latency, rows in latencies.items():
         if rows:
             y = axis("y", f"{latency.upper()}, ms", scale="log")
-            panels.append(line_chart(rows, x, y, names, strokes=(P50, P99), rules=limits.get(latency, ())))
-    return Picture("rates", tuple(dict.fromkeys(_origin(m.environment, m.workload) for m, _ in groups)), tuple(panels))
+            panels.append(line_chart(rows, x, y, names, strokes=PARTS, rules=limits.get(latency, ())))
+    origins = dict.fromkeys(_origin(first.environment, first.workload) for first, _ in groups)
+    return Picture("rates", tuple(origins), tuple(panels))
 
 
 def _names_of_rates(firsts: Sequence[Measurement]) -> list[str]:
-    """The model of each series, with the facts in which it differs from the others."""
+    """Return the model of each series, with the facts in which it differs from the others."""
     rows = []
     for m in firsts:
         assert isinstance(m.load, OpenLoop)
@@ -370,52 +354,37 @@ def _names_of_rates(firsts: Sequence[Measurement]) -> list[str]:
     return [", ".join([row[0], *(fact for fact, told in zip(row[1:], differ[1:]) if told and fact)]) for row in rows]
 
 
-def _against_load(
-    name: str,
-    sweeps: Sequence[tuple[str, Curve]],
-    quantities: dict[str, Quantity],
-    *,
-    most: dict[str, Quantity] | None = None,
-    reach: dict[str, float] | None = None,
-    beside: dict[str, Quantity] | None = None,
-    unknown: str = NO_PROFILE,
-) -> Picture:
-    """Shares from 0 to 100 % over the concurrency, a panel for each quantity that is known; its largest readings are
-    dashed. reach: what the unit reads at its end. beside: further quantities, shown only next to a known one."""
-    strokes = ("mean", "max") if most else ()
-    panels, seen = list[Spec](), list[tuple[str, Curve]]()
-    for heading, of in (quantities | (beside or {})).items():
-        rows = [
-            {"x": p.concurrency, "y": value, "series": series, "hollow": stroke != "max" and bool(p.degraded)}
-            | ({"stroke": stroke} if strokes else {})
-            for series, curve in sweeps
-            for stroke, get in (("mean", of), *([("max", most[heading])] if most else []))
-            for p in curve.valid
-            if (value := get(p)) is not None and math.isfinite(value)
-        ]
-        if rows and (panels or heading in quantities):
+def _gauges(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str) -> Picture:
+    """Shares from 0 to 100 % over the concurrency, a panel for each gauge that is known; its largest readings are
+    dashed. The time without a kernel is shown only next to another gauge."""
+    panels, seen = list[Spec](), dict[str, Curve]()
+    for gauge in gauges:
+        rows = []
+        for series, curve in sweeps:
+            mean = point_rows(curve.valid, gauge.field, series, noise=False, stroke="mean")
+            largest = point_rows(curve.valid, gauge.largest, series, noise=False, stroke="max")
+            if gauge.field == "engine_active":
+                mean = [row | {"y": idle_share(row["y"])} for row in mean]
+            rows += [*mean, *(row | {"hollow": False} for row in largest)]
+        if rows and (panels or gauge.field != "engine_active"):
             there = {row["series"] for row in rows}
-            seen += [pair for pair in sweeps if pair[0] in there and pair not in seen]
-            rules = [{"y": reach[heading], "text": "achievable peak"}] if reach and heading in reach else []
-            names = _names(sweeps)
-            x, y = _load_axis(sweeps), share_axis(heading)
-            panels.append(line_chart(rows, x, y, names, strokes=strokes, rules=rules))
-    return Picture(name, _origins(seen), tuple(panels)) if panels else Picture(name, why_not=unknown)
+            seen |= {series: curve for series, curve in sweeps if series in there}
+            rules = [{"y": gauge.reach, "text": "achievable peak"}] if gauge.reach else []
+            strokes = ("mean", "max") if gauge.largest else ()
+            panels.append(_over_load(sweeps, rows, share_axis(gauge.heading), strokes=strokes, rules=rules))
+    return Picture(name, _origins(seen.items()), tuple(panels)) if panels else Picture(name, why_not=unknown)
 
 
-def _utilisation(sweeps: Sequence[tuple[str, Curve]]) -> Picture:
+def _utilisation(sweeps: Named) -> Picture:
     """Throughput over GPU utilisation and over SM active (arXiv:2404.03353, figure 8): the first is at its end while
     the other still grows. A model with one known load is excluded."""
     several = [(name, c) for name, c in sweeps if sum(p.gpu_util is not None for p in c.valid) > 1]
     if not several:
         return Picture("utilisation", why_not="GPU utilisation is not known at two loads of any model")
     panels = []
-    for heading, field in (
-        ("GPU utilisation (some kernel ran)", "gpu_util"),
-        ("SMs with work (SM active)", "sm_active"),
-    ):
+    for heading, field in (("GPU utilisation (some kernel ran)", "gpu_util"), (SMS[0].heading, SMS[0].field)):
         rows = [
-            {"x": value, "y": _share_of_most(p, curve), "series": name, "hollow": bool(p.degraded)}
+            interval_row(value, Interval(fmean(p.repeats) / _most(curve)), name, p.degraded)
             | {"text": str(p.concurrency) if number % 2 == 0 else "", "order": p.concurrency}
             for name, curve in several
             for number, p in enumerate(reversed(curve.valid))
@@ -423,16 +392,16 @@ def _utilisation(sweeps: Sequence[tuple[str, Curve]]) -> Picture:
         ]
         if rows:
             y = share_axis(f"share of the most tokens/s (numbers: {IN_FLIGHT})")
-            panels.append(line_chart(rows, share_axis(heading), y, _names(several)))
+            panels.append(line_chart(rows, share_axis(heading), y, [name for name, _ in several]))
     return Picture("utilisation", _origins(several), tuple(panels))
 
 
-def _energy(sweeps: Sequence[tuple[str, Curve]]) -> Picture:
+def _energy(sweeps: Named) -> Picture:
     """Power and energy per output token of each model at its largest batch of table 1 (arXiv:2404.03353, figure 4).
     Bars are means of the repeats, lines reach from the smallest to the largest. Measurements under different power
     limits are of different cards, so each limit has bars of its own."""
     spent, seen = list[tuple[str, str, Any]](), list[tuple[str, Curve]]()
-    for name, curve in sorted(sweeps, key=lambda pair: (_published(pair[1].subject), pair[0])):
+    for name, curve in sorted(sweeps, key=lambda pair: ([*PUBLISHED, pair[1].subject].index(pair[1].subject), pair[0])):
         if (point := at_table_1(curve)) is None:
             continue
         known = [s for s in point.each if s.power_w is not None and s.energy_per_token_j is not None]
@@ -450,31 +419,21 @@ def _energy(sweeps: Sequence[tuple[str, Curve]]) -> Picture:
         for label, power_limit, each in spent:
             values = [getattr(s, field) for s in each]
             several = {"low": min(values), "high": max(values)} if len(values) > 1 else {}
-            rows.append(
-                {"x": label, "y": fmean(values), "series": power_limit, "text": digits(fmean(values)), **several}
-            )
+            mean = fmean(values)
+            rows.append({"x": label, "y": mean, "series": power_limit, "text": digits(mean), **several})
         panels.append(bars(rows, f"model, and {IN_FLIGHT}", heading))
     return Picture("energy-per-token", _origins(seen), tuple(panels))
 
 
-def _published(model: str) -> int:
-    return [*PUBLISHED, model].index(model)
-
-
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """Replicas of one model under one load, each beside one engine alone. pairs: by way of sharing, ascending."""
+class ReplicaSet(NamedTuple):
+    """Replicas of one model under one load, each beside one engine alone."""
 
     name: str
     model: str
-    pairs: dict[Sharing, list[Pair]]
-
-    @property
-    def all_pairs(self) -> list[Pair]:
-        return [*chain.from_iterable(self.pairs.values())]
+    pairs: dict[Sharing, list[Pair]]  # by way of sharing, ascending by the number of replicas
 
 
-def _replicas(named: Sequence[tuple[str, Curve]]) -> list[Picture]:
+def _replicas(named: Named) -> list[Picture]:
     """The four pictures of replicas; none if no replicas of one model were measured."""
     if not any(curve.shared for _, curve in named):
         return []
@@ -485,61 +444,159 @@ def _replicas(named: Sequence[tuple[str, Curve]]) -> list[Picture]:
 
     found = []
     for name, curve in named:
-        alike = grouped(chain.from_iterable(compared(curve, sharing) for sharing in SHARINGS), setting)
-        for told, pairs in alike.items():
-            by_way = {
-                way: sorted((p for p in pairs if p[0].sharing == way), key=lambda p: p[0].count) for way in SHARINGS
-            }
-            shared = {way: each for way, each in by_way.items() if each}
-            found.append(_Compared(f"{name}, {told}", curve.subject, shared))
+        pairs = sorted((p for way in SHARINGS for p in compared(curve, way)), key=lambda pair: pair[0].count)
+        for told, alike in grouped((p for way in SHARINGS for p in pairs if p[0].sharing == way), setting).items():
+            found.append(ReplicaSet(f"{name}, {told}", curve.subject, grouped(alike, lambda pair: pair[0].sharing)))
     if not found:
         why = "of no model replicas and one engine alone are valid under the same load"
         return [Picture(name, why_not=why) for name in REPLICA_PICTURES]
     origins = _origins([(name, curve) for name, curve in named if curve.shared])
     ways = [way for way in SHARINGS if any(way in each.pairs for each in found)]
-    gain: dict[str, Callable[[Pair], Interval | None]] = {GAIN: lambda pair: ratio(*pair)}
-    drawn = [_ratios("replica-gain", origins, found, ways, gain, len(ways)), _replica_busy(origins, found, ways)]
-    of_latency: dict[str, Callable[[Pair], Interval | None]] = {
+    latencies = {
         "largest mean E2E over one engine's": lambda pair: figure_ratio(pair[1], pair[0], "largest_e2e_s"),
         "99th percentile of E2E over one engine's": lambda pair: figure_ratio(pair[1], pair[0], "e2e_p99_s"),
     }
-    drawn.append(_ratios("replica-latency", origins, found, ways, of_latency, 2))
-    drawn.append(_replica_device(origins, found, ways))
-    return drawn
+    return [
+        _ratios("replica-gain", origins, found, ways, {GAIN: lambda pair: ratio(*pair)}, min(len(ways), 3)),
+        _replica_busy(origins, found, ways),
+        _ratios("replica-latency", origins, found, ways, latencies, 2),
+        _replica_device(origins, found, ways),
+    ]
 
 
-def _replica_device(origins: tuple[str, ...], found: Sequence[_Compared], ways: Sequence[Sharing]) -> Picture:
+def _by_count(
+    found: Sequence[ReplicaSet],
+    way: Sharing,
+    counts: Sequence[int],
+    values: Callable[[list[Pair]], Iterable[tuple[int, Interval, bool]]],
+) -> Values:
+    """Return rows of all sets over the number of engines, where the sets stand side by side.
+
+    Args:
+        values: Function that returns, for the pairs of a set, numbers of engines with a figure and whether it is
+            degraded.
+    """
+    return [
+        interval_row(
+            counts.index(count) + 0.4 * (number - (len(found) - 1) / 2) / len(found), seen, each.name, degraded
+        )
+        for number, each in enumerate(found)
+        for count, seen, degraded in values(each.pairs.get(way, []))
+        if math.isfinite(seen.value)
+    ]
+
+
+def _counts(counts: Sequence[int], heading: str) -> Spec:
+    """An axis on which numbers of engines stand one after the other, whatever lies between them."""
+    ticks = {"values": list(range(len(counts))), "labelExpr": f"{[str(n) for n in counts]}[datum.value]", "grid": False}
+    scale = {"domain": [-0.5, len(counts) - 0.5], "nice": False, "zero": False}
+    return {"type": "quantitative", "title": heading, "scale": scale, "axis": ticks}
+
+
+def _ratios(
+    name: str,
+    origins: tuple[str, ...],
+    found: Sequence[ReplicaSet],
+    ways: Sequence[Sharing],
+    quantities: dict[str, Callable[[Pair], Interval | None]],
+    columns: int,
+) -> Picture:
+    """Figures of replicas over those of one engine by the number of replicas, a panel for each way and quantity. All
+    panels have one axis: as far as the intervals, which count only from half of their value to twice it."""
+
+    def values(of: Callable[[Pair], Interval | None], pairs: list[Pair]) -> Iterable[tuple[int, Interval, bool]]:
+        for pair in pairs:
+            if (seen := of(pair)) is not None:
+                yield pair[0].count, seen, any(side.degraded for side in pair)
+
+    counts = sorted({pair[0].count for each in found for pairs in each.pairs.values() for pair in pairs})
+    panels = {
+        (way, heading): rows
+        for way in ways
+        for heading, of in quantities.items()
+        if (rows := _by_count(found, way, counts, partial(values, of)))
+    }
+    if not panels:
+        return Picture(name, why_not="no request ended in a window")
+    ends = [0.9, 1.1]
+    for row in (row for rows in panels.values() for row in rows):
+        ends += [row["y"], *(end for end in (row["low"], row["high"]) if end and 0.5 <= end / row["y"] <= 2)]
+    scale = {"scale": {"domain": [min(ends) - 0.02, max(ends) + 0.02], "zero": False, "nice": False}}
+    one = [{"y": 1, "text": "one engine under the same load"}]
+    names = [each.name for each in found]
+    drawn = [
+        line_chart(rows, _counts(counts, f"replicas, {SHARINGS[way]}"), axis("y", heading) | scale, names, rules=one)
+        for (way, heading), rows in panels.items()
+    ]
+    return Picture(name, origins, tuple(drawn), columns)
+
+
+def _replica_busy(origins: tuple[str, ...], found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Picture:
+    """Gain of replicas over the time in which one engine runs a kernel, whatever the load. Engines that take turns on
+    one GPU gain at most one over that share."""
+    name = "replica-busy"
+    by_way = {way: [(each.model, pair) for each in found for pair in each.pairs.get(way, [])] for way in ways}
+    on_one = {way: pairs for way, pairs in by_way.items() if way not in APART}
+    alone = [pair[1] for pairs in on_one.values() for _, pair in pairs]
+    if not alone:
+        return Picture(name, why_not="no replicas shared a GPU")
+    busy = "engine_active" if any(point.engine_active for point in alone) else "gpu_util"
+    if not any(getattr(point, busy) for point in alone):
+        return Picture(name, why_not="no sensor told when one engine runs a kernel")
+    rows = {
+        way: [
+            interval_row(getattr(pair[1], busy), ratio(*pair), model, any(side.degraded for side in pair))
+            for model, pair in pairs
+            if getattr(pair[1], busy)
+        ]
+        for way, pairs in on_one.items()
+    }
+    gains = [row["y"] for each in rows.values() for row in each]
+    domain = [min(0.9, *gains) - 0.05, 1.1 * max(gains)]
+    y = axis("y", GAIN) | {"scale": {"domain": domain, "zero": False, "nice": False}}
+    turns: Values = [{"x": each / 100, "y": 100 / each} for each in range(math.ceil(100 / domain[1]), 101)]
+    models = list(dict.fromkeys(each.model for each in found))
+    one = [{"y": 1, "text": "one engine"}]
+    panels = []
+    for way, each in rows.items():
+        if each:
+            x = share_axis(f"time in which one engine runs a kernel, {SHARINGS[way]}")
+            panels.append(line_chart(each, x, y, models, joined=False, rules=one, guide=turns))
+    return Picture(name, origins, tuple(panels), columns=min(3, len(panels)))
+
+
+def _replica_device(origins: tuple[str, ...], found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Picture:
     """Use of the device by one engine and by each number of replicas (arXiv:2404.03353, figure 7). Busy comes from the
     profiling counters if they are known, else from NVML's samples."""
-    counters = any(shared.engine_active for each in found for shared, _ in each.all_pairs)
-    busy = ("busy (some kernel ran)", "engine_active") if counters else ("GPU utilisation", "gpu_util")
+    replicas = [pair[0] for each in found for pairs in each.pairs.values() for pair in pairs]
+    busy = ("busy (some kernel ran)", "engine_active"), ("GPU utilisation", "gpu_util")
+    energy = "energy_per_token_j"
     device = [
-        (*busy, "share"),
-        ("SM active", "sm_active", "share"),
-        ("DRAM active", "dram_active", "share"),
-        ("power, W", "power_w", "amount"),
-        ("energy per token over one engine's", "energy_per_token_j", "relative"),
+        busy[0 if any(shared.engine_active for shared in replicas) else 1],
+        ("SM active", "sm_active"),
+        ("DRAM active", "dram_active"),
+        ("power, W", "power_w"),
+        ("energy per token over one engine's", energy),
     ]
-    counts = sorted({1, *(shared.count for each in found for shared, _ in each.all_pairs)})
-    panels = []
+
+    def values(field: str, pairs: list[Pair]) -> Iterable[tuple[int, Interval, bool]]:
+        known = [pair for pair in pairs if _finite(pair[0], field) is not None]
+        one = _finite(known[0][1], field) if known else None
+        over = one if field == energy else 1.0
+        if one:
+            yield 1, Interval(one / (over or 1.0)), bool(known[0][1].degraded)
+        for shared, _ in known if over else []:
+            yield shared.count, Interval((_finite(shared, field) or 0.0) / (over or 1.0)), bool(shared.degraded)
+
+    counts = sorted({1, *(shared.count for shared in replicas)})
+    names, panels = [each.name for each in found], []
     for way in ways:
-        for heading, field, kind in device:
-            rows: Values = []
-            for number, each in enumerate(found):
-                pairs = [pair for pair in each.pairs.get(way, ()) if _finite(pair[0], field) is not None]
-                first = _finite(pairs[0][1], field) if pairs else None
-                over = first if kind == "relative" else 1.0
-                sides: list[tuple[int, Point]] = [(shared.count, shared) for shared, _ in pairs]
-                sides = [*([(1, pairs[0][1])] if first else []), *sides]
-                for count, side in sides if over else []:
-                    x = _beside(counts, count, number, len(found))
-                    seen = Interval((_finite(side, field) or 0.0) / (over or 1.0))
-                    rows.append(_row(x, seen, each.name, side.degraded))
-            if rows:
-                y = share_axis(heading) if kind == "share" else axis("y", heading)
-                rules = [{"y": 1, "text": "one engine"}] if kind == "relative" else []
-                names = [each.name for each in found]
-                panels.append(line_chart(rows, _counts(counts, f"engines, {SHARINGS[way]}"), y, names, rules=rules))
+        x = _counts(counts, f"engines, {SHARINGS[way]}")
+        for heading, field in device:
+            if rows := _by_count(found, way, counts, partial(values, field)):
+                y = axis("y", heading) if field in ("power_w", energy) else share_axis(heading)
+                rules = [{"y": 1, "text": "one engine"}] if field == energy else []
+                panels.append(line_chart(rows, x, y, names, rules=rules))
     why = "" if panels else "no sensor told what the device did while replicas ran"
     return Picture("replica-device", origins, tuple(panels), columns=3, why_not=why)
 
@@ -549,104 +606,7 @@ def _finite(point: Any, field: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _counts(counts: Sequence[int], heading: str) -> Spec:
-    """An axis on which numbers of engines stand one after the other, whatever lies between them."""
-    known = sorted({*counts})
-    ticks = {"values": list(range(len(known))), "labelExpr": f"{[str(n) for n in known]}[datum.value]", "grid": False}
-    scale = {"domain": [-0.5, len(known) - 0.5], "nice": False, "zero": False}
-    return {"type": "quantitative", "title": heading, "scale": scale, "axis": ticks}
-
-
-def _beside(counts: Sequence[int], count: int, number: int, several: int) -> float:
-    """Place on `_counts` of one series among several, which stand side by side."""
-    return sorted({*counts}).index(count) + 0.4 * (number - (several - 1) / 2) / several
-
-
-def _ratios(
-    name: str,
-    origins: tuple[str, ...],
-    found: Sequence[_Compared],
-    ways: Sequence[Sharing],
-    quantities: dict[str, Callable[[Pair], Interval | None]],
-    columns: int,
-) -> Picture:
-    """Figures of replicas over those of one engine by the number of replicas, a panel for each way and quantity. All
-    panels have one axis: as far as the intervals, which count only from half of their value to twice it."""
-    counts = sorted({pair[0].count for each in found for pair in each.all_pairs})
-    panels, ends = dict[tuple[Sharing, str], Values](), [0.9, 1.1]
-    for way in ways:
-        for heading, of in quantities.items():
-            rows = []
-            for number, each in enumerate(found):
-                for pair in each.pairs.get(way, ()):
-                    seen = of(pair)
-                    if seen is None or not math.isfinite(seen.value):
-                        continue
-                    degraded = any(side.degraded for side in pair)
-                    rows.append(_row(_beside(counts, pair[0].count, number, len(found)), seen, each.name, degraded))
-                    ends += [
-                        seen.value,
-                        *(end for end in (seen.low, seen.high) if end and 0.5 <= end / seen.value <= 2),
-                    ]
-            if rows:
-                panels[way, heading] = rows
-    if not panels:
-        return Picture(name, why_not="no request ended in a window")
-    names = [each.name for each in found]
-    scale = {"scale": {"domain": [min(ends) - 0.02, max(ends) + 0.02], "zero": False, "nice": False}}
-    drawn = [
-        line_chart(
-            rows,
-            _counts(counts, f"replicas, {SHARINGS[way]}"),
-            axis("y", heading) | scale,
-            names,
-            rules=[{"y": 1, "text": "one engine under the same load"}],
-        )
-        for (way, heading), rows in panels.items()
-    ]
-    return Picture(name, origins, tuple(drawn), columns=min(columns, 3))
-
-
-def _replica_busy(origins: tuple[str, ...], found: Sequence[_Compared], ways: Sequence[Sharing]) -> Picture:
-    """Gain of replicas over the time in which one engine runs a kernel, whatever the load. Engines that take turns on
-    one GPU gain at most one over that share."""
-    on_one = [way for way in ways if way not in APART]
-    pairs = [pair for each in found for way in on_one for pair in each.pairs.get(way, ())]
-    if not pairs:
-        return Picture("replica-busy", why_not="no replicas shared a GPU")
-    busy = "engine_active" if any(alone.engine_active for _, alone in pairs) else "gpu_util"
-    if not any(getattr(alone, busy) for _, alone in pairs):
-        return Picture("replica-busy", why_not="no sensor told when one engine runs a kernel")
-    models = list(dict.fromkeys(each.model for each in found))
-    rows = {
-        way: [
-            _row(getattr(pair[1], busy), ratio(*pair), each.model, any(side.degraded for side in pair))
-            for each in found
-            for pair in each.pairs.get(way, ())
-            if getattr(pair[1], busy)
-        ]
-        for way in on_one
-    }
-    most = max(row["y"] for each in rows.values() for row in each)
-    scale = {"domain": [min(0.9, *(row["y"] for each in rows.values() for row in each)) - 0.05, 1.1 * most]}
-    turns = [{"x": each / 100, "y": 100 / each} for each in range(math.ceil(100 / (1.1 * most)), 101)]
-    panels = [
-        line_chart(
-            each,
-            share_axis(f"time in which one engine runs a kernel, {SHARINGS[way]}"),
-            axis("y", GAIN) | {"scale": scale | {"zero": False, "nice": False}},
-            models,
-            joined=False,
-            rules=[{"y": 1, "text": "one engine"}],
-            guide=turns,
-        )
-        for way, each in rows.items()
-        if each
-    ]
-    return Picture("replica-busy", origins, tuple(panels), columns=min(3, len(panels)))
-
-
-def _several_gpus(named: Sequence[tuple[str, Curve]]) -> list[Picture]:
+def _several_gpus(named: Named) -> list[Picture]:
     """What each number of GPUs serves, in all and of each GPU, and what the KV blocks of one engine serve, each under
     the load with the most tokens/s. Ways: one engine over all GPUs, and replicas on GPUs of their own."""
     over_all = "one engine over all"
@@ -663,25 +623,24 @@ def _several_gpus(named: Sequence[tuple[str, Curve]]) -> list[Picture]:
         for way, line in ways.items():
             most = [max(same, key=lambda d: d.tokens_per_s) for same in grouped(line, lambda d: d.gpus).values()]
             for one in sorted(most, key=lambda d: d.gpus):
-                (seen,) = intervals([one.served], output_rate)
-                seen = Interval(one.tokens_per_s, seen.low, seen.high)
-                doubt, of = one.served.degraded, one.gpus
-                total.append(_row(of, seen, f"{model}, {way}", doubt))
-                low, high = (None if end is None else end / of for end in (seen.low, seen.high))
-                each.append(_row(of, Interval(seen.value / of, low, high), f"{model}, {way}", doubt))
+                (seen,) = intervals([one.served])
+                seen, series = Interval(one.tokens_per_s, seen.low, seen.high), f"{model}, {way}"
+                total.append(interval_row(one.gpus, seen, series, one.served.degraded))
+                low, high = (None if end is None else end / one.gpus for end in (seen.low, seen.high))
+                each.append(
+                    interval_row(one.gpus, Interval(seen.value / one.gpus, low, high), series, one.served.degraded)
+                )
                 if way == over_all and one.kv_blocks:
-                    blocks.append(_row(one.kv_blocks, seen, f"{model}, {way}", doubt))
+                    blocks.append(interval_row(one.kv_blocks, seen, series, one.served.degraded))
     if not several:
         return []
     names = list(dict.fromkeys(row["series"] for row in total))
-    numbers = load_axis(sorted({row["x"] for row in total}), "GPUs")
-    panels = [
-        line_chart(total, numbers, axis("y", "most output tokens/s", scale="log"), names),
-        line_chart(each, numbers, axis("y", "most output tokens/s per GPU", scale="log"), names),
-    ]
+    gpus_ = load_axis((row["x"] for row in total), "GPUs")
+    served = axis("y", "most output tokens/s", scale="log")
+    per_gpu = axis("y", "most output tokens/s per GPU", scale="log")
+    panels = [line_chart(total, gpus_, served, names), line_chart(each, gpus_, per_gpu, names)]
     if blocks:
-        x = axis("x", "KV blocks of the engine", scale="log")
-        panels.append(line_chart(blocks, x, axis("y", "most output tokens/s", scale="log"), names))
+        panels.append(line_chart(blocks, axis("x", "KV blocks of the engine", scale="log"), served, names))
     return [Picture("gpus", _origins(several), tuple(panels), columns=3)]
 
 
@@ -695,76 +654,69 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
         groups = [chosen(group) for group in grouped(valid, lambda p: (p.model, p.environment.key)).values()]
         return [group for group in groups if len({varied(p) for p in group}) > 1]
 
-    length = attrgetter("output_tokens")
-    lengths = by_model(grid_of, length)
+    length, limit = attrgetter("output_tokens"), attrgetter("spec.max_num_seqs")
+    lengths, limits = by_model(grid_of, length), by_model(limits_of, limit)
     others = [group for group in lengths if group[0].model not in SIZED_AS]
     # Models that are compared for their size, all at once, beside their reference.
     sized = {*SIZED_AS, *SIZED_AS.values()} if len(others) < len(lengths) else ()
     of_one_size = [[p for p in group if p.load.at_once] for group in lengths if group[0].model in sized]
-    limits = by_model(limits_of, attrgetter("spec.max_num_seqs"))
-    cards = len({p.environment.gpu_name for group in limits for p in group}) > 1
-    found = []
-
-    def picture(
-        name: str,
-        groups: Sequence[Sequence[JobPoint]],
-        x: Callable[[JobPoint], Any],
-        heading: str,
-        what: dict[str, str],
-    ) -> None:
-        """A panel for each figure over `x`, a line for each model (and rate or card, where they differ)."""
-        if not groups:
-            return
-        panels, names = [], list[str]()
-        for field, title_ in what.items():
-            rows = list[dict[str, Any]]()
-            for group in groups:
-                for points in grouped(group, attrgetter("load.rate")).values():
-                    pace = f", {points[0].load.pace}" if len({p.load.rate for g in groups for p in g}) > 1 else ""
-                    card = f", {points[0].environment.gpu_name}" if cards and name == "batch-limit" else ""
-                    series = f"{points[0].model}{pace}{card}"
-                    names += [series] if series not in names else []
-                    ordered = sorted(points, key=x)
-                    rows += [_row(x(p), _of_job(p, field), series) for p in ordered if getattr(p, field) is not None]
-            fitting = [{"x": x(p), "text": "all fit"} for g in groups for p in sorted(g, key=x) if p.fits][:1]
-            scale = "log" if x is length else "linear"
-            where = (
-                load_axis(sorted({row["x"] for row in rows}), heading)
-                if x is not kv_blocks_of_job
-                else axis("x", heading, "log")
-            )
-            rules = fitting if name == "kv-blocks" else []
-            panels.append(line_chart(rows, where, axis("y", title_, scale=scale), names, rules=rules))
-        origins = tuple(dict.fromkeys(_origin(p.environment) for group in groups for p in group))
-        found.append(Picture(name, origins, tuple(panels)))
-
-    served = {"requests_per_s": "requests/s", "e2e_s": "mean E2E latency, s"}
-    picture("output-length", others, length, "output tokens of a request", served)
-    picture("models-of-one-size", [g for g in of_one_size if g], length, "output tokens of a request", served)
     tokens = {"output_tokens_per_s": TOKENS_PER_S, "e2e_s": "mean E2E latency, s"}
-    picture("batch-limit", limits, attrgetter("spec.max_num_seqs"), "max_num_seqs", tokens)
+    served = {"requests_per_s": "requests/s", "e2e_s": "mean E2E latency, s"}
     held = {"output_tokens_per_s": TOKENS_PER_S, "batch": "requests in the engine", "preemptions": "preemptions"}
-    picture("kv-blocks", by_model(caches_of, lambda p: p.kv_blocks), kv_blocks_of_job, "KV blocks", held)
+    caches = by_model(caches_of, kv_blocks_of_job)
+    found = [
+        _job_picture("output-length", others, length, "output tokens of a request", served),
+        _job_picture("models-of-one-size", [*filter(None, of_one_size)], length, "output tokens of a request", served),
+        _job_picture("batch-limit", limits, limit, "max_num_seqs", tokens),
+        _job_picture("kv-blocks", caches, kv_blocks_of_job, "KV blocks", held),
+    ]
     ways = by_model(ways_of, lambda p: p.batching)
-    if ways:
-        jobs = [p for g in ways for p in sorted(g, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]
-        panels = []
-        for field, heading in tokens.items():
-            rows = []
-            for _, same in groupby(jobs, key=lambda p: (p.model, p.load.pace)):
-                for p in same:
-                    seen = _of_job(p, field)
-                    ends = {"low": seen.low, "high": seen.high}
-                    rows.append({"x": f"{p.model}, {p.load.pace}", "y": seen.value, "series": p.batching, **ends})
-            panels.append(bars(rows, "model and arrivals", heading))
-        found.append(Picture("batching", tuple(dict.fromkeys(_origin(p.environment) for p in jobs)), tuple(panels)))
-    return found
+    jobs = [p for g in ways for p in sorted(g, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]
+    panels = []
+    for field, heading in tokens.items() if jobs else ():
+        rows = [_job_row(f"{p.model}, {p.load.pace}", p, field, p.batching) for p in jobs]
+        panels.append(bars(rows, "model and arrivals", heading))
+    found.append(Picture("batching", tuple(dict.fromkeys(_origin(p.environment) for p in jobs)), tuple(panels)))
+    return [picture for picture in found if picture.panels]
 
 
-def _of_job(point: JobPoint, field: str) -> Interval:
-    """A figure of a job with its interval from the repeats."""
+def _job_picture(
+    name: str,
+    groups: Sequence[Sequence[JobPoint]],
+    x: Callable[[JobPoint], Any],
+    heading: str,
+    what: dict[str, str],
+) -> Picture:
+    """A panel for each figure over `x`, a line for each model (and rate or card, if they differ)."""
+    jobs = [p for group in groups for p in sorted(group, key=x)]
+    rates, cards = len({p.load.rate for p in jobs}) > 1, len({p.environment.gpu_name for p in jobs}) > 1
+    series = {
+        id(p): p.model
+        + (f", {p.load.pace}" if rates else "")
+        + (f", {p.environment.gpu_name}" if cards and name == "batch-limit" else "")
+        for group in groups
+        for p in group
+    }
+    names = list(dict.fromkeys(series.values()))
+    fitting: Values = [{"x": x(p), "text": "all fit"} for p in jobs if p.fits and name == "kv-blocks"][:1]
+    panels = []
+    for field, title_ in what.items() if jobs else ():
+        rows = [
+            _job_row(x(p), p, field, series[id(p)])
+            for group in groups
+            for points in grouped(group, attrgetter("load.rate")).values()
+            for p in sorted(points, key=x)
+            if getattr(p, field) is not None
+        ]
+        place = axis("x", heading, "log") if name == "kv-blocks" else load_axis((row["x"] for row in rows), heading)
+        y = axis("y", title_, scale="log" if name in ("output-length", "models-of-one-size") else "linear")
+        panels.append(line_chart(rows, place, y, names, rules=fitting))
+    origins = tuple(dict.fromkeys(_origin(p.environment) for p in jobs))
+    return Picture(name, origins, tuple(panels))
+
+
+def _job_row(x: Any, point: JobPoint, field: str, series: str) -> dict[str, Any]:
+    """Return a row of a figure of a job, with its interval from the repeats."""
     value = getattr(point, field)
-    if not value:
-        return Interval(value)
-    (seen,) = intervals([point], figure_named(field))
-    return Interval(value, seen.low, seen.high)
+    (seen,) = intervals([point], figure_named(field)) if value else (Interval(value),)
+    return interval_row(x, Interval(value, seen.low, seen.high), series)

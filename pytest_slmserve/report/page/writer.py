@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.archive.pages import BEGINS, Embedded, embedded
-from pytest_slmserve.archive.store import make_folder
+from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, Part, drawn_part, page_content, parts
+from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, page_content, page_section, parts
 from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.section import Section
 from pytest_slmserve.report.text_table import laid_out
@@ -81,7 +80,7 @@ def check_replaceable(path: Path) -> None:
 def write_section(
     path: Path,
     heading: str,
-    parts: Sequence[Part | Section],
+    parts: Sequence[Section],
     measurements: Sequence[Measurement] = (),
     archives: Iterable[Path] = (),
     *,
@@ -90,7 +89,7 @@ def write_section(
 ) -> None:
     """Writes a page of one section, with the records of these archives inside. Raises BadUsage as `rendered` does."""
     records = [one for archive in archives for one in embedded(archive)]
-    sections = [PageSection(heading, [drawn_part(each) if isinstance(each, Section) else each for each in parts])]
+    sections = [page_section(heading, parts)]
     write_page(path, rendered(Findings(curves=curves), measurements, records, status=status, sections=sections))
 
 

@@ -21,7 +21,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, PlannedItem, clock, engine_title, gpus_of, start_estimate_s
 from pytest_slmserve.plan.planner import check_there
-from pytest_slmserve.plan.schedule import Group, divided, groups_of, in_order
+from pytest_slmserve.plan.schedule import Group, groups_of, in_order
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.gpu_slots import GpuSlots, slot_count
 from pytest_slmserve.run.ray.connect import (
@@ -155,15 +155,14 @@ class RayEngines:
     def send(self, session: Session, cases: Sequence[Case], rows: Sequence[PlannedItem]) -> None:
         """Begin the engines of these cases, less what is known already: the widest first, then the longest. Raises
         BadUsage if one of them fits on no node, with none begun, and DeviceBusy."""
-        self._session, self._planned, groups = session, {case.key for case in cases}, groups_of(rows)
+        self._session, self._planned = session, {case.key for case in cases}
         if self.slots:
-            groups = divided(groups, len(self.slots.devices))
             if self.slots.visible:  # parts of the CPU have one lock, which an open session holds
                 session.devices.lock(self.slots.devices)
             self.ray = self._undo.enter_context(start_here(len(self.slots.devices)))
         missing = [case for case in cases if self._missing(case)]
-        for group in in_order(groups):
-            open_ = {c.key: c for c in missing if c.engine == group.engine and c.loads[0] in group.by_load}
+        for group in in_order(groups_of(rows)):
+            open_ = {case.key: case for case in missing if case.engine == group.engine}
             if open_:
                 self._waiting.append(RunningEngine(group, self._need(group), open_))
         expected = [cell.seconds + start_estimate_s(cell.engine) for cell in rows if cell.engine]

@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from published import ROWS
 from strategies import law, point
 
-from pytest_slmserve.analysis.advice.advisor import Advice, ceilings, cost_per_million, gains_at, least_latency_s, plan
-from pytest_slmserve.analysis.advice.batch_choice import (
+from pytest_slmserve.analysis.advice.advisor import (
     REACH,
+    Advice,
     Footprint,
     ModelSweep,
     Objectives,
     ServedEngine,
+    cost_per_million,
     decide,
+    gains_at,
+    least_latency_s,
+    plan,
     through,
     two_load_laws,
 )
@@ -286,7 +290,7 @@ def test_the_load_that_the_bound_was_seen_at_is_the_nearest_below():
 @given(st.floats(0, 1.05), st.floats(0, 1), st.floats(0, 1))
 def test_every_bound_is_at_least_one(engine, dram, tensor):
     busy = replace(point(8, [100.0]), engine_active=engine, dram_active=dram, tensor_active=tensor)
-    found = list(ceilings(busy, subject([])))
+    found = gains_at(subject([busy]), 8).ceilings
     assert all(bound.factor >= 1 for bound in found) and len(found) == sum(v > 0 for v in (engine, dram, tensor))
 
 

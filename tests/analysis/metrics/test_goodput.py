@@ -13,10 +13,10 @@ from strategies import measurement
 from pytest_slmserve.analysis.metrics.latency import (
     Goodput,
     Slo,
+    checked_slo,
     goodput_of,
     parse_slo,
     pooled_goodput,
-    slo_of_requests,
 )
 from pytest_slmserve.analysis.metrics.window import finished_in_window
 from pytest_slmserve.schema.errors import BadUsage
@@ -186,8 +186,8 @@ def test_repeats_together():
 
 def test_a_bound_on_gaps_cannot_be_held_against_records():
     with pytest.raises(BadUsage, match="not request by request"):
-        slo_of_requests("itl:5ms")
-    assert slo_of_requests("") is None and slo_of_requests("e2e:5s") == Slo(e2e_s=5)
+        checked_slo("itl:5ms")
+    assert checked_slo("e2e:5s") == Slo(e2e_s=5)
 
 
 def test_of_nothing_there_are_no_shares():

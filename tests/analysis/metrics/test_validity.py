@@ -160,23 +160,20 @@ def test_load_not_reached(idle, caught):
 
 
 @pytest.mark.parametrize(("others", "state"), [(0.5, State.FAILS), (13.5, State.INCONCLUSIVE)])
-def test_a_load_not_reached_decides_nothing_where_others_had_the_cores(others, state):
-    m = measurement(16, idle_steps=8, steps=400)
-    columns = {**WELL, sensors.HOST_CORES: 2 + others}
-    watched = replace(m.run, telemetry=planted_telemetry(columns, until_s=m.run.window_s[1]))
-    busy = replace(m, environment=replace(m.environment, cores=16), run=watched)
-    verdict = trustworthy("opt-1.3b", [(busy,)])
-    assert verdict.state is state and "not the 16 asked for" in verdict.why
-
-
-@pytest.mark.parametrize(("others", "state"), [(0.5, State.FAILS), (13.5, State.INCONCLUSIVE)])
-def test_too_few_steps_decide_nothing_where_others_had_the_cores(others, state):
-    m = measurement(16, steps=12)
+@pytest.mark.parametrize(
+    ("m", "why"),
+    [
+        (measurement(16, idle_steps=8, steps=400), "not the 16 asked for"),
+        (measurement(16, steps=12), "engine steps in the window, 20 are needed"),
+    ],
+    ids=["load", "steps"],
+)
+def test_what_a_client_without_a_core_causes_is_inconclusive(m, why, others, state):
     columns = {**WELL, sensors.HOST_CORES: 2 + others}
     watched = replace(m.run, telemetry=planted_telemetry(columns, until_s=m.run.window_s[1], interval_s=0.01))
     busy = replace(m, environment=replace(m.environment, cores=16), run=watched)
     verdict = trustworthy("opt-1.3b", [(busy,), (busy,)])
-    assert verdict.state is state and "engine steps in the window, 20 are needed" in verdict.why
+    assert verdict.state is state and why in verdict.why
     failed = replace(busy, run=replace(watched, failures=3))
     assert trustworthy("opt-1.3b", [(busy,), (failed,)]).state is State.FAILS
 

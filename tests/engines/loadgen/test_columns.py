@@ -24,6 +24,8 @@ from pytest_slmserve.engines.loadgen.load_run import (
 
 stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)
 NOTHING = {
+    "began": 1000.0,
+    "window": [1000.5, 1002.5],
     "failed": lost_in([]),
     "failures": 0,
     "unsent": [],

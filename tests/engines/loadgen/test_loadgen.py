@@ -16,14 +16,17 @@ from itertools import pairwise
 from urllib.request import urlopen
 
 import pytest
-from interfaces import LateWindow
+from interfaces import LateWindow, small_workload
 from processes import gone, until
 from scripts import checkout_script
 from wire import EVENT_STREAM, stream, token
 
-from pytest_slmserve.engines.base import ignore_progress
+from pytest_slmserve.engines.base import ignore_progress, message_of
 from pytest_slmserve.engines.launch.child_process import Child, converse
+from pytest_slmserve.engines.load_client import LoadClient, completion
 from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.workload.arrivals import job
 
 SERVER = checkout_script("studies/truth_server.py")
 TTFT_S, ITL_S, TOKENS = 0.02, 0.005, 8
@@ -64,11 +67,11 @@ def truth(port):
 class Client:
     """A client in its own process. said: all its lines so far."""
 
-    def __init__(self, url, timeout_s=20.0, processes=1, env=None):
+    def __init__(self, url, timeout_s=20.0, env=None):
         self.said = []
         self.child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], {**os.environ, **(env or {})})
         headers = {"Authorization": f"Bearer {KEY}"}
-        self.child.send(url=url, headers=headers, timeout_s=timeout_s, processes=processes)
+        self.child.send(url=url, headers=headers, timeout_s=timeout_s)
         self.ready = self.hear()
 
     def hear(self):
@@ -257,9 +260,8 @@ def test_a_gated_run_begins_when_told_and_has_the_window_it_is_given(one):
     assert 0.25 < done["window"][1] - done["window"][0] < 0.5
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(client, processes):
-    one, late = client(processes=processes), LateWindow()
+def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(client):
+    one, late = client(), LateWindow()
     for _ in range(2):
         one.load(*[""] * 60, *["error"] * 300)
         assert converse(one.child, ignore_progress, late, op="run", load=loop(4), at=late.begins_s)["failures"] > 5
@@ -295,20 +297,44 @@ def test_a_parent_that_does_not_listen_holds_up_no_request(client, truth, monkey
     assert all(row["number"] > before[name]["number"] for name, row in truth().items())
 
 
-@pytest.mark.parametrize("load", [loop(6), loop(6, requests=30), loop(31, requests=31)], ids=["w", "n", "b"])
-def test_several_processes_are_told_as_one(client, load):
-    one = client(processes=2)
-    assert one.ready == {"event": "ready"}
-    one.load(count=16)
-    done = one.run(load)
+@pytest.fixture
+def two(port):
+    """Two processes that share each load, with 16 requests."""
+    found = LoadClient(f"http://127.0.0.1:{port}/v1/completions", {}, processes=2)
+    found.load_requests(small_workload(16), lambda request: json.dumps(completion(request, "m")))
+    yield found
+    found.kill()
+
+
+LOADS = {
+    "window": ClosedLoop(6, window_s=0.7),
+    "number": ClosedLoop(6, requests=30),
+    "burst": ClosedLoop(31, requests=31),
+    "one": ClosedLoop(1, requests=1),
+    "rate": job(40, 200),
+}
+
+
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+def test_several_processes_are_told_as_one(two, load):
+    told = []
+    done = two.run(load, told.append, None)
     sent = [row[SENT] for row in rows(done)]
     assert done["failures"] == 0 and sent == sorted(sent)
-    if load.get("requests"):
-        assert sorted(row[REQUEST] for row in rows(done)) == sorted(i % 16 for i in range(load["requests"]))
+    if load.requests:
+        assert sorted(row[REQUEST] for row in rows(done)) == sorted(i % 16 for i in range(load.requests))
     else:
         begin, end = done["window"]
         held = [in_flight(done, begin + share * (end - begin)) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-        assert max(held) <= 6 and sum(held) >= 5 * 4
+        assert max(held) <= 6 and sum(held) >= 5 * 4 and 0.6 < end - begin < 1.2
+        assert max(progress.in_flight for progress in told) == 6, "of both"
+
+
+def test_one_of_several_processes_that_dies_ends_them_all(two):
+    threading.Timer(0.5, lambda: os.kill(two.children[1].process.pid, signal.SIGKILL)).start()
+    with pytest.raises(EngineFailed, match="the load generator was killed by SIGKILL"):
+        two.run(message_of(ClosedLoop(4, window_s=600.0)), ignore_progress, None)
+    assert all(gone(child.process.pid) for child in two.children)
 
 
 FAULTS = {
@@ -433,10 +459,9 @@ def test_it_leaves_when_told_and_when_its_parent_has_closed(client):
     assert gone(polite.child.process.pid) and gone(deserted.child.process.pid)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path, processes):
+def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path):
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, f"http://127.0.0.1:{port}/v1/completions", str(processes)],
+        [sys.executable, "-c", PARENT, f"http://127.0.0.1:{port}/v1/completions"],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path])},
@@ -451,12 +476,12 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path, process
 
 PARENT = """
 import json, os, sys
-from pytest_slmserve.engines.base import message_of
+from pytest_slmserve.engines.base import message_of, message_of
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.loads import ClosedLoop
 child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ))
 print(child.process.pid, flush=True)
-child.send(url=sys.argv[1], headers={}, timeout_s=20.0, processes=int(sys.argv[2]))
+child.send(url=sys.argv[1], headers={}, timeout_s=20.0)
 child.receive(10, "starting")
 child.send(op="load", bodies=[json.dumps({"max_tokens": 8})], output_tokens=[8])
 child.receive(10, "loading")
@@ -464,22 +489,6 @@ child.send(op="run", load=message_of(ClosedLoop(4, window_s=600.0)))
 while True:
     print(child.receive(10, "measuring")["event"], flush=True)
 """
-
-
-def test_a_part_that_dies_ends_them_all(client):
-    one = client(processes=2)
-    parts = until(lambda: children(one.child.process.pid), 5, "two processes")
-    os.kill(parts[0], signal.SIGKILL)
-    with pytest.raises(EngineFailed, match="failed: one of the processes that share its load was killed"):
-        converse(one.child, op="load", bodies=["{}"], output_tokens=[8])
-
-
-def children(pid):
-    """Those it forked: their command line is its own."""
-    import psutil
-
-    own = psutil.Process(pid)
-    return [child.pid for child in own.children() if child.cmdline() == own.cmdline()]
 
 
 def test_tls(client, tmp_path):

@@ -18,9 +18,10 @@ from processes import gone, group
 from traces import share_a_window
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.engines.base import WindowBarrier
+from pytest_slmserve.engines.base import WindowBarrier, message_of
 from pytest_slmserve.engines.pool import launch_engine
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cores_of_each, wait_until_stable
+from pytest_slmserve.engines.replicas import replica_set
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cores_of_each
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -217,7 +218,7 @@ def test_loads_that_are_none_for_replicas(workloads, load, problem):
 
 
 def test_the_gate_lets_nobody_wait_for_one_that_gave_up():
-    barrier = WindowBarrier([LOAD, LOAD])
+    barrier = WindowBarrier([message_of(LOAD), message_of(LOAD)])
     threading.Timer(0.1, barrier.give_up).start()
     with pytest.raises(EngineFailed, match="another replica did not come as far"):
         barrier.settled()
@@ -225,7 +226,7 @@ def test_the_gate_lets_nobody_wait_for_one_that_gave_up():
 
 @pytest.mark.parametrize(("ramp_up", "seconds"), [("staggered", 0.5), ("burst", 5.0)])
 def test_a_window_of_requests_that_start_together_has_room_for_two_convoys(ramp_up, seconds):
-    barrier = WindowBarrier([replace(LOAD, ramp_up=ramp_up)])
+    barrier = WindowBarrier([message_of(replace(LOAD, ramp_up=ramp_up))])
     barrier.begins_s -= 4.0  # two periods of the slowest
     opens, closes = barrier.settled()
     assert opens - barrier.begins_s == pytest.approx(3.7, abs=0.2)
@@ -266,13 +267,14 @@ def test_the_key_tells_all_that_matters():
 # Between two starts
 
 
-def test_memory_is_waited_for_until_it_stands_still():
-    readings, naps = iter([5, 7, 9, 9, 9]), []
-    wait_until_stable(lambda: next(readings), naps.append)
-    assert len(naps) == 3
-    moving = iter(range(1000))
-    wait_until_stable(lambda: next(moving), naps.append)
-    assert len(naps) < 100, "and not for ever"
+@pytest.mark.parametrize(("readings", "read"), [([5, 7, 9, 9, 9], 4), (range(1000), 60)])
+def test_memory_is_waited_for_until_it_stands_still_and_not_for_ever(monkeypatch, readings, read):
+    left = iter(readings)
+    monkeypatch.setattr(replica_set, "memory_used", lambda device: next(left))
+    monkeypatch.setattr(replica_set, "STABLE_S", 0.001)
+    monkeypatch.setattr(replica_set, "STABLE_WITHIN_S", 0.06)
+    started(*[replace(SIMULATED, platform="cuda")] * 2, launch=lambda spec, **_: SimulatedEngine(spec))
+    assert len(list(left)) == len(readings) - read
 
 
 def on_gpus(number):

@@ -164,8 +164,7 @@ def test_requests_shorter_than_a_step_live_one(lifetime):
 def test_a_schedule_sends_what_is_due_each_once_and_never_before(times, looks):
     schedule, sent = SchedulePacer(times), []
     for now in [*looks, 12.0]:
-        schedule.arrive(now)
-        for _ in range(schedule.users_due()):
+        for _ in range(schedule.users_due(now)):
             number = schedule.next_request()
             assert times[number] <= now
             assert schedule.sent_s(number, now) == times[number]
@@ -177,10 +176,8 @@ def test_a_schedule_sends_what_is_due_each_once_and_never_before(times, looks):
 
 def test_a_schedule_is_not_over_before_its_last_request():
     schedule = SchedulePacer([0.0, 1.0])
-    schedule.arrive(0.5)
-    assert (schedule.users_due(), schedule.next_request(), schedule.phase) == (1, 0, "window")
-    schedule.arrive(1.0)
-    assert (schedule.users_due(), schedule.next_request(), schedule.phase) == (1, 1, "over")
+    assert (schedule.users_due(0.5), schedule.next_request(), schedule.phase) == (1, 0, "window")
+    assert (schedule.users_due(1.0), schedule.next_request(), schedule.phase) == (1, 1, "over")
 
 
 @given(

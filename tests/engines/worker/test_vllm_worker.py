@@ -28,7 +28,9 @@ def worker():
     """The module, found as in its own process: only its folder is on the path, not its package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(FOLDER), *sys.path])
-        yield importlib.import_module("vllm_worker")
+        module = importlib.import_module("vllm_worker")
+        patch.setattr(module, "greedy", lambda tokens: tokens)
+        yield module
     sys.modules.pop("vllm_worker"), sys.modules.pop("slm_pacing")
 
 
@@ -78,7 +80,6 @@ def serve(worker):
         server.engine = engine or Engine(worker.StepTrace())
         server.prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [4, 5]}]
         server.output_tokens = [LENGTH, LENGTH]
-        server.parameters = {LENGTH: LENGTH}
         server.heard = []
 
         async def say(**message):
@@ -201,7 +202,6 @@ def test_an_engine_without_steps_is_told_before_the_worker_ends(worker, monkeypa
     async def read_line():
         return lines.pop(0)
 
-    monkeypatch.setattr(worker, "greedy", lambda tokens: tokens)
     with pytest.raises(TimeoutError):
         asyncio.run(Scripted(SimpleNamespace(readline=read_line), None).serve())
     assert heard[-1] == {"event": "stalled", "cause": "no engine step for 0 s"}

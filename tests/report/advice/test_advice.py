@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import law, point
 
-from pytest_slmserve.analysis.advice.advisor import Plan, plan
-from pytest_slmserve.analysis.advice.batch_choice import Footprint, ModelSweep, Objectives, ServedEngine
+from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, Plan, ServedEngine, plan
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.report.advice.text import advice_facts, advice_text, objective, serve_words, shell_lines, starts
+from pytest_slmserve.report.advice.text import advice_facts, advice_section, objective, serve_words, shell_lines, starts
 from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.specs import GIB
 
 SOURCE = ResultSource("NVIDIA H200", "TPOT", 140 * GIB)
@@ -42,7 +43,13 @@ def planned(*subjects: ModelSweep, wish: Objectives = WISH) -> Plan:
 
 def told(found: Plan) -> dict[str, Any]:
     """The advice as a program reads it."""
-    return json.loads(as_json(advice_facts(found, SOURCE)))
+    return json.loads(as_json(advice_facts(found, SOURCE, [])))
+
+
+def advice_text(found: Plan, source: ResultSource) -> str:
+    """The advice as `slmserve advise` prints it."""
+    with laid_out(every_column=True):
+        return section_text(advice_section(found, source))
 
 
 def options(command: str) -> dict[str, str]:

@@ -77,9 +77,3 @@ def test_external_results_are_drawn_under_their_own_names(page, tmp_path):
     assert spec["description"].startswith("tok over batch")
     assert [row["y"] for row in values_of(spec) if "shown" in row] == [100, 190, 350, 600, 800, 820]
     assert "closed form" in printed and "closed form" in seen.text and status == 0
-
-
-@in_checkout
-def test_a_page_shows_no_advice_that_is_still_to_be_verified(tmp_path, capsys):
-    assert main(["advise", str(ONE), "--verify", "--html", str(tmp_path / "out.html")]) == 4
-    assert "--verify" in capsys.readouterr().err

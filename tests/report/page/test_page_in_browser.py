@@ -19,8 +19,8 @@ from pytest_slmserve.analysis.advice.advisor import cost_per_million
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
-from pytest_slmserve.report.tables.run import by_outcome, tally
 from pytest_slmserve.report.text_table import figure, hundredths
+from pytest_slmserve.report.verdicts import by_outcome, tally
 
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright")

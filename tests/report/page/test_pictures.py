@@ -25,8 +25,9 @@ from pytest_slmserve.analysis.points import Point, ReplicaPoint, job_points, rat
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.as_json import point_facts
-from pytest_slmserve.report.loads import ValidityCriteria, is_windowed, rows_of_load
+from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
 from pytest_slmserve.report.page.pictures import Picture, gate_pictures, pictures, save_picture, whole_picture
+from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -135,7 +136,7 @@ def test_the_sweeps_have_points_intervals_law_roofline_and_plateau():
     load, plane = picture.panels
     assert dots(load)["opt-1.3b"] == [(p.concurrency, p.output_tokens_per_s) for p in one.valid]
     assert all(row["low"] < row["y"] < row["high"] for row in load["data"]["values"])
-    law_of, roof, ring = (layer["data"]["values"] for layer in load["layer"][-3:])
+    law_of, roof, ring = (layer["data"]["values"] for layer in load["layer"][:3])
     assert {row["series"] for row in law_of} == {"opt-1.3b", "opt-2.7b"} and roof
     assert [(row["series"], row["x"]) for row in ring] == [(c.subject, c.plateau().value) for c in (one, two)]
     assert {row["series"] for row in rows(plane)} == {"opt-1.3b", "opt-2.7b"}
@@ -145,7 +146,7 @@ def test_a_simulated_sweep_says_so_and_a_law_that_does_not_describe_is_not_drawn
     simulated = by_name([swept(environment=Environment(platform="simulated"))])["sweeps"]
     assert simulated.origins == ("SIMULATED, not measured on a device",)
     bent = noisy_curve({1: 10.0, 16: 160.0, 128: 1200.0, 256: 700.0, 512: 650.0})
-    law_of, _, _ = by_name([bent])["sweeps"].panels[0]["layer"][-3:]
+    law_of, _, _ = by_name([bent])["sweeps"].panels[0]["layer"][:3]
     assert law_of["data"]["values"] == []
 
 

@@ -29,6 +29,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.loads import latency_charts
 from pytest_slmserve.report.page import charts, content
 from pytest_slmserve.report.page.content import GLOSSARY
 from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered, write_page
@@ -316,10 +317,10 @@ def test_gaps_between_tokens_are_drawn_where_a_client_saw_them():
     gaps = {"growth": 1.01, "least_s": 1e-4, "counts": {463: 90, 694: 10}, "sum_s": 1.9}
     seen = Stream(0.01, 0.0, (), gaps)
     made = [replace(m, run=replace(m.run, stream=seen)) for m in sweep().measurements]
-    drawn = {chart.title: chart.spec for chart in content._quantiles({m.load.max_concurrency: [m] for m in made})}
+    drawn = {chart.title: chart.spec for chart in latency_charts({m.load.max_concurrency: [m] for m in made})}
     median = next(row["x"] for row in values_of(drawn["ITL"]) if row["y"] == 50 and row["load"] == 8)
     assert median == pytest.approx(1e3 * 1e-4 * 1.01**463, rel=0.01)
-    assert "ITL" not in {chart.title for chart in content._quantiles({8: sweep().measurements})}
+    assert "ITL" not in {chart.title for chart in latency_charts({8: sweep().measurements}) if chart.spec}
 
 
 def test_replicas_are_held_against_one_engine(report):

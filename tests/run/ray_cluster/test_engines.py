@@ -142,7 +142,7 @@ class Run:
         self.engines = RayEngines(ray, session.options, nodes_of(ray.nodes()), session.host)
         session.executor.fetch = self.engines.fetch
         session.on_close(self.engines.close)
-        rows = [PlannedItem(str(cell), case.engine, 1.0, case.loads[0]) for cell, case in self.cases.items()]
+        rows = [PlannedItem(str(cell), case.engine, 1.0) for cell, case in self.cases.items()]
         self.engines.send(session, list(self.cases.values()), rows)
 
     def _case(self, model: str, concurrency: int) -> Case:

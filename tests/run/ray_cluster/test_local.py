@@ -97,17 +97,6 @@ def test_a_run_that_keeps_no_records_makes_one_report_too(pytester):
     assert not (pytester.path / ".slm").exists()
 
 
-def test_an_engine_that_others_would_wait_for_is_divided(spread, pytester):
-    """What reads it comes when both parts are there."""
-    result = spread("--slm-models=opt-125m", "--slm-engine-arg=lasts_s=0.1")
-    result.assert_outcomes(passed=6, skipped=1)
-    found = records(pytester)
-    assert set(Counter(m.key for m in found).values()) == {2} and len(found) == 10
-    assert len({m.launch for m in found}) == 2
-    assert len({(m.launch, m.load.concurrency) for m in found}) == 5, "all repeats of a point are of one launch"
-    result.stdout.fnmatch_lines(["*measured: 5 points, 2 repeats each, 2 launches*", "*passes*opt-125m*plateau from*"])
-
-
 KILLED = """
     import os, signal
     from pytest_slmserve.run.ray.cluster import RayEngines
@@ -142,8 +131,6 @@ def test_a_run_goes_on_by_what_is_there(spread, pytester):
     result.assert_outcomes(passed=13)
     result.stdout.fnmatch_lines(["10 measurements were reused from .slm/records.jsonl: *"])
     assert len(records(pytester)) == 20
-    left = {m.launch for m in records(pytester) if "1.3b" in m.spec.model}
-    assert len(left) == 2, "what is known takes no time, so the one engine that is left is divided"
 
 
 JUDGED = """

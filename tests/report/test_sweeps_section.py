@@ -10,23 +10,16 @@ from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.tables.run import (
-    Findings,
-    outcome,
-    point_table,
-    run_lines,
-    sweep_report,
-    verdict_lines,
-    workload_text,
-)
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.screen import tables
+from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.sweeps import heading, point_columns, sweep_section
+from pytest_slmserve.report.text_table import table
 from pytest_slmserve.schema.environment import Environment
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CPU = Environment(platform="cpu", cpu="Imagined CPU", cores=2, vllm="0.32.0")
 SIMULATED = Environment(platform="simulated", gpu_name="simulated")
-EXPECTED_TO_FAIL = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")
-EXPECTED_TO_HOLD = ClaimRow("throughput-plateau", evidence="raw results")
-NOT_EXPECTED = ClaimRow("marginal-after-128", expected="either", evidence="raw results")
 
 
 def sweep(environment: Environment = H200, repeats: int = 2, **run: object) -> Curve:
@@ -39,6 +32,14 @@ def sweep(environment: Environment = H200, repeats: int = 2, **run: object) -> C
     return curve_of("opt-1.3b", made, planned=BATCHES)
 
 
+def sweep_report(curve: Curve) -> str:
+    return section_text(sweep_section(curve, curve.subject, Findings()))
+
+
+def point_table(curve: Curve) -> str:
+    return table(curve.points, point_columns(curve))
+
+
 def words(text: str) -> str:
     """Where lines are broken does not matter."""
     return " ".join(text.split())
@@ -46,10 +47,6 @@ def words(text: str) -> str:
 
 def row(table: str, concurrency: int) -> list[str]:
     return next(line.split() for line in table.splitlines() if line.split()[:1] == [str(concurrency)])
-
-
-def verdict(state: State, claim: str = "throughput-plateau", subject: str = "opt-1.3b") -> Verdict:
-    return Verdict(claim, subject, state, "because")
 
 
 def test_a_row_shows_the_figures_of_its_point():
@@ -68,7 +65,7 @@ def test_a_row_shows_the_figures_of_its_point():
 def test_lines_fit_a_wide_terminal():
     curve = sweep()
     many = replace(curve, missing=tuple(range(1000, 1100)), cut=((2048, "a reason of many words " * 10),))
-    lines = [line for text, _ in run_lines(Findings(curves=[many])) for line in text.splitlines()]
+    lines = [line for text, _ in tables(Findings(curves=[many])) for line in text.splitlines()]
     assert 100 < max(map(len, lines)) <= 150
 
 
@@ -120,7 +117,8 @@ def test_simulated_numbers_shout():
 def test_natural_lengths_are_told_by_their_means():
     plain = measurement().workload
     natural = replace(plain, spec=replace(plain.spec, prompt_tokens=None, output_tokens=None))
-    assert workload_text(natural).startswith("natural lengths, 64/32 tokens in the mean")
+    curve = curve_of("opt-1.3b", [replace(measurement(), workload=natural)])
+    assert any(line.startswith("  workload: natural lengths, 64/32 tokens in the mean") for line in heading(curve))
 
 
 def test_launches_that_differ_show_both_limits():
@@ -179,75 +177,17 @@ def test_every_curve_can_be_shown(curve):
     assert ("plateau" in text) == (len(curve.points) > 1)
 
 
-@pytest.mark.parametrize(
-    ("state", "row", "strict", "seen"),
-    [
-        (State.PASSES, None, False, "as expected"),
-        (State.FAILS, None, False, "unexpected"),
-        (State.INCONCLUSIVE, None, False, "inconclusive"),
-        (State.PASSES, EXPECTED_TO_HOLD, False, "as expected"),
-        (State.FAILS, EXPECTED_TO_FAIL, False, "as expected"),
-        (State.PASSES, EXPECTED_TO_FAIL, False, "unexpected"),
-        (State.INCONCLUSIVE, EXPECTED_TO_FAIL, False, "inconclusive"),
-        (State.PASSES, NOT_EXPECTED, False, "as expected"),
-        (State.FAILS, NOT_EXPECTED, False, "as expected"),
-        (State.INCONCLUSIVE, NOT_EXPECTED, False, "as expected"),
-        (State.FAILS, NOT_EXPECTED, True, "unexpected"),
-        (State.FAILS, EXPECTED_TO_FAIL, True, "unexpected"),
-        (State.PASSES, EXPECTED_TO_FAIL, True, "as expected"),
-    ],
-)
-def test_outcome_is_against_what_was_expected(state, row, strict, seen):
-    assert outcome(verdict(state), row, strict=strict) == seen
-
-
-def verdict_text(judged):
-    return "\n".join(text for text, _ in verdict_lines(judged))
-
-
-def test_verdicts_are_grouped_by_claim_and_counted():
-    judged = [
-        (verdict(State.FAILS, "table-1-batch-fits"), EXPECTED_TO_FAIL),
-        (verdict(State.PASSES), EXPECTED_TO_HOLD),
-        (verdict(State.PASSES, "a-claim-of-mine", "opt-2.7b"), None),
-        (verdict(State.INCONCLUSIVE, subject="opt-2.7b"), EXPECTED_TO_HOLD),
-    ]
-    lines = [" ".join(line.split()) for line in verdict_text(judged).splitlines()]
-    assert lines[0].startswith("throughput-plateau: Throughput reaches a plateau")
-    assert lines[1:3] == ["passes opt-1.3b because", "inconclusive opt-2.7b because"]
-    assert lines[3].startswith("table-1-batch-fits: ") and lines[4] == "fails, as expected opt-1.3b because"
-    assert lines[5:] == [
-        "a-claim-of-mine",
-        "passes opt-2.7b because",
-        "4 verdicts: 2 pass, 1 fail as expected, 1 inconclusive",
-    ]
-
-
-def test_what_may_go_either_way_fails_without_a_shout():
-    text = words(verdict_text([(verdict(State.FAILS, "marginal-after-128"), NOT_EXPECTED)]))
-    assert "fails opt-1.3b because" in text and text.endswith("1 verdict: either expected: 1 fail")
-
-
-def test_a_surprise_shouts_with_what_was_expected_and_why():
-    held = words(verdict_text([(verdict(State.PASSES, "table-1-batch-fits"), EXPECTED_TO_FAIL)]))
-    assert "PASSES, UNEXPECTED opt-1.3b because; the claims table expects that it fails: 238 fit" in held
-    failed = words(verdict_text([(verdict(State.FAILS), EXPECTED_TO_HOLD)]))
-    assert "FAILS opt-1.3b because; the claims table expects that it passes: raw results" in failed
-    assert words(verdict_text([(verdict(State.FAILS), None)])).endswith("because 1 verdict: 1 FAIL")
-
-
-def test_verdicts_have_colours():
-    judged = [(verdict(state), None) for state in (State.PASSES, State.FAILS, State.INCONCLUSIVE)]
-    assert [colour for _, colour in verdict_lines(judged)] == [None, "green", "red", "yellow", None]
-
-
-def test_no_verdict_at_all():
-    assert verdict_text([]) == "no claim was judged"
-    assert list(run_lines(Findings())) == []
+def test_a_run_without_results_has_no_tables():
+    assert list(tables(Findings())) == []
 
 
 def test_the_plateau_in_the_findings_is_by_the_tolerance_of_its_claim():
     curve = sweep()
-    judged = [(verdict(State.PASSES), ClaimRow("throughput-plateau", parameters={"tolerance": 0.75}))]
-    text = "\n".join(text for text, _ in run_lines(Findings(curves=[curve], judged=judged)))
+    judged = [
+        (
+            Verdict("throughput-plateau", "opt-1.3b", State.PASSES, "because"),
+            ClaimRow("throughput-plateau", parameters={"tolerance": 0.75}),
+        )
+    ]
+    text = "\n".join(text for text, _ in tables(Findings(curves=[curve], judged=judged)))
     assert "a doubling gains less than 75 %" in text and "batch: mean sequences of an engine step" in text

@@ -13,10 +13,14 @@ from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.report import text_table
+from pytest_slmserve.report import points, text_table
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.tables.run import run_lines, sweep_report
-from pytest_slmserve.report.tables.sensors import COLUMNS, SensedPoint, energy_report, legend, sensor_table, step_table
+from pytest_slmserve.report.points import SENSOR_LEGEND as LEGEND
+from pytest_slmserve.report.points import SENSORS, STEP, SensedPoint, step_rows
+from pytest_slmserve.report.points import sensor_legend as legend
+from pytest_slmserve.report.screen import tables
+from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.sweeps import energy_sections, sweep_section
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement
 
@@ -44,7 +48,6 @@ LIFELIKE = {
     "decode_tensor": 0.0321,
     "saturation_gap": 3.16,
 }
-LEGEND = {column.head: column.about for column in COLUMNS if column.about}
 
 
 def seen(concurrency: int = 8, **figures: object) -> Point:
@@ -53,6 +56,24 @@ def seen(concurrency: int = 8, **figures: object) -> Point:
 
 def sweep(**figures: object) -> Curve:
     return Curve(subject="opt-1.3b", points=tuple(seen(c, **figures) for c in BATCHES))
+
+
+def sweep_report(curve: Curve) -> str:
+    return section_text(sweep_section(curve, curve.subject, Findings()))
+
+
+def sensor_table(curve: Curve) -> str:
+    rows = points.sensor_table(curve).rows
+    return text_table.table(rows, SENSORS) if rows else ""
+
+
+def step_table(curve: Curve) -> str:
+    rows = step_rows(curve)
+    return text_table.table(rows, STEP) if rows else ""
+
+
+def energy_report(curves: list[Curve]) -> list[str]:
+    return list(map(section_text, energy_sections(curves)))
 
 
 def head(table: str) -> str:
@@ -84,8 +105,8 @@ def test_a_row_shows_the_figures_of_its_point():
 
 def test_the_table_fits_a_wide_terminal():
     widest = LIFELIKE | {"power_w": 1_234.0, "energy_per_token_j": 123.4, "own_cores": 127.9, "power_capped": 1.0}
-    points = seen(1024, **widest), replace(seen(1), degraded=("slow",))
-    table = text_table.table([SensedPoint(each, host_speed=1.0) for each in points], COLUMNS)
+    widely = seen(1024, **widest), replace(seen(1), degraded=("slow",))
+    table = text_table.table([SensedPoint(each, host_speed=1.0) for each in widely], SENSORS)
     assert 120 < max(map(len, table.splitlines())) <= 150
 
 
@@ -103,7 +124,7 @@ def test_a_column_that_one_load_has_is_shown_with_a_dash_for_the_others():
 def test_without_sensors_there_is_no_table(figures):
     """What shapes say alone needs no table of sensors."""
     curve = sweep(**figures)
-    assert sensor_table(curve) == legend([curve]) == "" and list(energy_report([curve])) == []
+    assert sensor_table(curve) == legend([curve]) == "" and (energy_report([curve])) == []
     text = sweep_report(curve)
     assert "sensors" not in text and "power" not in text
 
@@ -134,7 +155,7 @@ def test_the_legend_is_of_the_columns_shown():
 
 def test_the_report_of_a_run_has_tables_and_legend_in_this_order():
     curve = sweep(**LIFELIKE)
-    text = "\n".join(text for text, _ in run_lines(Findings(curves=[curve])))
+    text = "\n".join(text for text, _ in tables(Findings(curves=[curve])))
     places = [text.index(words) for words in ("Pareto  valid", "util %", "saturation law", "GPU util: time in which")]
     assert places == sorted(places)
     assert max(len(line) for line in text.splitlines()) <= 150
@@ -171,7 +192,7 @@ def test_a_table_for_each_power_limit():
         spent("opt-2.7b", 128, 0.09),
         spent("opt-6.7b", 64, 0.2, limit=None),
     ]
-    texts = list(energy_report(curves))
+    texts = energy_report(curves)
     assert [text.splitlines()[0].partition("under ")[2] for text in texts] == [
         "a power limit of 700 W",
         "a power limit of 500 W",
@@ -197,7 +218,7 @@ def test_repeats_under_two_limits_are_under_no_known_one():
 
 def test_records_without_sensors_have_no_table():
     curve = curve_of("opt-1.3b", [measurement(c, law(c), repeat=i) for c in BATCHES for i in range(2)])
-    assert sensor_table(curve) == "" and list(energy_report([curve])) == []
+    assert sensor_table(curve) == "" and (energy_report([curve])) == []
 
 
 def test_records_with_sensors_have_one():
@@ -228,7 +249,7 @@ def test_the_speed_of_the_host_is_shown_beside_each_load():
 def test_the_speed_of_the_host_is_relative_to_its_best_in_the_whole_run():
     curves = [curve_of(model, [slower(c, ms, model) for c in (1, 2, 4)]) for model, ms in (("a", 4.0), ("b", 8.0))]
     [first, second] = [
-        text for text, _ in run_lines(Findings(curves=curves)) if "in flight" in text and "batch:" not in text
+        text for text, _ in tables(Findings(curves=curves)) if "in flight" in text and "batch:" not in text
     ][:2]
     assert " 100.0 " in first and " 50.0 " in second.split("wait")[1]
 
@@ -250,7 +271,7 @@ def test_parts_of_a_step_agree_with_the_sensors_beside_them():
 def test_parts_of_a_step_are_told_with_their_legend():
     made = curve_of("opt-1.3b", [measurement(load, 100.0, environment=H200) for load in (1, 2)])
     assert head(step_table(made)) == "in flight|step ms|weights %|KV %|kernels and host %"
-    assert "Parts of a step: weights" in "".join(text for text, _ in run_lines(Findings(curves=[made])))
+    assert "Parts of a step: weights" in "".join(text for text, _ in tables(Findings(curves=[made])))
     unknown = curve_of("opt-1.3b", [measurement(1, 100.0, environment=replace(H200, gpu_name="another"))])
     assert step_table(unknown) == ""
-    assert "Parts of a step" not in "".join(text for text, _ in run_lines(Findings(curves=[unknown])))
+    assert "Parts of a step" not in "".join(text for text, _ in tables(Findings(curves=[unknown])))

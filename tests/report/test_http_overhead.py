@@ -12,7 +12,8 @@ from pytest_slmserve.analysis.compare.deployments import at_both_interfaces
 from pytest_slmserve.analysis.metrics.window import window_steps
 from pytest_slmserve.analysis.sweep.curve import curve_of, labels
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.tables.run import interfaces_report
+from pytest_slmserve.report.deployments import interfaces_sections
+from pytest_slmserve.report.section import section_text
 
 LOADS = (4, 8, 16)
 
@@ -45,7 +46,7 @@ def test_front_ends_are_no_matter_of_the_engine_and_are_named():
     assert [interfaces.loads[0].ratio.value for interfaces in at_both_interfaces(curves)] == pytest.approx(
         [1.0, 1.2], rel=0.02
     )
-    text = "\n".join(interfaces_report(curves))
+    text = "\n".join(map(section_text, interfaces_sections(curves)))
     assert "opt-1.3b through the server beside" in text
     assert "opt-1.3b through the server with 4 front ends beside" in text
     assert labels(curves) == [
@@ -75,7 +76,7 @@ def test_another_environment_another_model_and_one_interface_alone_are_no_compar
     assert at_both_interfaces([curve(), curve("server", model="opt-2.7b")]) == []
     assert at_both_interfaces([curve(), curve("server", environment=replace(H200, cores=8))]) == []
     assert at_both_interfaces([curve(loads=(4,)), curve("server", loads=(8,))]) == []
-    assert [*interfaces_report([curve()])] == []
+    assert [*interfaces_sections([curve()])] == []
 
 
 def test_a_report_of_both_archives_has_the_table(tmp_path, capsys):

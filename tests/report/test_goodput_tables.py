@@ -6,9 +6,14 @@ from strategies import measurement
 
 from pytest_slmserve.analysis.metrics.latency import Slo
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.report.tables.jobs import slo_report
+from pytest_slmserve.report.loads import goodput_parts
+from pytest_slmserve.report.section import Section, section_text
 
 SLO = Slo(ttft_s=10, e2e_s=0.5)  # 8 in flight at 1,000 tokens/s take 0.256 s for 32 tokens
+
+
+def slo_report(curve: Curve, slo: Slo) -> str:
+    return section_text(Section("", goodput_parts(curve, slo)))
 
 
 def rows(text: str) -> list[list[str]]:

@@ -1,19 +1,28 @@
-"""Throughput of several engines on one device: a row for each set, below one engine alone under that load."""
+"""Sections of deployments: replicas on one device, engines on several GPUs, and the server beside the engine."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import get_args
 
-from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus, speedup
-from pytest_slmserve.analysis.device.gpu_figures import GpuMemory, figures_of_each_gpu, memory_in_use
+from pytest_slmserve.analysis.compare.deployments import (
+    AtBothInterfaces,
+    Deployment,
+    at_both_interfaces,
+    deployments,
+    on_several_gpus,
+    speedup,
+)
+from pytest_slmserve.analysis.device.gpu_figures import figures_of_each_gpu
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
 from pytest_slmserve.analysis.stats.estimates import Interval, grouped
-from pytest_slmserve.analysis.sweep.curve import Curve, labels
-from pytest_slmserve.report.tables.findings import reasons, served_on, valid_cell
+from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
+from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.points import MEMORY, MemoryRow, memory_rows, reasons, served_on, valid_cell
+from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
@@ -21,17 +30,15 @@ from pytest_slmserve.report.text_table import (
     change_interval,
     counted,
     figure,
-    gib,
     hanging,
     hundredths,
     milliseconds,
-    table,
     whole,
 )
 from pytest_slmserve.schema.errors import Sharing
 
 SHARINGS = get_args(Sharing)
-LEGEND = (
+REPLICAS_LEGEND = (
     "in flight: in all engines. tokens: of all, over the span that their windows have in common, or whole convoys of "
     "requests that start together; sum: of each over its own window, where that differs. gain: over one engine on the "
     "same host under the same load. E2E: the largest of the replicas' means, and the 99th percentile of all requests. "
@@ -42,16 +49,23 @@ MEMORY_LEGEND = (
     "activations, captured graphs, contexts, of which engine is not known. free: with what the driver keeps. other and "
     "unused: no sensor tells them apart."
 )
+MEMORY_TITLE = "Memory of the GPU by engine"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Row of the tables. gain: over one engine alone, None where that is not known."""
+    """Row of the tables of replicas. gain: over one engine, None if that is not known."""
 
     engines: str
     sharing: str
     served: Point | ReplicaPoint
     gain: Interval | None = None
+
+
+def _other_sum(served: Point | ReplicaPoint) -> str:
+    """Return the paper's sum, if it is another number to the digits shown."""
+    text = figure(getattr(served, "sum_tokens_per_s", None), 4)
+    return ABSENT if text == figure(served.output_tokens_per_s, 4) else text
 
 
 NAMES: tuple[Column[Entry], ...] = (
@@ -81,83 +95,40 @@ SENSED: tuple[Column[Entry], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRow:
-    """A set of engines with the most that their GPUs had in use under any load."""
-
-    engines: str
-    sharing: str
-    memory: GpuMemory
-
-    @property
-    def kv_gib(self) -> str:
-        return _each([engine.kv_bytes for engine in self.memory.engines])
-
-
-MEMORY: tuple[Column[MemoryRow], ...] = (
-    Column("\nengines", lambda r: r.engines, "left"),
-    Column("\nsharing", lambda r: r.sharing, "left"),
-    Column("weights\nGiB each", lambda r: _each([engine.weight_bytes for engine in r.memory.engines])),
-    Column("KV cache\nGiB each", lambda r: r.kv_gib),
-    Column("other\nGiB", lambda r: gib(r.memory.other_bytes)),
-    Column("free\nGiB", lambda r: ABSENT if r.memory.used_bytes is None else gib(r.memory.left_bytes)),
-    Column("other and\nunused GiB", lambda r: gib(r.memory.left_bytes) if r.memory.used_bytes is None else ABSENT),
-    Column("of\nGiB", lambda r: gib(r.memory.total_bytes)),
-)
-
-
-def _each(sizes: Sequence[int]) -> str:
-    """Sizes in GiB, one of them where all are alike: "2.45", "0.234 + 2.45" """
-    return " + ".join(dict.fromkeys(map(gib, sizes)) if len(set(sizes)) == 1 else map(gib, sizes))
-
-
-def replica_report(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[str]:
-    """Tables of throughput, sensor values and memory for each kind of host, then a legend; nothing without measured
-    replicas. One model's rows are together; sets of different models come last."""
-    used: list[MemoryRow] = []
-    for title, points, entries in replicas_by_host(curves, shared):
-        sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
-        pieces = [title, "", table(entries, (*NAMES, *SERVED)), *_remarks(points, curves)]
-        pieces += ["", table(sensed, (*NAMES, *SENSED))] if sensed else []
-        used += (there := memory_rows(entries))
-        pieces += ["", table(there, MEMORY)] if there else []
-        yield "\n".join(pieces)
-    if shared:
-        yield hanging(LEGEND, 0)
-    if used:
-        yield hanging(MEMORY_LEGEND, 0)
-
-
-def replicas_by_host(
-    curves: Sequence[Curve], shared: Sequence[ReplicaPoint]
-) -> Iterator[tuple[str, list[ReplicaPoint], list[Entry]]]:
-    """Title, points and rows of the table of each kind of host."""
+def replica_sections(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[Section | Legend]:
+    """Yield throughput, sensor values and memory of replicas for each kind of host, then how to read the tables. Rows
+    of one model are together, and sets of different models come last."""
+    any_memory = False
     for points in grouped(shared, lambda p: p.environment.per_gpu_key).values():
-        models = grouped(points, lambda p: p.model or p.models).values()
-        alike, where = sorted(models, key=lambda alike: not alike[0].model), points[0].environment
+        where = points[0].environment
         place = "" if any(point.sharing == "gpus" for point in points) else " on one device"
         title = f"Replicas{place}: {served_on(where)}"
         if where.platform == "remote":
             title = f"Replicas at URLs of their own, the first at {where.url}: what they share is not known"
-        yield title, points, [entry for each in alike for entry in _entries(each, curves)]
+        models = sorted(grouped(points, lambda p: p.model or p.models).values(), key=lambda alike: not alike[0].model)
+        entries = [entry for alike in models for entry in _entries(alike, curves)]
+        sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
+        memory = memory_rows((e.engines, e.sharing, e.served) for e in entries)
+        any_memory = any_memory or bool(memory)
+        parts: list[Part] = [Table(entries, (*NAMES, *SERVED), caption="Throughput"), *_remarks(points, curves)]
+        parts += [Table(sensed, (*NAMES, *SENSED), caption="Sensors"), Table(memory, MEMORY, caption=MEMORY_TITLE)]
+        yield Section(title, parts, charts=partial(_replica_charts, entries, memory))
+    if shared:
+        yield Legend(REPLICAS_LEGEND)
+    if any_memory:
+        yield Legend(MEMORY_LEGEND)
 
 
-def memory_rows(entries: Sequence[Entry]) -> list[MemoryRow]:
-    """A row for each set of engines whose parts are known, whatever its load; those whose caches differ stay apart."""
-    rows = [MemoryRow(e.engines, e.sharing, memory) for e in entries if (memory := memory_in_use(e.served.used))]
-    alike = grouped(rows, lambda row: (row.engines, row.sharing, row.memory.engines, row.memory.total_bytes))
-    return [max(each, key=lambda row: row.memory.used_bytes or 0) for each in alike.values()]
-
-
-def memory_names(rows: Sequence[MemoryRow]) -> list[str]:
-    """Names of the rows, with their KV cache where it tells two apart."""
-    names = [f"{row.engines}, {row.sharing}" for row in rows]
-    often = Counter(names)
-    return [f"{name}, KV {row.kv_gib} GiB" if often[name] > 1 else name for name, row in zip(names, rows)]
+def _replica_charts(entries: Sequence[Entry], memory: Sequence[MemoryRow]) -> Iterator[Chart]:
+    """Yield the gains over one engine, and the memory of each engine."""
+    gains = [(f"{e.engines}, {e.sharing}, {e.served.concurrency} in flight", e.gain) for e in entries if e.gain]
+    note = "Bars: 95 % interval. Upright line: one engine alone."
+    yield Chart("Gain over one engine", charts.gain_chart(gains), note)
+    yield Chart(MEMORY_TITLE, charts.memory(memory), MEMORY_LEGEND)
 
 
 def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
-    """Rows of one model, or one set of them: under each load one engine alone first, where it was measured."""
+    """Yield rows of one model, or of one set of models: for each load first one engine, if it was measured."""
 
     def place(point: ReplicaPoint) -> tuple[int, bool, int, int]:
         return SHARINGS.index(point.sharing), point.pinned, point.thread_percentage or 0, point.count
@@ -172,49 +143,42 @@ def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
 
 
 def alone_at(shared: ReplicaPoint, curves: Sequence[Curve]) -> Point | None:
-    """One engine under the load of all the replicas, where it was measured on their host and is valid."""
+    """Return one engine under the load of all the replicas, if it was measured on their host and is valid."""
     found = (curve.one_engine(shared.concurrency, shared) for curve in curves if shared in curve.shared)
     return next((point for point in found if point), None)
 
 
 def deployed(point: ReplicaPoint) -> str:
+    """Return how replicas share the device: "mps, pinned, 50 %"."""
     part = f", {point.thread_percentage} %" if point.thread_percentage else ""
     return f"{point.sharing}{', pinned' if point.pinned else ''}{part}"
 
 
-def _other_sum(served: Point | ReplicaPoint) -> str:
-    """The paper's sum, where it is another number to the digits shown."""
-    text = figure(getattr(served, "sum_tokens_per_s", None), 4)
-    return ABSENT if text == figure(served.output_tokens_per_s, 4) else text
-
-
 def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[str]:
+    """Yield lines on replicas that are not valid throughout, and of different models how much faster than one model
+    after the other they are."""
     for point in points:
-        name = f"{engines(point.models)}, {deployed(point)}, {point.concurrency} in flight"
+        name = f"{engines(point.models)}, {deployed(point)}"
         used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
-        yield from reasons(point, name, used)
-        if point.model is None and (text := _one_by_one(point, curves)):
-            yield hanging(f"{engines(point.models)}, {deployed(point)}: {text}", 2)
-
-
-def _one_by_one(point: ReplicaPoint, curves: Sequence[Curve]) -> str:
-    """Throughput of different models together in units of what each serves alone, as text; empty where unknown."""
-    own = [_rate_alone(model, load, point, curves) for model, load in zip(point.models, point.loads)]
-    together = system_throughput(point, [rate or 0.0 for rate in own])
-    if together is None:
-        return ""
-    each = ", ".join(f"{m} {figure(rate, 4)} tokens/s" for m, rate in zip(point.models, point.each_tokens_per_s))
-    return f"{each}; {figure(together)} times what serving one after the other would give"
-
-
-def _rate_alone(model: str, load: int, beside: ReplicaPoint, curves: Sequence[Curve]) -> float | None:
-    """Output tokens/s of one engine alone, on the same kind of host and with the same requests."""
-    here = (model, beside.environment.per_gpu_key, beside.ramp_up)
-    alike = (
-        c for c in curves if c.environment and c.load and (c.subject, c.environment.per_gpu_key, c.load.ramp_up) == here
-    )
-    mine = (c for c in alike if beside.workload is None or (c.workload and c.workload.hash == beside.workload))
-    return next((point.output_tokens_per_s for c in mine if (point := c.one_engine(load, beside))), None)
+        yield from reasons(point, f"{name}, {point.concurrency} in flight", used)
+        if point.model is not None:
+            continue
+        alone = []  # output tokens/s of one engine of each model, on the same kind of host and with the same requests
+        for model, load in zip(point.models, point.loads):
+            wanted = (model, point.environment.per_gpu_key, point.ramp_up)
+            found = [
+                c.one_engine(load, point)
+                for c in curves
+                if c.environment and c.load and (c.subject, c.environment.per_gpu_key, c.load.ramp_up) == wanted
+                if point.workload is None or (c.workload and c.workload.hash == point.workload)
+            ]
+            alone.append(next((one.output_tokens_per_s or 0.0 for one in found if one), 0.0))
+        together = system_throughput(point, alone)
+        if together is not None:
+            each = ", ".join(
+                f"{m} {figure(rate, 4)} tokens/s" for m, rate in zip(point.models, point.each_tokens_per_s)
+            )
+            yield f"{name}: {each}; {figure(together)} times what serving one after the other would give"
 
 
 # What one may wish of a deployment, in words, and its unit.
@@ -230,44 +194,52 @@ SEVERAL_GPUS_LEGEND = (
 )
 
 
-def gpus_report(curves: Sequence[Curve]) -> Iterator[str]:
-    """A table for each model that was served on several GPUs, what to deploy by it, and how to read it."""
+def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
+    """Yield the deployments of each model that was served on several GPUs and which of them to choose, then how to read
+    the tables."""
     each = ((curve, deployments(curve)) for curve in curves if on_several_gpus(curve))
     shown = [(curve, found) for curve, found in each if any(one.gpus > 1 for one in found)]
-    names = labels([curve for curve, _ in shown])
-    yield from (_of_model(name, curve, found) for name, (curve, found) in zip(names, shown))
+    for name, (curve, found) in zip(labels([curve for curve, _ in shown]), shown):
+        waiting = (
+            f"{one.concurrency} in flight do not fit into the KV memory of {counted(one.gpus, 'GPU')}: "
+            f"{figure(one.served.batch)} ran at once, the others waited. What more GPUs gain there is memory, not speed"
+            for one in found
+            if not one.fits and isinstance(one.served, Point)
+        )
+        parts: list[Part] = [Table(found, _deployment_columns(curve, found), caption="Deployments"), *waiting]
+        for wide in curve.wider:  # power and activity of each GPU under the largest load
+            largest = wide.valid[-1] if wide.valid and wide.spec else None
+            last = next((m for m in wide.trusted if largest and m.id in largest.records), None)
+            gpus = figures_of_each_gpu(last.run) if last else ()
+            if largest and wide.spec and any(gpu.power_w is not None for gpu in gpus):
+                told = (
+                    f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
+                    for i, g in enumerate(gpus)
+                )
+                width = wide.spec.tensor_parallel_size
+                parts.append(f"TP {width}, {largest.concurrency} in flight: {'; '.join(told)}")
+        yield Section(f"{name} on several GPUs: {served_on(curve.environment)}", [*parts, *_answers(curve, found)])
     if shown:
-        yield hanging(SEVERAL_GPUS_LEGEND, 0)
+        yield Legend(SEVERAL_GPUS_LEGEND)
 
 
 def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
-    """Advice on deployments over several GPUs, by each model's measurements there; nothing without a choice."""
+    """Yield which deployment over several GPUs to choose, by each model's measurements; nothing without a choice."""
     for curve in curves:
         if on_several_gpus(curve):
             for text in _answers(curve, deployments(curve)):
                 yield hanging(f"{curve.subject} on {text}", 2)
 
 
-def _of_model(name: str, curve: Curve, found: Sequence[Deployment]) -> str:
-    waiting = [
-        f"{one.concurrency} in flight do not fit into the KV memory of {counted(one.gpus, 'GPU')}: "
-        f"{figure(one.served.batch)} ran at once, the others waited. What more GPUs gain there is memory, not speed"
-        for one in found
-        if not one.fits and isinstance(one.served, Point)
-    ]
-    said = [hanging(text, 2) for text in (*waiting, *_each_gpu(curve), *_answers(curve, found))]
-    return "\n".join([f"{name} on several GPUs: {served_on(curve.environment)}", "", _table(curve, found), *said])
-
-
-def _table(curve: Curve, found: Sequence[Deployment]) -> str:
-    """A row for each deployment, its gain over one engine on the fewest GPUs under the same load."""
+def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Column[Deployment], ...]:
+    """Return the columns of deployments. Gains are over one engine on the fewest GPUs under the same load."""
     base = {one.concurrency: one for one in reversed(found) if one.sharing is None}
 
     def gain(one: Deployment) -> Interval | None:
         first = base.get(one.concurrency, one)
         return None if first is one else speedup(first, one)
 
-    columns: tuple[Column[Deployment], ...] = (
+    return (
         Column("in\nflight", lambda one: str(one.concurrency)),
         Column("\nGPUs", lambda one: str(one.gpus)),
         Column("\ndeployment", deployment_name, "left"),
@@ -285,11 +257,10 @@ def _table(curve: Curve, found: Sequence[Deployment]) -> str:
         Column("J/\nrequest", lambda one: figure(joules_per_request(curve, one)), rank=2),
         Column("\nvalid", lambda one: valid_cell(one.served), "left"),
     )
-    return table(found, columns)
 
 
 def deployment_name(one: Deployment) -> str:
-    """ "one engine", "one engine, TP 2", "2 replicas, a GPU each", "2 replicas, mps" """
+    """Return "one engine", "one engine, TP 2", "2 replicas, a GPU each" or "2 replicas, mps"."""
     parallel = "" if one.tensor_parallel_size == 1 else f", TP {one.tensor_parallel_size}"
     if one.sharing is None:
         return f"one engine{parallel}"
@@ -298,32 +269,18 @@ def deployment_name(one: Deployment) -> str:
 
 
 def requests_per_s(curve: Curve, one: Deployment) -> float | None:
+    """Return requests/s of a deployment, by the mean output tokens of a request."""
     return one.tokens_per_s / curve.workload.mean_output_tokens if curve.workload else None
 
 
 def joules_per_request(curve: Curve, one: Deployment) -> float | None:
+    """Return joules per request of a deployment, by the mean output tokens of a request."""
     per_token = one.served.energy_per_token_j
     return None if per_token is None or curve.workload is None else per_token * curve.workload.mean_output_tokens
 
 
-def _each_gpu(curve: Curve) -> Iterator[str]:
-    """Power and activity of each GPU at the largest load of each engine over several GPUs."""
-    for wide in curve.wider:
-        if not wide.valid or wide.spec is None:
-            continue
-        largest = wide.valid[-1]
-        last = next((m for m in wide.trusted if m.id in largest.records), None)
-        each = figures_of_each_gpu(last.run) if last else ()
-        if any(gpu.power_w is not None for gpu in each):
-            told = (
-                f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
-                for i, g in enumerate(each)
-            )
-            yield f"TP {wide.spec.tensor_parallel_size}, {largest.concurrency} in flight: {'; '.join(told)}"
-
-
 def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
-    """The best deployment for each number of GPUs and each of three wishes, where there was a choice."""
+    """Yield the best deployment for each number of GPUs and each of three wishes, if there was a choice."""
     for gpus, load, best in best_on_several(curve, found):
         wishes = [
             f"{WISHES[wish][0]}: {deployment_name(one)} ({figure(value)}{WISHES[wish][1]})"
@@ -335,7 +292,8 @@ def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
 def best_on_several(
     curve: Curve, found: Sequence[Deployment]
 ) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
-    """The best deployment by each wish whose value is known of all, per number of GPUs and load with a choice."""
+    """Yield the best deployment by each wish whose value is known of all, for each number of GPUs and load with a
+    choice."""
     by_gpus = sorted((one for one in found if one.gpus > 1), key=lambda one: (one.gpus, one.concurrency))
     for (gpus, load), under in groupby(by_gpus, key=lambda one: (one.gpus, one.concurrency)):
         choices = list(under)
@@ -352,3 +310,41 @@ def best_on_several(
             if len(known) == len(choices):
                 best[wish] = choices[min(known)[1]], min(known)[0]
         yield gpus, load, best
+
+
+INTERFACES_LEGEND = (
+    "Interfaces: the same engine, requests and load, without HTTP and through the server. change: of output tokens/s. "
+    "prompt steps: steps that processed a prompt: the fewer there are, the more prompts came together. own "
+    "cores: CPU time of engine, server and client per second. A launch has luck of its own, so what one launch of each "
+    "interface shows is of these launches."
+)
+INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
+    Column("in\nflight", lambda at: str(at.concurrency)),
+    Column("tokens/s\nengine", lambda at: figure(at.engine.output_tokens_per_s, 4)),
+    Column("tokens/s\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
+    Column("change\n%", lambda at: change(at.ratio)),
+    Column("95 %\n", lambda at: change_interval(at.ratio), rank=1),
+    Column("TTFT ms\nengine", lambda at: milliseconds(at.engine.ttft_s), rank=2),
+    Column("TTFT ms\nserver", lambda at: milliseconds(at.server.ttft_s), rank=2),
+    Column("TPOT ms\nengine", lambda at: milliseconds(at.engine.tpot_s), rank=3),
+    Column("TPOT ms\nserver", lambda at: milliseconds(at.server.tpot_s), rank=3),
+    Column("step ms\nengine", lambda at: milliseconds(at.engine.step_s), rank=5),
+    Column("step ms\nserver", lambda at: milliseconds(at.server.step_s), rank=5),
+    Column("prompt steps\n% engine", lambda at: hundredths(at.prompt_steps[0]), rank=6),
+    Column("prompt steps\n% server", lambda at: hundredths(at.prompt_steps[1]), rank=6),
+    Column("own cores\nengine", lambda at: figure(at.engine.own_cores), rank=4),
+    Column("own cores\nserver", lambda at: figure(at.server.own_cores), rank=4),
+)
+
+
+def interfaces_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
+    """Yield each model that was measured through both interfaces, load by load, then how to read the tables."""
+    found = at_both_interfaces(curves)
+    for each in found:
+        server = each.server
+        launches = " and ".join(counted(len(curve.resolved), "launch") for curve in (each.engine, server))
+        through = f"{server.subject} through the server{front_ends(server.spec)} beside the engine"
+        title = f"{through}: {served_on(server.environment)}, {launches}"
+        yield Section(title, [Table(each.loads, INTERFACES, caption=through)])
+    if found:
+        yield Legend(INTERFACES_LEGEND)

@@ -6,8 +6,17 @@ import pytest
 from strategies import H200, law, measurement, noisy_curve, point
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, labels
-from pytest_slmserve.report.tables.findings import amount, findings, hosts, relative_range, remark, skip_note
-from pytest_slmserve.report.tables.run import sweep_report
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.sweeps import (
+    amount,
+    findings,
+    hosts,
+    relative_range,
+    remark,
+    skip_note,
+    sweep_section,
+)
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import GIB
@@ -270,7 +279,7 @@ def test_predictions_stand_below_the_table_and_in_the_reason_of_a_skip():
     assert skip_note(LAWFUL, 512).startswith(
         "not needed: the adaptive sweep found the plateau without it; predicted: 9,1"
     )
-    assert remark(LAWFUL) in words(sweep_report(LAWFUL))
+    assert remark(LAWFUL) in words(section_text(sweep_section(LAWFUL, "opt-1.3b", Findings())))
 
 
 def test_where_the_law_does_not_describe_the_curve_there_are_none():

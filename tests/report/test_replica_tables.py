@@ -16,14 +16,9 @@ from pytest_slmserve.analysis.device.gpu_figures import EngineMemory, GpuMemory
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.report.tables.replicas import (
-    LEGEND,
-    MEMORY_LEGEND,
-    MemoryRow,
-    alone_at,
-    memory_names,
-    replica_report,
-)
+from pytest_slmserve.report.deployments import MEMORY_LEGEND, REPLICAS_LEGEND, alone_at, replica_sections
+from pytest_slmserve.report.points import MemoryRow, memory_names
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import hanging, layout
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.specs import GIB
@@ -53,7 +48,7 @@ def curve(
 
 def text_of(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> str:
     """Pieces stand apart, as in the report."""
-    return "\n\n".join(replica_report(curves, shared))
+    return "\n\n".join(map(section_text, replica_sections(curves, shared)))
 
 
 def report(*curves: Curve, others: tuple[ReplicaPoint, ...] = ()) -> str:
@@ -289,7 +284,7 @@ def test_two_kinds_of_hosts_are_two_tables_however_their_runs_follow_each_other(
         ["-", "-10.0", "-10.0"],
         ["-", "+80.0", "+80.0"],
     ]
-    assert text.count(LEGEND[:40]) == 1, "how to read them is told once"
+    assert text.count(REPLICAS_LEGEND[:40]) == 1, "how to read them is told once"
 
 
 def test_the_widest_that_can_be_expected_fits_a_terminal():
@@ -312,7 +307,7 @@ def test_the_widest_that_can_be_expected_fits_a_terminal():
 
 
 def test_nothing_is_said_where_there_are_no_replicas():
-    assert list(replica_report([curve()], [])) == [] == list(replica_report([], []))
+    assert list(replica_sections([curve()], [])) == [] == list(replica_sections([], []))
 
 
 @in_checkout

@@ -1,0 +1,85 @@
+"""Advice that is put to use: an engine with the limits that `slmserve advise` recommends serves what was predicted.
+
+The advice on a model rests on its sweep, which the points below measure, or --slm-resume has.
+"""
+
+import pytest
+
+from pytest_slmserve.analysis.advice.verification import (
+    KV_BLOCKS,
+    LATENCY,
+    THROUGHPUT,
+    UNPREEMPTED,
+    gain_within_bound,
+    recommended_engine,
+    verified,
+)
+from pytest_slmserve.analysis.verdict import Inconclusive
+from pytest_slmserve.engines.replicas.replica_set import cannot_share
+from pytest_slmserve.plugin.measuring import SharedEngines
+from pytest_slmserve.run.advice import advice_of
+from pytest_slmserve.schema.specs import ReplicaSpec
+
+pytestmark = pytest.mark.slm_suite("all")
+
+SLO = "2x@32"  # at most twice the time per output token at 32 in flight
+EFFICIENCY = 0.1
+REPEATS = 2  # without repeats no noise is known
+
+
+@pytest.fixture
+def slm_spec(slm_session, slm_model):
+    """The engine of the sweep, with the limits that are advised, if a batch is advised."""
+    spec = slm_session.planner.spec(slm_model)
+    try:
+        advice = advice_of(slm_session, slm_model, SLO, EFFICIENCY)
+    except Inconclusive:  # which the test says
+        return spec
+    return recommended_engine(advice, spec, advice.batch) if advice.batch else spec
+
+
+@pytest.fixture
+def advise(slm_advice):
+    """Function that returns the advice on the model, and skips the test if no batch is advised."""
+
+    def advised():
+        advice = slm_advice(SLO, efficiency=EFFICIENCY)
+        if advice.batch is None:
+            pytest.skip(advice.decision.reason or "the memory of the GPU does not hold one request")
+        return advice
+
+    return advised
+
+
+def test_point(slm_point):
+    """It is measured, and every measurement of it can be trusted."""
+    assert slm_point.measure()
+
+
+@pytest.mark.slm(needs="own-engine")
+@pytest.mark.parametrize("promise", [UNPREEMPTED, KV_BLOCKS, THROUGHPUT, LATENCY])
+def test_engine_serves_what_was_predicted(slm_session, slm_spec, slm_measure, advise, promise):
+    """It preempts no request and has the predicted KV blocks; throughput and latency are within 15 %."""
+    advice = advise()
+    slm_measure(concurrency=advice.batch, repeats=REPEATS)
+    found = [m for m in slm_session.results.measurements() if m.spec == slm_spec and not m.replica]
+    verdicts = {verdict.claim: verdict for verdict in verified(advice, slm_spec, found)}
+    if promise not in verdicts:
+        pytest.skip("the engine does not report its KV blocks, or the model's shape is not known")
+    assert verdicts[promise]
+
+
+@pytest.mark.slm(needs="own-engine")
+@pytest.mark.parametrize("sharing", ["time-slicing", "mps"])
+def test_gain_of_several_engines_is_within_its_bound(slm_session, slm_spec, slm_measure, advise, sharing):
+    """Several engines that share the GPU gain at most what one leaves unused, and 15 % more."""
+    advice = advise()
+    fit = advice.replicas
+    if fit is None or fit.advised == 1:
+        pytest.skip(f"one engine is advised: {fit.why if fit else 'the memory of the GPU is not known'}")
+    engines = ReplicaSpec((recommended_engine(advice, slm_spec, fit.each),) * fit.advised, sharing)
+    if why := cannot_share(engines, slm_session.host.device):
+        pytest.skip(why)
+    single = slm_measure(concurrency=advice.batch, repeats=REPEATS)
+    together = SharedEngines(slm_session, engines).measure(fit.advised * fit.each, repeats=REPEATS)
+    assert gain_within_bound(advice, single, together)

@@ -1,0 +1,263 @@
+"""Rows of points that tables and charts share: validity, sensors, parts of a step and memory."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeGuard
+
+from pytest_slmserve.analysis.device.gpu_figures import (
+    GpuMemory,
+    Place,
+    fastest_pieces,
+    host_speed,
+    memory_in_use,
+    probe_waiting,
+)
+from pytest_slmserve.analysis.metrics.roofline import StepParts, step_parts
+from pytest_slmserve.analysis.metrics.validity import CheckResult
+from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
+from pytest_slmserve.analysis.stats.estimates import grouped
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.report.section import Table
+from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hundredths, milliseconds, telling
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import Load, OpenLoop
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import short_hash
+
+AnyPoint = Point | ReplicaPoint | JobPoint
+
+
+def served_on(where: Environment | None) -> str:
+    """Return the device or the URL, and the release of vLLM."""
+    device = where and (where.url or where.gpu_name or where.cpu or where.platform)
+    vllm = f", vLLM {where.vllm}" if where and where.vllm else ""
+    return f"{device or 'unknown device'}{vllm}"
+
+
+def valid_cell(point: AnyPoint) -> str:
+    """Return how far a point is valid. partly: some repeats were left out. degraded: each repeat that is left has a
+    degradation. noisy: the host was disturbed; all repeats count."""
+    if not point.valid:
+        return "NO"
+    if point.degraded:
+        return "degraded"
+    return "partly" if point.left_out else "noisy" if point.noise else "yes"
+
+
+def lines_of(found: CheckResult, name: str = "") -> list[str]:
+    """Return a line for each finding on one measurement, the worst first. name: begins each of them."""
+    kinds = zip(("INVALID", "degraded", "noisy"), found[:3], strict=True)
+    return [f"{kind}: {name}{text}" for kind, texts in kinds for text in texts]
+
+
+def reasons(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
+    """Yield a line on what was left out, on degradations and on noise. used: how many repeats count."""
+    if point.left_out or not point.valid:
+        kind = "left out" if point.valid else "INVALID"
+        yield ": ".join([f"{kind}: {name}", *filter(None, (used, "; ".join(point.problems)))])
+    if point.degraded:
+        yield f"degraded: {name}: {'; '.join(point.degraded)}"
+    if point.noise:
+        yield f"noisy, kept: {name}: {first_of_each_kind(point.noise)}"
+
+
+def first_of_each_kind(texts: Sequence[str]) -> str:
+    """Return the first of the texts that differ only in their figures, and how many more there are, for each kind."""
+    kinds = grouped(texts, reason_kind).values()
+    return "; ".join(f"{first}{f', and {len(more)} more like it' if more else ''}" for first, *more in kinds)
+
+
+def reason_kind(text: str) -> str:
+    """Return a reason without its figures."""
+    return re.split(r":| [-+.\d]+ ", text, maxsplit=1)[0]
+
+
+def is_windowed(load: Load) -> TypeGuard[OpenLoop]:
+    """Return whether a load is an open loop whose window is judged."""
+    return isinstance(load, OpenLoop) and load.requests is None
+
+
+def offered_rate(m: Measurement) -> float:
+    """Return the requested rate of an open loop in requests/s. The rate of its schedule is random."""
+    assert isinstance(m.load, OpenLoop)
+    return m.load.rate
+
+
+def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
+    """Return the open loops among these: each ramp as a series of its own, and loads that differ only in their rate as
+    one series, by rate."""
+
+    def alike(m: Measurement) -> str:
+        assert isinstance(m.load, OpenLoop)
+        requests = asdict(replace(m.workload.spec, requests=1))
+        process, timing = m.load.arrivals.partition(",")[0], (m.load.settle_s, m.load.window_s)
+        return m.id if m.load.steps else short_hash([m.spec.key, requests, m.environment.key, process, *timing])
+
+    groups = grouped((m for m in measurements if is_windowed(m.load)), alike)
+    return [sorted(group, key=offered_rate) for group in groups.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class SensedPoint:
+    """A point with values of sensors. host_speed: relative to the fastest known of its host."""
+
+    point: Point
+    host_speed: float | None = None
+
+
+def _share(head: str, name: str, rank: int) -> Column[SensedPoint]:
+    """Return the column of a field that is a share, in per cent."""
+    return Column(head, lambda at: hundredths(getattr(at.point, name)), rank=rank)
+
+
+SENSORS: tuple[Column[SensedPoint], ...] = (
+    Column("in\nflight", lambda at: str(at.point.concurrency)),
+    _share("GPU\nutil %", "gpu_util", 7),
+    _share("busy\n%", "engine_active", 3),
+    _share("SM %\nmean", "sm_active", 1),
+    _share("SM %\nmax", "sm_active_max", 9),
+    _share("warp %\nmean", "sm_occupancy", 6),
+    _share("warp %\nmax", "sm_occupancy_max", 10),
+    _share("DRAM\n%", "dram_active", 1),
+    _share("tensor\n%", "tensor_active", 1),
+    Column("power\nW", lambda at: figure(at.point.power_w), rank=2),
+    Column("mJ/\ntoken", lambda at: milliseconds(at.point.energy_per_token_j)),
+    Column("clock\nMHz", lambda at: figure(at.point.sm_clock_hz and at.point.sm_clock_hz / 1e6, 4), rank=8),
+    _share("cap\n%", "power_capped", 4),
+    Column("own\ncores", lambda at: figure(at.point.own_cores), rank=5),
+    Column("host\nspeed %", lambda at: hundredths(at.host_speed), rank=4),
+    Column("host\nwait %", lambda at: hundredths(probe_waiting(at.point.probe_s, at.point.probe_cpu_s)), rank=8),
+    _share("rest\n%", "unexplained", 5),
+    Column("\nbound", lambda at: at.point.bound or ABSENT, "left", rank=3),
+    Column("\nsensors", lambda at: "degraded" if at.point.degraded else "ok" if at.point.valid else ABSENT, "left"),
+)
+SENSOR_LEGEND = {  # by the heading of the column
+    "GPU\nutil %": "GPU util: time in which any kernel ran, as NVML samples it.",
+    "busy\n%": "busy: the same by the profiling counters.",
+    "SM %\nmean": "SM: share of the SMs with work.",
+    "warp %\nmean": "warp: warps resident, of those that fit (SM occupancy).",
+    "DRAM\n%": "DRAM, tensor: share of the time in which they were active.",
+    "mJ/\ntoken": "mJ/token: energy of an output token.",
+    "cap\n%": "cap: time in which the power limit held the clock down.",
+    "own\ncores": "own cores: CPU time of this run's processes.",
+    "host\nspeed %": "host speed: of its cores, relative to the fastest seen beside any window, by a fixed piece of "
+    "Python.",
+    "host\nwait %": "host wait: share of the time of that piece in which it had no core.",
+    "rest\n%": "rest: unexplained share of a step, which neither its bytes nor its FLOPs fill at the data sheet.",
+    "\nbound": "bound: the resource nearest to its peak, by the counters.",
+}
+
+
+def sensor_table(curve: Curve, fastest: Mapping[Place, float] | None = None, label: str = "") -> Table:
+    """Return a row for each point with values of any sensor. fastest: see `fastest_pieces`; None: of this curve."""
+    known = fastest_pieces(curve.measurements) if fastest is None else fastest
+    rows = [
+        SensedPoint(p, host_speed((m for group in p.used for m in group), known))
+        for p in curve.points
+        if any(value is not None for value in (p.gpu_util, p.sm_active, p.power_w, p.own_cores))
+    ]
+    return Table(rows, SENSORS, caption=f"Sensors of {label}")
+
+
+def sensor_legend(curves: Sequence[Curve]) -> str:
+    """Return the explanation of the columns in the sensor tables of these sweeps."""
+    shown = {column.head for curve in curves for column in telling(sensor_table(curve).rows, SENSORS)}
+    return " ".join(text for head, text in SENSOR_LEGEND.items() if head in shown)
+
+
+STEP_LEGEND = (
+    "Parts of a step: weights, KV: to move the weights, and the keys and values, at the data sheet's rate. FLOPs: what "
+    "arithmetic takes beyond both. other kernels: the further time in which a kernel ran. no kernel: the GPU waited "
+    "for the host. Not known: what the host does then (schedule, sample, hand out) or beside a kernel, and which part "
+    "of the kernels is attention."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A point with the parts of its mean step."""
+
+    point: Point
+    parts: StepParts
+
+
+def _part(head: str, name: str) -> Column[StepRow]:
+    """Return the column of a part of a step, in per cent; a part of nothing has an empty cell."""
+    return Column(head, lambda row: hundredths(share) if (share := getattr(row.parts, name)) else "")
+
+
+STEP_PARTS: dict[str, Column[StepRow]] = {  # by the fields of `StepParts`, in the order of a bar
+    "weights": _part("weights\n%", "weights"),
+    "kv": _part("KV\n%", "kv"),
+    "flops": _part("FLOPs\n%", "flops"),
+    "kernels": _part("other\nkernels %", "kernels"),
+    "idle": _part("no\nkernel %", "idle"),
+    "unsplit": _part("kernels and\nhost %", "unsplit"),
+}
+STEP: tuple[Column[StepRow], ...] = (
+    Column("in\nflight", lambda row: str(row.point.concurrency)),
+    Column("step\nms", lambda row: milliseconds(row.point.step_s)),
+    *STEP_PARTS.values(),
+)
+
+
+def step_rows(curve: Curve) -> list[StepRow]:
+    """Return the valid points of which the parts of a step are known."""
+    each = ((point, step_parts([m for group in point.used for m in group])) for point in curve.valid)
+    return [StepRow(point, parts) for point, parts in each if parts]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """A set of engines with the most that their GPUs had in use under any load."""
+
+    engines: str
+    sharing: str
+    memory: GpuMemory
+
+
+def memory_rows(named: Iterable[tuple[str, str, AnyPoint]]) -> list[MemoryRow]:
+    """Return a row for each set of engines whose parts are known, whatever its load. Sets whose caches differ have rows
+    of their own.
+
+    Args:
+        named: The engines in words, how they share the GPU, and what they served.
+    """
+    rows = [
+        MemoryRow(engines, sharing, memory)
+        for engines, sharing, served in named
+        if (memory := memory_in_use(served.used))
+    ]
+    alike = grouped(rows, lambda row: (row.engines, row.sharing, row.memory.engines, row.memory.total_bytes))
+    return [max(each, key=lambda row: row.memory.used_bytes or 0) for each in alike.values()]
+
+
+def memory_names(rows: Sequence[MemoryRow]) -> list[str]:
+    """Return names of the rows, with their KV cache if only that tells two apart."""
+    names = [f"{row.engines}, {row.sharing}" for row in rows]
+    often = Counter(names)
+    return [
+        f"{name}, KV {each_gib([engine.kv_bytes for engine in row.memory.engines])} GiB" if often[name] > 1 else name
+        for name, row in zip(names, rows)
+    ]
+
+
+def each_gib(sizes: Sequence[int]) -> str:
+    """Return sizes in GiB, one of them if all are alike: "2.45", "0.234 + 2.45"."""
+    return " + ".join(dict.fromkeys(map(gib, sizes)) if len(set(sizes)) == 1 else map(gib, sizes))
+
+
+MEMORY: tuple[Column[MemoryRow], ...] = (
+    Column("\nengines", lambda r: r.engines, "left"),
+    Column("\nsharing", lambda r: r.sharing, "left"),
+    Column("weights\nGiB each", lambda r: each_gib([engine.weight_bytes for engine in r.memory.engines])),
+    Column("KV cache\nGiB each", lambda r: each_gib([engine.kv_bytes for engine in r.memory.engines])),
+    Column("other\nGiB", lambda r: gib(r.memory.other_bytes)),
+    Column("free\nGiB", lambda r: ABSENT if r.memory.used_bytes is None else gib(r.memory.left_bytes)),
+    Column("other and\nunused GiB", lambda r: gib(r.memory.left_bytes) if r.memory.used_bytes is None else ABSENT),
+    Column("of\nGiB", lambda r: gib(r.memory.total_bytes)),
+)

@@ -1,0 +1,466 @@
+"""Sections of sweeps: what was measured where, a row for each point, sensors, goodput, findings and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import fmean, median
+
+from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
+from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces, memory_in_use
+from pytest_slmserve.analysis.metrics.roofline import regime
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.sweep.adaptive import law_error
+from pytest_slmserve.analysis.sweep.curve import (
+    MARGIN,
+    Curve,
+    front_ends,
+    is_main_sweep,
+    labels,
+    obstacle,
+    peaks_of_curve,
+    work_of_curve,
+)
+from pytest_slmserve.analysis.sweep.gains import DESCRIBES, fit, fixed_s_from_shapes
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.loads import endpoint_notes, goodput_parts, latency_charts
+from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.points import (
+    STEP,
+    STEP_LEGEND,
+    reasons,
+    sensor_legend,
+    sensor_table,
+    step_rows,
+    valid_cell,
+)
+from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
+from pytest_slmserve.report.text_table import (
+    ABSENT,
+    Column,
+    between,
+    counted,
+    figure,
+    gib,
+    hundredths,
+    listed,
+    milliseconds,
+)
+from pytest_slmserve.schema.errors import TooFewPoints
+from pytest_slmserve.schema.records import hosts_of
+
+UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
+FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue
+FED = 0.75  # of what was sent; a request's way in and out takes a few per cent of its life
+SWEEP_LEGEND = (
+    "batch: mean sequences of an engine step (requests in flight, where a server does not report steps). tokens: of "
+    "output. spread: (largest - smallest repeat) / mean. ms/token: E2E over output tokens. gain: of tokens/s since the "
+    "row above, per doubling of the load. roofline: share of what the data sheet allows at this batch. -: not measured."
+)
+STEP_TITLE = "Where a step goes"
+
+
+def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
+    """Yield a section for each sweep, then how to read the tables.
+
+    A curve that has only one engine to compare replicas with, or only fixed-size workloads, is in their tables.
+    """
+    curves = found.curves
+    shown = [
+        (curve, label)
+        for curve, label in zip(curves, labels(curves), strict=True)
+        if curve.points or not (curve.alone or curve.jobs)
+    ]
+    fastest = fastest_pieces(m for curve in curves for m in curve.measurements)
+    yield from (sweep_section(curve, label, found, fastest) for curve, label in shown)
+    legends = [SWEEP_LEGEND if shown else "", sensor_legend(curves), STEP_LEGEND if any(map(step_rows, curves)) else ""]
+    yield from map(Legend, filter(None, legends))
+
+
+def sweep_section(curve: Curve, label: str, found: Findings, fastest: Mapping[Place, float] | None = None) -> Section:
+    """Return the section of one sweep.
+
+    Args:
+        label: Name that tells the sweep from the others.
+        fastest: What the speed of a host is relative to. Defaults to its best in this sweep.
+    """
+    tolerance = found.tolerance(curve, label)
+    title, *head = [curve.subject] if curve.axes.knob else heading(curve)
+    parts: list[Part] = [*head, Table(curve.points, point_columns(curve), caption=f"Points of {label}")]
+    parts += remarks(curve)
+    parts += [sensor_table(curve, fastest, label), Table(step_rows(curve), STEP, caption=f"{STEP_TITLE}, {label}")]
+    parts += goodput_parts(curve, found.slo) if found.slo else []
+    parts.append(Named(list(findings(curve, tolerance, found.b_half))))
+    return Section(title, parts, charts=partial(sweep_charts, curve, tolerance))
+
+
+def heading(curve: Curve) -> Iterator[str]:
+    """Yield lines on the model, the hardware, the requests, the load, the engine and the number of measurements."""
+    spec, where = curve.spec, curve.environment
+    if spec is None or where is None:
+        yield f"{curve.subject}: nothing was measured"
+        return
+    if spec.interface == "endpoint":
+        yield f"{curve.subject} at {spec.url}, endpoint interface"
+        if curve.first:
+            yield from (f"  {text}" for text in endpoint_notes(curve.first))
+    else:
+        several = spec.tensor_parallel_size
+        place = f" on {where.title}" if several == 1 else f" on {several} x {where.title}"
+        if several > 1 and spec.platform != "cuda":  # a CPU is not counted
+            place = f", TP {several}, on {where.title}"
+        yield f"{curve.subject}{place}"
+        vllm = "no vLLM" if spec.platform == "simulated" else f"vLLM {where.vllm or ABSENT}"
+        dtype = next((r.dtype for r in curve.resolved if r.dtype), spec.dtype)
+        yield f"  {vllm}, {spec.interface} interface{front_ends(spec)}, {dtype}, load format {spec.load_format}"
+    if requests := curve.workload:
+        lengths = f"{requests.spec.prompt_tokens}/{requests.spec.output_tokens} tokens"
+        if requests.spec.prompt_tokens is None:
+            mean = f"{requests.mean_prompt_tokens:.0f}/{requests.mean_output_tokens:.0f} tokens in the mean"
+            lengths = f"natural lengths, {mean}"
+        yield f"  workload: {lengths}, {requests.requests:,} requests, {requests.source}, hash {requests.hash}"
+    if load := curve.load:
+        settled = f"{load.settle_lifetimes:g} lifetime{'' if load.settle_lifetimes == 1 else 's'} of a request"
+        yield f"  load: closed loop, ramp-up {load.ramp_up}, window {load.window_s:g} s after a warm-up of {settled}"
+    if spec.interface != "endpoint":
+        limits = f"max_num_seqs {spec.max_num_seqs:,} asked for"
+        if curve.resolved:
+            each = {}  # several values if launches differ
+            for name in (
+                "max_num_seqs",
+                "max_num_batched_tokens",
+                "kv_blocks",
+                "block_size",
+                "attention_backend",
+                "event_loop",
+            ):
+                values = {getattr(r, name) for r in curve.resolved}
+                texts = (ABSENT if v is None else f"{v:,}" if isinstance(v, int) else str(v) for v in values)
+                each[name] = " or ".join(sorted(texts))
+            limits = (
+                f"max_num_seqs {each['max_num_seqs']}, max_num_batched_tokens {each['max_num_batched_tokens']}, "
+                f"KV {each['kv_blocks']} blocks x {each['block_size']} tokens, attention {each['attention_backend']}, "
+                f"event loop {each['event_loop']}"
+            )
+        capacity = ""
+        if curve.kv_capacity is not None and curve.workload:
+            capacity = f"; room for {curve.kv_capacity:,} requests of {curve.workload.longest:,} tokens"
+        yield f"  engine: {limits}{capacity}"
+    repeats = sorted({len(p.repeats) for p in curve.valid})
+    each_point = "no valid repeat" if not repeats else f"{repeats[0]} to {counted(repeats[-1], 'repeat')} each"
+    if len(repeats) == 1:
+        each_point = f"{counted(repeats[0], 'repeat')} each"
+    launches = counted(len({m.launch for m in curve.trusted}), "launch")
+    on_hosts = f", {counted(known, 'host')}" if (known := hosts(curve)) else ""
+    yield f"  measured: {amount(curve)}, {each_point}, {launches}{on_hosts}"
+
+
+def hosts(curve: Curve) -> int:
+    """Return the number of known hosts that the valid points were measured on."""
+    return len(hosts_of(curve.trusted) - {None})
+
+
+def amount(curve: Curve) -> str:
+    """Return "4 points", and of an adaptive sweep how many loads it did not need."""
+    points = counted(len(curve.points), "point")
+    if not curve.adaptive:
+        return points
+    ended = f"{counted(len(curve.unneeded), 'planned load')} not needed" if not curve.missing else "not at its end"
+    return f"{points} (adaptive sweep, {ended})"
+
+
+def relative_range(point: Point) -> float | None:
+    """Return the largest less the smallest output tokens/s of the repeats, over their mean; None for one repeat."""
+    if len(point.repeats) < 2:
+        return None
+    return (max(point.repeats) - min(point.repeats)) / fmean(point.repeats)
+
+
+def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
+    """Return the columns of the points of a sweep."""
+    gains, axes = {gain.end: gain.value for gain in curve.gains()}, curve.axes
+    front = {point.concurrency for point in curve.pareto_front()}
+    heads, scale = ("in\nflight", "tokens\n/s", "E2E s\nmean"), 1.0
+    if axes.knob:  # the names of the columns of external results, with the latency in ms
+        unitless = axes.latency.removesuffix("_ms").removesuffix("_s")
+        heads, scale = (f"\n{axes.knob}", f"\n{axes.throughput}", f"\n{unitless} ms"), 1e3
+    return (
+        Column(heads[0], lambda p: str(p.concurrency)),
+        Column("\nbatch", lambda p: figure(p.batch, 4), rank=5),
+        Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=2),
+        Column(heads[1], lambda p: figure(p.output_tokens_per_s, 4)),
+        Column("spread\n%", lambda p: hundredths(relative_range(p)), rank=8),
+        Column(heads[2], lambda p: figure(None if p.e2e_s is None else scale * p.e2e_s)),
+        Column("E2E s\np50", lambda p: figure(p.e2e_p50_s), rank=9),
+        Column("E2E s\np99", lambda p: figure(p.e2e_p99_s), rank=1),
+        Column("ms/\ntoken", lambda p: milliseconds(p.normalized_latency_s), rank=10),
+        Column("TTFT\nms", lambda p: milliseconds(p.ttft_s), rank=3),
+        Column("TPOT\nms", lambda p: milliseconds(p.tpot_s), rank=3),
+        Column("step\nms", lambda p: milliseconds(p.step_s), rank=7),
+        Column("gain\n%", lambda p: hundredths(gains.get(p.concurrency), signed=True), rank=4),
+        Column("roof-\nline %", lambda p: hundredths(p.roofline_fraction), rank=6),
+        Column("\nPareto", lambda p: "*" if p.concurrency in front else "", "center", rank=5),
+        Column("\nvalid", valid_cell, "left"),
+    )
+
+
+def remarks(curve: Curve) -> Iterator[str]:
+    """Yield lines on loads that the table does not show, with reasons, and on points that are not valid throughout."""
+    for reason in dict.fromkeys(why for _, why in curve.cut):
+        loads = listed(concurrency for concurrency, why in curve.cut if why == reason)
+        yield f"cut: {loads} in flight: {reason}"
+    if unneeded := remark(curve):
+        yield unneeded
+    if curve.missing:
+        yield f"not measured, though planned: {listed(curve.missing)} in flight"
+    for point in curve.points:
+        used = f"{len(point.repeats)} of {len(point.repeats) + point.left_out} measurements are used"
+        yield from reasons(point, curve.axes.at(point.concurrency), used)
+
+
+def remark(curve: Curve) -> str:
+    """Return a line on the loads that an adaptive sweep did not need; empty if there are none."""
+    if not curve.unneeded:
+        return ""
+    rows = [f"{figure(p.tokens_per_s.value)} at {p.concurrency}" for p in curve.predictions]
+    if not rows:
+        return f"not measured, not needed: {listed(curve.unneeded)} in flight; {_trust(curve)}"
+    return f"not measured, predicted: tokens/s {', '.join(rows)} in flight; {_trust(curve)}"
+
+
+def skip_note(curve: Curve, concurrency: int) -> str:
+    """Return why an adaptive sweep skipped a load, and the throughput that the saturation law predicts there."""
+    if concurrency not in curve.unneeded:
+        return f"the adaptive sweep ended early: {listed(curve.missing)} in flight was next"
+    text = "not needed: the adaptive sweep found the plateau without it"
+    found = next((p.tokens_per_s for p in curve.predictions if p.concurrency == concurrency), None)
+    if found is None:
+        return f"{text}; {_trust(curve)}"
+    seen = f"{figure(found.value)} tokens/s ({figure(found.low)} to {figure(found.high)})"
+    return f"{text}; predicted: {seen}; {_trust(curve)}"
+
+
+def _trust(curve: Curve) -> str:
+    """Return the saturation law's largest error at a measured load, fitted without that load."""
+    missed = law_error(curve.points)
+    if missed is None:
+        return "too few points for a prediction"
+    share, where = missed
+    off = (
+        f"told the neighbours of a measured load, the saturation law misses it by at most {percent(share)} (at {where})"
+    )
+    return f"no prediction: {off}" if share > DESCRIBES else off
+
+
+def findings(curve: Curve, tolerance: float, b_half: float | None = None) -> Iterator[tuple[str, str]]:
+    """Yield names of findings with a sentence each; nothing on what was not measured.
+
+    Args:
+        tolerance: Gain per doubling below which throughput counts as flat.
+        b_half: Half-saturation in sequences, if it is known. Otherwise it is fitted.
+    """
+    yield from _throughput_findings(curve, tolerance)
+    yield from _law_findings(curve, b_half)
+    if curve.axes.knob is None:  # external results have nothing else
+        yield from _latency_findings(curve)
+        yield from _engine_findings(curve)
+
+
+def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, str]]:
+    """Yield the plateau, the highest throughput and the Pareto-optimal loads."""
+    gains, flat, axes, valid = curve.gains(), curve.plateau(tolerance), curve.axes, curve.valid
+    if gains:
+        reason = obstacle(curve)
+        certain = "" if reason is None else f"; not certain: {reason}"
+        dip = ""  # a stretch that looks like a plateau, were it not for what follows
+        for low, again in pairwise(gains):
+            if low.value < tolerance <= again.value:
+                flat_text = f"; it is flat from {low.start} to {low.end} ({percent(low.value)}), "
+                dip = f"{flat_text}but gains {percent(again.value)} again from {again.start} to {again.end}"
+                break
+        if flat.value is None:
+            chance = "" if not flat.known or flat.low is None else f", so it may be from {axes.at(flat.low)} on"
+            last = gains[-1]
+            gain = f"still gains {percent(last.value)}{between(last, 100, ' %')}"
+            said = f"not reached: the last doubling ({last.start} to {last.end}) {gain}{chance}{dip}{certain}"
+        else:
+            high = "not reached" if flat.high is None else flat.high
+            interval = f" (95 %: {flat.low} to {high})" if flat.known else ""
+            past = f"past it a doubling gains less than {percent(tolerance)}"
+            said = f"from {axes.at(flat.value)}{interval}: {past}{dip}{certain}"
+        yield "plateau", said
+    if valid:
+        best, last_point = max(valid, key=lambda p: fmean(p.repeats)), valid[-1]
+        text = f"{figure(fmean(best.repeats), 4)} at {axes.at(best.concurrency)}"
+        if best is last_point:
+            text += f", the largest load {'that fits' if curve.cut else 'measured: throughput may still rise'}"
+        else:
+            less = 1 - fmean(last_point.repeats) / fmean(best.repeats)
+            falls = f"has {percent(less)} less" if less > MARGIN else "has about the same"
+            text += f"; {axes.at(last_point.concurrency)} {falls}"
+        yield f"most {axes.throughput}", text
+    if len(valid) > 1:
+        front = [point.concurrency for point in curve.pareto_front()]
+        which = "all points" if len(front) == len(valid) else axes.at(listed(front))
+        yield "Pareto-optimal", f"{which} (from the means of {axes.throughput} and {axes.latency}, ignoring noise)"
+
+
+def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str]]:
+    """Yield the saturation law, the part of a step that no batch changes, the roofline and the regime."""
+    work, peaks, ours = work_of_curve(curve), peaks_of_curve(curve), curve.axes.knob is None
+    try:
+        law = fit(curve.points, b_half)
+    except TooFewPoints:
+        law = None
+    if law:
+        errors = f"off by {percent(law.error_mean)} in the mean, {percent(law.error_max)} at most"
+        text = f"T_inf {figure(law.t_inf.value)} {curve.axes.throughput}, b_half {figure(law.b_half.value)} sequences"
+        text = f"T(B) = T_inf B/(B + b_half): {text}{between(law.b_half)}; {errors}"
+        if not law.describes:
+            text = f"T(B) = T_inf B/(B + b_half) does not describe this curve: at its best {errors}"
+        elif not law.identified:
+            text = f"not identified: the points fit a b_half below 0, which cannot be; {errors}"
+        yield "saturation law", text
+    if law and law.describes and law.identified and ours:
+        seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
+        shapes = f"b_half from shapes is {figure(work.b_half)} sequences" if work else ""
+        if work and peaks:
+            reading = fixed_s_from_shapes(work, peaks)
+            rate = f"{figure(peaks.bytes_per_s / 1e9, 4)} GB/s"
+            seen = f"{seen}, {milliseconds(reading)} ms to read the weights at {rate} ({shapes})"
+            more, low = law.fixed_s.value - reading, law.fixed_s.low
+            if more <= 0 or (low is not None and low <= reading):
+                yield "fixed part", f"{seen}: no time is left for the host that this fit could tell from noise"
+            else:
+                rest = "the host, the launching of kernels, and memory below its data sheet"
+                yield "fixed part", f"{seen}: the other {milliseconds(more)} ms is {rest}"
+        else:
+            yield "fixed part", "; ".join(filter(None, (seen, shapes)))
+    shares = [(p.roofline_fraction, p.concurrency) for p in curve.valid if p.roofline_fraction is not None]
+    if shares and ours:
+        yield (
+            "roofline",
+            f"at most {percent(max(shares)[0])} of what the data sheet allows, at {max(shares)[1]} in flight",
+        )
+    if work and peaks and ours:
+        limit = regime(work, peaks)
+        tends = f"decoding tends to {figure(limit.intensity)} FLOP/byte as the batch grows"
+        ridge = f"the ridge of {peaks.family} is {figure(limit.ridge)}"
+        yield "regime", f"{limit.bound}-bound by shapes: {tends}, {ridge}"
+
+
+def _latency_findings(curve: Curve) -> Iterator[tuple[str, str]]:
+    """Yield the counters while engines only decode, and how far latencies and the step trace disagree."""
+    # Where the largest load has no counters, small loads would mislead.
+    decoding = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
+    if decoding and decoding[-1] is curve.valid[-1]:
+        columns = [[hundredths(getattr(p, name)) for p in decoding] for name in ("decode_dram", "decode_tensor")]
+        alike = len(decoding) > 1 and all(len(set(column)) == 1 for column in columns)
+        dram, tensor = (column[0] if alike else ", ".join(column) for column in columns)
+        loads = "every number" if alike else listed(p.concurrency for p in decoding)
+        active = f"DRAM is active {dram} % of the time, the tensor cores {tensor} %"
+        yield "decoding", f"while no prompt is processed, {active}, at {loads} in flight"
+    seen = [(p.little, p.concurrency) for p in curve.valid if p.little is not None]
+    worst, where = max(seen, key=lambda pair: abs(pair[0]), default=(0.0, 0))
+    if percent(abs(worst)) != percent(0.0):  # else nothing differs, to the digits shown
+        apart = f"at most {percent(abs(worst))} apart, at {where} in flight"
+        yield "Little's law", f"requests' own intervals and step trace {apart}"
+    # E2E looks back over a whole request: while a load rises, it is that of a smaller load.
+    ratios = [
+        (p.requests_per_s * p.e2e_s / p.batch - 1, p.concurrency)
+        for p in curve.valid
+        if p.requests_per_s is not None and p.e2e_s is not None and p.batch
+    ]
+    off, where = min(ratios, default=(0.0, 0))
+    if off <= -UNSETTLED:
+        settled = "" if curve.load is None else f" (the load had settled for {curve.load.settle_lifetimes:g} lifetimes)"
+        yield (
+            "latency",
+            f"requests/s x mean E2E is up to {percent(-off)} less than the batch (at {where} in flight): requests "
+            "that ended in the window were sent under a smaller load, so their E2E and TTFT are too low"
+            f"{settled}",
+        )
+
+
+def _engine_findings(curve: Curve) -> Iterator[tuple[str, str]]:
+    """Yield the parts of the memory, whether the server feeds its engine, and how far repeats differ."""
+    if memory := memory_in_use(group for point in curve.valid for group in point.used):
+        (engine,) = memory.engines
+        left = f"other and unused {gib(memory.left_bytes)}"
+        if memory.used_bytes is not None:
+            left = f"other {gib(memory.other_bytes)} at most, free {gib(memory.left_bytes)}"
+        parts = f"weights {gib(engine.weight_bytes)}, KV cache {gib(engine.kv_bytes)}, {left}"
+        yield "memory", f"{parts}, of {gib(memory.total_bytes)} GiB"
+    if curve.spec and curve.spec.interface == "server":
+        room = curve.spec.max_num_seqs
+        held = [(p.batch, p.concurrency) for p in curve.valid if p.batch is not None and (p.kv_usage or 0.0) < FULL]
+        batch, sent = min(held, key=lambda pair: pair[0] / min(pair[1], room), default=(1.0, 1))
+        if batch <= FED * min(sent, room):
+            yield (
+                "front end",
+                f"at {sent} in flight the engine holds {figure(batch, 3)} in the mean, though it has room: the others "
+                "are on their way through the server's one front end; --slm-engine-arg api_server_count=4 starts "
+                "several",
+            )
+    ranges = [(share, p.concurrency) for p in curve.valid if (share := relative_range(p)) is not None]
+    if ranges:
+        worst, where = max(ranges)
+        middle = median(share for share, _ in ranges)
+        text = f"differ by {percent(middle)} in the median, {percent(worst)} at most (at {where} in flight)"
+        several = hosts(curve)
+        more = f"; {counted(several, 'host')} took part, whose difference is in it" if several > 1 else ""
+        yield "repeats", f"{text}{more}"
+
+
+CHART_NOTES = {
+    "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
+    "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
+    "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",
+    "Batch held": "Dashed: every request in flight is in the batch.",
+    STEP_TITLE: STEP_LEGEND,
+}
+
+
+def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
+    """Yield the charts of a sweep over its load, quantiles of latencies, and the course of one window."""
+    flat = curve.plateau(tolerance).value if is_main_sweep(curve) or curve.axes.knob else None
+    if curve.axes.knob:
+        yield Chart(f"{curve.axes.throughput} over the load", charts.throughput(curve, flat))
+    if curve.axes.knob or not curve.valid:
+        return
+    made = {
+        "Throughput over load": charts.throughput(curve, flat),
+        "Latency over load": charts.latency(curve),
+        "Batch held": charts.batch(curve),
+        "Use of the device": charts.shares(curve),
+        "Energy": charts.energy(curve),
+        STEP_TITLE: charts.step_parts_chart(step_rows(curve), curve.subject),
+    }
+    yield from (Chart(title, spec, CHART_NOTES.get(title, "")) for title, spec in made.items())
+    yield from latency_charts({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})
+    largest = curve.valid[-1]
+    for title, spec in charts.timeline(largest.used[-1][0]) if largest.used else ():
+        yield Chart(title, spec, group=f"One window at {largest.concurrency} in flight")
+
+
+ENERGY: tuple[Column[tuple[str, Point]], ...] = (
+    Column("model", lambda row: row[0], "left"),
+    Column("in flight", lambda row: str(row[1].concurrency)),
+    Column("tokens/s", lambda row: figure(row[1].output_tokens_per_s, 4)),
+    Column("power W", lambda row: figure(row[1].power_w)),
+    Column("J/token", lambda row: figure(row[1].energy_per_token_j)),
+)
+
+
+def energy_sections(curves: Sequence[Curve]) -> Iterator[Section]:
+    """Yield the energy per output token of each model at its largest batch of the paper's table 1. Each power limit has
+    a section, because figures under different limits are of different cards."""
+    named = zip(labels(curves), curves, strict=True)
+    found = [(label, point) for label, curve in named if (point := at_table_1(curve))]
+    for limit in dict.fromkeys(point.power_limit_w for _, point in found):
+        rows = [row for row in found if row[1].power_limit_w == limit]
+        under = "an unknown power limit" if limit is None else f"a power limit of {figure(limit)} W"
+        title = f"Energy per output token at the largest batch of arXiv:2404.03353, table 1, under {under}"
+        yield Section(title, [Table(rows, ENERGY, caption=title, always=len(ENERGY))])

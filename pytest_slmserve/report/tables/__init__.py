@@ -1,1 +1,0 @@
-"""Tables of a run, one module for each kind of row."""
