@@ -18,15 +18,7 @@ from pytest_slmserve.analysis.claims.table import claim_of, models_read
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, OUTPUTS
 from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.options.table import takes_gpus
-from pytest_slmserve.plan.case_lists import (
-    A_JOB,
-    checked_lengths,
-    gpus_cases,
-    job_cases,
-    overrides_of,
-    point_cases,
-    replica_cases,
-)
+from pytest_slmserve.plan import case_lists
 from pytest_slmserve.plan.cases import Case, Engines
 from pytest_slmserve.plan.planner import MarkerOverrides
 from pytest_slmserve.plugin import PARAMETRISED, is_measured
@@ -124,7 +116,7 @@ def words_of(item: Any) -> dict[str, Any]:
 
 def marker_overrides(item: Any) -> MarkerOverrides:
     """The requests and the ramp-up that an item's marker asks for."""
-    return overrides_of(words_of(item))
+    return case_lists.overrides_of(words_of(item))
 
 
 def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
@@ -153,7 +145,7 @@ def check_marker(item: Any) -> None:
     if not isinstance(words.get("model", ""), str):
         raise BadUsage(f"@pytest.mark.slm(model={words['model']!r}) is no name of a model", 'model="opt-125m"')
     if "lengths" in words:
-        checked_lengths(words["lengths"])
+        case_lists.checked_lengths(words["lengths"])
     if words.get("ramp_up", "staggered") not in get_args(RampUp):
         raise BadUsage(f"@pytest.mark.slm(ramp_up={words['ramp_up']!r}) is no ramp-up", " or ".join(get_args(RampUp)))
     if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
@@ -227,7 +219,9 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
         case "slm_model":
             named = words.get("models")
             if "jobs" in words:
-                models = dict.fromkeys(case.model for case in job_cases(planner, words) if not case.skip_reason)
+                models = dict.fromkeys(
+                    case.model for case in case_lists.job_cases(planner, words) if not case.skip_reason
+                )
                 named = [model for model in models if named is None or model in named]
             of_blocks = session.platform != "remote" and claim == verification.KV_BLOCKS
             for model in planner.models if named is None else named_models(session, claim, named):
@@ -236,17 +230,17 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
                 found.append(pytest.param(model, id=short_name(model), marks=marks))
             return found or [NONE_THERE]
         case "slm_point":
-            cases = point_cases(planner, words)
+            cases = case_lists.point_cases(planner, words)
         case "slm_replica_point":
-            cases = replica_cases(planner)
+            cases = case_lists.replica_cases(planner)
         case "slm_gpus_point":
-            cases = gpus_cases(
+            cases = case_lists.gpus_cases(
                 planner, named_models(session, None, words["models"]) if "models" in words else planner.models
             )
         case _ if "jobs" not in words:
-            raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{A_JOB}])")
+            raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{case_lists.A_JOB}])")
         case _:
-            cases = job_cases(planner, words)
+            cases = case_lists.job_cases(planner, words)
     for case in cases:
         marks = [pytest.mark.skip(reason=case.skip_reason)] if case.skip_reason else []
         if fixture in ("slm_point", "slm_job_point"):  # pytest-benchmark shows them by the engine's clock
@@ -363,7 +357,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         defined = item._fixtureinfo.name2fixturedefs
         if all(len(defined[name]) == 1 for name in ("slm_spec", "sharegpt")):
             with naming(item.nodeid):
-                check_fits(engine, planner.workload(engine.model, overrides_of(words)))
+                check_fits(engine, planner.workload(engine.model, case_lists.overrides_of(words)))
     swept = "slm_point" in fixtures and "points" not in words
     own = AS_IT_GOES & fixtures
     reads = not READERS.isdisjoint(fixtures)

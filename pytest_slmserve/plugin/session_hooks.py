@@ -18,14 +18,7 @@ from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import ADAPTIVE_ESTIMATE, ENDPOINT_ESTIMATE
 from pytest_slmserve.plan.schedule import plan_lines, spread_lines
 from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, SESSION, is_measured
-from pytest_slmserve.plugin.items import (
-    cases_of_items,
-    in_running_order,
-    left_out_reason,
-    note_on_models,
-    parameters_of,
-    plans_of,
-)
+from pytest_slmserve.plugin import items as tests
 from pytest_slmserve.plugin.measuring import fits, nearest
 from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
 from pytest_slmserve.report.screen import summary_lines, write_for_others
@@ -132,7 +125,7 @@ class SessionHooks:
             return
         name, marker, values = next(iter(wanted)), metafunc.definition.get_closest_marker("slm"), []
         try:
-            values = parameters_of(name, self.slm, marker.kwargs if marker else {})
+            values = tests.parameters_of(name, self.slm, marker.kwargs if marker else {})
         except SlmError as error:  # raised here, pytest would take it for an error of the test's file
             self.problem = self.problem or f"slmserve: {error}"
         metafunc.parametrize(name, values, indirect=True)
@@ -146,7 +139,7 @@ class SessionHooks:
             raise pytest.UsageError(self.problem)
         options, named = self.slm.options, self.config.args_source is pytest.Config.ArgsSource.ARGS
         with self._as_usage_errors():
-            reasons = [left_out_reason(self.slm, item, named) for item in items]
+            reasons = [tests.left_out_reason(self.slm, item, named) for item in items]
             counts = Counter(filter(None, reasons))
             if counts:
                 self.config.hook.pytest_deselected(items=[item for item, why in zip(items, reasons) if why])
@@ -158,9 +151,9 @@ class SessionHooks:
                 flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
                 hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
                 raise BadUsage(f"{flag}: no test uses slm_gate", hint)
-            ordered = in_running_order(self.slm, measured)
-            self.slm.claims = {plan.claim for plan in plans_of(ordered) if plan.claim}
-            if said := note_on_models(self.slm, ordered):
+            ordered = tests.in_running_order(self.slm, measured)
+            self.slm.claims = {plan.claim for plan in tests.plans_of(ordered) if plan.claim}
+            if said := tests.note_on_models(self.slm, ordered):
                 self.collected.append(said)
         items[:] = [item for item in kept if not is_measured(item)] + ordered
 
@@ -170,7 +163,7 @@ class SessionHooks:
         slm, measured = self.slm, list(filter(is_measured, session.items))
         if self.config.option.collectonly or self.problem or not measured:
             return  # the hook is called although the one before it has raised
-        plans = plans_of(session.items)
+        plans = tests.plans_of(session.items)
         with self._as_usage_errors():
             if slm.options.plan:
                 self._resume(session)
@@ -182,7 +175,7 @@ class SessionHooks:
             rows = plan_rows(slm, plans)
             if self.elsewhere:
                 slm.on_close(self.elsewhere.close)  # what has come by then goes into the archive
-                self.elsewhere.send(slm, cases_of_items(plans), rows)
+                self.elsewhere.send(slm, tests.cases_of_items(plans), rows)
             for engine in dict.fromkeys(plan.engine for plan in plans if plan.engine):
                 slm.devices.take(engine)
             seconds, length = length_of(slm, plans, rows)
@@ -201,7 +194,7 @@ class SessionHooks:
             return
         if self.slm.options.plan:
             self.slm.resume()
-        said = fits(self.slm, plans_of(session.items))
+        said = fits(self.slm, tests.plans_of(session.items))
         if terminal := self.config.pluginmanager.getplugin("terminalreporter"):
             terminal.write_line(folded(f"slmserve: {said}"))
 
@@ -214,7 +207,7 @@ class SessionHooks:
         options = self.slm.options
         if not options.plan or session.testsfailed:
             return None
-        plans, writer = plans_of(session.items), self.config.get_terminal_writer()
+        plans, writer = tests.plans_of(session.items), self.config.get_terminal_writer()
         rows = plan_rows(self.slm, plans)
         with self._as_usage_errors():
             spread = spread_lines(rows, slot_count(options, self.slm.host)) if options.on_all_gpus else []
@@ -254,7 +247,7 @@ class SessionHooks:
             if call.when == "call" and states == {"inconclusive"}:
                 report.user_properties.append((STATE, "inconclusive"))
             return report
-        state, [plan] = "", plans_of([item])
+        state, [plan] = "", tests.plans_of([item])
         if call.excinfo.errisinstance(Inconclusive):
             state = "inconclusive"
             if not plan.compares and not plan.claim:  # those have a line of their own
@@ -290,7 +283,7 @@ class SessionHooks:
             ended = f"{items.index(item) + 1} of {len(items)} tests have ended."
             self._write_page(progress=f"{ended} The run goes on: reload this page for more.")
         current = slm.devices.pool.current
-        if current is not None and (nextitem is None or plans_of([nextitem])[0].engine != current):
+        if current is not None and (nextitem is None or tests.plans_of([nextitem])[0].engine != current):
             slm.devices.pool.close()
 
     def _write_page(self, status: int | None = None, progress: str = "") -> None:

@@ -55,7 +55,7 @@ def test_an_address_that_does_not_answer_is_one_sentence_in_time(sweep, monkeypa
 def test_why_it_does_not_is_told(monkeypatch):
     monkeypatch.setattr(connect, "ASK", "raise SystemExit('Version mismatch: 2.9 there, 2.60 here')")
     with pytest.raises(BadUsage, match="no Ray cluster answers there .Version mismatch: 2.9 there, 2.60 here."):
-        connect.connect(read_options({"simulate": True, "ray": "127.0.0.1:9"}, {}, {}))
+        connect.join_cluster(read_options({"simulate": True, "ray": "127.0.0.1:9"}, {}, {}))
 
 
 # ray_env

@@ -24,17 +24,7 @@ from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.plan.schedule import Group, groups_of, in_order
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.gpu_slots import GpuSlots, slot_count
-from pytest_slmserve.run.ray.connect import (
-    Need,
-    Node,
-    connect,
-    measuring,
-    need_of,
-    node_hosts,
-    nodes_of,
-    one_host,
-    start_here,
-)
+from pytest_slmserve.run.ray import connect
 from pytest_slmserve.run.ray.remote import EngineAnswer, RemoteEngine, unpacked
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
@@ -70,7 +60,7 @@ class RunningEngine:
     """
 
     group: Group
-    need: Need
+    need: connect.Need
     open: dict[str, Case]
     again: bool = False
     actor: Any = None
@@ -104,7 +94,7 @@ class RayEngines:
 
     ray: Any
     options: Options
-    nodes: list[Node]
+    nodes: list[connect.Node]
     host: Host
     slots: GpuSlots | None = None
     on_progress: Callable[[Case, str], None] = lambda case, text: None
@@ -133,14 +123,14 @@ class RayEngines:
             slots = GpuSlots.from_host(here, slot_count(options, here), options.tensor_parallel_size[-1])
             every = range(len(slots.devices))
             check_there(here, every if here.gpus else (0,))
-            node = Node("local", "this host", len(every), len(every))
+            node = connect.Node("local", "this host", len(every), len(every))
             return cls(None, options, [node], slots.host(here, every), slots)
-        ray = connect(options)
+        ray = connect.join_cluster(options)
         try:
-            listed = measuring(nodes_of(ray.nodes(), options.ray_resource), platform)
-            found = node_hosts(ray, options, listed)
-            nodes = measuring(list(found), platform)  # that answered
-            return cls(ray, options, nodes, one_host(found, this_host(platform, root)))
+            listed = connect.measuring(connect.nodes_of(ray.nodes(), options.ray_resource), platform)
+            found = connect.node_hosts(ray, options, listed)
+            nodes = connect.measuring(list(found), platform)  # that answered
+            return cls(ray, options, nodes, connect.one_host(found, this_host(platform, root)))
         except BaseException:
             ray.shutdown()
             raise
@@ -159,7 +149,7 @@ class RayEngines:
         if self.slots:
             if self.slots.visible:  # parts of the CPU have one lock, which an open session holds
                 session.devices.lock(self.slots.devices)
-            self.ray = self._undo.enter_context(start_here(len(self.slots.devices)))
+            self.ray = self._undo.enter_context(connect.start_here(len(self.slots.devices)))
         missing = [case for case in cases if self._missing(case)]
         for group in in_order(groups_of(rows)):
             open_ = {case.key: case for case in missing if case.engine == group.engine}
@@ -217,10 +207,10 @@ class RayEngines:
             if self.ray and not self.slots:
                 self.ray.shutdown()
 
-    def _need(self, group: Group) -> Need:
+    def _need(self, group: Group) -> connect.Need:
         if self.slots:
-            return Need(gpus_of(group.engine) if self.host.gpus else 1, 0)
-        return need_of(group.engine, self.nodes, self.options.ray_resource)
+            return connect.Need(gpus_of(group.engine) if self.host.gpus else 1, 0)
+        return connect.need_of(group.engine, self.nodes, self.options.ray_resource)
 
     def _missing(self, case: Case) -> int:
         assert self._session is not None
@@ -343,7 +333,7 @@ class RayEngines:
         """Fail engines that wait for a node if no living node has room for them: Ray would wait for others. Fail all if
         nothing has come for too long."""
         if not self.slots:
-            living = nodes_of(self.ray.nodes(), self.options.ray_resource)
+            living = connect.nodes_of(self.ray.nodes(), self.options.ray_resource)
             for engine in list(self._running):
                 there = engine.place is not None and engine.place[0] in {node.id for node in living}
                 if not there and not any(map(engine.need.fits, living)):
@@ -368,6 +358,6 @@ class RayEngines:
 
     def _how_lost(self, engine: RunningEngine) -> str:
         """How the process of an engine ended before its time, in words."""
-        living = {node.id for node in nodes_of(self.ray.nodes())}
+        living = {node.id for node in connect.nodes_of(self.ray.nodes())}
         died = not self.slots and engine.place is not None and engine.place[0] not in living
         return f"{self._name(engine)} died" if died else f"its task was lost on {self._name(engine)}"

@@ -165,7 +165,7 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
 # Connections
 
 
-def connect(options: Options) -> Any:
+def join_cluster(options: Options) -> Any:
     """Ray, connected to the cluster of the options. Raises BadUsage if nobody answers there. A process of its own asks
     first, because such a process can be ended."""
     environment, address = runtime_env(options.ray_env) if options.ray_env else None, options.ray
