@@ -165,7 +165,13 @@ class RayEngines:
         if case.key not in self._planned:
             why = f"{case.title} was not planned before the run, so it was not sent to Ray"
             raise BadUsage(why, "without --slm-ray")
-        self._wait_for(case)
+        while any(case.key in engine.open for engine in (*self._running, *self._waiting)):
+            self._hear()
+            running = sum(engine.place is not None for engine in self._running)
+            waiting = len(self._running) - running
+            self.on_progress(case, f"{self._came} came | {running} engines run, {waiting} wait for a node")
+        if error := self._failed.get(case.key):
+            raise error
 
     def measure_alone(self, session: Session, model: str) -> None:
         """Measure two cases of a model's sweep once more, if all of it was measured beside others: its smallest load,
@@ -181,7 +187,7 @@ class RayEngines:
                 group = Group.from_items(spec, ())
                 self._waiting.append(RunningEngine(group, self._need(group), {case.key: case}, again=True))
                 self._begin()
-                self._wait_for(case)
+                self.fetch(case)
 
     def close(self) -> None:
         """Take what has come, and stop what still runs; may be called twice."""
@@ -262,15 +268,6 @@ class RayEngines:
             engine.actor = None
 
     # Answers
-
-    def _wait_for(self, case: Case) -> None:
-        while any(case.key in engine.open for engine in (*self._running, *self._waiting)):
-            self._hear()
-            running = sum(engine.place is not None for engine in self._running)
-            waiting = len(self._running) - running
-            self.on_progress(case, f"{self._came} came | {running} engines run, {waiting} wait for a node")
-        if error := self._failed.get(case.key):
-            raise error
 
     def _hear(self, within_s: float = TICK_S) -> bool:
         """Take the next answer, if one comes, and look for engines that no longer answer if none does."""

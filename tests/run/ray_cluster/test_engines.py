@@ -201,6 +201,14 @@ def test_a_lost_engine_begins_again_and_nothing_is_measured_twice(run, how, said
     assert f"{said}; 2 cells of opt-125m were sent once more" in on_cluster.session.notes
 
 
+def test_an_unclean_repeat_gets_one_extra_attempt(run):
+    on_cluster = run(engine_arg=["preempt_from=8"])
+    for case in on_cluster.cases.values():
+        on_cluster.session.executor.measure(case, 2)
+    on_cluster.engines.close()
+    assert on_cluster.made() == {(model, n): 3 if n == 8 else 2 for model, n in on_cluster.cases}
+
+
 def test_nodes_that_die_at_different_cells_cost_none_of_them(run):
     on_cluster = run(ends={(MODEL, 2): [DIES], (MODEL, 8): [DIES]})
     assert on_cluster.failures() == {} and set(on_cluster.made().values()) == {2}
