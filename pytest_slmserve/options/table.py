@@ -161,7 +161,7 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def argument(text: str) -> tuple[str, Any]:
-    """A value as JSON gives it, or the text itself; an object stays text, for a specification must be hashable."""
+    """A value as JSON gives it, or the text itself; an object stays text, because a specification must be hashable."""
     name, value = pair(text)
     if takes_gpus(name):
         raise ValueError(
@@ -192,7 +192,7 @@ def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def takes_gpus(name: str) -> bool:
-    """Does an engine's argument, or variable, of this name give it GPUs of which locks and sensors would not hear?"""
+    """Whether an engine's argument, or variable, of this name gives it GPUs that locks and sensors do not know of."""
     return name == "CUDA_VISIBLE_DEVICES" or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
 
 

@@ -120,7 +120,7 @@ def slm_sweep(
 @pytest.fixture
 def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
     """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
-    `model`. Measures nothing: where fewer than two loads are known, the test is inconclusive."""
+    `model`. It measures nothing: if fewer than two loads are known, the test is inconclusive."""
     from pytest_slmserve.plugin.measuring import checked
     from pytest_slmserve.run.advice import advice_of
 
@@ -132,7 +132,7 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
 
 @pytest.fixture(scope="session")
 def slm_sweeps(request: pytest.FixtureRequest, slm_session: Session) -> Sweeps | None:
-    """The planned sweeps of this run, with the loads and the claims that its items ask for; None where Ray measures."""
+    """The planned sweeps of this run, with the loads and the claims that its items ask for; None if Ray measures."""
     if slm_session.executor.fetch:
         return None
     from pytest_slmserve.analysis.claims.table import claim_of
@@ -166,7 +166,7 @@ def slm_point(
 def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
     it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
-    has its URL. The test is skipped, with the reason, where that cannot be."""
+    has its URL. The test is skipped, with the reason, if that cannot be."""
     from pytest_slmserve.engines.replicas.replica_set import cannot_share
     from pytest_slmserve.plugin.measuring import SharedEngines, checked
     from pytest_slmserve.schema.errors import BadUsage
@@ -193,7 +193,7 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
 
 @pytest.fixture
 def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
-    """One engine alone, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
+    """A single engine, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
     options."""
     from pytest_slmserve.plugin.measuring import PlannedCase
 
@@ -252,8 +252,8 @@ def slm_model(request: pytest.FixtureRequest) -> str:
 def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], Verdict]:
     """Judges the claim named by the `slm` marker for `slm_model`, from what was measured; measures nothing.
 
-    Where the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict`
-    is given.
+    If the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict` is
+    given.
     """
     from pytest_slmserve.plugin.items import marker_overrides, words_of
 
@@ -268,7 +268,7 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
 @pytest.fixture
 def slm_alone(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], None]:
     """Measures two cells of `slm_model` once more, when no other engine of the run works: the smallest and the largest
-    load of those that were measured beside others. Skipped without `--slm-ray local`."""
+    load of those that were measured next to others. Skipped without `--slm-ray local`."""
     engines = request.config.stash[ELSEWHERE]
     return lambda: engines.measure_alone(slm_session, slm_model)
 
@@ -299,7 +299,7 @@ def slm_gates(slm_session: Session) -> Gates:
 def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], Verdict]:
     """Runs the gate of a model, once for all its endpoints, and gives the verdict on one; parametrised by the options.
 
-    The test is skipped where nothing was measured of that endpoint, and an expected failure where it is waived.
+    The test is skipped if nothing was measured of that endpoint, and an expected failure if it is waived.
     """
     from dataclasses import replace
     from datetime import date
@@ -328,8 +328,8 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 
 @pytest.fixture
 def slm_gpu_sampler(slm_session: Session) -> Watching:
-    """Reads the sensors beside a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
-    and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage where the run reads no
+    """Reads the sensors during a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
+    and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage if the run reads no
     sensors."""
     from pytest_slmserve.plugin.measuring import watching
     from pytest_slmserve.schema.errors import BadUsage
@@ -374,7 +374,7 @@ class BenchmarkReporter:
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        """Leave points of ours in pytest-benchmark's own table where all is shown, or where it compares or draws. Their
+        """Leave points of ours in pytest-benchmark's own table if all is shown, or if it compares or draws. Their
         groups say that a time there is that of a request, not of the test."""
         from pytest_slmserve.plugin.session_hooks import detail_of
 

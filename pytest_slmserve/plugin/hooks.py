@@ -87,7 +87,7 @@ def _options(config: pytest.Config) -> Options | None:
     """The options of this run; None if none of them is given anywhere, as in the projects that do not measure."""
     given = {opt.name: None if opt.ini_only else config.getoption(opt.key) for opt in OPTS}
     # As their file has them: `getini` refuses lists and booleans of TOML for a text, and an option may be given as
-    # either. Where pytest knows types, from 9 on, it keeps them.
+    # either. pytest keeps types from release 9 on.
     typed = {key: value.value for key, value in getattr(config, "_inicfg", {}).items()}
     ini = {opt.key: typed[opt.key] if opt.key in typed else config.getini(opt.key) for opt in OPTS}
     if not any(given[opt.name] is not None or os.environ.get(opt.variable) or ini[opt.key] for opt in OPTS):

@@ -124,7 +124,7 @@ def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[Planne
 
 
 class ProgressLine:
-    """One line below pytest's own, written over while something is started or measured. Where the output is no
+    """One line below pytest's own, written over while something is started or measured. If the output is no
     terminal: lines that stay, unless pytest is to be quiet."""
 
     def __init__(self, session: pytest.Session, slm: Session, reporter: Any) -> None:
@@ -142,7 +142,7 @@ class ProgressLine:
         self.places: dict[str, int] = {}  # of cases, in the order in which they begin
         self.starts = StartWatch()
         self.left = self.plans  # of the item that runs, and of all after it
-        self.item_began = self.since = time.monotonic()  # since: what was told last
+        self.item_began = self.since = time.monotonic()  # since: what was printed last
         self.step: tuple[object, float, TimeLeft] | None = None  # what is done, since when, and what is left
         self.measured: tuple[Case, str] | None = None  # and the title of its last repeat
         self.shown = self.told = False  # there is a live line; there were lines that stay
@@ -192,7 +192,7 @@ class ProgressLine:
 
     def _left(self, step: object, estimate_s: float) -> str:
         """The time left, in words. What is left is estimated once for each step: that hashes the keys of cases, too
-        much to do twice a second beside what is measured. A gate is one step, for how many pairs it needs shows late.
+        much to do twice a second during a measurement. A gate is one step, because how many pairs it needs shows late.
         """
         began = time.monotonic()
         if self.left[0].compares:
@@ -220,7 +220,7 @@ class ProgressLine:
             self.places.setdefault(case.key, len(self.places) + 1)
 
     def _tell_measured(self, left: Sequence[ItemPlan]) -> None:
-        """A line on the case that has been measured, where there is one."""
+        """Print a line on the case that has been measured, if there is one."""
         now = time.monotonic()
         seconds, self.since = now - self.since, now
         if self.measured and self.tells and seconds >= LEAST_S:

@@ -19,8 +19,12 @@ from pytest_slmserve.telemetry.source import open_sampler
 
 @dataclass(repr=False)
 class Devices:
-    """Held from `hold` until `close`. locked_for_us: by the process that started this one. sampler: of the first
-    device."""
+    """Locks, sensors and the running engine of a session, held from `hold` until `close`.
+
+    Attributes:
+        locked_for_us: Whether the process that started this one has locked the devices.
+        sampler: Sensors of the first device.
+    """
 
     planner: Planner
     pool: Pool = field(default_factory=Pool)
@@ -32,8 +36,8 @@ class Devices:
 
     @classmethod
     def from_options(cls, planner: Planner) -> Devices:
-        """The devices of a run, with sensors where any can be read. Raises SensorFailed or BadUsage where requested
-        sensors are missing."""
+        """The devices of a run, with sensors if any can be read. Raises SensorFailed or BadUsage if requested sensors
+        are missing."""
         found = cls(planner, Pool(device=planner.host.device, timeout_s=planner.options.timeout))
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
@@ -42,7 +46,7 @@ class Devices:
         return found
 
     def hold(self) -> None:
-        """Take the first device, or the endpoints. Raises BadUsage where no endpoint answers, DeviceBusy."""
+        """Take the first device, or the endpoints. Raises BadUsage if no endpoint answers, DeviceBusy."""
         if urls := self.planner.options.endpoint:
             self.lock([url_lock(url) for url in urls])
             check_endpoints(urls, self.planner.models, self.planner.options.timeout)
@@ -56,8 +60,8 @@ class Devices:
         self.lock([device for device in self.planner.devices(spec) if device != self.planner.host.device])
 
     def lock(self, devices: Sequence[str]) -> None:
-        """Locks devices until the session ends. A simulated run locks none, for a formula disturbs nobody; nor does one
-        whose engines run on a cluster. Raises DeviceBusy."""
+        """Lock devices until the session ends. A simulated run locks none, because a formula disturbs nobody; nor does
+        a run whose engines are on a cluster. Raises DeviceBusy."""
         options = self.planner.options
         on_a_cluster = options.ray and not options.on_all_gpus
         if self.locked_for_us or self.planner.platform == "simulated" or on_a_cluster:
@@ -106,8 +110,8 @@ class Devices:
         return self._samplers[devices]
 
     def own_sampler(self) -> Sampler | None:
-        """A sampler for blocks of a user's tests: the sensors read beside engines, or simulated ones beside a simulated
-        engine. None where the run reads no sensors."""
+        """A sampler for blocks of a user's tests: the sensors of the engines, or simulated ones for a simulated engine.
+        None if the run reads no sensors."""
         options = self.planner.options
         if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
             gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]

@@ -44,10 +44,11 @@ def measure_case(
     on_progress: ProgressCallback = ignore_progress,
     sampler: Sampler | None = None,
 ) -> ReplicaGroup:
-    """Run the loads of a case once, with the sensors read beside them, and keep every fact: a record for each engine.
+    """Run the loads of a case once, with the sensors read meanwhile, and keep every fact: a record for each engine.
 
-    What the sensors said is of all engines, and stands in the first record; where that engine has a clock of its own
-    it is left out. Raises EngineFailed when an engine dies; sensors that fail leave a note in the record, nothing more.
+    The readings of the sensors are those of all engines, and stand in the first record; if that engine has a clock of
+    its own they are left out. Raises EngineFailed when an engine dies; sensors that fail only leave a note in the
+    record.
     """
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
     engines: Sequence[Engine]
@@ -109,7 +110,7 @@ class Results:
 
 T = TypeVar("T")
 
-EXTRA_ATTEMPTS = 1  # of each case, where a repeat is not clean
+EXTRA_ATTEMPTS = 1  # of each case, if a repeat is not clean
 WARM_UP = 64  # requests at once
 
 

@@ -62,7 +62,7 @@ class RemoteEngine:
         self.failed: dict[str, SlmError] = {}  # by the key of a case; under "" why there is no session
 
     def started(self) -> EngineAnswer:
-        """EngineAnswer from where the engine will run."""
+        """The place where the engine will run."""
         return EngineAnswer(process_place())
 
     def measure(self, key: str, cases: Mapping[str, Case]) -> EngineAnswer:
