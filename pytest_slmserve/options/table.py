@@ -237,12 +237,8 @@ SIDES = ("baseline", "candidate")
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 MOST_PAIRS = 1000  # with more the first analyses decide nothing: the error rate is spent over all
 
-OF_SEVERAL_GPUS = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "data_parallel",
-    "prefill_context_parallel",
-)  # how such arguments begin
+# Beginnings of arguments by which an engine takes several GPUs.
+OF_SEVERAL_GPUS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "prefill_context_parallel")
 
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 

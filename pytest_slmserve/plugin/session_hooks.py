@@ -318,7 +318,7 @@ class SessionHooks:
             lines = (crash.message if crash else str(report.longrepr)).splitlines()
             slm.failed.append(f"{report.nodeid}: {lines[0] if lines else 'failed'}")
         try:
-            if slm.page and (slm.results or slm.gates or slm.failed):
+            if slm.page and (slm.results.repeats or slm.gates or slm.failed):
                 self._write_page(status=int(session.exitstatus))
         finally:
             slm.close()
@@ -326,7 +326,7 @@ class SessionHooks:
     @pytest.hookimpl(trylast=True)  # what a person wants to know comes last, where a terminal shows it
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         slm = self.slm
-        something = slm.results or slm.verdicts.judged or slm.gates or slm.failed or slm.notes
+        something = slm.results.repeats or slm.verdicts.judged or slm.gates or slm.failed or slm.notes
         if slm.options.plan or not something:
             return
         terminalreporter.ensure_newline()

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TypeVar
 
 from pytest_slmserve.analysis.metrics.validity import is_clean
-from pytest_slmserve.analysis.points import group_key
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
@@ -92,15 +91,6 @@ class Results:
 
     repeats: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
     requested: dict[str, None] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.repeats)
-
-    def add(self, groups: Iterable[ReplicaGroup]) -> None:
-        """Know these as if they had been made in this process. Repeats of a gate are no part of a run's results."""
-        for group in groups:
-            if group[0].paired is None:
-                self.repeats.setdefault(group_key(group), []).append(group)
 
     def measurements(self, keys: Iterable[str] | None = None) -> Iterator[Measurement]:
         """All records of the cases with these keys; None: of those that this run requested."""

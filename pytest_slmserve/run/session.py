@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points import all_groups, job_points, shared_points
+from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.gains import looks_from
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.options.table import Options
@@ -77,14 +77,9 @@ class Session:
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        planner, results = self.planner, self.executor.results
-        self.options, self.platform, self.host, self.notes = (
-            planner.options,
-            planner.platform,
-            planner.host,
-            planner.notes,
-        )
-        options, self.results = planner.options, results
+        planner, options = self.planner, self.planner.options
+        self.options, self.platform, self.host = options, planner.platform, planner.host
+        self.notes, self.results = planner.notes, self.executor.results
         named = options.source["records"] != "default"
         self.keeps_records = planner.platform != "simulated" or named or bool(options.resume)
         self.source = Path(options.resume if isinstance(options.resume, str) else options.records)
@@ -92,7 +87,7 @@ class Session:
         self.budget_s = DEFAULTS[planner.platform].budget_s if options.budget is None else options.budget
         goes_on = self.budget_s and options.repeats > 1 and not options.ray
         self.looks: tuple[int, ...] = looks_from(options.repeats) if goes_on else (options.repeats,)
-        self.verdicts = Verdicts(planner, results, self.looks)
+        self.verdicts = Verdicts(planner, self.results, self.looks)
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
@@ -178,8 +173,9 @@ class Session:
         self.notes.extend(contents.notes)
         self.stored = [m for m in contents.measurements if m.paired is None]
         valid = [group for group in all_groups(self.stored) if not check(*group).problems]
-        self.results.add(valid)
-        self.reused.update(m.id for group in valid for m in group)
+        for group in valid:
+            self.results.repeats.setdefault(group_key(group), []).append(group)
+            self.reused.update(m.id for m in group)
 
     @property
     def reused_cells(self) -> dict[str, int]:
