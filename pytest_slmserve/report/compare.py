@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.compare.changes import LAUNCHES, METRICS, Judgemen
 from pytest_slmserve.analysis.compare.history import WORDS, ReleaseHistory, ReleaseMean
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.report.as_json import facts, plain
-from pytest_slmserve.report.gate.text import difference_text
+from pytest_slmserve.report.gate import difference_text
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Look, Named, Part, Section, Table, section_text
 from pytest_slmserve.report.text_table import (

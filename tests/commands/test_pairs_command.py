@@ -15,7 +15,7 @@ import pytest
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.gate.decision import GateCriteria, PairSeries, gate
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.report.gate.text import WORDS
+from pytest_slmserve.report.gate import WORDS
 
 KEYS = {"name", "outcome", "why", "better", "n", "decided_at", "ratio", "worse", "sd", "detectable", "margin"}
 HEADER = "baseline,candidate"

@@ -30,7 +30,7 @@ from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_named, figure_ratio, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
-from pytest_slmserve.report.gate.text import title
+from pytest_slmserve.report.gate import title
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.charts import IN_FLIGHT, TOKENS_PER_S, Spec, Values, axis, line_chart
 from pytest_slmserve.report.points import rate_series, served_on
