@@ -377,11 +377,11 @@ def load_chart(curve: Curve, rows: Values, y: Spec, description: str, height: in
     return line_chart(rows, x, y, description=words, height=height, **more) if rows else None
 
 
-def latency(curve: Curve) -> Spec:
-    """Return latencies over the load, in ms."""
+def latency(curve: Curve) -> Spec | None:
+    """Return latencies over the load, in ms; None if none is known."""
     rows = [row for name, field in LATENCIES.items() for row in point_rows(curve.valid, field, name, 1e3, "ms")]
     words = f"latency over {IN_FLIGHT}"
-    return load_chart(curve, rows, axis("y", "ms", scale="log"), words, 300) or {}
+    return load_chart(curve, rows, axis("y", "ms", scale="log"), words, 300)
 
 
 def batch(curve: Curve) -> Spec | None:
