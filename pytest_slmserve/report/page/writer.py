@@ -32,12 +32,12 @@ from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
+from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report import screen, verdicts
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
 from pytest_slmserve.report.deployments import best_deployments, gpus_sections, interfaces_sections, replica_sections
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.loads import (
     JOB_LEGEND,
     ValidityCriteria,
