@@ -33,7 +33,7 @@ from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_texts
 from pytest_slmserve.report.text_table import folded, laid_out
-from pytest_slmserve.report.verdicts import outcome, verdict_facts
+from pytest_slmserve.report.verdicts import claim_outcomes
 from pytest_slmserve.schema.errors import BadUsage, Detail, of_a_command
 from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.printable import printable
@@ -92,7 +92,10 @@ def run_report(given: argparse.Namespace) -> int:
             "points": points,
             "loads": [facts_of_load(m, terms) for m in found.loads],
             "sweeps": sweep_facts(found.curves),
-            "verdicts": [verdict_facts(verdict, row, strict=found.strict) for verdict, row in found.judged],
+            "verdicts": [
+                {**facts(each.verdict), **facts(each, "expected", "outcome")}
+                for each in claim_outcomes(found.judged, strict=found.strict)
+            ],
             "gates": map(gate_facts, found.gates),
             "history": found.history,
             "notes": found.notes,
@@ -124,15 +127,15 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
     kinds = {"as expected": cli.PASSES, "unexpected": cli.FAILS, "inconclusive": cli.INCONCLUSIVE}
-    statuses = {kinds[outcome(*pair, strict=given.strict)] for pair in found.judged}
+    statuses = {kinds[each.outcome] for each in claim_outcomes(found.judged, strict=given.strict)}
     statuses |= {cli.exit_status(each.outcome) for each in gates}
     statuses |= (
         {cli.PASSES} if found.curves or found.jobs or found.loads else set()
     )  # because nothing is claimed of them
     status = next((each for each in (cli.FAILS, cli.INCONCLUSIVE, cli.PASSES) if each in statuses), cli.INCONCLUSIVE)
-    told = [*{str(session.plan.get("command", "")) for session in contents.sessions}]
+    commands = [*{str(session.plan.get("command", "")) for session in contents.sessions}]
     try:  # the command that made these records, unless they are of several commands
-        command = printable(shlex.join(shlex.split(told[0]))) if len(told) == 1 else ""
+        command = printable(shlex.join(shlex.split(commands[0]))) if len(commands) == 1 else ""
     except ValueError:  # a quotation without an end: none of ours
         command = ""
     paths = list(map(str, given.paths))
