@@ -36,14 +36,12 @@ from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report import screen, verdicts
 from pytest_slmserve.report.as_json import facts, plain
 from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
-from pytest_slmserve.report.deployments import best_deployments, gpus_sections, interfaces_sections, replica_sections
+from pytest_slmserve.report.deployments import best_deployments
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import (
-    JOB_LEGEND,
     ValidityCriteria,
     goodput_columns,
     goodput_rows,
-    job_sections,
     load_sections,
 )
 from pytest_slmserve.report.page import charts
@@ -128,13 +126,12 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
     for gated in found.gates:
         made = partial(gate_charts, gated.gated, gated.shown, series_of((*GATED, *SHOWN), gated.pairs))
         gate_sections.append(replace(gates.gate_section(gated), charts=made))
+    others = screen.subject_sections(found)
+    del others["Models"]  # they have a place of their own
     subjects = [
         page_section("Gate", gate_sections),
         *sections,
-        page_section("Replicas", replica_sections(found.curves, found.shared)),
-        page_section("Several GPUs", gpus_sections(found.curves)),
-        page_section("Interfaces", interfaces_sections(found.curves)),
-        page_section("Jobs", [*job_sections(found.jobs), Legend(JOB_LEGEND)]),
+        *(page_section(heading, each) for heading, each in others.items()),
         page_section("Loads", load_sections(found.loads, ValidityCriteria(found.slo))),
         page_section("History", history_sections(found.history)),
     ]
