@@ -28,8 +28,7 @@ from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, 
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import calibration_text, gate_facts
 from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
-from pytest_slmserve.report.page.content import TEXT_WIDTH
-from pytest_slmserve.report.page.writer import rendered, write_page
+from pytest_slmserve.report.page.writer import TEXT_WIDTH, rendered, write_page
 from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_texts

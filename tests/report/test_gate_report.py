@@ -9,7 +9,7 @@ from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import as_markdown, caches_text, gate_section, next_step, title
-from pytest_slmserve.report.page.content import page_content
+from pytest_slmserve.report.page.writer import page_content
 from pytest_slmserve.report.screen import screen
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.schema.environment import SIMULATED

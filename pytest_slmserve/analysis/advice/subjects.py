@@ -270,7 +270,7 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
     freed = f", and frees {memory.freed_bytes / GIB:.0f} GiB" if memory and memory.freed_bytes is not None else ""
     why = (
         f"{chosen.concurrency} in flight, chosen for twice the latency at 32, serves {percent_interval(seen)} of what "
-        f"{most.concurrency} does{freed} (bound {bound:.0%})"
+        f"{most.concurrency} does{freed} (threshold {bound:.0%})"
     )
     return Verdict.from_interval(CLAIM, curve.subject, state, why, seen, bound, chosen, most)
 

@@ -218,7 +218,7 @@ def _largest(one: Deployment) -> str:
 
 
 def _judged(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval, pair: Pair) -> Verdict:
-    why += f" (bound {bound:g}){unsure(seen)}"
+    why += f" (threshold {bound:g}){unsure(seen)}"
     return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *(one.served for one in pair))
 
 
@@ -257,7 +257,7 @@ def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
     by_key = [
         (series_key(c.first.spec.without_http, c.first.workload.hash, c.load, c.first.environment), c)
         for c in curves
-        if c.first and c.load
+        if c.first and c.load and c.first.spec.interface in ("engine", "server")
     ]
     engines = {key: curve for key, curve in by_key if curve.spec and curve.spec.interface == "engine"}
     found = []
@@ -297,7 +297,7 @@ def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
 
     state, decisive, _ = every_within(-margin, margin, changes)
     told = "; ".join(f"{'+' if seen.value >= 0 else ''}{percent_interval(seen)} at {n}" for seen, n in changes())
-    why = f"output tokens/s alone against beside others: {told} in flight (bound {percent(margin)})"
+    why = f"output tokens/s alone against beside others: {told} in flight (threshold {percent(margin)})"
     points = (point for pair in pairs for point in pair)
     return Verdict.from_interval(CLAIM, curve.subject, state, why, decisive, margin, *points)
 
@@ -357,8 +357,8 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     why = (
         f"{shared.count} replicas {HOW[sharing]} serve {times(seen)} what one engine does at {shared.concurrency} in "
         f"flight{load}{f' ({others})' if others else ''}"
-        f"{f'; their largest mean E2E is {percent(latency.value)} of its mean' if latency else ''} (bound {bound:g})"
-        f"{unsure(seen)}"
+        f"{f'; their largest mean E2E is {percent(latency.value)} of its mean' if latency else ''} "
+        f"(threshold {bound:g}){unsure(seen)}"
     )
     return Verdict.from_interval(claim, curve.subject, above(seen, bound), why, seen, bound, alone, shared)
 
@@ -374,7 +374,7 @@ def compared_with_one(claim: str, curve: Curve, sharing: Sharing, bound: float) 
         return Verdict.inconclusive(name, curve.subject, f"{what} is not known of both", bound)
     why = (
         f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
-        f"{shared.concurrency} in flight (bound {bound:g}){unsure(seen)}"
+        f"{shared.concurrency} in flight (threshold {bound:g}){unsure(seen)}"
     )
     return Verdict.from_interval(name, curve.subject, judge(seen, bound), why, seen, bound, alone, shared)
 

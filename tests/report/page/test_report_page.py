@@ -30,7 +30,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import latency_charts
-from pytest_slmserve.report.page import charts, content
+from pytest_slmserve.report.page import charts, writer
 from pytest_slmserve.report.page.writer import FOLDER, GLOSSARY, as_script_json, rendered, write_page
 from pytest_slmserve.report.text_table import figure
 from pytest_slmserve.schema import sensors
@@ -417,23 +417,23 @@ def test_an_interval_far_beyond_the_bound_leaves_the_chart_and_the_estimates_sta
 
 def test_requests_are_whole_microseconds_that_give_the_latencies_again():
     made = sweep()
-    (window, *_) = content.goodput_part([("m", made)], content.STARTING_SLO)["requests"][0]["windows"]
+    (window, *_) = writer.goodput_part([("m", made)], writer.STARTING_SLO)["requests"][0]["windows"]
     assert len(window["sent"]) == len(window["first"]) == len(window["last"]) == len(window["tokens"]) > 0
     assert all(isinstance(us, int) for name in ("sent", "first", "last") for us in window[name])
 
 
 def test_the_command_to_reproduce_names_models_and_loads():
-    command = content.reproduce(sweep().measurements)
+    command = writer.reproduce(sweep().measurements)
     assert command.startswith("pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-models=")
     assert "--slm-concurrency=1,2,4,8" in command
-    assert content.reproduce([]) == ""
+    assert writer.reproduce([]) == ""
 
 
 def test_no_command_reproduces_what_measure_or_a_job_did():
     made = sweep().measurements
     elsewhere = EngineSpec("m", platform="remote", interface="endpoint", url="http://host:8000/v1/completions")
-    assert content.reproduce([replace(m, spec=elsewhere) for m in made]) == ""
-    assert content.reproduce([replace(m, load=OpenLoop(requests=40, rate=10.0)) for m in made]) == ""
+    assert writer.reproduce([replace(m, spec=elsewhere) for m in made]) == ""
+    assert writer.reproduce([replace(m, load=OpenLoop(requests=40, rate=10.0)) for m in made]) == ""
 
 
 def test_a_full_disk_leaves_no_part_of_a_page(tmp_path):
