@@ -110,10 +110,8 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
             return advice.advised_batch_costs_little(curve, threshold)
         case deployments.PAY:
             return deployments.replicas_pay(curve, parameters["sharing"], threshold)
-        case deployments.PER_GPU:
-            return deployments.loses_per_gpu(curve, threshold)
-        case deployments.SLOWER:
-            return deployments.less_in_all(curve, threshold)
+        case deployments.PER_GPU | deployments.SLOWER:
+            return deployments.serves_less(known.kind, curve, threshold)
         case deployments.STILL_GAINS:
             return deployments.still_gains(curve, parameters["fewer"], parameters["more"], threshold)
         case deployments.REPLICAS:

@@ -132,31 +132,25 @@ def speedup(base: Deployment, other: Deployment, several: int = 1) -> Interval:
 Pair = tuple[Deployment, Deployment]
 
 
-def loses_per_gpu(curve: Curve, bound: float) -> Verdict:
-    """Judge whether an engine serves less per GPU, however many it has. value: the throughput per GPU on more of them
-    that decides, over that on the fewest."""
+def serves_less(claim: str, curve: Curve, bound: float) -> Verdict:
+    """Judge whether an engine serves less per GPU, however many it has (PER_GPU), or less in all on the most GPUs
+    (SLOWER), than on the fewest. value: the throughput, or that per GPU, on more of them that decides, over that on the
+    fewest."""
     pairs = _against_fewest(curve)
     if not pairs:
-        return Verdict.inconclusive(PER_GPU, curve.subject, ONE_NUMBER, bound)
+        return Verdict.inconclusive(claim, curve.subject, ONE_NUMBER, bound)
+    if claim == SLOWER:
+        pairs = [max(pairs, key=lambda pair: pair[1].gpus)]
 
-    def per_gpu(several: int) -> list[tuple[Interval, Pair]]:
-        return [(speedup(*pair, several).mapped(partial(mul, pair[0].gpus / pair[1].gpus)), pair) for pair in pairs]
+    def ratios(several: int) -> list[tuple[Interval, Pair]]:
+        shares = [1.0 if claim == SLOWER else base.gpus / other.gpus for base, other in pairs]
+        return [(speedup(*pair, several).mapped(partial(mul, share)), pair) for share, pair in zip(shares, pairs)]
 
-    state, seen, (base, other) = every(below, bound, per_gpu)
-    why = f"on {other.place} it serves {times(seen)} as much per GPU as on {base.place}{_largest(base)}"
-    return _judged(curve, PER_GPU, state, why, bound, seen, (base, other))
-
-
-def less_in_all(curve: Curve, bound: float) -> Verdict:
-    """Judge whether an engine on the most GPUs serves less in all than on the fewest. value: that throughput over
-    this."""
-    pairs = _against_fewest(curve)
-    if not pairs:
-        return Verdict.inconclusive(SLOWER, curve.subject, ONE_NUMBER, bound)
-    base, other = max(pairs, key=lambda pair: pair[1].gpus)
-    seen = speedup(base, other)
-    why = f"on {other.place} it serves {times(seen)} what it does on {base.place}{_largest(base)}"
-    return _judged(curve, SLOWER, below(seen, bound), why, bound, seen, (base, other))
+    state, seen, (base, other) = every(below, bound, ratios)
+    much = "what it does" if claim == SLOWER else "as much per GPU as"
+    why = f"on {other.place} it serves {times(seen)} {much} on {base.place}"
+    why += f" at {base.concurrency} in flight, the largest load that fits"
+    return _judged(curve, claim, state, why, bound, seen, (base, other))
 
 
 def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
@@ -211,10 +205,6 @@ def _against_fewest(curve: Curve) -> list[Pair]:
         if loads := [load for load in fewest.keys() & more.keys() if fewest[load].fits and more[load].fits]:
             found.append((fewest[max(loads)], more[max(loads)]))
     return found
-
-
-def _largest(one: Deployment) -> str:
-    return f" at {one.concurrency} in flight, the largest load that fits"
 
 
 def _judged(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval, pair: Pair) -> Verdict:
