@@ -11,7 +11,7 @@ from typing import Any
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, gpus_of
+from pytest_slmserve.plan.cases import Case, Engines, PlannedItem
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.plan.schedule import Group
 from pytest_slmserve.report.text_table import counted
@@ -85,7 +85,7 @@ class LocalGpus(Cluster):
         return f"on {counted(len(self.slots.devices), 'GPU' if self.host.gpus else 'part')} of this host at once"
 
     def _need(self, engine: Engines) -> Need:
-        return Need(gpus_of(engine) if self.host.gpus else 1, 0)
+        return Need(len(engine.gpus) if self.host.gpus else 1, 0)
 
     def _living(self) -> list[Node]:
         return self.nodes
