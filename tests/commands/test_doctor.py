@@ -16,7 +16,7 @@ from fake_nvml import FakeNvml, State, installed
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands import doctor
-from pytest_slmserve.commands.doctor import Finding, Places, examine, finding_lines
+from pytest_slmserve.commands.doctor import Finding, examine, finding_lines
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, SM_ACTIVE, STOLEN_CORES, TEMPERATURE
@@ -26,8 +26,14 @@ from pytest_slmserve.telemetry.host import Gpu, visible_gpus
 
 
 @pytest.fixture
-def places(tmp_path):
-    return Places(tmp_path / "proc", tmp_path / "sys", tmp_path / "shm", tmp_path / "tmp", tmp_path / "home", {})
+def root(tmp_path, monkeypatch):
+    """The folder that the checks take for the root of the host; all else that they read is empty."""
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
 
 
 def put(path: Path, text: str) -> None:
@@ -257,7 +263,7 @@ class Card(FakeNvml):
 
 
 @pytest.fixture
-def page_of_a_card(places, monkeypatch):
+def page_of_a_card(root, monkeypatch):
     """The doctor on a host with a card behind the real pynvml; by name of the finding."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     state = State(memory_used_bytes=5 * GIB, processes=(11,), reasons=0x40)
@@ -265,7 +271,7 @@ def page_of_a_card(places, monkeypatch):
     def page(**gpu: object) -> dict[str, str]:
         visible_gpus.cache_clear()
         with installed(Card(state, **gpu)):
-            found = examine(["/nowhere/python"], places)
+            found = examine(["/nowhere/python"])
         visible_gpus.cache_clear()
         return {finding.name: finding_lines([finding])[0] for finding in found}
 
@@ -292,38 +298,37 @@ def test_a_card_without_profiling_counters_is_a_warning(page_of_a_card):
     assert found.startswith("warning") and f"no {SM_ACTIVE}" in found and "nvml-gpm" not in found
 
 
-def test_mps_is_a_daemon_that_lives(places, tmp_path):
-    remote_executor = Places(places.proc, env={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mps")})
-    assert doctor.of_mps(remote_executor) == Finding("MPS", "ok", f"no control daemon in {tmp_path / 'mps'}")
-    put(tmp_path / "mps/nvidia-cuda-mps-control.pid", "77\n")
-    assert doctor.of_mps(remote_executor).state == "ok"  # left behind
-    put(places.proc / "77/stat", "")
-    found = doctor.of_mps(remote_executor)
+def test_mps_is_a_daemon_that_lives(root, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(root / "mps"))
+    assert doctor.of_mps() == Finding("MPS", "ok", f"no control daemon in {root / 'mps'}")
+    put(root / "mps/nvidia-cuda-mps-control.pid", "77\n")
+    assert doctor.of_mps().state == "ok"  # left behind
+    put(root / "proc/77/stat", "")
+    found = doctor.of_mps()
     assert found.state == "warning" and "process 77" in found.found
 
 
 @pytest.mark.parametrize(
     ("usable", "total", "state", "words"),
-    [(8, 8, "ok", "8 of 8, 2 per core"), (2, 8, "warning", "the affinity"), (2, 2, "warning", "share them")],
+    [(8, 8, "ok", "8 of 8, "), (2, 8, "warning", "the affinity"), (2, 2, "warning", "share them")],
 )
-def test_cores(places, usable, total, state, words):
-    put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", "0,4\n")
-    found = doctor.of_cores(places, usable, total)
+def test_cores(root, usable, total, state, words):
+    found = doctor.of_cores(usable, total)
     assert found.state == state and words in finding_lines([found])[0]
 
 
-def test_a_quota_below_the_cores_is_a_warning(places):
-    put(places.proc / "self/cgroup", "0::/a\n")
-    put(places.sys / "fs/cgroup/a/cpu.max", "600000 100000\n")
-    assert doctor.of_cores(places, 4, 4).state == "ok"
-    found = doctor.of_cores(places, 16, 16)
+def test_a_quota_below_the_cores_is_a_warning(root):
+    put(root / "proc/self/cgroup", "0::/a\n")
+    put(root / "sys/fs/cgroup/a/cpu.max", "600000 100000\n")
+    assert doctor.of_cores(4, 4).state == "ok"
+    found = doctor.of_cores(16, 16)
     assert found.state == "warning" and "a quota of 6" in found.found
 
 
-@pytest.mark.parametrize(("text", "threads"), [("0\n", 1), ("0-1\n", 2), ("0,64\n", 2), ("0-1,64-65\n", 4), ("", None)])
-def test_threads_per_core(places, text, threads):
-    put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", text)
-    assert f"8 of 8, {threads or '?'} per core" in doctor.of_cores(places, 8, 8).found
+@pytest.mark.parametrize(("physical", "threads"), [(8, "1"), (4, "2"), (None, "?")])
+def test_threads_per_core(root, monkeypatch, physical, threads):
+    monkeypatch.setattr(doctor.psutil, "cpu_count", lambda logical: physical)
+    assert f"8 of 8, {threads} per core" in doctor.of_cores(8, 8).found
 
 
 @pytest.mark.parametrize(
@@ -383,20 +388,20 @@ def test_cores_of_two_speeds_are_a_warning_and_the_cores_allowed_stay(monkeypatc
         ("0\n", 2, "ok", "does not share"),
     ],
 )
-def test_cores_that_are_shared_by_session(places, told, cores, state, words):
-    assert doctor.of_kernel(places, cores)[0].state == "ok", "a kernel without such groups"
-    put(places.proc / "sys/kernel/sched_autogroup_enabled", told)
-    found, _ = doctor.of_kernel(places, cores)
+def test_cores_that_are_shared_by_session(root, told, cores, state, words):
+    assert doctor.of_kernel(cores)[0].state == "ok", "a kernel without such groups"
+    put(root / "proc/sys/kernel/sched_autogroup_enabled", told)
+    found, _ = doctor.of_kernel(cores)
     assert found.state == state and words in found.found
     assert ("kernel.sched_autogroup_enabled=0" in finding_lines([found])[0]) is (state == "warning")
 
 
-def test_governors(places):
+def test_governors(root):
     def governor():
-        return doctor.of_kernel(places, 8)[1]
+        return doctor.of_kernel(8)[1]
 
     assert governor().found == "not readable, as in most virtual machines"
-    cpufreq = places.sys / "devices/system/cpu/cpufreq"
+    cpufreq = root / "sys/devices/system/cpu/cpufreq"
     put(cpufreq / "policy0/scaling_governor", "performance\n")
     assert governor() == Finding("governor", "ok", "performance")
     put(cpufreq / "policy1/scaling_governor", "powersave\n")
@@ -404,51 +409,47 @@ def test_governors(places):
 
 
 @pytest.fixture
-def space(monkeypatch):
+def space(root, monkeypatch):
     """Findings on memory, shared memory and vLLM's cache, with so many bytes free."""
 
-    def found(places, free=None):
+    def found(free=None):
         with monkeypatch.context() as patch:
             if free is not None:
                 patch.setattr(doctor, "free_bytes", lambda path: free)
-            return list(doctor.of_space(places))
+            return list(doctor.of_space())
 
     return found
 
 
 @pytest.mark.parametrize(("free_gib", "state"), [(20, "ok"), (4, "warning"), (1, "problem")])
-def test_memory(places, space, free_gib, state):
-    put(places.proc / "meminfo", f"MemTotal: {32 << 20} kB\nMemFree: 1 kB\nMemAvailable: {free_gib << 20} kB\n")
-    found, *_ = space(places)
+def test_memory(root, space, monkeypatch, free_gib, state):
+    memory = SimpleNamespace(available=free_gib * GIB, total=32 * GIB)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
+    found, *_ = space()
     assert (found.state, found.found) == (state, f"{free_gib}.0 GiB of 32.0 GiB free")
     assert bool(found.advice) == (state != "ok")
 
 
-@pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemAvailable:\nMemTotal: 1 kB\n", "nonsense\n"])
-def test_memory_that_is_not_told(places, space, text):
-    put(places.proc / "meminfo", text)
-    assert space(places)[0] == Finding("memory", "ok", "the host does not say")
-
-
-def test_shared_memory(places, space):
-    assert space(places)[1].state == "warning"
-    places.shm.mkdir()
-    assert space(places, 64 << 20)[1].state == "warning"
-    assert space(places, 8 * GIB)[1].found == "8.0 GiB free"
+def test_shared_memory(root, space):
+    assert space()[1].state == "warning"
+    (root / "dev/shm").mkdir(parents=True)
+    assert space(64 << 20)[1].state == "warning"
+    assert space(8 * GIB)[1].found == "8.0 GiB free"
 
 
 @pytest.mark.parametrize(
     ("env", "where"),
     [({}, "home/.cache/vllm"), ({"XDG_CACHE_HOME": "xdg"}, "xdg/vllm"), ({"VLLM_CACHE_ROOT": "root"}, "root")],
 )
-def test_the_compile_cache(places, space, tmp_path, env, where):
-    given = Places(home=places.home, env={name: str(tmp_path / value) for name, value in env.items()})
-    found = space(given, 100 * GIB)[2]
-    assert (found.state, found.found) == ("ok", f"nothing compiled yet in {tmp_path / where}, 100.0 GiB free")
-    (tmp_path / where / "torch_compile_cache").mkdir(parents=True)
-    assert space(given, GIB)[2].state == "warning"
-    assert space(given, 0)[2].state == "problem"
-    assert space(given)[2].found.startswith(f"there is one in {tmp_path / where}, ")
+def test_the_compile_cache(root, space, monkeypatch, env, where):
+    for name, value in env.items():
+        monkeypatch.setenv(name, str(root / value))
+    found = space(100 * GIB)[2]
+    assert (found.state, found.found) == ("ok", f"nothing compiled yet in {root / where}, 100.0 GiB free")
+    (root / where / "torch_compile_cache").mkdir(parents=True)
+    assert space(GIB)[2].state == "warning"
+    assert space(0)[2].state == "problem"
+    assert space()[2].found.startswith(f"there is one in {root / where}, ")
 
 
 def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path):

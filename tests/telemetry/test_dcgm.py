@@ -96,16 +96,14 @@ def test_nanoseconds_become_seconds_where_the_release_counts_them(engine, releas
         assert source.read(0.0).values[CAPPED_POWER] == 2.5
 
 
-def test_all_of_dcgms_numbers_are_watched_and_none_of_ours(engine, release):
-    source = engine.open()
+def test_all_of_dcgms_numbers_of_our_gpu_are_watched_and_none_of_ours(engine, release):
+    before = list(sys.path)
+    source = engine.open(address="gpu7:5556")
+    assert (source.name, engine.addresses, sys.path) == ("dcgm", ["gpu7:5556"], before)
     last = {3: 1076, 4: 1425}[release]
     assert engine.watched == {number for number in SENSORS if number < min(OURS, last)}
     assert set(source.read(0.0).values) == engine.watched
     assert set(source.unsupported) == {number for number in SENSORS if last <= number < OURS}
-
-
-def test_only_our_gpu_is_watched(engine):
-    engine.open()
     assert {tuple(engine.groups[group]) for group, _, _ in engine.watches.values()} == {(1,)}
 
 
@@ -113,17 +111,6 @@ def test_only_our_gpu_is_watched(engine):
 def test_the_engine_never_looks_more_often_than_is_valid(engine, asked_s, watched_us):
     engine.open(interval_s=asked_s)
     assert {every_us for _, _, every_us in engine.watches.values()} == {watched_us}
-
-
-def test_it_is_called_dcgm_and_connects_where_told(engine):
-    assert engine.open(address="gpu7:5556").name == "dcgm"
-    assert engine.addresses == ["gpu7:5556"]
-
-
-def test_the_path_is_as_before(engine):
-    before = list(sys.path)
-    engine.open()
-    assert sys.path == before
 
 
 def test_a_renamed_constant_is_never_touched(engine, release):
@@ -147,25 +134,17 @@ def test_bindings_that_warn_are_used(engine, tmp_path):
 # What is given once
 
 
-def test_a_value_is_given_once(engine):
-    engine.on_progress(POWER, 300.0, SECOND)
-    source = engine.open()
-    assert source.read(0.0).values[POWER] == 300.0
-    second = source.read(0.25)
-    assert second.values[POWER] is None
-    assert f"{POWER}: not updated" in second.missing
-    engine.on_progress(POWER, 300.0, 2 * SECOND)
-    assert source.read(0.5).values[POWER] == 300.0
-
-
-def test_each_number_has_its_own_stamp(engine):
+def test_each_value_is_given_once_by_its_own_stamp(engine):
     engine.on_progress(POWER, 300.0, SECOND)
     engine.on_progress(SM_ACTIVE, 0.5, SECOND)
     source = engine.open()
-    source.read(0.0)
+    assert source.read(0.0).values[POWER] == 300.0
     engine.on_progress(SM_ACTIVE, 0.25, 2 * SECOND)
-    values = source.read(0.25).values
-    assert (values[POWER], values[SM_ACTIVE]) == (None, 0.25)
+    second = source.read(0.25)
+    assert (second.values[POWER], second.values[SM_ACTIVE]) == (None, 0.25)
+    assert f"{POWER}: not updated" in second.missing
+    engine.on_progress(POWER, 300.0, 3 * SECOND)
+    assert source.read(0.5).values[POWER] == 300.0
 
 
 @pytest.mark.parametrize(
@@ -220,28 +199,24 @@ def test_a_value_is_finite_or_the_reason_why_there_is_none(number, raw):
     assert found if isinstance(found, str) else math.isfinite(found)
 
 
-@pytest.mark.parametrize("raw", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_no_number_is_none(engine, raw):
-    engine.on_progress(SM_ACTIVE, raw, SECOND)
-    reading = engine.open().read(0.0)
-    assert reading.values[SM_ACTIVE] is None
-    assert sum(text.startswith(f"{SM_ACTIVE}: ") for text in reading.missing) == 1
-
-
-def test_an_error_of_one_field_is_that_fields(engine):
+@pytest.mark.parametrize(
+    ("raw", "status", "reason"),
+    [
+        (float("nan"), 0, "nan"),
+        (float("-inf"), 0, "-inf"),
+        (0.5, -36, "DCGM Error with code -36"),
+        (None, 0, "No data is available"),
+    ],
+)
+def test_a_field_without_a_value_is_none_and_costs_no_other(engine, raw, status, reason):
     engine.on_progress(POWER, 300.0, SECOND)
-    engine.on_progress(SM_ACTIVE, 0.5, SECOND)
-    engine.statuses[SM_ACTIVE] = -36
+    if raw is not None:
+        engine.on_progress(SM_ACTIVE, raw, SECOND)
+    if status:
+        engine.statuses[SM_ACTIVE] = status
     reading = engine.open().read(0.0)
-    assert (reading.values[POWER], reading.values[SM_ACTIVE]) == (300.0, None)
-    assert f"{SM_ACTIVE}: DCGM Error with code -36" in reading.missing
-    assert reading.span_s is None
-
-
-def test_a_field_that_never_had_a_value_is_none(engine):
-    reading = engine.open().read(0.0)
-    assert reading.values[POWER] is None
-    assert f"{POWER}: No data is available" in reading.missing
+    assert (reading.values[POWER], reading.values[SM_ACTIVE], reading.span_s) == (300.0, None, None)
+    assert [text for text in reading.missing if text.startswith(f"{SM_ACTIVE}: ")] == [f"{SM_ACTIVE}: {reason}"]
 
 
 # What is refused
@@ -346,17 +321,11 @@ def test_an_engine_that_goes_is_a_failure_and_no_more(engine):
     source.close()
 
 
-def test_close_leaves_nothing_in_the_engine(engine):
+def test_a_closed_source_is_a_failure_and_leaves_nothing_in_the_engine(engine):
     source = engine.open()
     assert engine.watches
     source.close()
     assert_nothing_is_left(engine)
-    source.close()
-
-
-def test_a_closed_source_is_a_failure(engine):
-    source = engine.open()
-    source.close()
     with pytest.raises(SensorFailed):
         source.read(0.0)
 

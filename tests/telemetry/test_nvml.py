@@ -128,10 +128,6 @@ def test_ratios_are_means_over_the_span_that_is_told(busy, sm, occupancy, tensor
     assert reading.values[of.POWER_INSTANT] == pytest.approx(power_w, abs=1e-3)
 
 
-def test_a_ratio_that_cannot_be_is_kept_for_others_to_judge():
-    assert last(FakeNvml(State(sm=1.294))).values[of.SM_ACTIVE] == pytest.approx(1.294)
-
-
 def test_all_ratios_come_from_one_call_over_one_pair():
     with opened() as (gpu, source):
         at(gpu, source, 0.0)
@@ -249,11 +245,6 @@ def test_a_call_of_gpm_that_fails_costs_the_ratios_of_that_reading(function):
     assert len(during.missing) == 5
     assert after.span_s == (0.5 if function == "nvmlGpmMetricsGet" else 1.0)
     assert after.values[of.SM_ACTIVE] == pytest.approx(BUSY.sm)
-
-
-def test_a_counter_stuck_at_zero_is_told_as_it_is():
-    reading = last(FakeNvml(State(busy=1.0, sm=0.9, power_w=600.0, gpm_stuck=frozenset({2}))))
-    assert (reading.values[of.SM_ACTIVE], reading.values[of.GPU_UTIL]) == (0.0, 1.0)
 
 
 # Without GPM
@@ -425,7 +416,72 @@ def test_seldom_asked_counters_are_neither_asked_by_function_between():
         assert of.ENERGY not in at(gpu, source, 1.25).values
 
 
-# Clocks, power, energy
+# What is planted over time
+
+
+def gpu_of(state: State = BUSY, *changes: tuple[float, dict], events: tuple[tuple, ...] = (), **more) -> FakeNvml:
+    gpu = FakeNvml(state, **more)
+    for at_s, what in changes:
+        gpu.change(at_s, **what)
+    for event in events:
+        gpu.event(*event)
+    return gpu
+
+
+def restarted() -> FakeNvml:
+    gpu = FakeNvml(State(power_w=100.0))
+    gpu.restart_energy(1.0)
+    return gpu
+
+
+SLOW = {"reasons": 0x4, "sm_clock_mhz": 1200, "power_limit_w": 500.0}
+STUCK = State(busy=1.0, sm=0.9, power_w=600.0, gpm_stuck=frozenset({2}))
+ABSENT_MPS = frozenset({"nvmlDeviceGetMPSComputeRunningProcesses_v3"})
+# By name: the GPU, and by the time of a reading what some numbers are then.
+HISTORIES = {
+    "a ratio that cannot be": (gpu_of(State(sm=1.294)), {1.0: {}, 2.0: {of.SM_ACTIVE: 1.294}}),
+    "a counter stuck at zero": (gpu_of(STUCK), {1.0: {}, 2.0: {of.SM_ACTIVE: 0.0, of.GPU_UTIL: 1.0}}),
+    "throttling": (
+        gpu_of(BUSY, (1.0, SLOW)),
+        {
+            0.5: {of.CLOCK_REASONS: 0.0, of.SM_CLOCK: 1980e6, of.POWER_LIMIT: 700.0},
+            1.0: {of.CLOCK_REASONS: 4.0, of.SM_CLOCK: 1200e6, of.POWER_LIMIT: 500.0},
+        },
+    ),
+    "average power that lags": (
+        gpu_of(State(power_w=100.0), (2.0, {"power_w": 500.0})),
+        {2.5: {of.POWER_INSTANT: 500.0, of.POWER: 300.0}},
+    ),
+    "energy of a driver that is loaded again": (restarted(), {0.9: {of.ENERGY: 90.0}, 1.5: {of.ENERGY: 50.0}}),
+    "energy that wraps": (gpu_of(State(power_w=100.0), energy_wraps_j=150.0), {2.0: {of.ENERGY: 50.0}}),
+    "the last Xid since opening": (
+        gpu_of(events=((-0.5, 0x8, 31), (2.0, 0x8, 13), (2.1, 0x8, 79))),
+        {1.0: {of.XID: 0}, 1.9: {of.XID: 0}, 2.0: {of.XID: 13}, 2.5: {of.XID: 79}, 9.0: {of.XID: 79}},
+    ),
+    "other critical events": (gpu_of(events=((0.5, 0x2, 5), (0.6, 0x10))), {1.0: {of.XID: 0.0}}),
+    "a flood of events, which does not hold a reading": (
+        gpu_of(events=tuple((0.5, 0x8, number) for number in range(150))),
+        {1.0: {of.XID: 99.0}, 1.5: {of.XID: 149.0}},
+    ),
+    "ECC errors": (
+        gpu_of(BUSY, (1.0, {"ecc_double_bit": 2, "remapped_rows": 1})),
+        {0.9: {of.ECC_DOUBLE_BIT: 0.0}, 1.0: {of.ECC_DOUBLE_BIT: 2.0, of.REMAPPED_ROWS: 1.0}},
+    ),
+    "a foreign process that comes": (
+        gpu_of(State(processes=(OURS,)), (1.0, {"processes": (OURS, THEIRS)})),
+        {0.5: {of.FOREIGN_PROCESSES: 0.0}, 1.0: {of.FOREIGN_PROCESSES: 1.0}},
+    ),
+    "no list of MPS": (gpu_of(State(processes=(OURS,)), missing=ABSENT_MPS), {1.0: {of.GPU_PROCESSES: 1.0}}),
+}
+
+
+@pytest.mark.parametrize(("gpu", "readings"), HISTORIES.values(), ids=HISTORIES)
+def test_what_is_planted_is_read_when_it_is_so(gpu, readings):
+    with opened(gpu) as (_, source):
+        assert source.unsupported == {}
+        for now_s, expected in readings.items():
+            values = at(gpu, source, now_s).values
+            assert {number: values[number] for number in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("ids", [(269, 270, 271), (251, 252, 253)])
@@ -448,16 +504,6 @@ def test_power_smoothing_is_not_taken_for_a_capped_time():
         assert of.CAPPED_POWER in at(gpu, source, 1.0).values
 
 
-def test_throttling_shows_in_reasons_clock_and_limit():
-    gpu = FakeNvml()
-    gpu.change(1.0, reasons=0x4, sm_clock_mhz=1200, power_limit_w=500.0)
-    with opened(gpu) as (_, source):
-        before, after = at(gpu, source, 0.5).values, at(gpu, source, 1.0).values
-    shown = (of.CLOCK_REASONS, of.SM_CLOCK, of.POWER_LIMIT)
-    assert [before[number] for number in shown] == [0.0, 1980e6, 700.0]
-    assert [after[number] for number in shown] == [4.0, 1200e6, 500.0]
-
-
 @given(st.lists(st.tuples(st.floats(0.1, 2.0), st.floats(50, 700)), min_size=1, max_size=8))
 def test_energy_is_the_integral_of_power_to_the_last_step(phases):
     gpu, now_s, spent_j, last_j = FakeNvml(State(power_w=100.0)), 0.0, 0.0, 0.0
@@ -473,69 +519,13 @@ def test_energy_is_the_integral_of_power_to_the_last_step(phases):
     assert spent_j - 0.1 * 700 - 1e-3 <= last_j <= spent_j + 1e-3
 
 
-def test_average_power_lags_and_instant_power_does_not():
-    gpu = FakeNvml(State(power_w=100.0))
-    gpu.change(2.0, power_w=500.0)
-    values = last(gpu, 2.5).values
-    assert values[of.POWER_INSTANT] == 500.0
-    assert values[of.POWER] == pytest.approx(300.0)
-
-
-def test_energy_that_begins_again_is_told_as_it_is():
-    gpu = FakeNvml(State(power_w=100.0))
-    gpu.restart_energy(1.0)
-    with opened(gpu) as (_, source):
-        assert at(gpu, source, 0.9).values[of.ENERGY] == pytest.approx(90.0)
-        assert at(gpu, source, 1.5).values[of.ENERGY] == pytest.approx(50.0)
-    with opened(FakeNvml(State(power_w=100.0), energy_wraps_j=150.0)) as (gpu, source):
-        assert at(gpu, source, 2.0).values[of.ENERGY] == pytest.approx(50.0)
-
-
 # Errors of the GPU
-
-
-def test_the_last_xid_since_opening_is_told():
-    gpu = FakeNvml()
-    gpu.xid(0.5, 31)
-    gpu.xid(2.0, 13)
-    gpu.xid(2.1, 79)
-    with installed(gpu):
-        gpu.now_s = 1.0
-        source = open_nvml(gpu.uuid, own_pids=set)
-        assert [at(gpu, source, now_s).values[of.XID] for now_s in (1.0, 1.9, 2.0, 2.5, 9.0)] == [0, 0, 13, 79, 79]
-        source.close()
-
-
-def test_other_critical_events_are_no_xid():
-    gpu = FakeNvml()
-    gpu.event(0.5, 0x2, 5)
-    gpu.event(0.6, 0x10)
-    with opened(gpu) as (_, source):
-        assert at(gpu, source, 1.0).values[of.XID] == 0.0
-
-
-def test_a_flood_of_events_does_not_hold_a_reading():
-    gpu = FakeNvml()
-    for number in range(150):
-        gpu.xid(0.5, number)
-    with opened(gpu) as (_, source):
-        assert at(gpu, source, 1.0).values[of.XID] == 99.0
-        assert at(gpu, source, 1.5).values[of.XID] == 149.0
 
 
 def test_a_gpu_without_xid_events_has_no_such_number():
     with opened(FakeNvml(event_types=0x2)) as (gpu, source):
         assert source.unsupported == {of.XID: "NVML says Not Supported"}
         assert of.XID not in at(gpu, source, 1.0).values
-
-
-def test_ecc_errors_show_when_they_come():
-    gpu = FakeNvml()
-    gpu.change(1.0, ecc_double_bit=2, remapped_rows=1)
-    with opened(gpu) as (_, source):
-        assert at(gpu, source, 0.9).values[of.ECC_DOUBLE_BIT] == 0.0
-        values = at(gpu, source, 1.0).values
-    assert (values[of.ECC_DOUBLE_BIT], values[of.REMAPPED_ROWS]) == (2.0, 1.0)
 
 
 @pytest.mark.parametrize("profile", [True, False])
@@ -572,20 +562,6 @@ def test_pids_of_another_namespace_are_not_called_foreign():
     reading = last(FakeNvml(State(processes=(THEIRS, 99))))
     assert (reading.values[of.GPU_PROCESSES], reading.values[of.FOREIGN_PROCESSES]) == (2.0, None)
     assert "namespace" in reasons(reading, of.FOREIGN_PROCESSES)[0]
-
-
-def test_a_foreign_process_shows_when_it_comes():
-    gpu = FakeNvml(State(processes=(OURS,)))
-    gpu.change(1.0, processes=(OURS, THEIRS))
-    with opened(gpu) as (_, source):
-        assert [at(gpu, source, now_s).values[of.FOREIGN_PROCESSES] for now_s in (0.5, 1.0)] == [0.0, 1.0]
-
-
-def test_without_mps_the_other_list_is_enough():
-    gpu = FakeNvml(State(processes=(OURS,)), missing=frozenset({"nvmlDeviceGetMPSComputeRunningProcesses_v3"}))
-    with opened(gpu) as (_, source):
-        assert source.unsupported == {}
-        assert at(gpu, source, 1.0).values[of.GPU_PROCESSES] == 1.0
 
 
 def test_own_pids_are_not_asked_for_while_the_gpu_has_none():

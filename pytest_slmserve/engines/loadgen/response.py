@@ -5,10 +5,150 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pytest_slmserve.engines.loadgen.connection import Malformed, Response
+HEAD_LIMIT, LINE_LIMIT, INTERIM_LIMIT = 1 << 16, 1 << 12, 8
+BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-5]\d\d)(?: .*)?")
+CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;.*)?\r?")
+WITHOUT_BODY = {204, 304}
+
+
+class Malformed(Exception):
+    """Bytes that are no HTTP/1.1 response, or that end in the middle of one."""
+
+
+class Response:
+    """One response. `feed` it the bytes that arrive, and `close` it if the peer closed the connection.
+
+    status is None until the head is complete; header names are in lower case. `reusable`: the connection may carry
+    another request, which holds only once the response has `ended`.
+    """
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self.ended = False
+        self.reusable = False
+        self._rest = b""
+        self._left = 0  # bytes of a body, or of a chunk, that are still to come
+        self._in_chunk = False  # the end of line after it included
+        self._interim = 0
+        self._next: Callable[[bytes], bytes] = self._head
+
+    def feed(self, data: bytes) -> bytes:
+        """The part of the body that is in `data`. Raises Malformed."""
+        if self.ended:
+            raise Malformed("bytes after the end of a response")
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        return self._next(data)
+
+    def close(self) -> None:
+        """The peer has closed: the end of a body that nothing else ends. Raises Malformed for any other."""
+        if self._next == self._until_closed:
+            self.ended = True
+        elif not self.ended:
+            raise Malformed("the connection broke off" if self.status else "the connection was closed unanswered")
+
+    def _head(self, data: bytes) -> bytes:
+        """Read status line and headers; they say how the body ends, which `_next` reads from then on."""
+        blank = BLANK_LINE.search(data)
+        if not blank:
+            if len(data) > HEAD_LIMIT or not (data[:5] == b"HTTP/" or b"HTTP/".startswith(data)):
+                raise Malformed(f"no HTTP response: it begins with {data[:40]!r}")
+            self._rest = data
+            return b""
+        first, *lines = data[: blank.start()].decode("latin-1").replace("\r\n", "\n").split("\n")
+        rest = data[blank.end() :]
+        status = STATUS_LINE.fullmatch(first)
+        if not status:
+            raise Malformed(f"no HTTP/1.1 status line: {first[:80]!r}")
+        if status[2].startswith("1"):  # interim: the response itself is still to come
+            self._interim += 1
+            if self._interim > INTERIM_LIMIT:
+                raise Malformed("nothing but interim responses")
+            return self._head(rest) if rest else b""
+        self.status = int(status[2])
+        self.headers = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+        }
+        wanted = self.headers.get("connection", "keep-alive" if status[1] == "1" else "close").lower()
+        self.reusable = "close" not in wanted
+        length = self.headers.get("content-length", "")
+        if self.status in WITHOUT_BODY:
+            self.ended = True
+        elif "chunked" in self.headers.get("transfer-encoding", "").lower():
+            self._next = self._chunks
+        elif length:
+            if not length.isdecimal():
+                raise Malformed(f"a content length of {length[:40]!r}")
+            self._left, self._next = int(length), self._counted
+            self.ended = not self._left
+        else:
+            self.reusable, self._next = False, self._until_closed
+        if self.ended:
+            self.reusable = self.reusable and not rest
+            return b""
+        return self._next(rest) if rest else b""
+
+    def _until_closed(self, data: bytes) -> bytes:
+        return data
+
+    def _counted(self, data: bytes) -> bytes:
+        body = data[: self._left]
+        self._left -= len(body)
+        if not self._left:
+            self.ended = True
+            self.reusable = self.reusable and len(data) == len(body)
+        return body
+
+    def _chunks(self, data: bytes) -> bytes:
+        """The body in chunks, by a loop, because a piece of a busy stream holds many."""
+        body, at = [], 0
+        while at < len(data):
+            if self._left:
+                body.append(data[at : at + self._left])
+                at += len(body[-1])
+                self._left -= len(body[-1])
+                continue
+            end = data.find(b"\n", at)
+            line = data[at:] if end < 0 else data[at:end]
+            if self._in_chunk and line not in (b"", b"\r"):
+                raise Malformed(f"malformed chunk: it is followed by {line[:40]!r}")
+            if end < 0:
+                if len(line) > LINE_LIMIT:
+                    raise Malformed("malformed chunk: its size has no end")
+                self._rest = line
+                break
+            at = end + 1
+            if self._in_chunk:
+                self._in_chunk = False
+                continue
+            size = CHUNK_SIZE.fullmatch(line)
+            if not size:
+                raise Malformed(f"malformed chunk: its size is {line[:40]!r}")
+            self._left = int(size[1], 16)
+            self._in_chunk = self._left > 0
+            if not self._left:
+                self._next = self._trailer
+                body.append(self._trailer(data[at:]))
+                break
+        return body[0] if len(body) == 1 else b"".join(body)
+
+    def _trailer(self, data: bytes) -> bytes:
+        while (end := data.find(b"\n")) >= 0:
+            line, data = data[:end].rstrip(b"\r"), data[end + 1 :]
+            if not line:
+                self.ended = True
+                self.reusable = self.reusable and not data
+                return b""
+        if len(data) > LINE_LIMIT:
+            raise Malformed("the trailer of a response has no end")
+        self._rest = data
+        return b""
+
 
 # Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events)
 LINE_END = re.compile(rb"\r\n|\n|\r")

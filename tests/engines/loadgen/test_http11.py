@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import chunked, cuts, pieces
 
-from pytest_slmserve.engines.loadgen.connection import HEAD_LIMIT, LINE_LIMIT, Malformed, Response
+from pytest_slmserve.engines.loadgen.response import HEAD_LIMIT, LINE_LIMIT, Malformed, Response
 
 HEAD = b"HTTP/1.1 200 OK\r\nX-One: 1\r\n"
 bodies = st.binary(max_size=300)
