@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Outputs, ProgressCallback, WindowBarrier
-from pytest_slmserve.engines.worker.slm_pacing import Pacer, SchedulePacer, closed_loop, serve_batches
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, closed_loop, serve_batches
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Workload
@@ -282,7 +282,7 @@ class SimulatedEngine(Engine):
             else None,
         )
 
-    def _served(self, loop: Pacer, workload: Workload) -> tuple[Samples, Steps, int]:
+    def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, int]:
         """The requests that were sent, the steps, and the number of requests that have not ended.
 
         The engine runs as many sequences as its limit and its KV cache allow at full length, so it never preempts by
