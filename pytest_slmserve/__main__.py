@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run() -> int:
-    """`main` where the reader of a pipe may leave early, and names may hold what the terminal cannot show."""
+    """Run `main`, although the reader of a pipe may leave early, and names may hold what the terminal cannot show."""
     try:
         from pytest_slmserve.run.interrupts import as_interrupts
 

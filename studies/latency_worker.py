@@ -19,8 +19,7 @@ class LatencyServer(Server):
         return {**resolved(self.engine.llm_engine.vllm_config), "parts": self.engine.collective_rpc("slm_facts")}
 
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        if message.pop("op") == "load":
-            return self.load(**message)
+        del message["op"]
         return self.batch(**message)
 
     def batch(self, requests: int, output_tokens: int, temperature: float, own: bool) -> dict[str, Any]:

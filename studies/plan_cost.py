@@ -19,19 +19,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 
 from common import parser_of
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.cases import PlannedItem, clock
+from pytest_slmserve.plan.cases import Case, PlannedItem, clock
 from pytest_slmserve.plan.schedule import groups_of, makespan_s, plan_lines, spread
-from pytest_slmserve.plugin.estimates import plan_rows
-from pytest_slmserve.plugin.parametrize import cases_of
+from pytest_slmserve.plugin.items import ItemPlan, parameters_of
+from pytest_slmserve.plugin.progress import plan_rows
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import OwnInterface
@@ -43,20 +41,8 @@ MODELS = ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b", "qwen2.5-3b
 FIXTURES = ("slm_point", "slm_gpus_point", "slm_replica_point")  # of the sweeps, several GPUs and replicas
 
 
-@dataclass(frozen=True)
-class Item:
-    """The part of a test item that the plan reads."""
-
-    name: str
-    callspec: Any
-    fixturenames: tuple[str, ...]
-
-    def get_closest_marker(self, name: str) -> None:
-        return None
-
-
-def item(fixture: str, case: Any) -> Any:
-    return Item(f"test_point[{case.id}]", SimpleNamespace(params={fixture: case}), (fixture,))
+def item(case: Case) -> ItemPlan:
+    return ItemPlan(f"test_point[{case.id}]", case=case, engine=case.engine)
 
 
 def session_of(**given: object) -> Session:
@@ -72,10 +58,7 @@ def planned(count: int) -> tuple[list[PlannedItem], float]:
     engines = {(model, gpus): planner.spec(model, gpus) for model, gpus in degrees}
     loads = range(1, 1 + -(-count // len(degrees)))
     found = [
-        item(
-            "slm_gpus_point",
-            planner.case(engines[model, gpus], [planner.workload(model)], [planner.load(load)], id=str(number)),
-        )
+        item(planner.case(engines[model, gpus], [planner.workload(model)], [planner.load(load)], id=str(number)))
         for number, ((model, gpus), load) in enumerate(islice(product(degrees, loads), count))
     ]
     cases = plan_rows(session, found)
@@ -91,8 +74,8 @@ def cases_of_all(models: Sequence[str]) -> list[PlannedItem]:
     found: list[PlannedItem] = []
     for interface in get_args(OwnInterface):
         session = session_of(interface=interface, models=",".join(models), replicas="2,3")
-        cases = ((fixture, case) for fixture in FIXTURES for case in cases_of(fixture, session, {}))
-        found += plan_rows(session, [item(*each) for each in cases if not each[1].skip_reason])
+        cases = [case for fixture in FIXTURES for each in parameters_of(fixture, session, {}) for case in each.values]
+        found += plan_rows(session, [item(case) for case in cases if not case.skip_reason])
     return found
 
 

@@ -18,7 +18,6 @@ from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.claims import claim, table
-from pytest_slmserve.analysis.claims import claim as table1
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
@@ -70,10 +69,10 @@ STARTED = "2025-12-31T00:00:00+00:00"  # before what `measurement` makes
 def live_text(measurements) -> str:
     """As a session has it at the end of its run."""
     curve = curve_of("opt-1.3b", measurements, planned=BATCHES, cut=[(c, why) for c, why in CUT])
-    names = [c.name for c in table.CLAIMS if c.name not in table1.ARITHMETIC and table.applies(c, curve)]
+    names = [c.name for c in table.CLAIMS if c.of != "arithmetic" and table.applies(c, curve)]
     subjects = [
         *((name, curve) for name in names),
-        *((name, Curve(subject=model)) for name, models in table1.ARITHMETIC.items() for model in models),
+        *((c.name, Curve(subject=model)) for c in table.CLAIMS if c.of == "arithmetic" for model in c.models),
     ]
     rows = [(lookup.row_for(name, c.subject, H200), c) for name, c in subjects]
     judged = [(lookup.judge_row(row.claim, c, row), row) for row, c in rows]

@@ -70,7 +70,8 @@ def changes(name: str, series: Series) -> list[Change]:
 
 
 def line(change: Change) -> str:
-    words = f"{100 * change.by:+.1f} % {'(worse)' if change.by > 0 else '(better)'}, p = {change.pvalue:.2g}"
+    way = "higher (worse)" if change.by > 0 else "lower (better)"
+    words = f"{100 * abs(change.by):.1f} % {way}, p = {change.pvalue:.2g}"
     if change.before == change.after:
         return f"{change.name}: within {change.after}: {words}: the machine, not the release"
     return f"{change.name}: {change.before} to {change.after}: {words}"

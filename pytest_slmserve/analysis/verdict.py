@@ -82,8 +82,11 @@ class Verdict:
         same hosts, the reason says so."""
         value, low, high = (judged.value, judged.low, judged.high) if judged else (None, None, None)
         records = tuple(record for each in dict.fromkeys(point.records for point in seen) for record in each)
-        reason = why if low is None else f"{why}{_caveats(seen)}"
-        return cls(claim, subject, state, reason, value, low, high, threshold, len(records), records)
+        if low is not None:
+            once = any(len({group[0].launch for group in point.used}) == 1 for point in seen)
+            hosts = {frozenset(hosts_of(chain.from_iterable(point.used)) - {None}) for point in seen} - {frozenset()}
+            why += f"{', of one launch' if once else ''}{', on different hosts' if len(hosts) > 1 else ''}"
+        return cls(claim, subject, state, why, value, low, high, threshold, len(records), records)
 
     def __bool__(self) -> bool:
         if self.state is State.INCONCLUSIVE:
@@ -92,13 +95,6 @@ class Verdict:
 
     def __repr__(self) -> str:
         return f"<{self.state.value}: {self.claim} [{self.subject}]: {self.why}>"
-
-
-def _caveats(seen: Sequence[Recorded]) -> str:
-    """Clauses on what the interval of an estimate from these points does not tell."""
-    once = any(len({group[0].launch for group in point.used}) == 1 for point in seen)
-    hosts = {frozenset(hosts_of(chain.from_iterable(point.used)) - {None}) for point in seen} - {frozenset()}
-    return f"{', of one launch' if once else ''}{', on different hosts' if len(hosts) > 1 else ''}"
 
 
 def all_of(states: Iterable[State]) -> State:

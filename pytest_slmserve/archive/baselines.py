@@ -43,22 +43,15 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class BaselineArchive:
-    """One archive as it was written. degraded: what the sensors say against some of it, which keeps it from deciding
-    anything where no better repeat is there."""
-
-    path: Path
-    measurements: tuple[Measurement, ...]
-    degraded: tuple[LeftOut, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Baseline:
-    """An archive of the folder. notes: what of it could not be used, or why none of it can."""
+    """An archive of the folder. notes: what of it could not be used, or why none of it can. degraded: of an archive
+    that was written now, what the sensors say against some of it, which keeps it from deciding anything if no better
+    repeat is there."""
 
     path: Path
     measurements: tuple[Measurement, ...] = ()
     notes: tuple[str, ...] = ()
+    degraded: tuple[LeftOut, ...] = ()
 
     @property
     def name(self) -> str:
@@ -83,7 +76,7 @@ def baseline_name(environment: Environment) -> str | None:
 
 def accept(
     measurements: Sequence[Measurement], folder: Path, *, replace: bool = False, claims: Mapping[str, Any] | None = None
-) -> tuple[tuple[BaselineArchive, ...], tuple[LeftOut, ...]]:
+) -> tuple[tuple[Baseline, ...], tuple[LeftOut, ...]]:
     """Write what is valid into `folder`, an archive for each device and release; claims: stored beside it.
 
     Records of several devices or releases are split, not refused: a name says which device and release a baseline is
@@ -122,7 +115,7 @@ def accept(
     written = []
     for name, group in named.items():
         degraded = tuple(LeftOut(m, "; ".join(doubts)) for m in group if (doubts := check(m).degradations))
-        written.append(BaselineArchive(folder / name, tuple(group), degraded))
+        written.append(Baseline(folder / name, tuple(group), degraded=degraded))
     return tuple(written), left_out
 
 

@@ -165,8 +165,12 @@ class Archive:
         self._session = session
 
     def add(self, measurement: Measurement) -> None:
-        """Append; it is on disk on return, if need be in a second file. Raises BadArchive, with nothing written, for
-        what no reader would take, and BadUsage where it cannot be written."""
+        """Append a measurement. It is on disk on return, if necessary in a second file.
+
+        Raises:
+            BadArchive: It could not be read again, so nothing is written.
+            BadUsage: It cannot be written.
+        """
         m = measurement
         try:
             engine = line_of(engine_line(m.launch, m.spec, m.resolved, m.environment))
@@ -187,8 +191,8 @@ class Archive:
         self._added.append(m)
 
     def _move(self, why: str, measurements: Sequence[Measurement]) -> None:
-        """Go on in a second file, a new archive with the session and the measurements. Raises BadUsage where that
-        cannot be written either, or is not wanted. A file that could not be written whole is removed."""
+        """Continue in a second file, a new archive with the session and the measurements. A file that could not be
+        written completely is removed. Raises BadUsage if no second file can be written, or none is wanted."""
         if not self._moves or self.moved:
             raise BadUsage(why, ANOTHER)
         for folder in (Path(tempfile.gettempdir()), self.path.parent, Path.home()):
@@ -415,8 +419,14 @@ class ScannedLines:
 
 
 def stored_in(path: Path, raw: bytes) -> tuple[list[bytes | None], int]:
-    """The lines of a file, None for packed pieces that cannot be read, and the bytes before its torn end. Raises
-    BadArchive where the file is something else, or takes more memory than there is."""
+    """The lines of a file, and the number of its bytes before a torn end.
+
+    Returns:
+        Lines without their ends, None for a packed piece that cannot be read; and the number of bytes.
+
+    Raises:
+        BadArchive: The file is something else, or takes more memory than an archive may take.
+    """
     lines: list[bytes | None]
     try:
         if packing := _PACKINGS.get(path.suffix):
@@ -465,8 +475,15 @@ def _unpacked(suffix: str, raw: bytes, start: int) -> tuple[bytes, int | None]:
 def scan(
     path: Path, lines: Iterable[bytes | None], found: ScannedLines, *, columns: bool = True
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Decode lines into `found`, and yield each that is not damaged with its facts. columns: see `decode`. Raises
-    BadArchive where a session is of another format, or no line is one of an archive."""
+    """Decode lines into `found`, and yield each line that is not damaged with its facts.
+
+    Args:
+        lines: Lines of the archive at `path`; None for a packed piece that cannot be read.
+        columns: See `decode`.
+
+    Raises:
+        BadArchive: A session is of another format, or no line is a line of an archive.
+    """
     number = 0
     for number, line in enumerate(lines, 1):
         try:
@@ -521,8 +538,11 @@ def facts_of(line: bytes) -> dict[str, Any]:
 
 
 def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[str, Any]:
-    """Decode one line into `found`, and return its facts; raises one of _DAMAGE. columns: False leaves a measurement
-    out, of which only the checksum, the engine and the form are checked."""
+    """Decode one line into `found`, and return its facts. Raises one of _DAMAGE for a damaged line.
+
+    Args:
+        columns: False does not decode measurements, and checks only their checksum, engine and form.
+    """
     sealed_otherwise = line.startswith(_FIRST) and not _SEAL.search(line)  # as in other formats
     body = line if sealed_otherwise or not line.strip() else unsealed(line)
     checked_only = not columns and line.startswith(BULK)
@@ -658,8 +678,8 @@ def _made_id(started: str) -> str:
 
 
 def chosen(contents: Contents, wanted: RunChoice) -> Contents:
-    """The part of an archive that is wanted, with a note where runs of the same cases were left out, or pooled. Raises
-    BadUsage for a run that it does not have, or a time that is none."""
+    """The part of an archive that was chosen, with a note if runs of the same cases were left out, or pooled. Raises
+    BadUsage for a run that the archive does not have, or for text that is no time."""
     runs = runs_of(contents)
     notes: list[str] = []
     match wanted.run:
@@ -692,8 +712,8 @@ def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
 
 
 def _last_of_each_case(runs: Sequence[RecordedRun]) -> tuple[list[Measurement], list[str]]:
-    """Of each case the measurements of the last group of runs that has it, and notes. A gate is a case of its own. Runs
-    are read as one group if one resumes with all before it, or neighbours have no ids."""
+    """The measurements of each case in the last group of runs that measured it, and notes for the reader. A gate is a
+    case of its own. A run that resumes is in one group with all runs before it, and so are neighbours without ids."""
     groups: list[list[RecordedRun]] = []
     for run in runs:
         if run.resumes:

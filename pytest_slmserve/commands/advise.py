@@ -13,7 +13,7 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, check_wanted, external_results
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.report.advice.text import advice_facts, advice_section
+from pytest_slmserve.report.advice import advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.deployments import gpus_advice
 from pytest_slmserve.report.page.writer import write_section

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.plan import MODES, SHIPPED
 from pytest_slmserve.commands.report import gates_of
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.gate.text import gate_facts, title
+from pytest_slmserve.report.gate import gate_facts, title
 from pytest_slmserve.report.text_table import between, figure, hanging
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -35,24 +35,18 @@ UNUSABLE = (2, 3, 4, 5)  # statuses of pytest that say nothing of a release
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release of vLLM. python: its interpreter; none: as the options of pytest say. env, engine_arg: of its side."""
+    """A release of vLLM. python: its interpreter; if empty, that of the options of pytest. env, engine_arg: variables
+    and engine arguments of its side."""
 
     release: str
     python: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     engine_arg: Mapping[str, Any] = field(default_factory=dict)
 
-    def options(self, side: str) -> Iterator[str]:
-        """Options of pytest for this side of a gate."""
-        if self.python:
-            yield f"--slm-side={side}:python={self.python}"
-        yield from (f"--slm-side={side}:env={name}={value}" for name, value in self.env.items())
-        yield from (f"--slm-side={side}:arg={name}={json.dumps(value)}" for name, value in self.engine_arg.items())
-
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGate:
-    """Gate of a release against the good one. gates: one for each model; none where it did not start."""
+    """Gate of a release against the good one. gates: one for each model; none if the release did not start."""
 
     release: str
     outcome: State
@@ -78,65 +72,61 @@ def add_bisect(commands: cli.Commands) -> None:
 
 
 def run_bisect(given: argparse.Namespace) -> int:
-    """Gate the slow release, then the middle of what is left, until the first slow one is known, and return the exit
+    """Gate the slow release, then the middle of the suspects, until the first slow one is known, and return the exit
     status."""
-    releases = between_both(releases_of(given), given.good, given.bad)
-    names = [each.release for each in releases]
-    found: dict[str, ReleaseGate] = {}
-    for wanted in _order(names, found):
+    releases = {each.release: each for each in releases_of(given)}
+    names, found, wanted = list(releases), dict[str, ReleaseGate](), given.bad
+    while wanted is not None:
         print(f"gating {wanted} against {given.good} ...", file=sys.stderr, flush=True)
-        found[wanted] = gated(given, releases[0], releases[names.index(wanted)])
+        found[wanted] = gated(given, releases[given.good], releases[wanted])
         print(hanging(_told(found[wanted]), 2), file=sys.stderr, flush=True)
-    outcomes = {name: gate.outcome for name, gate in found.items()}
-    slow = outcomes[given.bad] is State.FAILS
-    left = list(suspects(names, outcomes)) if slow else []
+        outcomes = {name: gate.outcome for name, gate in found.items()}
+        wanted = next_release(names, outcomes) if outcomes[given.bad] is State.FAILS else None
+    last, left = outcomes[given.bad], []
+    if last is State.FAILS:
+        left = list(suspects(names, outcomes))
+        answer = f"one of {', '.join(left)} is the first slow release: the gates between were inconclusive"
+        answer = f"first slow release: {_told(found[left[0]])}" if len(left) == 1 else answer
+    else:
+        known = "is not slower than" if last is State.PASSES else "cannot be told from"
+        answer = f"nothing to find: {given.bad} {known} {given.good}: {_told(found[given.bad])}"
     if given.json:
         gates = [{"release": g.release, "note": g.note, "gates": map(gate_facts, g.gates)} for g in found.values()]
         print(as_json({"good": given.good, "bad": given.bad, "suspects": left, "gates": gates}))
     else:
-        print(hanging(_answer(given, found, left), 2))
-    return cli.PASSES if len(left) == 1 or outcomes[given.bad] is State.PASSES else cli.INCONCLUSIVE
-
-
-def _order(names: Sequence[str], found: Mapping[str, ReleaseGate]) -> Iterator[str]:
-    """Releases to gate, each chosen by the outcomes of those before; none after the last one if that is not slow."""
-    yield names[-1]
-    while found[names[-1]].outcome is State.FAILS:
-        wanted = next_release(names, {name: gate.outcome for name, gate in found.items()})
-        if wanted is None:
-            return
-        yield wanted
+        print(hanging(answer, 2))
+    return cli.PASSES if len(left) == 1 or last is State.PASSES else cli.INCONCLUSIVE
 
 
 def gated(given: argparse.Namespace, good: Release, candidate: Release) -> ReleaseGate:
-    """A gate by pytest, which goes on with what its archive has. Raises BadUsage where nothing of the slow one can be
-    gated, and KeyboardInterrupt where pytest was interrupted."""
+    """A gate by pytest, which goes on with what its archive has. Raises BadUsage if the slow release cannot be gated,
+    and KeyboardInterrupt if pytest was interrupted."""
     place = given.folder / candidate.release
     place.mkdir(parents=True, exist_ok=True)
-    records = place / "records.jsonl"
-    sides = [*available(given, good).options("baseline"), *available(given, candidate).options("candidate")]
+    records, log = place / "records.jsonl", place / "pytest.txt"
+    words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else [])]
+    words += [*side_options(given, good, "baseline"), *side_options(given, candidate, "candidate")]
     own = any(Path(word.split("::")[0]).exists() for word in given.pytest if not word.startswith("-"))
-    words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else []), *sides]
-    log = place / "pytest.txt"
     with log.open("w", encoding="utf-8") as out:
         command = [sys.executable, "-m", "pytest", *words, *given.pytest, *(() if own else SHIPPED)]
         status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
     if status == 2:
         raise KeyboardInterrupt
     gates = gates_of([(records, read(records))])[0] if records.exists() else []
-    if not gates or status in UNUSABLE:
-        # The first error in the output of pytest, else its last line.
-        lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
-        told = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it printed nothing")
-        note = f"pytest ended with {status}: {told}"
-        if candidate.release == given.bad:
-            raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
-        return ReleaseGate(candidate.release, State.INCONCLUSIVE, gates, note)
-    return ReleaseGate(candidate.release, all_of(each.outcome for each in gates), gates)
+    if gates and status not in UNUSABLE:
+        return ReleaseGate(candidate.release, all_of(each.outcome for each in gates), gates)
+    # The first error in the output of pytest, else its last line.
+    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it printed nothing")
+    note = f"pytest ended with {status}: {told}"
+    if candidate.release == given.bad:
+        raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
+    return ReleaseGate(candidate.release, State.INCONCLUSIVE, gates, note)
 
 
 def releases_of(given: argparse.Namespace) -> list[Release]:
-    """Releases in order: those of the file, else the final ones of the package index."""
+    """Releases from the good one to the slow one, of the file, else of the package index. Raises BadUsage if one is
+    missing, if they stand the other way, and if the file holds no releases."""
     if given.releases is None:
         if "--slm-simulate" in given.pytest:  # before 9 GB are installed for each release
             raise BadUsage("the simulated engine is of no release of vLLM", "--slm-gpu, or --releases FILE")
@@ -144,17 +134,26 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
         if not named and not any(os.environ.get(mode.strip("-").replace("-", "_").upper()) for mode in MODES):
             why = "no option says on which engine to gate, and every release would be installed first"
             raise BadUsage(why, f"slmserve bisect --good {given.good} --bad {given.bad} -- --slm-gpu")
-        return [Release(name, given.python.format(release=name)) for name in on_the_index()]
-    try:
-        rows = json.loads(given.releases.read_text("utf-8"))
-        return [Release(**({"python": given.python.format(release=row["release"])} | row)) for row in rows]
-    except (ValueError, TypeError, KeyError) as error:
-        hint = '[{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...]'
-        raise BadUsage(f"{given.releases} is no list of releases ({type(error).__name__}: {error})", hint) from None
+        releases = [Release(name, given.python.format(release=name)) for name in on_the_index()]
+    else:
+        try:
+            rows = json.loads(given.releases.read_text("utf-8"))
+            releases = [Release(**({"python": given.python.format(release=row["release"])} | row)) for row in rows]
+        except (ValueError, TypeError, KeyError) as error:
+            hint = '[{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...]'
+            why = f"{given.releases} is no list of releases ({type(error).__name__}: {error})"
+            raise BadUsage(why, hint) from None
+    names = [each.release for each in releases]
+    if missing := [name for name in (given.good, given.bad) if name not in names]:
+        raise BadUsage(f"{missing[0]} is none of the releases", f"one of {', '.join(names[-12:])}")
+    first, last = names.index(given.good), names.index(given.bad)
+    if first >= last or len(set(names)) < len(names):
+        raise BadUsage(f"{given.bad} does not come after {given.good}", f"--good {given.bad} --bad {given.good}")
+    return releases[first : last + 1]
 
 
 def on_the_index() -> list[str]:
-    """Final releases of vLLM that pip finds, ascending."""
+    """Final releases of vLLM that pip finds, ascending. Raises BadUsage if it finds none."""
     pip = [sys.executable, "-m", "pip", "index", "versions", "vllm"]
     told = subprocess.run(pip, capture_output=True, text=True, check=False)
     listed = re.search(r"Available versions: (.*)", told.stdout)
@@ -164,36 +163,28 @@ def on_the_index() -> list[str]:
     return sorted(names, key=lambda name: tuple(map(int, name.split("."))))
 
 
-def between_both(releases: Sequence[Release], good: str, bad: str) -> list[Release]:
-    """Releases from the good one to the slow one. Raises BadUsage where one is missing or they stand the other way."""
-    names = [each.release for each in releases]
-    if missing := [name for name in (good, bad) if name not in names]:
-        raise BadUsage(f"{missing[0]} is none of the releases", f"one of {', '.join(names[-12:])}")
-    first, last = names.index(good), names.index(bad)
-    if first >= last or len(set(names)) < len(names):
-        raise BadUsage(f"{bad} does not come after {good}", f"--good {bad} --bad {good}")
-    return list(releases[first : last + 1])
-
-
-def available(given: argparse.Namespace, release: Release) -> Release:
-    """The release with an interpreter that is there: made by pip where none was named. Raises BadUsage without one."""
-    if given.releases is not None or release.python:
-        if release.python and not Path(release.python).exists():
-            raise BadUsage(f"there is no interpreter {release.python}", "--python with {release} in its path")
-        return release
-    place = given.folder / release.release / "venv"
-    python = place.absolute() / "bin" / "python"
-    if not (place / "installed").exists():
-        print(f"installing vLLM {release.release} into {place} ...", file=sys.stderr, flush=True)
-        for words in (
-            [sys.executable, "-m", "venv", place],
-            [python, "-m", "pip", "install", f"vllm=={release.release}"],
-        ):
-            done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise BadUsage(f"vLLM {release.release} cannot be installed: {done.stderr.strip()[-200:]}", "--python")
-        (place / "installed").touch()
-    return Release(release.release, str(python))
+def side_options(given: argparse.Namespace, release: Release, side: str) -> list[str]:
+    """Options of pytest for one side of a gate. If no interpreter is named, pip makes one. Raises BadUsage if there
+    is no interpreter."""
+    python = release.python
+    if python and not Path(python).exists():
+        raise BadUsage(f"there is no interpreter {python}", "--python with {release} in its path")
+    if not python and given.releases is None:
+        place = given.folder / release.release / "venv"
+        python = str(place.absolute() / "bin" / "python")
+        if not (place / "installed").exists():
+            print(f"installing vLLM {release.release} into {place} ...", file=sys.stderr, flush=True)
+            pip = [python, "-m", "pip", "install", f"vllm=={release.release}"]
+            for words in ([sys.executable, "-m", "venv", str(place)], pip):
+                done = subprocess.run(words, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    why = f"vLLM {release.release} cannot be installed: {done.stderr.strip()[-200:]}"
+                    raise BadUsage(why, "--python")
+            (place / "installed").touch()
+    options = [f"python={python}"] if python else []
+    options += [f"env={name}={value}" for name, value in release.env.items()]
+    options += [f"arg={name}={json.dumps(value)}" for name, value in release.engine_arg.items()]
+    return [f"--slm-side={side}:{option}" for option in options]
 
 
 def _told(gate: ReleaseGate) -> str:
@@ -204,13 +195,3 @@ def _told(gate: ReleaseGate) -> str:
         ratios = (f"{name} {figure(ratio.value, 4)} of the good one{between(ratio)}" for name, ratio in failing)
         told.append(", ".join([title(gated), *ratios]))
     return f"{gate.release}: {gate.note or '; '.join(told)}"
-
-
-def _answer(given: argparse.Namespace, found: Mapping[str, ReleaseGate], left: Sequence[str]) -> str:
-    bad = found[given.bad]
-    if bad.outcome is not State.FAILS:
-        known = "is not slower than" if bad.outcome is State.PASSES else "cannot be told from"
-        return f"nothing to find: {given.bad} {known} {given.good}: {_told(bad)}"
-    if len(left) == 1:
-        return f"first slow release: {_told(found[left[0]])}"
-    return f"one of {', '.join(left)} is the first slow release: the gates between were inconclusive"

@@ -18,7 +18,7 @@ from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import PASSES
-from pytest_slmserve.report.advice.text import batch_text, caps_text
+from pytest_slmserve.report.advice import batch_text, caps_text
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import write_section

@@ -21,10 +21,9 @@ from pytest_slmserve.commands.cli import (
     check_share,
     exit_status,
 )
+from pytest_slmserve.report import gate as report
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.gate import text as report
-from pytest_slmserve.report.page.content import gate_charts
-from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.page.writer import gate_charts, write_section
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.schema.errors import BadUsage
 

@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.sweep.curve import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.report import curves_of, read_all
-from pytest_slmserve.report.advice.text import PredictedSweep, prediction_facts, prediction_rows, prediction_text
+from pytest_slmserve.report.advice import predicted_sweep, prediction_facts, prediction_text
 from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -43,11 +43,11 @@ def run_predict(given: argparse.Namespace) -> int:
         except TooFewPoints as error:
             notes.append(f"{name}: {error.problem}")
         else:
-            found.append(PredictedSweep(name, prediction, measured_there(prediction, curves)))
+            found.append(predicted_sweep(name, prediction, measured_there(prediction, curves)))
     if given.json:
         print(as_json({"predictions": map(prediction_facts, found), "notes": notes}))
     elif given.csv:
-        print(as_csv(row for one in found for row in prediction_rows(one)), end="")
+        print(as_csv(row for one in found for rows in one.loads for row in rows), end="")
     else:
         print("\n\n".join("\n".join(prediction_text(one)) for one in found) or "nothing can be predicted")
         for note in notes:

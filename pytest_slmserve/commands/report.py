@@ -26,10 +26,9 @@ from pytest_slmserve.commands.external import add_columns, external_results, rep
 from pytest_slmserve.report import compare as run_list
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate.text import calibration_text, gate_facts
+from pytest_slmserve.report.gate import calibration_text, gate_facts
 from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
-from pytest_slmserve.report.page.content import TEXT_WIDTH
-from pytest_slmserve.report.page.writer import rendered, write_page
+from pytest_slmserve.report.page.writer import TEXT_WIDTH, rendered, write_page
 from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_texts

@@ -6,10 +6,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -17,6 +18,7 @@ from pytest_slmserve.schema.loads import Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 
+Result = TypeVar("Result")
 Message = dict[str, Any]
 ProgressCallback = Callable[[Progress], None]
 StartCallback = Callable[[Path], None]  # called now and then with the log of an engine that is not ready yet
@@ -82,8 +84,8 @@ class WindowBarrier:
             return self._window
 
     def ended(self) -> None:
-        """Report that a run needs not be awaited any more, for example because its requests failed. With requests that
-        start together the window is long enough for two whole lockstep cycles of each engine."""
+        """Report that the others need not wait for this run any more, for example because its requests failed. With
+        requests that start together the window is long enough for two whole lockstep cycles of each engine."""
         with self._changed:
             self._awaited -= 1
             if self._awaited == 0:
@@ -92,11 +94,31 @@ class WindowBarrier:
                 self._window = opens, opens + max(seconds)
                 self._changed.notify_all()
 
-    def give_up(self) -> None:
-        """Release all engines that wait for the window, because one of them has failed."""
-        with self._changed:
-            self._given_up = True
-            self._changed.notify_all()
+    def run_together(self, runs: Sequence[Callable[[], Result]], stop: Callable[[], None]) -> list[Result]:
+        """Call these functions at the same time, each of which runs a load up to this barrier, and return their
+        results. Raises the error of the first function that failed; before, `stop` is called to end the others."""
+
+        def measured(run: Callable[[], Result]) -> Result:
+            found = run()
+            self.ended()
+            return found
+
+        pool = ThreadPoolExecutor(len(runs), thread_name_prefix="slm-run")
+        try:
+            futures = [pool.submit(measured, run) for run in runs]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            # Those that have ended come first, because none of them was stopped for the failure of another one.
+            for future in sorted(futures, key=lambda each: not each.done()):
+                future.result()
+            return [future.result() for future in futures]
+        except BaseException:
+            with self._changed:
+                self._given_up = True
+                self._changed.notify_all()
+            stop()
+            raise
+        finally:
+            pool.shutdown()
 
 
 class Engine:
@@ -131,21 +153,11 @@ class Engine:
         """Hand over the requests, so that the next run of them begins at once. Raises BadUsage if they do not fit."""
         check_fits(self.limits, workload)
 
-    def check_load(self, load: Load) -> None:
-        """Raise BadUsage for a load that this engine cannot serve. A static batch and users who send the next request
-        when the last one is answered would wait for each other."""
-        if self.jobs_only and not is_job(load):
-            raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
-        windowed = isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None)
-        if windowed and not self.windows_of_schedules:
-            problem = "an open loop with a window or with max_concurrency needs a server"
-            raise BadUsage(problem, "the server interface, or an endpoint")
-
     def run(
         self,
         workload: Workload,
         load: Load,
-        on_progress: ProgressCallback = ignore_progress,
+        on_progress: ProgressCallback | None = None,
         barrier: WindowBarrier | None = None,
     ) -> Run:
         """Put `load` on the engine and return the facts of the run.
@@ -158,9 +170,14 @@ class Engine:
             BadUsage: The engine cannot serve this load.
             EngineFailed: The engine died.
         """
-        self.check_load(load)
+        if self.jobs_only and not is_job(load):  # users who wait for an answer and a static batch wait for each other
+            raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
+        windowed = isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None)
+        if windowed and not self.windows_of_schedules:
+            problem = "an open loop with a window or with max_concurrency needs a server"
+            raise BadUsage(problem, "the server interface, or an endpoint")
         self.load_requests(workload)
-        return self._run(workload, message_of(load), on_progress, barrier)
+        return self._run(workload, message_of(load), on_progress or ignore_progress, barrier)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         raise NotImplementedError

@@ -105,7 +105,9 @@ OPTIONAL = ("stream_options", "ignore_eos", TOKEN_IDS)  # what some servers refu
 LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in (0, 1, 2, 3)))
 NOT_SO = (400, 422)  # of a body that a server does not take
 TOLD = 200  # characters of an answer that is not a stream
-HINTS = {
+HINTS = {  # by the status of an answer, or its first digit
+    3: "the URL that it leads to: requests do not follow",
+    5: "the server's own log",
     401: f"{KEY}=... in the environment",
     403: f"{KEY}=... in the environment",
     404: "a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it",
@@ -147,8 +149,7 @@ class EndpointEngine(Engine):
         self._further = {name: json.loads(value) for name, value in spec.extra}
         self._own_prompts = own_prompts and not spec.allow_prefix_cache
         self._counts = True
-        self._key = usable(os.environ.get(KEY, "") if key is None else key)
-        self._headers = headers_of(self._key)
+        self._key, self._headers = headers_with(key)
         within_s = min(ANSWER_S, timeout_s)
         try:
             for without in LESS:
@@ -161,8 +162,7 @@ class EndpointEngine(Engine):
             why = told_by_server(f"{error}", self._key)
             raise BadUsage(f"{spec.url} does not answer: {why}", "the URL of a server that runs") from None
         if status != 200:
-            hint = {3: "the URL that it leads to: requests do not follow", 5: "the server's own log"}.get(status // 100)
-            hint = hint or HINTS.get(status, "--extra-body with what this server wants otherwise")
+            hint = HINTS.get(status) or HINTS.get(status // 100, "--extra-body with what this server wants otherwise")
             raise BadUsage(f"{spec.url} answered {status}: {told_by_server(text, self._key)}", hint)
         if "event-stream" not in kind:
             told = told_by_server(kind, self._key) or "something"
@@ -200,28 +200,27 @@ class EndpointEngine(Engine):
         self._client.load_requests(workload, self.body, mark, rounds)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
-        before = self._lookups()
+        before = cache_lookups(self.spec.url, self._headers) if self._counts else None
         run = run_of(self._client.run(load, progress, barrier), workload)
-        after = self._lookups()
+        after = cache_lookups(self.spec.url, self._headers) if before else None
+        self._counts = after is not None  # a server without such counters is not asked again
         seen = (after[0] - before[0], after[1] - before[1]) if before and after else None
         salt = self._fresh.salt if self._fresh else None
         assert run.stream, "there was a client"
         return replace(run, stream=replace(run.stream, refused=self.without, salt=salt, cache_lookups=seen))
-
-    def _lookups(self) -> tuple[int, int] | None:
-        """The counters of the server's prefix cache so far. A server that has none is not asked again."""
-        found = cache_lookups(self.spec.url, self._headers) if self._counts else None
-        self._counts = found is not None
-        return found
 
     def close(self) -> None:
         self.ready = False
         self._client.kill()
 
 
-def headers_of(key: str) -> dict[str, str]:
-    """The headers of a request, with the key as a bearer token if there is one."""
-    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+def headers_with(key: str | None) -> tuple[str, dict[str, str]]:
+    """The key without blanks around it, by default that of the environment, and the headers of a request with it as a
+    bearer token. Raises BadUsage, which does not repeat the key, if no header could hold it."""
+    key = (os.environ.get(KEY, "") if key is None else key).strip()
+    if not (key.isascii() and key.isprintable()):
+        raise BadUsage(f"{KEY} holds what no header may hold", "the key alone, in one line of ASCII")
+    return key, {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
 
 def told_by_server(text: str, key: str) -> str:
@@ -232,11 +231,11 @@ def told_by_server(text: str, key: str) -> str:
 def only_model(url: str, timeout_s: float) -> str:
     """The only model that the server of `url` lists at /models beside its completions. Raises BadUsage if no server
     answers, and if it lists no model or several models."""
-    parts, key = urlsplit(url), usable(os.environ.get(KEY, ""))
+    parts, (key, headers) = urlsplit(url), headers_with(None)
     path = parts.path.removesuffix("/completions").removesuffix("/chat")
     listed = urlunsplit(parts._replace(path=f"{path}/models"))
     try:
-        _, _, text = ask_once("GET", listed, headers_of(key), None, min(ANSWER_S, timeout_s))
+        _, _, text = ask_once("GET", listed, headers, None, min(ANSWER_S, timeout_s))
         names = [told_by_server(str(each["id"]), key) for each in json.loads(text)["data"]]
     except ConnectionRefusedError as error:
         raise BadUsage(f"{url} does not answer: {error}", "the URL of a server that runs") from None
@@ -246,14 +245,6 @@ def only_model(url: str, timeout_s: float) -> str:
         seen = f"lists {len(names)} models: {', '.join(names)}" if names else "does not list its models"
         raise BadUsage(f"no model was named, and {listed} {seen}", f"--model {names[0] if names else 'NAME'}")
     return names[0]
-
-
-def usable(key: str) -> str:
-    """The key without blanks around it. Raises BadUsage, which does not repeat the key, if no header could hold it."""
-    key = key.strip()
-    if not (key.isascii() and key.isprintable()):
-        raise BadUsage(f"{KEY} holds what no header may hold", "the key alone, in one line of ASCII")
-    return key
 
 
 def check_endpoints(urls: Sequence[str], models: Sequence[str], timeout_s: float) -> None:

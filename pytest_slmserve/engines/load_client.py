@@ -6,8 +6,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,7 @@ class LoadClient:
             at = {"at": barrier.begins_s} if barrier else {}
             return [converse(self.children[0], on_progress, barrier, op="run", load=load, **at)]
         assert barrier is None, "one engine of several has one process"
-        windowed = load["kind"] == "closed_loop"
-        together = WindowBarrier([load] * len(parts) if windowed else [])
+        together = WindowBarrier([load] * len(parts) if load["kind"] == "closed_loop" else [])
         progress: dict[int, Progress] = {}
         left = set(range(len(parts)))
 
@@ -101,22 +100,9 @@ class LoadClient:
             words = {"op": "run", "load": parts[index], "at": together.begins_s}
             found = converse(self.children[index], show, together, **words)
             left.discard(index)
-            if windowed:
-                together.ended()
             return found
 
-        pool = ThreadPoolExecutor(len(parts), thread_name_prefix="slm-load")
-        try:
-            runs = [pool.submit(measured, index) for index in range(len(parts))]
-            wait(runs, return_when=FIRST_EXCEPTION)
-            # Those that have ended come first, because none of them was stopped for the failure of another one.
-            return [run.result() for run in sorted(runs, key=lambda run: not run.done())]
-        except BaseException:
-            together.give_up()
-            self.kill()
-            raise
-        finally:
-            pool.shutdown()
+        return together.run_together([partial(measured, index) for index in range(len(parts))], self.kill)
 
     def kill(self) -> None:
         for child in self.children:

@@ -50,7 +50,7 @@ class ProcessEngine(Engine):
         model = model_for(spec)
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self._turn = folder / "turn"
-        self._began, self._waited_s = time.monotonic(), 0.0
+        self._began = time.monotonic()
         environment = engine_environment(spec, os.environ, cores) | dict(extra_env or {})
         self._launch(model, folder, environment | {"SLM_TURN": str(self._turn)})
 
@@ -77,15 +77,15 @@ class ProcessEngine(Engine):
         return max(stamps) if len(stamps) >= self.spec.tensor_parallel_size else None
 
     def start(self, on_wait: StartCallback | None = None) -> Self:
-        if since := self._waiting_since():
-            self._waited_s = max(0.0, time.time() - since)  # its wait until now is no part of its start
+        since = self._waiting_since()
+        waited_s = max(0.0, time.time() - since) if since else 0.0  # which is no part of its start
         self._turn.touch()
         try:
             facts = self._await_ready(on_wait)
         except BaseException:
             self.child.kill()
             raise
-        self.resolved = resolved_from(facts, time.monotonic() - self._began - self._waited_s)
+        self.resolved = resolved_from(facts, time.monotonic() - self._began - waited_s)
         self.ready = True
         return self
 

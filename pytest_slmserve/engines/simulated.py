@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Outputs, ProgressCallback, WindowBarrier
-from pytest_slmserve.engines.worker.slm_pacing import Pacer, SchedulePacer, batch_rows, closed_loop, next_batch
+from pytest_slmserve.engines.worker.slm_pacing import Pacer, SchedulePacer, closed_loop, serve_batches
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Workload
@@ -362,19 +362,14 @@ class SimulatedBatches(SimulatedEngine):
     jobs_only = True
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
-        how, (t_inf, b_half), times = self.batching, self.drawn_law(workload), load["schedule"]
-        samples, steps, first, now = list[tuple[Any, ...]](), list[tuple[Any, ...]](), 0, 0.0
-        tokens = [(len(request.prompt), request.output_tokens) for request in workload.requests]
-        while first < len(times):
-            began, slots = next_batch(how["batching"], times, first, now, how["batch"], how["wait_s"])
-            rows = [n % len(tokens) for n in range(first, first + slots)]
-            requests = [(row, sent, *tokens[row]) for row, sent in zip(rows, times[first:])]
-            longest, step_s = max(output for *_, output in requests), (b_half + slots) / t_inf
-            stamps = [began + step_s * (number + 1) for number in range(longest)]
-            now = stamps[-1]
-            made, answered = batch_rows(requests, began, stamps, now)
-            steps += made
-            samples += answered
-            first += slots
+        t_inf, b_half = self.drawn_law(workload)
+
+        def serve(at: float, rows: list[int], tokens: int, done: int) -> tuple[float, list[float], float]:
+            step_s = (b_half + len(rows)) / t_inf
+            stamps = [at + step_s * (number + 1) for number in range(tokens)]
+            return at, stamps, stamps[-1]
+
+        lengths = [(len(request.prompt), request.output_tokens) for request in workload.requests]
+        samples, steps = serve_batches(self.batching, load["schedule"], lengths, serve)
         *columns, _ = zip(*samples)  # no prompt comes from a cache
-        return Run(Samples(*columns), Steps(*zip(*steps)), (0.0, now))
+        return Run(Samples(*columns), Steps(*zip(*steps)), (0.0, samples[-1][4]))

@@ -67,7 +67,7 @@ def read_options(
 
 
 def _value(opt: Opt, given: Any, where: str) -> Any:
-    """The value of what was given: a text, a value of TOML, or a list of them where an option may be given again."""
+    """The value of what was given: a text, a value of TOML, or a list of them if an option may be given again."""
     parts = [str(part) for part in given] if isinstance(given, list) else None
     if opt.many:
         texts = str(given).split() if parts is None else parts

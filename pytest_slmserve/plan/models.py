@@ -35,55 +35,50 @@ Versions = Mapping[str, str | None]
 
 
 def model_of(name: str) -> Model:
-    """The model by any of its names: a catalogue name ("opt-1.3b", "facebook/opt-1.3b"), a folder with a
-    config.json, or a name on the Hub whose config.json is in the Hub's cache here. Raises BadUsage."""
+    """Return the model by any of its names: a catalogue name ("opt-1.3b", "facebook/opt-1.3b"), a folder with a
+    config.json, or a name on the Hub whose config.json is in the Hub's cache here.
+
+    A folder with the configuration of a catalogue model, as that of a fine-tuned one, has the sizes of that model; ids
+    of tokens and the type of the weights may differ. Raises BadUsage.
+    """
     if known := catalogue_name(name):
         return CATALOGUE[known]
     folder = config_folder(name)
     if folder is None:
         raise BadUsage(f"unknown model {name!r}", _instead_of(name))
     config = read_config(folder)
+    entries, uncompared = config.items(), ("_token_id", "dtype")
     source: ModelSource = "folder" if is_folder(Path(name)) else "hub"
     own = Path(name).resolve().name if source == "folder" else short_name(name)
-    if twin := catalogue_twin(config):
-        return model_from_config(own, config, twin.parameters, twin.active, source=source)
+    for twin in CATALOGUE.values():
+        if all(entry in entries for entry in twin.config if not entry[0].endswith(uncompared)):
+            return model_from_config(own, config, twin.parameters, twin.active, source=source)
     counted = kept_sizes(config)
     parameters = stored_parameters(folder, is_tied(config)) or counted.get("parameters")
     return model_from_config(own, config, parameters, counted.get("active"), counted.get("completed"), source)
 
 
 def known_model(name: str) -> Model | None:
-    """The model of a name, None where nobody here knows it, as of a server that calls its model as it likes."""
+    """Return the model of a name, None if nobody here knows it, as of a server that calls its model as it likes."""
     try:
         return model_of(name) if catalogue_name(name) or config_folder(name) else None
     except SlmError:
         return None
 
 
-def catalogue_twin(config: Mapping[str, Any]) -> Model | None:
-    """The model of the catalogue whose configuration this is, as that of a fine-tuned model; None where there is none.
-    Ids of tokens and the type of the weights may differ."""
-    told = config.items()
-    return next(
-        (
-            model
-            for model in CATALOGUE.values()
-            if all(entry in told for entry in model.config if not entry[0].endswith(("_token_id", "dtype")))
-        ),
-        None,
-    )
-
-
 def config_folder(model: str) -> Path | None:
-    """The folder that holds the config.json of a model: its own, or that of its snapshot in the Hub's cache; None where
-    there is neither. Raises BadUsage for a folder without one."""
+    """Return the folder that holds the config.json of a model: its own, or that of its snapshot in this user's Hub
+    cache, by the variables that the Hub's library heeds; None if there is neither. Raises BadUsage for a folder without
+    one."""
     if is_file(Path(model) / "config.json"):
         return Path(model)
     if is_folder(Path(model)):
         raise BadUsage(f"the folder {model} holds no config.json", "the config.json that came with the model")
-    if not on_the_hub(model):
+    if not ON_THE_HUB.fullmatch(model):
         return None
-    repository = hub_cache() / f"models--{model.replace('/', '--')}"
+    home = Path(os.environ.get("HF_HOME") or user_cache() / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    repository = cache / f"models--{model.replace('/', '--')}"
     try:
         snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text("utf-8").strip()
     except OSError:
@@ -92,7 +87,7 @@ def config_folder(model: str) -> Path | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder. Raises BadUsage where it is not one."""
+    """Return the config.json of a folder. Raises BadUsage if it is not one."""
     path = folder / "config.json"
     try:
         found = json.loads(content(path))
@@ -103,48 +98,33 @@ def read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def on_the_hub(model: str) -> bool:
-    """Whether a name can be one of the Hub, "owner/name"."""
-    return ON_THE_HUB.fullmatch(model) is not None
-
-
-def hub_cache() -> Path:
-    """The Hub's cache of this user, by the variables that its library heeds."""
-    home = os.environ.get("HF_HOME") or user_cache() / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-
-
 def stored_parameters(folder: Path, tied: bool) -> int | None:
-    """Weights that the safetensors of `folder` hold; None without any, or where they are quantized: their numbers are
-    packed then. tied: an output layer that is stored beside the embeddings is the same, and counts once."""
+    """Return the number of weights that the safetensors of `folder` hold; None without any, or if they are quantized:
+    their numbers are packed then.
+
+    With an index they are those of the files that it names, all of which must be there and undamaged. tied: an output
+    layer that is stored beside the embeddings is the same, and counts once.
+    """
+    index, tensors = folder / "model.safetensors.index.json", dict[str, Any]()
     try:
-        tensors = dict(_tensors(folder))
+        files = ["model.safetensors"]
+        if index.is_file():
+            files = sorted({str(file) for file in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+        for file in files:
+            tensors |= _header(folder / file, (folder / file).stat().st_mtime_ns)
+        tensors.pop("__metadata__", None)
+        if not tensors or any(not tensor["dtype"].startswith(("F32", "F16", "BF16")) for tensor in tensors.values()):
+            return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    if not tensors or any(not tensor["dtype"].startswith(("F32", "F16", "BF16")) for tensor in tensors.values()):
         return None
     if tied and HEAD in tensors and any(name.endswith(EMBEDDINGS) for name in tensors):
         del tensors[HEAD]
     return sum(int(math.prod(tensor["shape"])) for tensor in tensors.values())
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Name and description of each tensor. With an index they are of the files that it names, all of which must be
-    there. Raises OSError or ValueError where a file is missing or damaged."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted({str(file) for file in json.loads(index.read_text("utf-8"))["weight_map"].values()})
-    else:
-        files = ["model.safetensors"]
-    for file in files:
-        path = folder / file
-        tensors = _header(path, path.stat().st_mtime_ns)
-        yield from (pair for pair in tensors.items() if pair[0] != "__metadata__")
-
-
 @functools.cache
 def _header(path: Path, changed_ns: int) -> dict[str, Any]:
-    """The header of a file as it was when it was changed last: read once, for plans ask often."""
+    """Return the header of a file as it was when it was changed last: read once, because plans ask often."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > LARGEST_HEADER:
@@ -154,33 +134,25 @@ def _header(path: Path, changed_ns: int) -> dict[str, Any]:
 
 
 def sizes_file(config: Mapping[str, Any]) -> Path:
-    """The file of this user's cache in which the sizes of a model of this configuration are kept."""
+    """Return the file of this user's cache in which the sizes of a model of this configuration are kept."""
     return own_cache() / "sizes" / f"{short_hash(dict(config))}.json"
 
 
 def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes that a probe found for this configuration , empty where none has."""
+    """Return the sizes that a probe found for this configuration, empty if none has."""
     try:
-        return _sizes(path := sizes_file(config), path.stat().st_mtime_ns)
-    except OSError:
-        return {}
-
-
-@functools.cache
-def _sizes(path: Path, changed_ns: int) -> dict[str, Any]:
-    """The content of a file as it was when it was changed last: read once, for plans ask often."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except ValueError:
+        found = json.loads(sizes_file(config).read_text("utf-8"))
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _instead_of(model: str) -> str:
-    """What to type in place of an unknown name: near ones, or all that are known; then what else a model may be."""
+    """Return what to type in place of an unknown name: near ones, or all that are known; then what else a model may
+    be."""
     near = dict.fromkeys(KNOWN_AS[each] for each in get_close_matches(model.lower(), KNOWN_AS, cutoff=0.75))
     suggestions = [" or ".join(near)] if near else []
-    if on_the_hub(model):
+    if ON_THE_HUB.fullmatch(model):
         own = model.rsplit("/", 1)[-1]
         suggestions.append(f"`hf download {model} config.json --local-dir {own}` and the folder {own}")
     known = "" if near else f"one of {', '.join(CATALOGUE)}, or "
@@ -189,8 +161,17 @@ def _instead_of(model: str) -> str:
 
 def probe_models(models: Sequence[str], python: str, env: Mapping[str, str], versions: Versions) -> list[str]:
     """Find and count those of `models` whose shape is not wholly known, and keep what was found in the user's cache,
-    where `model_of` reads it. The notes say of which models the weights could not be counted, and why. versions: of the
-    packages of the interpreter `python`. Raises BadUsage for a model without a configuration."""
+    where `model_of` reads it. A cache that cannot be written costs a probe at each run, nothing else.
+
+    Args:
+        versions: Of the packages of the interpreter `python`.
+
+    Returns:
+        Notes on the models whose weights could not be counted, and why.
+
+    Raises:
+        BadUsage: A model has no configuration.
+    """
     wanted = [model for model in dict.fromkeys(models) if wants_probe(model, versions)]
     notes = []
     for told in _told(wanted, python, env) if wanted else ():
@@ -199,20 +180,26 @@ def probe_models(models: Sequence[str], python: str, env: Mapping[str, str], ver
             raise missing(model, kinds)
         if problem := told.get("problem"):
             notes.append(f"{model}: its weights are not counted ({problem})")
-        else:
-            _keep(told, versions)
+            continue
+        path = sizes_file(read_config(Path(told["folder"])))
+        kept = {"versions": dict(versions), **{name: told[name] for name in ("parameters", "active", "completed")}}
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_suffix(f".{os.getpid()}")
+            new.write_text(json.dumps(kept), "utf-8")
+            new.replace(path)
     for model in models:
         model_of(model)  # which raises where there is still none
     return notes
 
 
 def wants_probe(model: str, versions: Versions) -> bool:
-    """Whether a probe may know more of a model than we do. Raises BadUsage for a name that is none."""
+    """Return whether a probe may know more of a model than we do. Raises BadUsage for a name that is none."""
     if catalogue_name(model):
         return False
     folder = config_folder(model)
     if folder is None:
-        if not on_the_hub(model):
+        if not ON_THE_HUB.fullmatch(model):
             model_of(model)
         return True
     config = read_config(folder)
@@ -227,7 +214,7 @@ def wants_probe(model: str, versions: Versions) -> bool:
 
 
 def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """What the probe says of each model; of one that it has not come to in time, that it took too long."""
+    """Yield what the probe says of each model; of one that it has not come to in time, that it took too long."""
     command = [python or sys.executable, str(SIZES), *models]
     why = f"{command[0]} has no Transformers that counts them"
     allowed = passed_on(os.environ, hub=True) | dict(env)
@@ -244,17 +231,6 @@ def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> Iterato
             found[told["model"]] = told
     for model in models:
         yield found.get(model) or {"model": model, "problem": why}
-
-
-def _keep(told: Mapping[str, Any], versions: Versions) -> None:
-    """Keep what was told of a model. A cache that cannot be written costs a probe at each run, nothing else."""
-    path = sizes_file(read_config(Path(told["folder"])))
-    kept = {name: told[name] for name in ("parameters", "active", "completed")}
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps({"versions": dict(versions), **kept}), "utf-8")
-        new.replace(path)
 
 
 def missing(model: str, kinds: Sequence[str]) -> BadUsage:

@@ -1,27 +1,17 @@
-"""Fixtures for a user's own tests and for the shipped benchmarks."""
+"""Fixtures for a user's own tests and for the shipped benchmarks.
+
+Every run of pytest imports this module, so a fixture imports what it needs when it is first requested.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
-from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.plugin.items import (
-    BASELINE,
-    NEEDS_A_MODE,
-    SESSION,
-    checked,
-    is_planned_point,
-    load_for,
-    marker_overrides,
-    spec_from_marker,
-    words_of,
-)
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.plugin import BASELINE, ELSEWHERE, NEEDS_A_MODE, OUR_KEY, SESSION
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.advisor import Advice
@@ -40,9 +30,6 @@ if TYPE_CHECKING:
     from pytest_slmserve.schema.specs import EngineSpec
 
 
-OUR_KEY = "records"  # in the `extra_info` of a benchmark that shows a point of ours
-
-
 @pytest.fixture(scope="session")
 def slm_session(request: pytest.FixtureRequest) -> Session:
     """The session of this run: options, host, engines, archive, measurements."""
@@ -54,18 +41,22 @@ def slm_session(request: pytest.FixtureRequest) -> Session:
 @pytest.fixture
 def slm_spec(request: pytest.FixtureRequest, slm_session: Session) -> EngineSpec:
     """The engine this test asks for by its `slm` marker. Override it to ask in another way."""
+    from pytest_slmserve.plugin.items import spec_from_marker, words_of
+
     return spec_from_marker(slm_session, words_of(request.node))
 
 
 @pytest.fixture
 def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
     """The interface to the session's engine for `slm_spec`: started at its first use, shared with later tests."""
-    return slm_session.devices.engine(slm_spec)
+    return slm_session.devices.start(slm_spec)  # type: ignore[return-value]  # no replicas
 
 
 @pytest.fixture
 def sharegpt(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Workload:
     """Requests from ShareGPT conversations for this test's model, as long as its marker or the options want them."""
+    from pytest_slmserve.plugin.items import marker_overrides
+
     return slm_session.planner.workload(slm_spec.model, marker_overrides(request.node))
 
 
@@ -75,35 +66,35 @@ def slm_measure(
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
     from pytest_slmserve.analysis.points import points_of
+    from pytest_slmserve.plugin.items import marker_overrides
+    from pytest_slmserve.plugin.measuring import checked, window_load
 
-    @checked("slm_measure")
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
-        wanted = load_for(slm_session, slm_spec, concurrency, marker_overrides(request.node), load)
+        wanted = window_load(slm_session, slm_spec, concurrency, marker_overrides(request.node), load)
         case = slm_session.planner.case(slm_spec, [sharegpt], [wanted])
         return points_of(m for group in slm_session.executor.measure(case, repeats) for m in group)[0]
 
-    return measure
+    return checked("slm_measure", measure)
 
 
 @pytest.fixture
 def slm_sweep(
-    request: pytest.FixtureRequest,
-    slm_session: Session,
-    slm_spec: EngineSpec,
-    sharegpt: Workload,
+    request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
     from pytest_slmserve.analysis.sweep.curve import curve_of
+    from pytest_slmserve.plugin.items import marker_overrides
+    from pytest_slmserve.plugin.measuring import checked, window_load
     from pytest_slmserve.run.sweeps import Rounds
     from pytest_slmserve.schema.catalog import short_name
+    from pytest_slmserve.schema.errors import BadUsage
 
-    @checked("slm_sweep")
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
         if isinstance(concurrency, str | int):
             raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is no list of numbers", "concurrency=[1, 2, 4]")
         asked = marker_overrides(request.node)
-        loads = tuple(load_for(slm_session, slm_spec, n, asked, load) for n in concurrency)
+        loads = tuple(window_load(slm_session, slm_spec, n, asked, load) for n in concurrency)
         if not loads:
             raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
         cases = {each.concurrency: slm_session.planner.case(slm_spec, [sharegpt], [each]) for each in loads}
@@ -123,32 +114,39 @@ def slm_sweep(
             raise error
         return curve()
 
-    return sweep
+    return checked("slm_sweep", sweep)
 
 
 @pytest.fixture
 def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
     """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
-    `model`. Measures nothing: where fewer than two loads are known, the test is inconclusive."""
+    `model`. It measures nothing: if fewer than two loads are known, the test is inconclusive."""
+    from pytest_slmserve.plugin.measuring import checked
+    from pytest_slmserve.run.advice import advice_of
 
-    @checked("slm_advice")
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
-        from pytest_slmserve.run.advice import advice_of
-
         return advice_of(slm_session, model or slm_spec.model, slo_itl, efficiency)
 
-    return advise
+    return checked("slm_advice", advise)
 
 
 @pytest.fixture(scope="session")
 def slm_sweeps(request: pytest.FixtureRequest, slm_session: Session) -> Sweeps | None:
-    """The planned sweeps of this run; None where another process measures them."""
-    if slm_session.executor.remote:
+    """The planned sweeps of this run, with the loads and the claims that its items ask for; None if Ray measures."""
+    if slm_session.executor.fetch:
         return None
-    from pytest_slmserve.plugin.items import planned_claims, planned_loads
+    from pytest_slmserve.analysis.claims.table import claim_of
+    from pytest_slmserve.plugin.items import plans_of
     from pytest_slmserve.run.sweeps import Sweeps
 
-    return Sweeps(slm_session, planned_loads(request.session.items), planned_claims(request.session.items))
+    loads: dict[str, list[int]] = {}
+    claims: dict[str, list[str]] = {}
+    for plan in plans_of(request.session.items):
+        if plan.case and plan.swept:
+            loads.setdefault(plan.case.model, []).append(plan.case.concurrency)
+        if plan.claim and plan.model and claim_of(plan.claim).of == "sweeps":
+            claims.setdefault(plan.model, []).append(plan.claim)
+    return Sweeps(slm_session, loads, claims)
 
 
 @pytest.fixture
@@ -157,20 +155,22 @@ def slm_point(
 ) -> PlannedCase:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
-
-    sweeps = slm_sweeps if is_planned_point(request.node) else None
+    from pytest_slmserve.plugin.items import plans_of
     from pytest_slmserve.plugin.measuring import PlannedCase
 
-    return PlannedCase(slm_session, request.param, slm_carrier, sweeps)
+    [plan] = plans_of([request.node])
+    return PlannedCase(slm_session, request.param, slm_carrier, slm_sweeps if plan.swept else None)
 
 
 @pytest.fixture
 def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
     it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
-    has its URL. The test is skipped, with the reason, where that cannot be."""
+    has its URL. The test is skipped, with the reason, if that cannot be."""
+    from pytest_slmserve.engines.replicas.replica_set import cannot_share
+    from pytest_slmserve.plugin.measuring import SharedEngines, checked
+    from pytest_slmserve.schema.errors import BadUsage
 
-    @checked("slm_replicas")
     def of(
         n: int = 2,
         *,
@@ -180,26 +180,21 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
         pinned: bool | None = None,
         thread_percentage: int | None = None,
     ) -> SharedEngines:
-        from pytest_slmserve.engines.replicas.replica_set import cannot_share
-
         planner = slm_session.planner
         if not models and n < 2:
             raise BadUsage(f"{n} replica is an engine like any other", "slm_measure, or two and more")
         spec = planner.replicas(models or [model or planner.models[0]] * n, sharing, pinned, thread_percentage)
         if why := cannot_share(spec, planner.host.device):
             pytest.skip(why)
-        from pytest_slmserve.plugin.measuring import SharedEngines
-
         return SharedEngines(slm_session, spec)
 
-    return of
+    return checked("slm_replicas", of)
 
 
 @pytest.fixture
 def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
-    """One engine alone, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
+    """A single engine, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
     options."""
-
     from pytest_slmserve.plugin.measuring import PlannedCase
 
     return PlannedCase(slm_session, request.param)
@@ -208,7 +203,6 @@ def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> P
 @pytest.fixture
 def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedCase:
     """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
-
     from pytest_slmserve.plugin.measuring import PlannedCase
 
     return PlannedCase(slm_session, request.param, slm_carrier)
@@ -220,9 +214,9 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
     rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
     from pytest_slmserve.analysis.points import job_points
     from pytest_slmserve.plan.case_lists import sized_workload
+    from pytest_slmserve.plugin.measuring import checked
     from pytest_slmserve.workload.arrivals import job
 
-    @checked("slm_job")
     def serve(
         requests: int,
         rate: float = math.inf,
@@ -236,14 +230,13 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
         case = slm_session.planner.case(slm_spec, [workload], [load])
         return job_points(m for group in slm_session.executor.measure(case, repeats) for m in group)[0]
 
-    return serve
+    return checked("slm_job", serve)
 
 
 @pytest.fixture
 def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """One engine over several GPUs, or a replica on each; parametrised over models, GPUs and loads by the marker and
     the options."""
-
     from pytest_slmserve.plugin.measuring import PlannedCase
 
     return PlannedCase(slm_session, request.param)
@@ -259,9 +252,11 @@ def slm_model(request: pytest.FixtureRequest) -> str:
 def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], Verdict]:
     """Judges the claim named by the `slm` marker for `slm_model`, from what was measured; measures nothing.
 
-    Where the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict`
-    is given.
+    If the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict` is
+    given.
     """
+    from pytest_slmserve.plugin.items import marker_overrides, words_of
+
     name, overrides = words_of(request.node)["claim"], marker_overrides(request.node)
     row = slm_session.verdicts.row(name, slm_model, overrides)
     if row.expected != "passes" and not slm_session.options.strict:
@@ -271,12 +266,11 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
 
 
 @pytest.fixture
-def slm_alone(slm_session: Session, slm_model: str) -> Callable[[], None]:
+def slm_alone(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], None]:
     """Measures two cells of `slm_model` once more, when no other engine of the run works: the smallest and the largest
-    load of those that were measured beside others. Skipped without `--slm-ray local`."""
-    from pytest_slmserve.run.ray.local import measure_alone
-
-    return lambda: measure_alone(slm_session, slm_model)
+    load of those that were measured next to others. Skipped without `--slm-ray local`."""
+    engines = request.config.stash[ELSEWHERE]
+    return lambda: engines.measure_alone(slm_session, slm_model)
 
 
 @pytest.fixture(scope="session")
@@ -305,8 +299,11 @@ def slm_gates(slm_session: Session) -> Gates:
 def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], Verdict]:
     """Runs the gate of a model, once for all its endpoints, and gives the verdict on one; parametrised by the options.
 
-    The test is skipped where nothing was measured of that endpoint, and an expected failure where it is waived.
+    The test is skipped if nothing was measured of that endpoint, and an expected failure if it is waived.
     """
+    from dataclasses import replace
+    from datetime import date
+
     from pytest_slmserve.analysis.gate.diagnosis import explained
 
     model, endpoint = request.param
@@ -331,25 +328,29 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 
 @pytest.fixture
 def slm_gpu_sampler(slm_session: Session) -> Watching:
-    """Reads the sensors beside a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
-    and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage where the run reads no
+    """Reads the sensors during a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
+    and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage if the run reads no
     sensors."""
+    from pytest_slmserve.plugin.measuring import watching
+    from pytest_slmserve.schema.errors import BadUsage
 
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
         raise BadUsage("no sensors are read in this run", "not --slm-telemetry off")
-    from pytest_slmserve.plugin.measuring import watching
-
     return lambda: watching(sampler, environment)
 
 
 @pytest.fixture
-def dcgm(
-    slm_gpu_sampler: Watching,
-) -> Watching:
+def dcgm(slm_gpu_sampler: Watching) -> Watching:
     """Alias of `slm_gpu_sampler` under a familiar name: fields are keyed by DCGM's numbers, whichever source is
     read."""
     return slm_gpu_sampler
+
+
+@pytest.fixture
+def slm_carrier() -> Carry:
+    """Shows points to nobody else; `BenchmarkReporter` has the carrier of runs with pytest-benchmark."""
+    return lambda measurements: None
 
 
 class BenchmarkReporter:
@@ -357,7 +358,7 @@ class BenchmarkReporter:
 
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Iterator[Carry]:
-        from pytest_slmserve.plugin.parametrize import CLOCK
+        from pytest_slmserve.plugin.items import CLOCK
         from pytest_slmserve.report.as_json import benchmark_facts
 
         def carry(measurements: Sequence[Measurement]) -> None:
@@ -374,9 +375,9 @@ class BenchmarkReporter:
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        """Leave points of ours in pytest-benchmark's own table where all is shown, or where it compares or draws. Their
+        """Leave points of ours in pytest-benchmark's own table if all is shown, or if it compares or draws. Their
         groups say that a time there is that of a request, not of the test."""
-        from pytest_slmserve.plugin.items import detail_of
+        from pytest_slmserve.plugin.session_hooks import detail_of
 
         wanted = config.getoption("benchmark_compare") or config.getoption("benchmark_histogram")
         shown = wanted or (SESSION in config.stash and detail_of(config) == "all")
@@ -387,11 +388,3 @@ class BenchmarkReporter:
             found += [(name, others)] if others else []
             found += [(f"s per request: {name}" if name else "s per request", ours)] if ours and shown else []
         return found
-
-
-class NoReporter:
-    """Shows no point: stands in for `BenchmarkReporter` without pytest-benchmark."""
-
-    @pytest.fixture
-    def slm_carrier(self) -> Carry:
-        return lambda measurements: None

@@ -1,56 +1,53 @@
-"""Properties of a test item that the hooks and the fixtures need: what it measures, and on which engine."""
+"""Test items of a run that measures: their parameters, what each needs of an engine, and their order."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from difflib import get_close_matches
-from functools import wraps
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, get_args
 
 import pytest
 
+from pytest_slmserve.analysis.advice import verification
+from pytest_slmserve.analysis.claims.table import claim_of, models_read
+from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, OUTPUTS
+from pytest_slmserve.engines.base import check_fits
+from pytest_slmserve.options.table import takes_gpus
+from pytest_slmserve.plan import case_lists
+from pytest_slmserve.plan.cases import Case, Engines
+from pytest_slmserve.plan.planner import MarkerOverrides
+from pytest_slmserve.plugin import PARAMETRISED, is_measured
+from pytest_slmserve.report.text_table import counted
+from pytest_slmserve.run.gate import check_gate, is_short
+from pytest_slmserve.run.session import Session
+from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, RampUp, Suite, naming
+from pytest_slmserve.schema.kv_cache import predicted_blocks
+from pytest_slmserve.schema.specs import EngineSpec
 
-if TYPE_CHECKING:
-    from pytest_slmserve.plan.cases import Case
-    from pytest_slmserve.plan.planner import MarkerOverrides
-    from pytest_slmserve.run.baseline import StoredBaseline
-    from pytest_slmserve.run.session import Session
-    from pytest_slmserve.schema.errors import Detail
-    from pytest_slmserve.schema.loads import ClosedLoop
-    from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
-
-
-SESSION = pytest.StashKey["Session"]()
-PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
-COLLECTED = pytest.StashKey[list[str]]()  # sentences on the tests that are no part of the run, and on its length
-BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs", "gate")
 # Calls that give a verdict. A test that does not assert it passes whatever was found.
 VERDICTS = {"slm_gate", "slm_claim", "slm_against_baseline"}
 VERDICTS |= {"pareto_plateau", "latency_keeps_rising", "pareto_up_to_plateau"}
-# Fixtures whose parameters come from the options.
-PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point", "slm_job_point"})
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
-# What a marker says that its item needs: modes that do not have it, and what the item is skipped with then.
-NEEDS: dict[str | None, tuple[tuple[str, ...], str]] = {
-    "gpu": (("remote",), "reads a GPU's counters: needs --slm-gpu or --slm-simulate"),
-    "own-engine": (("remote",), "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu"),
+# Fixtures that measure what the body of a test requests, or an engine's own words.
+AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
+# Reasons why an endpoint skips an item, by what the marker says that the item needs.
+NEEDS: dict[str, str] = {
+    "gpu": "reads a GPU's counters: needs --slm-gpu or --slm-simulate",
+    "own-engine": "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu",
 }
 NEEDS_SEVERAL = "compares what was measured beside others with the same alone: needs --slm-ray local"
-# Fixtures that measure what the body of a test asks for, or an engine's own words.
-AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
-NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
 NEEDS_A_GATE = "compares two sides: needs --slm-gate"
-WITHOUT_THE_OPTION = ("simulated", "cpu")  # platforms where a marker may say that a gate needs no --slm-gate
-# Why tests are left out of a run.
+ONLY_THE_ENGINE = "what its layers keep is not known beforehand: the engine's own KV blocks count"
+WITHOUT_THE_OPTION = ("simulated", "cpu")  # platforms on which a marker may say that a gate needs no --slm-gate
+# Reasons why tests are left out of a run.
 GATE_ALONE = "a gate runs alone"
 ON_A_GPU_ONLY = "they run only on a GPU (--slm-gpu)"
 NO_PATH = "without a path only tests that measure run (`pytest .` runs all)"
@@ -60,128 +57,327 @@ PACKAGE = Path(__file__).parents[1]
 SHIPPED_MODULE = "pytest_slmserve.benchmarks"
 
 
-def detail_of(config: pytest.Config) -> Detail:
-    """How much is printed at the end: as the command line asks; else by pytest's -v and -q, or as other options say."""
-    options, verbose = config.stash[SESSION].options, config.option.verbose
-    if options.source["report"] == "command line" or not verbose:
-        return options.report
-    if verbose < 0:
-        return "summary"
-    return "all" if verbose > 1 or options.report == "all" else "tables"
+@dataclass(frozen=True, slots=True)
+class ItemPlan:
+    """What a test item measures or reads. It is found once, when all items are collected.
+
+    Attributes:
+        name: Name of the item.
+        skipped: Whether the item does not run; then it has none of the following.
+        case: The case that the item's parameter has it measure.
+        engine: The engine that the item needs, or whose measurements it reads. None for a model that is not swept here.
+        model: The model whose measurements the item reads, if its parameter names one.
+        gate: The model whose gate the item carries out, if its parameter names one.
+        claim: The claim that the item judges.
+        swept: Whether the case is a point of a sweep that the options plan, not one that the marker names.
+        compares: Whether the item compares two sides.
+        reads: Whether it reads what other items have measured.
+        starts: Whether an item without a case needs the engine for itself; one that only reads does not.
+        open: Whether only its body determines what it measures.
+    """
+
+    name: str
+    skipped: bool = False
+    case: Case | None = None
+    engine: Engines | None = None
+    model: str | None = None
+    gate: str | None = None
+    claim: str | None = None
+    swept: bool = False
+    compares: bool = False
+    reads: bool = False
+    starts: bool = False
+    open: bool = False
 
 
-def is_measured(item: pytest.Item) -> bool:
-    """Does this item need an engine, or what one measured? What has no fixtures, such as a file that another plugin
-    checks, needs none, though a marker of its package is its own too."""
-    if not hasattr(item, "fixturenames"):
-        return False
-    return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in item.fixturenames)
+PLAN = pytest.StashKey[ItemPlan]()
 
 
-def is_gate(item: pytest.Item) -> bool:
-    """Does it compare two sides?"""
-    return "slm_gates" in getattr(item, "fixturenames", ())
+def plans_of(items: Sequence[Any]) -> list[ItemPlan]:
+    """The plans of items, in their order; an empty plan for an item that measures nothing."""
+    return [item.stash[PLAN] if PLAN in item.stash else ItemPlan(item.name) for item in items]
+
+
+def cases_of_items(plans: Sequence[ItemPlan]) -> list[Case]:
+    """The distinct cases of items, in the order of the items."""
+    return list({plan.case.key: plan.case for plan in plans if plan.case}.values())
+
+
+# Words of markers
 
 
 def words_of(item: Any) -> dict[str, Any]:
-    """Words of the item's slm marker and of those that its parameters have; none without one."""
-    marker = item.get_closest_marker("slm")
+    """Words of the item's slm marker and of those that its parameters have."""
     words: dict[str, Any] = {}
-    for mark in (marker, *getattr(item, "own_markers", ())):
+    for mark in (item.get_closest_marker("slm"), *getattr(item, "own_markers", ())):
         words |= mark.kwargs if mark and mark.name == "slm" else {}
     return words
 
 
-def chosen_parameters(item: Any) -> Mapping[str, Any]:
-    """Parameters of a parametrised item, by name; none of any other."""
-    return item.callspec.params if hasattr(item, "callspec") else {}
-
-
-def compares(session: Session, words: Mapping[str, Any]) -> bool:
-    """Does a test of a gate with these words of its marker run? Its `gate` stands in for `--slm-gate` on the platform
-    that it names."""
-    return session.options.gate or (words.get("gate") == session.platform and not session.options.ray)
-
-
-def is_planned_point(item: Any) -> bool:
-    """Is it a point of a sweep that the options plan, and not one that its marker names?"""
-    return "slm_point" in item.fixturenames and "points" not in words_of(item)
-
-
-def planned_loads(items: Sequence[Any]) -> dict[str, list[int]]:
-    """The loads that items of planned sweeps measure, by model."""
-    found: dict[str, list[int]] = {}
-    for item in items:
-        if is_planned_point(item) and not is_skipped(item) and (case := case_of(item)):
-            found.setdefault(case.model, []).append(case.concurrency)
-    return found
-
-
-def planned_claims(items: Sequence[Any]) -> dict[str, list[str]]:
-    """The claims on planned sweeps that items judge, by model."""
-    from pytest_slmserve.analysis.claims.table import claim_of
-
-    found: dict[str, list[str]] = {}
-    for item in items:
-        if (claim := judged_claim(item)) and claim_of(claim).of == "sweeps":
-            found.setdefault(item.callspec.params["slm_model"], []).append(claim)
-    return found
-
-
-def judged_claim(item: Any) -> str | None:
-    """The name of the claim that an item judges; None where it judges none, or is skipped."""
-    if "slm_claim" not in getattr(item, "fixturenames", ()) or is_skipped(item):
-        return None
-    return str(words_of(item)["claim"])
-
-
 def marker_overrides(item: Any) -> MarkerOverrides:
     """The requests and the ramp-up that an item's marker asks for."""
-    from pytest_slmserve.plan.case_lists import overrides_of
-
-    return overrides_of(words_of(item))
+    return case_lists.overrides_of(words_of(item))
 
 
-def load_for(
-    session: Session, spec: EngineSpec, concurrency: int, overrides: MarkerOverrides, own: Mapping[str, Any]
-) -> ClosedLoop:
-    """The closed loop of a point. own: fields of it, other than the options and the marker say. Raises BadUsage for one
-    without a window."""
-    from pytest_slmserve.plan.planner import closed_loop_of
-
-    load = replace(closed_loop_of(session.options, spec.platform, concurrency, overrides.ramp_up), **own)
-    if load.requests is not None:
-        raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
-    return load
-
-
-def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
-    """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
-    here, and where it is skipped. Raises BadUsage for an impossible engine."""
-    words, parameters = words_of(item), chosen_parameters(item)
-    if is_skipped(item):
-        return None
-    if case := case_of(item):
-        return case.engine
-    if sides := parameters.get("slm_gate"):
-        return session.planner.spec(sides[0])
-    if model := parameters.get("slm_model"):
-        return session.planner.spec(model) if session.planner.swept(model) else None
-    return None if parameters.keys() & PARAMETRISED else spec_from_marker(session, words)
+def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
+    """The engine that a marker asks for. Raises BadUsage for an impossible one."""
+    own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
+    model = words.get("model") or session.planner.models[0]
+    return replace(session.planner.spec(model, words.get("tensor_parallel_size")), **own)
 
 
 def check_marker(item: Any) -> None:
-    """Raises BadUsage for an slm marker that says nothing."""
-    marker = item.get_closest_marker("slm")
+    """Check the words of an item's slm marker. A parametrised item has the models and the engine of the options, so
+    words that choose one say nothing there. Raises BadUsage."""
+    marker, words = item.get_closest_marker("slm"), words_of(item)
     if marker and marker.args:
         given = ", ".join(map(repr, marker.args))
         why = f"@pytest.mark.slm({given}) has values without a name"
         raise BadUsage(why, f"@pytest.mark.slm(model={marker.args[0]!r})")
-    check_words(words_of(item), bool(chosen_parameters(item).keys() & PARAMETRISED))
+    engine = {field.name for field in fields(EngineSpec)} - {"model", "platform"}
+    known = ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
+    if unknown := set(words) - set(known):
+        raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}", ", ".join(known))
+    chosen = sorted(words.keys() - NOT_OF_THE_ENGINE)
+    if chosen and hasattr(item, "callspec") and item.callspec.params.keys() & PARAMETRISED:
+        why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for all models of the run, on the options' engine"
+        raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
+    if not isinstance(words.get("model", ""), str):
+        raise BadUsage(f"@pytest.mark.slm(model={words['model']!r}) is no name of a model", 'model="opt-125m"')
+    if "lengths" in words:
+        case_lists.checked_lengths(words["lengths"])
+    if words.get("ramp_up", "staggered") not in get_args(RampUp):
+        raise BadUsage(f"@pytest.mark.slm(ramp_up={words['ramp_up']!r}) is no ramp-up", " or ".join(get_args(RampUp)))
+    if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
+        raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
+    if words.get("gate", "cpu") not in WITHOUT_THE_OPTION:
+        why = f"@pytest.mark.slm(gate={words['gate']!r}) is no gate without --slm-gate"
+        raise BadUsage(why, " or ".join(WITHOUT_THE_OPTION))
+    for own in ("extra", "env"):
+        try:
+            names = [name for name, _ in words.get(own, ())]
+        except (TypeError, ValueError):
+            problem = f"@pytest.mark.slm({own}={words[own]!r}) is no list of pairs"
+            raise BadUsage(problem, f'{own}=(("NAME", VALUE),)') from None
+        if past := next(filter(takes_gpus, names), None):
+            why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"
+            raise BadUsage(why, "tensor_parallel_size=2, or CUDA_VISIBLE_DEVICES before pytest")
+    if words.get("needs", "gpu") not in NEEDS:
+        known_needs = " or ".join(f'needs="{name}"' for name in NEEDS)
+        raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", known_needs)
+
+
+# Parameters
+
+# The one parameter of an item if models were chosen that are none of its own, or if none fits.
+NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
+
+
+class Clock:
+    """A timer for pytest-benchmark that is advanced by the time of an engine, not by that of the test."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __repr__(self) -> str:
+        return "<the engine's clock>"
+
+
+CLOCK = Clock()
+
+
+def carries_out_gates(session: Session, words: Mapping[str, Any]) -> bool:
+    """Decide whether a test of a gate runs. The word `gate` of its marker stands in for `--slm-gate` on the platform
+    that it names."""
+    return session.options.gate or (words.get("gate") == session.platform and not session.options.ray)
+
+
+def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> list[Any]:
+    """Parameters of a fixture that the options parametrise. words: of the marker.
+
+    They are cases; or of `slm_gate` each model of the run with each endpoint that a gate compares, and a single None if
+    no gate was requested; or of `slm_model` the models of the sweep, those that the claim's own marker names, or those
+    of its jobs that can be measured here. Raises BadUsage for a marker that does not fit the options, and for a gate
+    that could not be carried out.
+    """
+    planner, claim, found = session.planner, words.get("claim"), list[Any]()
+    match fixture:
+        case "slm_gate":
+            if not carries_out_gates(session, words):
+                return [pytest.param(None, id="-")]
+            real, short = session.options.load_format != "dummy", is_short(session)  # a short gate decides one endpoint
+            endpoints = (BLOCKS,) if short else tuple(each for each in ENDPOINTS if real or each != OUTPUTS)
+            for model in planner.models[:1] if short else planner.models:
+                check_gate(session, model)
+                found += [pytest.param((model, each), id=f"{short_name(model)}-{each}") for each in endpoints]
+            return found or [NONE_THERE]
+        case "slm_model":
+            named = words.get("models")
+            if "jobs" in words:
+                models = dict.fromkeys(
+                    case.model for case in case_lists.job_cases(planner, words) if not case.skip_reason
+                )
+                named = [model for model in models if named is None or model in named]
+            of_blocks = session.platform != "remote" and claim == verification.KV_BLOCKS
+            for model in planner.models if named is None else named_models(session, claim, named):
+                unknown = of_blocks and predicted_blocks(planner.spec(model)) is None
+                marks = [pytest.mark.skip(reason=ONLY_THE_ENGINE)] if unknown else []
+                found.append(pytest.param(model, id=short_name(model), marks=marks))
+            return found or [NONE_THERE]
+        case "slm_point":
+            cases = case_lists.point_cases(planner, words)
+        case "slm_replica_point":
+            cases = case_lists.replica_cases(planner)
+        case "slm_gpus_point":
+            cases = case_lists.gpus_cases(
+                planner, named_models(session, None, words["models"]) if "models" in words else planner.models
+            )
+        case _ if "jobs" not in words:
+            raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{case_lists.A_JOB}])")
+        case _:
+            cases = case_lists.job_cases(planner, words)
+    for case in cases:
+        marks = [pytest.mark.skip(reason=case.skip_reason)] if case.skip_reason else []
+        if fixture in ("slm_point", "slm_job_point"):  # pytest-benchmark shows them by the engine's clock
+            marks = [pytest.mark.benchmark(timer=CLOCK, group=case.model), *marks]
+        found.append(pytest.param(case, id=case.id, marks=marks))
+    return found or [NONE_THERE]
+
+
+def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
+    """Models that a claim's marker names and that can be judged here. If models were chosen, all that the claim reads
+    must be among them; else all must fit. Raises BadUsage for an unknown claim or model, and for no list."""
+    if not isinstance(named, list | tuple) or not all(isinstance(model, str) for model in named):
+        given = named if isinstance(named, str) else "opt-125m"
+        raise BadUsage(f"@pytest.mark.slm(models={named!r}) is no list of models", f"models=[{given!r}]")
+
+    def there(model: str) -> bool:
+        return session.planner.swept(model) if session.options.models else session.planner.misfit(model) is None
+
+    return [model for model in named if all(map(there, models_read(claim_of(claim), model) if claim else (model,)))]
+
+
+# Items of this run
+
+
+def shipped_folder() -> Path:
+    """The folder of the shipped tests: a module of the wheel, and in a checkout a folder beside the package."""
+    in_the_wheel = PACKAGE / "benchmarks"
+    return in_the_wheel if in_the_wheel.is_dir() else PACKAGE.parent / "benchmarks"
+
+
+def path_of(arg: str) -> str:
+    """An argument of `pytest --pyargs`; of shipped tests that are no module here the path."""
+    module, colons, test = arg.partition("::")
+    folder = shipped_folder()
+    if folder.parent == PACKAGE or not f"{module}.".startswith(f"{SHIPPED_MODULE}."):
+        return arg
+    names = module.removeprefix(SHIPPED_MODULE).split(".")[1:]
+    path = folder.joinpath(*names).with_suffix(".py") if names else folder
+    return f"{path}{colons}{test}"
+
+
+def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
+    """The reason why an item is no part of this run; None if it is. named: whether a path was given. Raises BadUsage
+    for an unknown suite."""
+    options, words = session.options, words_of(item)
+    if not is_measured(item):
+        return None if named else NO_PATH
+    if options.gate and "slm_gates" not in item.fixturenames:
+        return GATE_ALONE
+    if marker := item.get_closest_marker("slm_suite"):
+        suites = get_args(Suite)
+        if len(marker.args) != 1 or marker.args[0] not in suites:
+            given = ", ".join(map(repr, marker.args))
+            raise BadUsage(f"@pytest.mark.slm_suite({given}) names no suite", " or ".join(suites))
+        files = (arg.partition("::")[0].removesuffix(".py") for arg in item.config.args)  # or modules
+        by_path = any(re.split(r"[/\\.]", name)[-1] == item.path.stem for name in files)
+        within = suites.index(marker.args[0]) <= suites.index(options.suite)
+        if not (within or (by_path and options.source["suite"] == "default")):
+            return IN_A_SUITE.format(marker.args[0])
+    if session.platform == "cpu" and (words.get("needs") == "gpu" or words.get("gpus", 1) != 1):
+        return ON_A_GPU_ONLY
+    if session.platform == "simulated" and not options.strict and "slm_claim" in item.fixturenames:
+        # A checkout has a suite of its own beside that of an installed wheel. Some claims are arithmetic.
+        shipped = item.path.parent.name == "benchmarks" and (shipped_folder() / item.path.name).exists()
+        if shipped and not item.get_closest_marker("skip") and claim_of(words.get("claim", "")).of != "arithmetic":
+            return PROVES_NOTHING
+    return None
+
+
+def skip_reason(session: Session, item: Any) -> str | None:
+    """The reason why an item cannot be carried out in this mode; None if it can."""
+    words, fixtures = words_of(item), set(item.fixturenames)
+    if session.platform == "remote" and "needs" in words:
+        return NEEDS[words["needs"]]
+    if (there := len(session.host.gpus)) and words.get("gpus", 1) > there:
+        return f"needs {words['gpus']} GPUs, and {there} visible"
+    if session.options.ray and (own := sorted(AS_IT_GOES & fixtures)):
+        return f"{own[0]} asks as the test goes, and Ray is told beforehand: leave out --slm-ray"
+    if "slm_gates" in fixtures and not carries_out_gates(session, words):
+        return NEEDS_A_GATE
+    if "slm_alone" in fixtures and not session.options.on_all_gpus:
+        return NEEDS_SEVERAL
+    if session.platform != "remote":
+        return None
+    if chosen := sorted(words.keys() - {"model", *NOT_OF_THE_ENGINE}):
+        return f"sets {', '.join(chosen)} of its engine, and an endpoint has limits of its own"
+    if "model" in words and not session.planner.swept(words["model"]):
+        return f"measures {short_name(words['model'])}, which this endpoint was not said to serve: --slm-models"
+    return None
+
+
+def item_plan(session: Session, item: Any) -> ItemPlan:
+    """The plan of an item that needs an engine, or what one has measured. Raises BadUsage for an impossible engine, and
+    for requests that are longer than the engine takes."""
+    if item.get_closest_marker("skip"):
+        return ItemPlan(item.name, skipped=True)
+    words, planner, fixtures = words_of(item), session.planner, set(item.fixturenames)
+    if "slm_claim" in fixtures and "claim" not in words:
+        raise BadUsage(f"{item.nodeid}: slm_claim needs a claim", '@pytest.mark.slm(claim="throughput-plateau")')
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    case = next((value for value in parameters.values() if isinstance(value, Case)), None)
+    model, sides = parameters.get("slm_model"), parameters.get("slm_gate")
+    engine: Engines | None = None
+    if case:
+        engine = case.engine
+    elif sides:
+        engine = planner.spec(sides[0])
+    elif model:
+        engine = planner.spec(model) if planner.swept(model) else None
+    elif not parameters.keys() & PARAMETRISED:
+        engine = spec_from_marker(session, words)
+    if session.platform != "remote" and isinstance(engine, EngineSpec) and fixtures & {"slm_measure", "slm_sweep"}:
+        # Whoever overrides these fixtures measures something else than the marker says.
+        defined = item._fixtureinfo.name2fixturedefs
+        if all(len(defined[name]) == 1 for name in ("slm_spec", "sharegpt")):
+            with naming(item.nodeid):
+                check_fits(engine, planner.workload(engine.model, case_lists.overrides_of(words)))
+    swept = "slm_point" in fixtures and "points" not in words
+    own = AS_IT_GOES & fixtures
+    reads = not READERS.isdisjoint(fixtures)
+    return ItemPlan(
+        name=item.name,
+        case=case,
+        engine=engine,
+        model=model,
+        gate=sides[0] if sides else None,
+        claim=str(words["claim"]) if "slm_claim" in fixtures else None,
+        swept=swept,
+        compares="slm_gates" in fixtures,
+        reads=reads,
+        starts=own != {"slm_replicas"} and bool(own or not reads),
+        open=bool(own) and case is None,
+    )
 
 
 def check_asserted(item: Any) -> None:
-    """Raises BadUsage where the body of a test drops a verdict."""
+    """Raise BadUsage if the body of a test drops a verdict."""
     if not any(name.startswith("slm_") for name in item.fixturenames):
         return
     try:
@@ -194,228 +390,14 @@ def check_asserted(item: Any) -> None:
                 raise BadUsage(f"{item.nodeid}: {name}() gives a verdict, and nothing asserts it", f"assert {name}()")
 
 
-def check_requests_fit(session: Session, item: Any) -> None:
-    """Raises BadUsage where `slm_measure` would send requests that are longer than the engine of the item takes."""
-    from pytest_slmserve.engines.base import check_fits
-    from pytest_slmserve.schema.specs import EngineSpec
-
-    if {"slm_measure", "slm_sweep"}.isdisjoint(item.fixturenames) or is_skipped(item) or session.platform == "remote":
-        return
-    # Who overrides these fixtures measures something else than the marker says.
-    found = item._fixtureinfo.name2fixturedefs
-    if any(len(found[name]) > 1 for name in ("slm_spec", "sharegpt")):
-        return
-    if isinstance(spec := engine_of(session, item), EngineSpec):
-        with naming(item.nodeid):
-            check_fits(spec, session.planner.workload(spec.model, marker_overrides(item)))
-
-
-def reads_several(item: Any) -> bool:
-    """Does an item read what more than one engine measured? So do claims that name their models, those of replicas, of
-    several GPUs and of jobs, and what holds a run against a baseline. Raises BadUsage for an unknown claim."""
-    from pytest_slmserve.analysis.claims.table import claim_of
-
-    words = words_of(item)
-    if "slm_baseline" in item.fixturenames:
-        return True
-    return "models" in words or ("claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs"))
-
-
-def is_reader(item: Any) -> bool:
-    """Does it read what others have measured?"""
-    return not READERS.isdisjoint(getattr(item, "fixturenames", ()))
-
-
-def asks_as_it_goes(item: Any) -> bool:
-    """May its body ask an engine for more than its parameter says, or look at what others have measured?"""
-    own = inspect.signature(item.function).parameters if hasattr(item, "function") else ()
-    return not AS_IT_GOES.isdisjoint(item.fixturenames) or "slm_session" in own
-
-
-def asks_the_engine(item: Any) -> bool:
-    """Decides whether an item without a parameter that says what it measures needs the engine of its marker for itself.
-    An item that only reads does not, nor one that makes up replicas."""
-    asked = AS_IT_GOES & set(item.fixturenames)
-    return asked != {"slm_replicas"} and bool(asked or not is_reader(item))
-
-
-def measures_alone(item: Any) -> bool:
-    """Does it measure when all others are through?"""
-    return "slm_alone" in item.fixturenames
-
-
-def is_skipped(item: Any) -> bool:
-    return item.get_closest_marker("skip") is not None
-
-
-def shipped_folder() -> Path:
-    """The folder of the shipped tests: a module of the wheel, and in a checkout a folder beside the package."""
-    in_the_wheel = PACKAGE / "benchmarks"
-    return in_the_wheel if in_the_wheel.is_dir() else PACKAGE.parent / "benchmarks"
-
-
-def path_of(arg: str) -> str:
-    """An argument of `pytest --pyargs`, where it names shipped tests that are no module here by their path."""
-    module, colons, test = arg.partition("::")
-    folder = shipped_folder()
-    if folder.parent == PACKAGE or not f"{module}.".startswith(f"{SHIPPED_MODULE}."):
-        return arg
-    names = module.removeprefix(SHIPPED_MODULE).split(".")[1:]
-    path = folder.joinpath(*names).with_suffix(".py") if names else folder
-    return f"{path}{colons}{test}"
-
-
-def judges_the_papers(item: Any) -> bool:
-    """Does it judge, in the shipped suite, a claim of the papers on what was measured? Some claims are arithmetic. A
-    checkout has a suite of its own beside that of an installed wheel."""
-    from pytest_slmserve.analysis.claims.table import claim_of
-
-    shipped = item.path.parent.name == "benchmarks" and (shipped_folder() / item.path.name).exists()
-    claim = judged_claim(item) if shipped else None
-    return claim is not None and claim_of(claim).of != "arithmetic"
-
-
-def larger_suite(session: Session, item: Any) -> str | None:
-    """The suite that an item needs, by its `slm_suite` marker; None where this run's has it, and where the command line
-    names the item's file and no suite. Raises BadUsage for an unknown one."""
-    marker, options, suites = item.get_closest_marker("slm_suite"), session.options, get_args(Suite)
-    if marker is None:
-        return None
-    if len(marker.args) != 1 or marker.args[0] not in suites:
-        given = ", ".join(map(repr, marker.args))
-        raise BadUsage(f"@pytest.mark.slm_suite({given}) names no suite", " or ".join(suites))
-    needed: str = marker.args[0]
-    files = (arg.partition("::")[0].removesuffix(".py") for arg in item.config.args)  # or modules
-    named = any(re.split(r"[/\\.]", name)[-1] == item.path.stem for name in files)
-    within = suites.index(needed) <= suites.index(options.suite) or (options.source["suite"] == "default" and named)
-    return None if within else needed
-
-
-def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
-    """The reason why an item is no part of this run; None where it is. named: whether a path was given."""
-    if not is_measured(item):
-        return None if named else NO_PATH
-    if session.options.gate and not is_gate(item):
-        return GATE_ALONE
-    if suite := larger_suite(session, item):
-        return IN_A_SUITE.format(suite)
-    words = words_of(item)
-    if session.platform == "cpu" and (words.get("needs") == "gpu" or words.get("gpus", 1) != 1):
-        return ON_A_GPU_ONLY
-    if session.platform == "simulated" and not session.options.strict and judges_the_papers(item):
-        return PROVES_NOTHING
-    return None
-
-
-def models_of_markers(session: Session, items: Sequence[Any]) -> str | None:
-    """A sentence on the items whose marker names a model that the options do not; None where there is none, and of an
-    endpoint, which skips them."""
-    from pytest_slmserve.report.text_table import counted
-
-    named = [words["model"] for item in items if not is_skipped(item) and "model" in (words := words_of(item))]
-    others = [model for model in named if session.options.models and not session.planner.swept(model)]
-    if not others or session.platform == "remote":
-        return None
-    tests = f"{counted(len(others), 'test')} of {', '.join(dict.fromkeys(others))}"
-    return f"slmserve: {tests}, as the marker has it: --slm-models does not change that"
-
-
-def skip_reason(session: Session, item: Any) -> str | None:
-    """The reason why an item cannot be carried out in this mode; None if it can."""
-    from pytest_slmserve.schema.catalog import short_name
-
-    words = words_of(item)
-    modes, why = NEEDS.get(words.get("needs"), ((), ""))
-    if session.platform in modes:
-        return why
-    if (there := len(session.host.gpus)) and words.get("gpus", 1) > there:
-        return f"needs {words['gpus']} GPUs, and {there} visible"
-    if session.options.ray and (own := sorted(AS_IT_GOES & set(item.fixturenames))):
-        return f"{own[0]} asks as the test goes, and Ray is told beforehand: leave out --slm-ray"
-    if is_gate(item) and not compares(session, words):
-        return NEEDS_A_GATE
-    if measures_alone(item) and not session.options.on_all_gpus:
-        return NEEDS_SEVERAL
-    if session.platform != "remote":
-        return None
-    if own := sorted(words.keys() - {"model", *NOT_OF_THE_ENGINE}):
-        return f"sets {', '.join(own)} of its engine, and an endpoint has limits of its own"
-    if "model" in words and not session.planner.swept(words["model"]):
-        return f"measures {short_name(words['model'])}, which this endpoint was not said to serve: --slm-models"
-    return None
-
-
-def check_words(words: Mapping[str, Any], parametrised: bool) -> None:
-    """Raises BadUsage for words of a marker that say nothing. What is parametrised has the models and the engine of the
-    options, so words that choose one say nothing there."""
-    from pytest_slmserve.options.table import takes_gpus
-    from pytest_slmserve.plan.case_lists import checked_lengths
-    from pytest_slmserve.schema.specs import EngineSpec
-
-    engine = {field.name for field in fields(EngineSpec)} - {"model", "platform"}
-    known = ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
-    if unknown := set(words) - set(known):
-        raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}", ", ".join(known))
-    if parametrised and (chosen := sorted(words.keys() - NOT_OF_THE_ENGINE)):
-        why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for all models of the run, on the options' engine"
-        raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
-    if not isinstance(words.get("model", ""), str):
-        raise BadUsage(f"@pytest.mark.slm(model={words['model']!r}) is no name of a model", 'model="opt-125m"')
-    if "lengths" in words:
-        checked_lengths(words["lengths"])
-    if words.get("ramp_up", "staggered") not in get_args(RampUp):
-        raise BadUsage(f"@pytest.mark.slm(ramp_up={words['ramp_up']!r}) is no ramp-up", " or ".join(get_args(RampUp)))
-    if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
-        raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
-    if words.get("gate", "cpu") not in WITHOUT_THE_OPTION:
-        raise BadUsage(
-            f"@pytest.mark.slm(gate={words['gate']!r}) is no gate without --slm-gate", " or ".join(WITHOUT_THE_OPTION)
-        )
-    for own in ("extra", "env"):
-        if past := next(filter(takes_gpus, _names(own, words.get(own, ()))), None):
-            why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"
-            raise BadUsage(why, "tensor_parallel_size=2, or CUDA_VISIBLE_DEVICES before pytest")
-    if words.get("needs", "gpu") not in NEEDS:
-        known_needs = " or ".join(f'needs="{name}"' for name in NEEDS)
-        raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", known_needs)
-
-
-def _names(word: str, pairs: Any) -> list[str]:
-    """Names of the pairs that a marker gives an engine as `word`. Raises BadUsage where they are no pairs."""
-    try:
-        return [name for name, _ in pairs]
-    except (TypeError, ValueError):
-        problem = f"@pytest.mark.slm({word}={pairs!r}) is no list of pairs"
-        raise BadUsage(problem, f'{word}=(("NAME", VALUE),)') from None
-
-
-def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
-    own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
-    model = words.get("model") or session.planner.models[0]
-    return replace(session.planner.spec(model, words.get("tensor_parallel_size")), **own)
-
-
-def cases_of_items(items: Sequence[Any]) -> list[Case]:
-    """The distinct cases of the items that are not skipped, in the order of the items."""
-    found = (case_of(item) for item in items if not is_skipped(item))
-    return list({case.key: case for case in found if case}.values())
-
-
-def case_of(item: Any) -> Case | None:
-    """The case that an item's parameter has it measure; None where it measures nothing, or only its body determines
-    what."""
-    from pytest_slmserve.plan.cases import Case
-
-    return next((value for value in chosen_parameters(item).values() if isinstance(value, Case)), None)
-
-
-def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Sorts the items into the order in which they run, and skips those that cannot be carried out in this mode. Raises
-    BadUsage for markers that say nothing, verdicts that nothing asserts, and requests too long for their engine.
+def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
+    """Give every item that measures its plan, skip those that cannot be carried out in this mode, and return all in the
+    order in which they run. Raises BadUsage for markers that say nothing, verdicts that nothing asserts, and requests
+    too long for their engine.
 
     Engines come in the order of their first item. Claims and advice come after the points they read. Items that read
     more than one engine's points come last, when what is measured alone has been. So do gates, which end the engine of
-    the others, and what is skipped: no engine ends for it. Where cells are measured once more, alone, in the end, every
+    the others, and what is skipped: no engine ends for it. If cells are measured once more, alone, in the end, every
     reader waits for that: its inputs would change after its verdict.
     """
     for item in items:
@@ -423,63 +405,28 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
         if why := skip_reason(session, item):
             item.add_marker(pytest.mark.skip(reason=why), append=False)
         check_asserted(item)
-        check_requests_fit(session, item)
-    alone = any(measures_alone(item) and not is_skipped(item) for item in items)
-    order: dict[Any, int] = {}
+        item.stash[PLAN] = item_plan(session, item)
+    alone = {item for item in items if "slm_alone" in item.fixturenames}
+    readers_wait = any(not item.stash[PLAN].skipped for item in alone)
+    order: dict[Engines | None, int] = {}
 
-    def rank(item: pytest.Item) -> tuple[bool, bool, int, bool]:
-        reads = is_reader(item)
-        late = is_skipped(item) or is_gate(item) or (reads and (alone or reads_several(item)))
-        which = order.setdefault(engine_of(session, item), len(order))
-        return late, late and not measures_alone(item), which, reads
+    def rank(item: Any) -> tuple[bool, bool, int, bool]:
+        plan, words, reads = item.stash[PLAN], words_of(item), not READERS.isdisjoint(item.fixturenames)
+        late = plan.skipped or plan.compares or (reads and readers_wait)
+        if reads and not late:  # a baseline, claims that name their models, and those of replicas and of jobs
+            of_several = "claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs")
+            late = "slm_baseline" in item.fixturenames or "models" in words or of_several
+        return late, late and item not in alone, order.setdefault(plan.engine, len(order)), reads
 
     return sorted(items, key=rank)
 
 
-T = TypeVar("T")
-
-
-def checked(name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Decorator of what tests call as `name`. It raises BadUsage for a word that the function does not have, for one
-    that is missing, and for repeats that are no number. Words that it takes as `**load` are fields of ClosedLoop."""
-
-    def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        signature = inspect.signature(function)
-        known = [word for word in signature.parameters if word not in ("self", "load")]
-        if "load" in signature.parameters:
-            from pytest_slmserve.schema.loads import ClosedLoop
-
-            known += [field.name for field in fields(ClosedLoop) if field.name != "concurrency"]
-
-        @wraps(function)
-        def call(*values: object, **words: object) -> T:
-            if unknown := [word for word in words if word not in known]:
-                raise BadUsage(f"{name} takes no {unknown[0]!r}", nearest(unknown[0], known))
-            try:
-                signature.bind(*values, **words)
-            except TypeError as error:
-                raise BadUsage(f"{name}: {error}", ", ".join(known)) from None
-            repeats = words.get("repeats")
-            if repeats is not None and not (isinstance(repeats, int) and repeats > 0):
-                raise BadUsage(f"{name}: repeats={repeats!r} is no number of repeats", "repeats=3")
-            return function(*values, **words)
-
-        return call
-
-    return decorate
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The known words that are most like this one, or all of them where none is."""
-    names = list(known)
-    near = get_close_matches(word, names, cutoff=0.7)
-    return " or ".join(near) if near else ", ".join(names)
-
-
-def name_the_figures(error: AttributeError) -> None:
-    """Add to the message of an unknown attribute of ours which ones there are: the nearest, or all."""
-    kind = type(error.obj)
-    if not error.name or kind.__module__.partition(".")[0] != "pytest_slmserve":
-        return
-    public = [name for name in dir(error.obj) if not name.startswith("_")]
-    error.args = (f"{error}; it has {nearest(error.name, public)}",)
+def note_on_models(session: Session, items: Sequence[Any]) -> str | None:
+    """A sentence on the items whose marker names a model that the options do not; None if there is none, and of an
+    endpoint, which skips them."""
+    named = [words["model"] for item in items if not item.stash[PLAN].skipped and "model" in (words := words_of(item))]
+    others = [model for model in named if session.options.models and not session.planner.swept(model)]
+    if not others or session.platform == "remote":
+        return None
+    tests = f"{counted(len(others), 'test')} of {', '.join(dict.fromkeys(others))}"
+    return f"slmserve: {tests}, as the marker has it: --slm-models does not change that"

@@ -3,11 +3,13 @@ an archive that a run resumes from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
-from functools import lru_cache
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from functools import lru_cache, partial, wraps
+from typing import Any, TypeVar
 
 import pytest
 
@@ -17,21 +19,14 @@ from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.points import ReplicaPoint, shared_points
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.cases import Case, engine_title
-from pytest_slmserve.plugin.items import (
-    case_of,
-    checked,
-    engine_of,
-    is_gate,
-    is_measured,
-    is_reader,
-    is_skipped,
-)
+from pytest_slmserve.plan.planner import MarkerOverrides, closed_loop_of
+from pytest_slmserve.plugin.items import ItemPlan
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.run.sweeps import Sweeps
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
-from pytest_slmserve.schema.loads import Load, WorkloadReference, load_facts
+from pytest_slmserve.schema.loads import ClosedLoop, Load, load_facts
 from pytest_slmserve.schema.records import Measurement, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.sampler import Sampler
@@ -40,56 +35,94 @@ LOOKED_AT = 100  # kinds of measurements, and cases, that are compared to say wh
 CLAUSES = 3
 NOBODY, NOTHING = Samples(*[()] * 8), Steps(*[()] * 7)
 Carry = Callable[[Sequence[Measurement]], None]  # shows measurements to whoever else is there
+T = TypeVar("T")
 
 
-def cases_by_engine(session: Session, items: Sequence[Any]) -> Iterator[Case]:
-    """Cases that the items will measure on each engine, as far as determined before they run. They lack a workload and
-    a load where only a test's body determines them. Items that only read measure nothing."""
-    for item in items:
-        if is_skipped(item) or is_reader(item) or is_gate(item) or not is_measured(item):
+def checked(name: str, function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that tests call as `name`. It raises BadUsage for a word that the function does not have, for
+    one that is missing, and for repeats that are no number. Words that it takes as `**load` are fields of
+    ClosedLoop."""
+    signature = inspect.signature(function)
+    known = [word for word in signature.parameters if word not in ("self", "load")]
+    if "load" in signature.parameters:
+        known += [field.name for field in fields(ClosedLoop) if field.name != "concurrency"]
+
+    @wraps(function)
+    def call(*values: object, **words: object) -> T:
+        if unknown := [word for word in words if word not in known]:
+            raise BadUsage(f"{name} takes no {unknown[0]!r}", nearest(unknown[0], known))
+        try:
+            signature.bind(*values, **words)
+        except TypeError as error:
+            raise BadUsage(f"{name}: {error}", ", ".join(known)) from None
+        repeats = words.get("repeats")
+        if repeats is not None and not (isinstance(repeats, int) and repeats > 0):
+            raise BadUsage(f"{name}: repeats={repeats!r} is no number of repeats", "repeats=3")
+        return function(*values, **words)
+
+    return call
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known words that are most like this one, or all of them if none is."""
+    names = list(known)
+    near = get_close_matches(word, names, cutoff=0.7)
+    return " or ".join(near) if near else ", ".join(names)
+
+
+def window_load(
+    session: Session, spec: EngineSpec, concurrency: int, overrides: MarkerOverrides, own: Mapping[str, Any]
+) -> ClosedLoop:
+    """The closed loop of a point. own: its fields that differ from those of the options and the marker. Raises BadUsage
+    for a loop without a window."""
+    load = replace(closed_loop_of(session.options, spec.platform, concurrency, overrides.ramp_up), **own)
+    if load.requests is not None:
+        raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
+    return load
+
+
+# What a run resumes from
+
+
+def fits(session: Session, plans: Sequence[ItemPlan]) -> str:
+    """A sentence on what is resumed. Raises BadUsage if another run's archive was named, and nothing of it answers
+    the items of this run: it would all be measured again by somebody who believes it to be there."""
+    # Cases of one engine each. They lack a workload and a load if only a test's body determines them.
+    cases: list[Case] = []
+    for plan in plans:
+        if plan.reads or plan.compares:
             continue
-        if case := case_of(item):
-            for spec, workload, load in zip(case.each, case.workloads, case.loads):
-                yield Case(spec, (workload,), (load,), case.environment)
-        elif engine := engine_of(session, item):
-            yield Case(engine, environment=session.planner.environment(engine))
-
-
-def fits(session: Session, cases: Sequence[Case]) -> str:
-    """A sentence on what is resumed. Raises BadUsage where another run's archive was named, and nothing of it answers
-    this one: it would all be measured anew by somebody who believes it to be there."""
-    path, stored = session.source, session.stored
-    if not stored:
-        return _nothing(session, f"{path} holds no measurement")
+        if case := plan.case:
+            each = zip(case.each, case.workloads, case.loads)
+            cases += [Case(spec, (workload,), (load,), case.environment) for spec, workload, load in each]
+        elif plan.engine:
+            cases.append(Case(plan.engine, environment=session.planner.environment(plan.engine)))
+    path, stored, why = session.source, session.stored, ""
     known = {kind_of(c.each[0], c.environment, c.workloads[0].hash, c.loads[0]) for c in cases if c.loads}
-    wanted = known | {kind_of(c.each[0], c.environment, None, None) for c in cases if not c.loads}
-    answering = [m for m in stored if not wanted.isdisjoint(_kinds(m))]
-    if cases and not answering:
-        return _nothing(session, f"{path} answers nothing of this run: {difference(stored, cases)}")
-    valid = [m for m in answering if m.id in session.reused]
-    sure = sum(not known.isdisjoint(_kinds(m)) for m in valid)
+    engines = {kind_of(c.each[0], c.environment) for c in cases if not c.loads}
+    certain = [m for m in stored if kind_of(m.spec, m.environment, m.workload.hash, m.load) in known]
+    others = [m for m in stored if kind_of(m.spec, m.environment) in engines]
+    answering = {m.id: m for m in (*certain, *others)}.values()
+    if not stored:
+        why = f"{path} holds no measurement"
+    elif cases and not answering:
+        why = f"{path} answers nothing of this run: {difference(stored, cases)}"
+    if why and isinstance(session.options.resume, str):
+        raise BadUsage(f"--slm-resume: {why}", "the options of the run that wrote it, or no --slm-resume")
+    if why:
+        return f"nothing is resumed: {why}"
+    valid = sum(m.id in session.reused for m in answering)
+    sure = sum(m.id in session.reused for m in certain)
     told = [f"{sure} measurements for this run"]
-    told += [f"{len(valid) - sure} of engines that its own tests use"] if len(valid) > sure else []
-    told += [f"{len(answering) - len(valid)} that are not valid"] if len(answering) > len(valid) else []
+    told += [f"{valid - sure} of engines that its own tests use"] if valid > sure else []
+    told += [f"{len(answering) - valid} that are not valid"] if len(answering) > valid else []
     return f"{path} holds {', and '.join(told)}"
 
 
-def _nothing(session: Session, why: str) -> str:
-    if isinstance(session.options.resume, str):
-        raise BadUsage(f"--slm-resume: {why}", "the options of the run that wrote it, or no --slm-resume")
-    return f"nothing is resumed: {why}"
-
-
-def _kinds(m: Measurement) -> Iterator[tuple[Any, ...]]:
-    for workload in (m.workload.hash, None):
-        for load in (m.load, None):
-            yield kind_of(m.spec, m.environment, workload, load)
-
-
 def kind_of(
-    spec: EngineSpec, environment: Environment, workload: str | None, load: Load | None
+    spec: EngineSpec, environment: Environment, workload: str | None = None, load: Load | None = None
 ) -> tuple[str | None, ...]:
-    """A key that is equal where one engine is measured in the same way. workload, load: None where only a test's body
+    """A key that is equal if one engine is measured in the same way. workload, load: None if only a test's body
     determines them."""
     return _key(spec), _key(environment), workload, str(load_facts(load)) if load else None
 
@@ -102,15 +135,15 @@ def _key(of: EngineSpec | Environment) -> str:
 def difference(stored: Sequence[Measurement], cases: Sequence[Case]) -> str:
     """The differences between the measurement and the case that are most alike: three clauses at most, and the number
     of further ones. "There" is the archive, "here" the run. cases: of one engine each, without a workload and a load
-    where only a test's body determines them."""
+    if only a test's body determines them."""
     kinds = list({kind_of(m.spec, m.environment, m.workload.hash, m.load): m for m in stored}.values())
     pairs = [(m, case) for m in kinds[:LOOKED_AT] for case in cases[:LOOKED_AT]]
-    fewest = min((clauses(m, q) for m, q in pairs), key=len)
+    fewest = min((_clauses(m, q) for m, q in pairs), key=len)
     more = [f"and {len(fewest) - CLAUSES} more"] if len(fewest) > CLAUSES else []
     return "; ".join(fewest[:CLAUSES] + more)
 
 
-def clauses(m: Measurement, case: Case) -> list[str]:
+def _clauses(m: Measurement, case: Case) -> list[str]:
     """A short clause for each thing that differs; of another model no more of its engine, which follows from it."""
     [spec], environment = case.each, case.environment
     found = differences(m.environment.kind, environment.kind)
@@ -120,23 +153,23 @@ def clauses(m: Measurement, case: Case) -> list[str]:
         found += differences(m.spec.facts, spec.facts)
     for workload, load in zip(case.workloads, case.loads):
         if m.workload.hash != workload.hash:
-            found.append(_requests(m.workload, workload.reference()))
+            there, here = m.workload, workload.reference()
+            lengths = [f"{w.mean_prompt_tokens:.0f}/{w.mean_output_tokens:.0f}" for w in (there, here)]
+            made = ", ".join(differences(asdict(there.spec), asdict(here.spec)))
+            if lengths[0] != lengths[1]:
+                found.append(f"requests of {lengths[0]} tokens there, {lengths[1]} here")
+            else:
+                found.append(f"other requests ({made})" if made else "other requests of the same lengths")
         found += differences(load_facts(m.load), load_facts(load))
     return found
 
 
-def _requests(there: WorkloadReference, here: WorkloadReference) -> str:
-    """A clause on how the requests of two workloads differ: their mean lengths in tokens, or what they were made of."""
-    lengths = [f"{w.mean_prompt_tokens:.0f}/{w.mean_output_tokens:.0f}" for w in (there, here)]
-    if lengths[0] != lengths[1]:
-        return f"requests of {lengths[0]} tokens there, {lengths[1]} here"
-    made = differences(asdict(there.spec), asdict(here.spec))
-    return f"other requests ({', '.join(made)})" if made else "other requests of the same lengths"
+# What tests get
 
 
 @dataclass(frozen=True, repr=False)
 class PlannedCase:
-    """The case of a test. sweeps: those of the run, where it is a point of one."""
+    """The case of a test. sweeps: those of the run, if it is a point of one."""
 
     session: Session
     case: Case
@@ -145,23 +178,19 @@ class PlannedCase:
 
     def measure(self) -> Verdict:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted. The test
-        is skipped where an adaptive sweep does not need this point, or the engine turns out to have no room for it."""
+        is skipped if an adaptive sweep does not need this point, or the engine turns out to have no room for it."""
+        model, concurrency, wanted = self.case.model, self.case.concurrency, self.session.options.repeats
         try:
-            wanted = self._repeats()
-            repeats = self.session.executor.measure(self.case, wanted)
+            if self.sweeps:
+                repeats = self.sweeps.repeats(model, concurrency)
+                if repeats is None:
+                    pytest.skip(self.sweeps.why_not(model, concurrency))
+                wanted = repeats
+            groups = self.session.executor.measure(self.case, wanted)
         except DoesNotFit as error:
             pytest.skip(error.problem)
-        self.carry([m for group in repeats for m in group])
-        return trustworthy(repr(self), repeats, wanted)
-
-    def _repeats(self) -> int:
-        if self.sweeps is None:
-            return self.session.options.repeats
-        model, concurrency = self.case.model, self.case.concurrency
-        wanted = self.sweeps.repeats(model, concurrency)
-        if wanted is None:
-            pytest.skip(self.sweeps.why_not(model, concurrency))
-        return wanted
+        self.carry([m for group in groups for m in group])
+        return trustworthy(repr(self), groups, wanted)
 
     def __repr__(self) -> str:
         return self.case.id
@@ -174,7 +203,7 @@ class SharedEngines:
     session: Session
     spec: ReplicaSpec
 
-    @checked("slm_replicas(...).measure")
+    @partial(checked, "slm_replicas(...).measure")
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> ReplicaPoint:
         """Put `concurrency` requests in flight in all, the same number in each; more words are fields of ClosedLoop."""
         case = self.session.planner.replicas_case(self.spec, concurrency, load)

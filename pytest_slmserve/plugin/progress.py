@@ -1,64 +1,166 @@
-"""How far a run is: one live line on a terminal, elsewhere a line for each case and each engine start."""
+"""Progress of a run: estimates of its time, in seconds, and one live line on a terminal; elsewhere a line for each case
+and each engine start."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_slmserve.plan.cases import Case, Engines, engine_title, start_estimate_s
-from pytest_slmserve.plugin.estimates import TimeLeft, may_ask_for_more, time_left
-from pytest_slmserve.plugin.items import cases_of_items, is_gate
-from pytest_slmserve.report.live_line import StartWatch, Status, terminal_columns
-from pytest_slmserve.report.text_table import folded
+from pytest_slmserve.plan.cases import (
+    Case,
+    Engines,
+    PlannedItem,
+    engine_title,
+    engines_of_set,
+    repeat_estimate_s,
+    start_estimate_s,
+)
+from pytest_slmserve.plan.schedule import groups_of, makespan_s, spread
+from pytest_slmserve.plugin.items import ItemPlan, cases_of_items, plans_of
+from pytest_slmserve.report.live_line import StartWatch, Status, left_text, terminal_columns
+from pytest_slmserve.report.text_table import counted, folded
+from pytest_slmserve.run.gate import launches_left, loads_of
+from pytest_slmserve.run.gpu_slots import slot_count
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.records import Progress
 
 LEAST_S = 1.0  # what took less is not worth a line in a log
 
 
+def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
+    """A row for each item that is not skipped. A point that several items ask for is paid by the first; one that is
+    known needs no engine. A gate is estimated as a clear case, which ends at the next look at its pairs."""
+    rows, paid, launched = list[PlannedItem](), set[str](), set[Engines]()
+    for plan in plans:
+        if plan.skipped:
+            continue
+        engine, seconds = plan.engine if plan.starts else None, 0.0
+        if case := plan.case:
+            left = _missing(session, case)
+            engine = case.engine if left else None
+            seconds = 0.0 if case.key in paid else left * case.estimate_s
+            paid.add(case.key)
+            launched |= {case.engine} if left else set()
+        elif model := plan.gate:
+            engine = None  # it launches its own
+            if model not in paid:
+                uncounted, measured = launches_left(session, model, launched)
+                spec, workload = session.planner.spec(model), session.planner.workload(model)
+                each = sum(repeat_estimate_s(spec, workload, load) for load in loads_of(session, model))
+                seconds = (uncounted + measured) * start_estimate_s(spec) + measured * each
+            paid.add(model)
+        rows.append(PlannedItem(plan.name, engine, seconds))
+    return rows
+
+
+def _missing(session: Session, case: Case) -> int:
+    """Repeats of a planned case that are still to be made: those of the options, and those that its sweep asks for
+    until its claims are decided."""
+    _, asked = session.executor.asked.get(case.key, (case, 0))
+    return session.executor.count_missing(case, max(session.options.repeats, asked))
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """Seconds until all items end: step_s of them for what is done at present. more: some tests may ask for what is not
+    known yet, so that this is the least."""
+
+    step_s: float = 0.0
+    rest_s: float = 0.0
+    more: bool = False
+
+    def __bool__(self) -> bool:
+        return self.step_s + self.rest_s > 0 or self.more
+
+    def text(self, elapsed_s: float = 0.0) -> str:
+        """In words. elapsed_s: of what is done at present; if that takes longer than was estimated, it is said."""
+        over = elapsed_s > max(1.0, self.step_s)
+        return left_text(max(0.0, self.step_s - elapsed_s) + self.rest_s, self.more, over)
+
+
+def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) -> TimeLeft:
+    """The time left for items, of which the first runs. step_s: the estimate for what it does at present; a gate is one
+    step."""
+    rows, planned = plan_rows(session, plans), {case.key for case in cases_of_items(plans)}
+    executor, current = session.executor, session.devices.pool.current
+    asked = [(case, executor.count_missing(case, n)) for case, n in executor.asked.values() if case.key not in planned]
+    engines = {row.engine for row in rows if row.engine} | {case.engine for case, missing in asked if missing}
+    starts_s = sum(map(start_estimate_s, engines - {current}))
+    asked_s = sum(missing * case.estimate_s for case, missing in asked if missing)
+    total_s = sum(row.seconds for row in rows) + asked_s + starts_s
+    step_s = min(total_s, rows[0].seconds if plans and plans[0].compares else step_s)
+    # Sweeps may go on until their claims are decided.
+    points = [plan.case for plan in plans if plan.case and plan.swept]
+    goes_on = len(session.looks) > 1 and any(_missing(session, case) for case in points)
+    return TimeLeft(step_s, total_s - step_s, goes_on or any(plan.open for plan in plans))
+
+
+def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[PlannedItem]) -> tuple[float, str]:
+    """Seconds that a run of items takes, and the same in words, with its engine starts and models. rows: what
+    `plan_rows` makes of them."""
+    groups = groups_of(rows)
+    gates = {plan.gate for plan in plans if plan.gate}
+    engines = {group.engine for group in groups}
+    starts = len(groups) + sum(sum(launches_left(session, model, engines)) for model in gates)
+    seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
+    if session.options.on_all_gpus:
+        gpus = slot_count(session.options, session.host)
+        seconds = makespan_s(spread(groups, gpus))
+    models = {spec.model for group in groups for spec in engines_of_set(group.engine)} | gates
+    often = [counted(starts, "engine start")] if session.platform != "remote" else []
+    roughly = "up to" if session.options.sweep == "adaptive" else "about"
+    long = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+    parts = [f"{roughly} {long}", *often, counted(len(models), "model")]
+    if asking := sum(plan.open for plan in plans):
+        parts.append(f"and what {counted(asking, 'test')} will ask for")
+    return seconds, ", ".join(parts)
+
+
 class ProgressLine:
-    """One line below pytest's own, written over while something is started or measured. Where the output is no
+    """One line below pytest's own, written over while something is started or measured. If the output is no
     terminal: lines that stay, unless pytest is to be quiet."""
 
     def __init__(self, session: pytest.Session, slm: Session, reporter: Any) -> None:
-        self.items, self.slm, self.reporter = session.items, slm, reporter
+        self.plans, self.slm, self.reporter = plans_of(session.items), slm, reporter
         self.writer = session.config.get_terminal_writer()
-        self.capture = session.config.pluginmanager.getplugin("capturemanager")
+        capture = session.config.pluginmanager.getplugin("capturemanager")
+        self.uncaptured: Callable[[], AbstractContextManager[None]] = nullcontext
+        if capture:
+            self.uncaptured = capture.global_and_fixture_disabled
         self.live = sys.stdout.isatty()  # nothing is captured before the first item
         self.tells = not self.live and session.config.option.verbose >= 0
         self.index = {item.nodeid: index for index, item in enumerate(session.items)}
         # And those that tests ask for, from then on.
-        self.cases = {case.key for case in cases_of_items(session.items) if slm.executor.count_missing(case)}
+        self.cases = {case.key for case in cases_of_items(self.plans) if slm.executor.count_missing(case)}
         self.places: dict[str, int] = {}  # of cases, in the order in which they begin
         self.starts = StartWatch()
-        self.left_items = session.items  # the one that runs, and all after it
-        self.item_began = self.since = time.monotonic()  # since: what was told last
+        self.left = self.plans  # of the item that runs, and of all after it
+        self.item_began = self.since = time.monotonic()  # since: what was printed last
         self.step: tuple[object, float, TimeLeft] | None = None  # what is done, since when, and what is left
         self.measured: tuple[Case, str] | None = None  # and the title of its last repeat
         self.shown = self.told = False  # there is a live line; there were lines that stay
-
-    def install(self) -> None:
-        """Hears from now on of all that is started and measured."""
-        self.slm.executor.on_progress = self.on_progress
-        self.slm.devices.pool.on_wait = self.on_wait
-        self.slm.devices.pool.on_started = self.on_started
+        slm.executor.on_progress = self.on_progress
+        slm.devices.pool.on_wait = self.on_wait
+        slm.devices.pool.on_started = self.on_started
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.left_items = self.items[self.index[nodeid] :]
+        self.left = self.plans[self.index[nodeid] :]
         self.item_began = self.since = time.monotonic()
         self.slm.executor.asked.clear()  # nobody waits any more for what an earlier test could not have
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._clear()
+        self._show(None)
         if report.when == "call":
-            self._tell_measured(self.left_items[1:])
+            self._tell_measured(self.left[1:])
         if self.told and (report.when == "call" or not report.passed):
             self.told = False
             if self.reporter.showfspath and not self.reporter.showlongtestinfo:
@@ -83,76 +185,68 @@ class ProgressLine:
             self._show(Status(self._place(), left, engine_title(spec), phase))
 
     def on_started(self, spec: Engines, seconds: float) -> None:
-        self._clear()
-        self._tell_measured(self.left_items)
+        self._show(None)
+        self._tell_measured(self.left)
         if seconds >= LEAST_S:
             self._tell(f"{engine_title(spec)} started in {seconds:.0f} s")
 
     def _left(self, step: object, estimate_s: float) -> str:
         """The time left, in words. What is left is estimated once for each step: that hashes the keys of cases, too
-        much to do twice a second beside what is measured. A gate is one step, for how many pairs it needs shows late.
+        much to do twice a second during a measurement. A gate is one step, because how many pairs it needs shows late.
         """
         began = time.monotonic()
-        if is_gate(self.left_items[0]):
-            step, began = self.left_items[0], self.item_began
+        if self.left[0].compares:
+            step, began = self.left[0], self.item_began
         if self.step is None or step != self.step[0]:
-            self.step = step, began, time_left(self.slm, self.left_items, estimate_s)
+            self.step = step, began, time_left(self.slm, self.left, estimate_s)
         _, began, left = self.step
         return left.text(time.monotonic() - began)
 
     def _place(self, case: Case | None = None) -> str:
         """Which case of how many; without one, how many. Empty for a gate, whose pairs are no cases of the plan, though
         one may have the key of such a case."""
-        if not self.cases or (case and case.key not in self.cases) or is_gate(self.left_items[0]):
+        if not self.cases or (case and case.key not in self.cases) or self.left[0].compares:
             return ""
-        number = f"{len(self.cases)}{'+' if may_ask_for_more(self.left_items) else ''}"
+        number = f"{len(self.cases)}{'+' if any(plan.open for plan in self.left) else ''}"
         return f"case {self.places[case.key]} of {number}" if case else f"{number} cases"
 
     def _measures(self, case: Case, title: str) -> None:
         if self.measured and self.measured[0].key != case.key:
-            self._tell_measured(self.left_items)
+            self._tell_measured(self.left)
         self.measured = case, title
         executor = self.slm.executor
         self.cases |= {key for key, (asked, n) in executor.asked.items() if executor.count_missing(asked, n)}
         if case.key in self.cases:
             self.places.setdefault(case.key, len(self.places) + 1)
 
-    def _tell_measured(self, left_items: list[Any]) -> None:
-        """A line on the case that has been measured, where there is one."""
+    def _tell_measured(self, left: Sequence[ItemPlan]) -> None:
+        """Print a line on the case that has been measured, if there is one."""
         now = time.monotonic()
         seconds, self.since = now - self.since, now
         if self.measured and self.tells and seconds >= LEAST_S:
             case, title = self.measured
-            left = time_left(self.slm, left_items)
-            parts = (self._place(case), f"{title}: {seconds:.0f} s", left.text() if left else "")
+            rest = time_left(self.slm, left)
+            parts = (self._place(case), f"{title}: {seconds:.0f} s", rest.text() if rest else "")
             self._tell(", ".join(filter(None, parts)))
         self.measured = None
 
     def _tell(self, text: str) -> None:
         """A line of its own, to which pytest adds a new line before it names a test or a file again."""
         if self.tells:
-            with self._uncaptured():
+            with self.uncaptured():
                 self.writer.write(f"\n{folded(f'slmserve: {text}')}", flush=True)
             self.reporter.currentfspath = None
             self.told = True
 
-    def _show(self, status: Status) -> None:
-        self._write(status)
-        self.shown = True
-
-    def _clear(self) -> None:
-        if self.shown:
-            self._write(None)
-            self.shown = False
-
-    def _write(self, status: Status | None) -> None:
+    def _show(self, status: Status | None) -> None:
         """Go to the next line and come back, by relative moves: the terminal may scroll in between. Past pytest's
-        writer, which counts the columns of the line that it is on; of a longer one the cursor is on the last row."""
-        with self._uncaptured():
+        writer, which counts the columns of the line that it is on; of a longer one the cursor is on the last row.
+        status: None to clear the line, if there is one."""
+        if status is None and not self.shown:
+            return
+        with self.uncaptured():
             columns = terminal_columns(sys.stdout)
             column = self.writer.width_of_current_line % columns + 1
             sys.stdout.write(f"\n{status.within(columns) if status else ''}\x1b[K\x1b[1A\x1b[{column}G")
             sys.stdout.flush()
-
-    def _uncaptured(self) -> AbstractContextManager[None]:
-        return self.capture.global_and_fixture_disabled() if self.capture else nullcontext()
+        self.shown = status is not None

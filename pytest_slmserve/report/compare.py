@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.compare.changes import LAUNCHES, METRICS, Judgemen
 from pytest_slmserve.analysis.compare.history import WORDS, ReleaseHistory, ReleaseMean
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.report.as_json import facts, plain
-from pytest_slmserve.report.gate.text import difference_text
+from pytest_slmserve.report.gate import difference_text
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Look, Named, Part, Section, Table, section_text
 from pytest_slmserve.report.text_table import (
@@ -106,16 +106,16 @@ class RunSide:
     @property
     def about(self) -> str:
         """ "before.jsonl: 12 measurements, 2 launches, 2026-01-31, vLLM 0.26.0, NVIDIA H200, host 0123abcd" """
-        where = [m.environment for m in self.measurements]
+        seen = measured_facts(self.measurements)
         words = [
-            [counted(len(self.measurements), "measurement")],
-            [counted(len({m.launch for m in self.measurements}), "launch")],
-            [days_of(self.measurements)],
-            [f"vLLM {each.vllm}" if each.vllm else "no vLLM" for each in where],
-            [device_of(each) or "" for each in where],
-            [f"host {each.host}" for each in where if each.host],
+            counted(seen["measurements"], "measurement"),
+            counted(seen["launches"], "launch"),
+            days_of(self.measurements),
+            " and ".join(f"vLLM {each}" for each in seen["vllm"]) or "no vLLM",
+            " and ".join(seen["devices"]),
+            " and ".join(f"host {each}" for each in seen["hosts"]),
         ]
-        return f"{self.name}: {', '.join(' and '.join(dict.fromkeys(each)) for each in words if any(each))}"
+        return f"{self.name}: {', '.join(filter(None, words))}"
 
 
 # A row of a comparison: the change, and whether it is the first of its load.

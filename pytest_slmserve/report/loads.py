@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.metrics.latency import (
     latencies_of,
     request_latency,
 )
-from pytest_slmserve.analysis.metrics.summary import finished_output_tokens, summarize
+from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
 from pytest_slmserve.analysis.metrics.window import delay_of, held_back, most_in_flight, prompt_tokens_per_s, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
@@ -213,13 +213,6 @@ CHUNK = 0.05  # tokens: a busy server now and then sends two at once, and an end
 STRICT = ValidityCriteria()
 
 
-def latency_facts(measurement: Measurement) -> dict[str, Percentiles]:
-    """Return latency percentiles by name, in seconds; ITL is of the gaps in the window."""
-    seen = latencies_of(measurement)
-    found = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2e": seen.e2e_s, "normalized": seen.normalized_latency_s}
-    return found | ({"itl": seen.itl_s} if seen.itl_s else {})
-
-
 def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
     """Return the figures of one load or of a step of a ramp, in seconds, tokens and shares; null is not measured."""
     found = check(measurement, failed_share=terms.failed_share)
@@ -257,11 +250,14 @@ def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str
     }
     if not (steps := steps_of(measurement)):
         return found
-    each = [
-        {"rate": offered_rate(m), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1], **load_figures(m, terms)}
-        for m in steps
-    ]
-    return {**found, "steps": each, **_best_rates(steps, terms)}
+    windows = [{"from_s": m.run.window_s[0], "until_s": m.run.window_s[1]} for m in steps]
+    rows = [{**row, **window} for row, window in zip(rate_rows(steps, terms), windows)]
+    return {**found, "steps": rows, **_best_rates(steps, terms)}
+
+
+def rate_rows(points: Sequence[Measurement], terms: ValidityCriteria) -> list[dict[str, Any]]:
+    """Return the figures of each load at a rate, or of each step of a ramp, with the rate that was offered."""
+    return [{"rate": offered_rate(m), **load_figures(m, terms)} for m in points]
 
 
 def rates_facts(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
@@ -296,12 +292,11 @@ def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[
     }
 
 
-def failed_text(measurement: Measurement) -> str:
+def failed_text(row: Mapping[str, Any]) -> str:
     """Return how many requests failed, by kind: "3 failed (HTTP 503: 2, timeout: 1)"."""
-    run = measurement.run
-    kinds = Counter(run.failed.kind if run.failed else ())
+    kinds = Counter(row["failed"] or ())
     each = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
-    return f"{run.failures} failed{f' ({each})' if each else ''}"
+    return f"{row['failures']} failed{f' ({each})' if each else ''}"
 
 
 def in_words(arrivals: str) -> str:
@@ -372,12 +367,22 @@ def is_counted_loop(m: Measurement) -> bool:
     return m.spec.interface == "endpoint" and m.alone and counted
 
 
+LATENCY: tuple[Column[tuple[str, Percentiles]], ...] = (
+    Column("ms", lambda row: row[0], "left"),
+    Column("mean", lambda row: milliseconds(row[1].mean)),
+    Column("p50", lambda row: milliseconds(row[1].p50)),
+    Column("p90", lambda row: milliseconds(row[1].p90)),
+    Column("p95", lambda row: milliseconds(row[1].p95)),
+    Column("p99", lambda row: milliseconds(row[1].p99)),
+)
+
+
 def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
     """Return the section of one load: the server and the requests, latencies, goodput, and what is wrong."""
-    figures, seen, delay, (opened, closed) = summary_of(m), latencies_of(m), delay_of(m.run), m.run.window_s
+    row, seen, delay = load_figures(m, terms), latencies_of(m), delay_of(m.run)
     late = f"; sent {milliseconds(delay.p99_s)} ms late (p99)" if delay else ""
     described = m.load.title
-    if delay and isinstance(m.load, OpenLoop) and m.load.requests is None:
+    if delay and is_windowed(m.load):
         sent = f"{figure(delay.requested_per_s, 4)} requests/s scheduled, {figure(delay.achieved_per_s, 4)} sent"
         described = f"{in_words(m.load.arrivals)}: {sent}"
     parts: list[Part] = [_requests_line(m), *_load_notes(m), f"{described}{late}"]
@@ -386,33 +391,30 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
             f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
             f"{figure(held.p99_s)} s (p99), which is no part of their latencies"
         )
-    prompts, (prompt, output) = figure(prompt_tokens_per_s(m.run), 4), judged_tokens(m)
-    tokens = f"{figure(figures.output_tokens_per_s, 4)} output and {prompts} prompt tokens/s"
-    parts += [
-        f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s",
-        f"{figure(figures.batch, 4)} requests in flight in the mean, {most_in_flight(m.run)} at most",
-        f"{seen.requests} requests {m.load.judged_by} in the window: {seen.unfinished} unfinished, {failed_text(m)}; "
-        f"{prompt:,} prompt and {output:,} output tokens",
-    ]
-
-    def column(part: str) -> Column[tuple[str, Percentiles]]:
-        return Column(part, lambda row: milliseconds(getattr(row[1], part)))
-
-    rows, parts_of_latency = list(latency_facts(m).items()), ("mean", "p50", "p90", "p95", "p99")
-    names: Column[tuple[str, Percentiles]]
-    names = Column("ms", lambda row: row[0].upper() if len(row[0]) < 5 else "E2E/token", "left")
-    if any(each.known for _, each in rows):
-        parts.append(Table(rows, [names, *map(column, parts_of_latency)], caption="Latency", always=6))
-    if terms.slo and (good := goodput_of(m, terms.slo)):
-        each = ", ".join(f"{name} {hundredths(share)} %" for name, share in good.by_slo)
-        share = f"{hundredths(good.attainment)} % of {good.requests} requests are good ({each})"
-        parts += ["", f"goodput {figure(good.per_s, 4)} requests/s within {good.slo}: {share}, {good.dropped} dropped"]
-    if doubts := lines_of(check(m, failed_share=terms.failed_share)):
-        parts += ["", *doubts]
-    by_load = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})
-    return Section(
-        _load_title(m), parts, charts=partial(_rate_charts, [m], terms.slo) if is_windowed(m.load) else by_load
+    requests, output, prompt = (
+        figure(row[f"{name}_per_s"], 4) for name in ("requests", "output_tokens", "prompt_tokens")
     )
+    parts += [
+        f"{requests} requests/s, {output} output and {prompt} prompt tokens/s over {row['window_s']:.1f} s",
+        f"{figure(row['batch'], 4)} requests in flight in the mean, {row['in_flight_max']} at most",
+        f"{row['requests']} requests {m.load.judged_by} in the window: {row['unfinished']} unfinished, "
+        f"{failed_text(row)}; {row['prompt_tokens']:,} prompt and {row['output_tokens']:,} output tokens",
+    ]
+    latencies = [("TTFT", seen.ttft_s), ("TPOT", seen.tpot_s), ("E2E", seen.e2e_s)]
+    latencies += [("E2E/token", seen.normalized_latency_s), *([("ITL", seen.itl_s)] if seen.itl_s else [])]
+    if any(each.known for _, each in latencies):
+        parts.append(Table(latencies, LATENCY, caption="Latency", always=len(LATENCY)))
+    if good := row["goodput"]:
+        each = ", ".join(f"{name} {hundredths(share)} %" for name, share in good["by_slo"].items())
+        share = f"{hundredths(good['attainment'])} % of {good['requests']} requests are good ({each})"
+        rate = f"goodput {figure(good['per_s'], 4)} requests/s within {good['slo']}"
+        parts += ["", f"{rate}: {share}, {good['dropped']} dropped"]
+    if doubts := lines_of(row["problems"], row["degraded"], row["noise"]):
+        parts += ["", *doubts]
+    drawn: Callable[[], Iterator[Chart]] = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})
+    if is_windowed(m.load):
+        drawn = partial(_rate_charts, [m], terms.slo)
+    return Section(_load_title(m), parts, charts=drawn)
 
 
 def _load_title(m: Measurement) -> str:
@@ -425,7 +427,29 @@ def _rate_charts(points: Sequence[Measurement], slo: Slo | None) -> Iterator[Cha
     yield from latency_charts({offered_rate(m): [m] for m in points}, "requests/s asked for")
 
 
+def _delay(head: str, name: str, show: Callable[[float | None], str], rank: int) -> Column[dict[str, Any]]:
+    """Return a column of the delays of a schedule, empty without a schedule."""
+    return Column(head, lambda row: show(getattr(row["schedule_delay"], name, None)), rank=rank)
+
+
+def _latency(name: str, part: str, rank: int) -> Column[dict[str, Any]]:
+    """Return a column of a latency, in milliseconds."""
+    return Column(f"{name.upper()} ms\n{part}", lambda row: milliseconds(row[f"{name}_{part}_s"]), rank=rank)
+
+
+MARKS = {"NO": "problems", "degraded": "degraded", "noisy": "noise"}  # fields that a mark says, the worst first
+FOUR = partial(figure, digits=4)
 LATENCIES = {"ttft": (4, 1), "tpot": (4, 2), "itl": (9, 7), "e2e": (4, 2)}  # ranks of the columns of p50 and p99
+RATES: tuple[Column[dict[str, Any]], ...] = (
+    Column("offered\n/s", lambda row: f"{row['rate']:g}"),
+    _delay("due\n/s", "requested_per_s", FOUR, 8),
+    _delay("sent\n/s", "achieved_per_s", FOUR, 6),
+    Column("served\n/s", lambda row: FOUR(row["requests_per_s"])),
+    _delay("late ms\np99", "p99_s", milliseconds, 5),
+    Column("tokens\n/s", lambda row: FOUR(row["output_tokens_per_s"]), rank=3),
+    *(_latency(name, part, rank) for name, ranks in LATENCIES.items() for part, rank in zip(("p50", "p99"), ranks)),
+    Column("\nvalid", lambda row: next((word for word, kind in MARKS.items() if row[kind]), "yes"), "left"),
+)
 RATES_LEGEND = (
     "offered, due, sent, served: requests/s of the load, by its schedule in the window, really sent, and by the tokens "
     "that came. late: sent after it was due. tokens: of output. Latencies are of the requests sent in the window, ITL "
@@ -446,40 +470,13 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     notes = [(m, list(_load_notes(m))) for m in points]
     common = [text for text in notes[0][1] if all(text in told for _, told in notes)]
     single = (f"{offered_rate(m):g} requests/s: {text}" for m, told in notes for text in told if text not in common)
-    rows = steps or points
-    columns = _rate_columns(terms)
+    rows = rate_rows(steps or points, terms)
     parts: list[Part] = [_requests_line(first), *common, *single, timing]
-    parts += [Table(rows, columns, caption="Rates", always=len(columns)), "", Legend(RATES_LEGEND)]
-    parts += goodput_parts(_served(rows, terms), terms.slo, terms.attainment, RATE) if terms.slo else []
-    doubts = [f"failed: {offered_rate(m):g} requests/s: {failed_text(m)}" for m in rows if m.run.failures]
-    for m in rows:
-        doubts += lines_of(check(m, failed_share=terms.failed_share), f"{offered_rate(m):g} requests/s: ")
+    parts += [Table(rows, RATES, caption="Rates", always=len(RATES)), "", Legend(RATES_LEGEND)]
+    if terms.slo:
+        parts += goodput_parts(_served(steps or points, terms), terms.slo, terms.attainment, RATE)
+    doubts = [f"failed: {row['rate']:g} requests/s: {failed_text(row)}" for row in rows if row["failures"]]
+    for row in rows:
+        doubts += lines_of(row["problems"], row["degraded"], row["noise"], name=f"{row['rate']:g} requests/s: ")
     parts += ["", *doubts] if doubts else []
     return Section(_load_title(first), parts, charts=partial(_rate_charts, points, terms.slo))
-
-
-def _rate_columns(terms: ValidityCriteria) -> list[Column[Measurement]]:
-    """Return the columns of loads at a rate."""
-
-    def delay(name: str) -> Callable[[Measurement], float | None]:
-        return lambda m: getattr(delay_of(m.run), name, None)
-
-    def latency(name: str, part: str, rank: int) -> Column[Measurement]:
-        head = f"{name.upper()} ms\n{part}"
-        return Column(head, lambda m: milliseconds(getattr(latency_facts(m)[name], part)), rank=rank)
-
-    def valid(m: Measurement) -> str:
-        found = check(m, failed_share=terms.failed_share)
-        return "NO" if found.problems else "degraded" if found.degradations else "noisy" if found.noise else "yes"
-
-    requested, achieved, late = map(delay, ("requested_per_s", "achieved_per_s", "p99_s"))
-    return [
-        Column("offered\n/s", lambda m: f"{offered_rate(m):g}"),
-        Column("due\n/s", lambda m: figure(requested(m), 4), rank=8),
-        Column("sent\n/s", lambda m: figure(achieved(m), 4), rank=6),
-        Column("served\n/s", lambda m: figure(summarize(m).requests_per_s, 4)),
-        Column("late ms\np99", lambda m: milliseconds(late(m)), rank=5),
-        Column("tokens\n/s", lambda m: figure(summarize(m).output_tokens_per_s, 4), rank=3),
-        *(latency(name, part, rank) for name, ranks in LATENCIES.items() for part, rank in zip(("p50", "p99"), ranks)),
-        Column("\nvalid", valid, "left"),
-    ]

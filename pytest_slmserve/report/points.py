@@ -17,7 +17,6 @@ from pytest_slmserve.analysis.device.gpu_figures import (
     probe_waiting,
 )
 from pytest_slmserve.analysis.metrics.roofline import StepParts, step_parts
-from pytest_slmserve.analysis.metrics.validity import CheckResult
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -48,9 +47,9 @@ def valid_cell(point: AnyPoint) -> str:
     return "partly" if point.left_out else "noisy" if point.noise else "yes"
 
 
-def lines_of(found: CheckResult, name: str = "") -> list[str]:
-    """Return a line for each finding on one measurement, the worst first. name: begins each of them."""
-    kinds = zip(("INVALID", "degraded", "noisy"), found[:3], strict=True)
+def lines_of(*found: Sequence[str], name: str = "") -> list[str]:
+    """Return a line for each problem, degradation and noise of one measurement. name: begins each of them."""
+    kinds = zip(("INVALID", "degraded", "noisy"), found, strict=True)
     return [f"{kind}: {name}{text}" for kind, texts in kinds for text in texts]
 
 

@@ -17,6 +17,7 @@ from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import labels
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
+from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.compare import history_report
 from pytest_slmserve.report.deployments import (
@@ -27,7 +28,6 @@ from pytest_slmserve.report.deployments import (
     replica_sections,
 )
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate import text as gates
 from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
 from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind
 from pytest_slmserve.report.section import Legend, Section, Table, section_texts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from pytest_slmserve.engines.base import Engine
@@ -19,8 +19,12 @@ from pytest_slmserve.telemetry.source import open_sampler
 
 @dataclass(repr=False)
 class Devices:
-    """Held from `hold` until `close`. locked_for_us: by the process that started this one. sampler: of the first
-    device."""
+    """Locks, sensors and the running engine of a session, held from `hold` until `close`.
+
+    Attributes:
+        locked_for_us: Whether the process that started this one has locked the devices.
+        sampler: Sensors of the first device.
+    """
 
     planner: Planner
     pool: Pool = field(default_factory=Pool)
@@ -32,8 +36,8 @@ class Devices:
 
     @classmethod
     def from_options(cls, planner: Planner) -> Devices:
-        """The devices of a run, with sensors where any can be read. Raises SensorFailed or BadUsage where requested
-        sensors are missing."""
+        """The devices of a run, with sensors if any can be read. Raises SensorFailed or BadUsage if requested sensors
+        are missing."""
         found = cls(planner, Pool(device=planner.host.device, timeout_s=planner.options.timeout))
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
@@ -42,7 +46,7 @@ class Devices:
         return found
 
     def hold(self) -> None:
-        """Take the first device, or the endpoints. Raises BadUsage where no endpoint answers, DeviceBusy."""
+        """Take the first device, or the endpoints. Raises BadUsage if no endpoint answers, DeviceBusy."""
         if urls := self.planner.options.endpoint:
             self.lock([url_lock(url) for url in urls])
             check_endpoints(urls, self.planner.models, self.planner.options.timeout)
@@ -51,14 +55,13 @@ class Devices:
         self._undo.callback(self.pool.close)
 
     def take(self, spec: EngineSpec | ReplicaSpec) -> None:
-        """The GPUs that it runs on are ours until the session ends, as the first is since it was opened. Raises
-        BadUsage where they are not there, DeviceBusy where another run has one of them."""
-        devices = [device for device in self.planner.devices(spec) if device != self.planner.host.device]
-        self.lock(devices)
+        """Lock the GPUs that it runs on until the session ends; the first is locked since the session was opened.
+        Raises BadUsage if they are not there, DeviceBusy if another run has one of them."""
+        self.lock([device for device in self.planner.devices(spec) if device != self.planner.host.device])
 
     def lock(self, devices: Sequence[str]) -> None:
-        """Locks devices until the session ends. A simulated run locks none, for a formula disturbs nobody; nor does one
-        whose engines run on a cluster. Raises DeviceBusy."""
+        """Lock devices until the session ends. A simulated run locks none, because a formula disturbs nobody; nor does
+        a run whose engines are on a cluster. Raises DeviceBusy."""
         options = self.planner.options
         on_a_cluster = options.ray and not options.on_all_gpus
         if self.locked_for_us or self.planner.platform == "simulated" or on_a_cluster:
@@ -75,37 +78,21 @@ class Devices:
 
     # Engines
 
-    def engine(self, spec: EngineSpec) -> Engine:
-        """The engine of `spec`: the one that runs, or one that is started. Raises BadUsage, DeviceBusy,
-        EngineFailed."""
-        with self._room_for(spec):
-            return self.pool.engine(spec)
-
-    def replicas(self, spec: ReplicaSpec) -> ReplicaEngines:
-        """The set of replicas of `spec`: the one that runs, or one that is started. Raises BadUsage, DeviceBusy,
-        EngineFailed."""
-        with self._room_for(spec):
-            return self.pool.replicas(spec)
-
-    @contextmanager
-    def _room_for(self, spec: EngineSpec | ReplicaSpec) -> Iterator[None]:
-        """The GPUs that it takes are ours. What runs is stopped if it does not start."""
+    def start(self, spec: EngineSpec | ReplicaSpec) -> Engine | ReplicaEngines:
+        """The engine, or the set of replicas, of `spec`: what runs, or what is started. What runs is stopped if `spec`
+        does not start. Raises BadUsage, DeviceBusy, EngineFailed."""
         self.take(spec)
         self.pool.check(spec)
         try:
-            yield
+            return self.pool.replicas(spec) if isinstance(spec, ReplicaSpec) else self.pool.engine(spec)
         except BaseException:
-            self.stop()
+            self.pool.close()
             raise
-
-    def stop(self) -> None:
-        """Stops the engine that runs, if one does."""
-        self.pool.close()
 
     # Sensors
 
     def _opened(self, devices: Sequence[str]) -> Sampler | None:
-        """Raises SensorFailed or BadUsage where sensors that were asked for are not there."""
+        """Raises SensorFailed or BadUsage if sensors that were asked for are not there."""
         options, notes = self.planner.options, self.planner.notes
         interval_s = options.telemetry_interval or INTERVAL_S
         sampler, said = open_sampler(options.telemetry, devices[0], interval_s, devices[1:])
@@ -114,11 +101,8 @@ class Devices:
             self._undo.callback(sampler.close)
         return sampler
 
-    def sampler_of(self, spec: EngineSpec | ReplicaSpec) -> Sampler | None:
-        """The sensors of the GPUs that it runs on, opened once for each set of them."""
-        return self._sampler_on(self.planner.devices(spec))
-
-    def _sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
+    def sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
+        """The sensors of GPUs on which an engine runs, opened once for each set of them."""
         if self.sampler is None or devices == (self.planner.host.device,):
             return self.sampler
         if devices not in self._samplers:
@@ -126,12 +110,12 @@ class Devices:
         return self._samplers[devices]
 
     def own_sampler(self) -> Sampler | None:
-        """A sampler for blocks of a user's tests: the sensors read beside engines, or simulated ones beside a simulated
-        engine. None where the run reads no sensors."""
+        """A sampler for blocks of a user's tests: the sensors of the engines, or simulated ones for a simulated engine.
+        None if the run reads no sensors."""
         options = self.planner.options
         if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
             gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]
-            return self._sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
+            return self.sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
         from pytest_slmserve.telemetry.source import SimulatedSource
 
         return Sampler([SimulatedSource()], options.telemetry_interval or INTERVAL_S)

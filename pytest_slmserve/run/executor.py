@@ -7,10 +7,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pytest_slmserve.analysis.metrics.validity import is_clean
-from pytest_slmserve.analysis.points import JobPoint, ReplicaPoint, group_key, job_points, shared_points
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
@@ -22,7 +21,6 @@ from pytest_slmserve.schema.errors import DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, ReplicaGroup, Run
-from pytest_slmserve.schema.specs import ReplicaSpec
 from pytest_slmserve.telemetry.sampler import Sampler
 
 
@@ -45,10 +43,11 @@ def measure_case(
     on_progress: ProgressCallback = ignore_progress,
     sampler: Sampler | None = None,
 ) -> ReplicaGroup:
-    """Run the loads of a case once, with the sensors read beside them, and keep every fact: a record for each engine.
+    """Run the loads of a case once, with the sensors read meanwhile, and keep every fact: a record for each engine.
 
-    What the sensors said is of all engines, and stands in the first record; where that engine has a clock of its own
-    it is left out. Raises EngineFailed when an engine dies; sensors that fail leave a note in the record, nothing more.
+    The readings of the sensors are those of all engines, and stand in the first record; if that engine has a clock of
+    its own they are left out. Raises EngineFailed when an engine dies; sensors that fail only leave a note in the
+    record.
     """
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
     engines: Sequence[Engine]
@@ -82,54 +81,27 @@ def measure_case(
 
 @dataclass(repr=False)
 class Results:
-    """repeats: by the key of their case, in the order made. requested: keys of this run's cases, in the order that they
-    were requested; what an archive knows beyond them is no part of this run."""
+    """Repeats of cases.
+
+    Attributes:
+        repeats: Repeats by the key of their case, in the order made.
+        requested: Keys of this run's cases, in the order that they were requested; what an archive knows beyond them is
+            no part of this run.
+    """
 
     repeats: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
     requested: dict[str, None] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.repeats)
-
-    def add(self, groups: Iterable[ReplicaGroup]) -> None:
-        """Know these as if they had been made in this process. Repeats of a gate are no part of a run's results."""
-        for group in groups:
-            if group[0].paired is None:
-                self.repeats.setdefault(group_key(group), []).append(group)
-
-    def request(self, key: str) -> list[ReplicaGroup]:
-        """The repeats of a case that this run requests; new ones are added to the same list."""
-        self.requested.setdefault(key)
-        return self.repeats.setdefault(key, [])
 
     def measurements(self, keys: Iterable[str] | None = None) -> Iterator[Measurement]:
         """All records of the cases with these keys; None: of those that this run requested."""
         for key in self.requested if keys is None else keys:
             yield from (m for group in self.repeats.get(key, ()) for m in group)
 
-    def shared_points(self) -> tuple[ReplicaPoint, ...]:
-        """Points that replicas served in this run, in the order measured."""
-        return shared_points(self.measurements())
-
-    def job_points(self) -> tuple[JobPoint, ...]:
-        """Jobs that were served in this run, in the order requested."""
-        return job_points(self.measurements())
-
 
 T = TypeVar("T")
 
-EXTRA_ATTEMPTS = 1  # of each case, where a repeat is not clean
+EXTRA_ATTEMPTS = 1  # of each case, if a repeat is not clean
 WARM_UP = 64  # requests at once
-
-
-class RemoteExecutor(Protocol):
-    """Measures cases in place of an executor."""
-
-    def fetch(self, case: Case) -> None:
-        """Wait until all repeats of the case are in the results. Raises the error that kept it from being measured."""
-
-    def close(self) -> None:
-        """Take the repeats that have come, and stop the tasks that still run; may be called twice."""
 
 
 @dataclass(repr=False)
@@ -146,7 +118,7 @@ class Executor:
     repeats: int  # clean repeats of each case, unless a caller requests another number
     archive: Archive | None = None  # None if the run keeps no records
     export: Export | None = None
-    remote: RemoteExecutor | None = None  # measures in place of the devices of this host
+    fetch: Callable[[Case], None] | None = None  # waits for all repeats of a case that another process measures
     on_progress: Callable[[Case, str, Progress], None] = lambda case, title, progress: None  # title: of the repeat
     asked: dict[str, tuple[Case, int]] = field(default_factory=dict)  # requested cases by key, with the clean repeats
     _warmed: str | None = None  # the launch that has served a request before its first job
@@ -163,13 +135,15 @@ class Executor:
             EngineFailed: The engine did not start, or crashed.
         """
         self.ask([case], repeats)
-        found = self.results.request(case.key)
-        if self.remote:
-            self.remote.fetch(case)
-        else:
-            for _ in self.iter_repeats(case, repeats, why):
-                pass
-        return found
+        self.results.requested.setdefault(case.key)
+        known = self.results.repeats.setdefault(case.key, [])
+        if self.fetch:
+            self.fetch(case)
+            return known
+        reason = f" ({why})" if why else ""
+        while self.count_missing(case, repeats):
+            known.append(self.measure_once(case, f"{case.title}, repeat {len(known) + 1}{reason}"))
+        return known
 
     def ask(self, cases: Sequence[Case], repeats: int | None = None) -> None:
         """Note cases that will be measured, so that the progress shows all of them from the first one on. The largest
@@ -178,67 +152,43 @@ class Executor:
             _, before = self.asked.get(case.key, (case, 0))
             self.asked[case.key] = case, max(before, repeats or self.repeats)
 
-    def iter_repeats(self, case: Case, repeats: int | None = None, why: str = "") -> Iterator[ReplicaGroup]:
-        """Measure the repeats that are missing for a case, and yield each one as soon as it is stored."""
-        known = self.results.repeats.setdefault(case.key, [])
-        reason = f" ({why})" if why else ""
-        while self.count_missing(case, repeats):
-            group = self._measure(case, f"{case.title}, repeat {len(known) + 1}{reason}")
-            self.keep(case, group)
-            yield group
-
     def count_missing(self, case: Case, repeats: int | None = None) -> int:
         """Return the number of repeats of a case that are still to be made, if each new one is clean."""
         return count_missing(self.results.repeats.get(case.key, ()), repeats or self.repeats, is_clean)
 
-    def keep(self, case: Case, group: ReplicaGroup) -> None:
-        """Add a repeat to the results, and write it into the archive and the export."""
-        self.results.repeats.setdefault(case.key, []).append(group)
-        self._write(group)
-
-    def measure_once(self, case: Case, title: str, paired: GateLaunch) -> ReplicaGroup:
-        """Measure one repeat as a part of a gate, and write it. A gate counts pairs, so the results do not have it."""
-        group = tuple(replace(m, paired=paired) for m in self._measure(case, title))
-        self._write(group)
+    def measure_once(self, case: Case, title: str, paired: GateLaunch | None = None) -> ReplicaGroup:
+        """Measure one repeat, and write it. paired: the part of a gate that it is; a gate counts pairs, so the results
+        do not have it. Raises DoesNotFit if the engine reports a KV cache for fewer requests than the load keeps in
+        flight; a load that the plan could check has been checked there."""
+        if self.archive:
+            self.archive.check_writable()  # a repeat that cannot be stored is not worth its GPU time
+        devices, spec = self.devices, case.engine
+        running = devices.start(spec)
+        if not isinstance(running, ReplicaEngines):
+            [workload], [load] = case.workloads, case.loads
+            if isinstance(load, ClosedLoop) and kv_capacity(running.spec, workload.longest) is None:
+                room = kv_capacity(running.spec, workload.longest, running.resolved)
+                if room is not None and room < load.concurrency:
+                    problem = f"the engine says that its KV cache holds {room} requests of {workload.longest} tokens"
+                    raise DoesNotFit(problem, f"--slm-concurrency up to {room}, or shorter requests")
+            if is_job(load) and running.launch != self._warmed:
+                # A job has no ramp-up, and the first requests of a fresh engine are slow.
+                running.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))
+                self._warmed = running.launch
+        sampler = devices.sampler_on(devices.planner.devices(spec))
+        group = measure_case(running, case, partial(self.on_progress, case, title), sampler)
+        if paired:
+            group = tuple(replace(m, paired=paired) for m in group)
+        self.write(group)
         return group
 
-    def _write(self, group: ReplicaGroup) -> None:
+    def write(self, group: ReplicaGroup) -> None:
+        """Write a repeat into the archive and the export."""
         for m in group:
             if self.archive:
                 self.archive.add(m)
             if self.export and m.alone:
                 self.export.add(m)
-
-    def _measure(self, case: Case, title: str) -> ReplicaGroup:
-        if self.archive:
-            self.archive.check_writable()  # a repeat that cannot be stored is not worth its GPU time
-        devices = self.devices
-        running: Engine | ReplicaEngines
-        match case.engine:
-            case ReplicaSpec() as replicas:
-                running = devices.replicas(replicas)
-            case spec:
-                running = devices.engine(spec)
-                _check_room(running, case)
-                [workload], [load] = case.workloads, case.loads
-                if is_job(load) and running.launch != self._warmed:
-                    # A job has no ramp-up, and the first requests of a fresh engine are slow.
-                    running.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))
-                    self._warmed = running.launch
-        return measure_case(running, case, partial(self.on_progress, case, title), devices.sampler_of(case.engine))
-
-
-def _check_room(engine: Engine, case: Case) -> None:
-    """Raise DoesNotFit if the engine reports a KV cache for fewer requests than the load keeps in flight. A load that
-    the plan could check has been checked there."""
-    [workload], [load] = case.workloads, case.loads
-    planned = kv_capacity(engine.spec, workload.longest)
-    if not isinstance(load, ClosedLoop) or planned is not None:
-        return
-    room = kv_capacity(engine.spec, workload.longest, engine.resolved)
-    if room is not None and room < load.concurrency:
-        problem = f"the engine says that its KV cache holds {room} requests of {workload.longest} tokens"
-        raise DoesNotFit(problem, f"--slm-concurrency up to {room}, or shorter requests")
 
 
 def count_missing(known: Sequence[T], repeats: int, is_clean: Callable[[T], bool]) -> int:

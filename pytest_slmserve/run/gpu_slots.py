@@ -13,7 +13,7 @@ from pytest_slmserve.telemetry.host import Host, near_cores, numa_nodes, own_cor
 
 @dataclass(frozen=True, slots=True)
 class GpuSlots:
-    """Slots of a host. A slot is a GPU, or a part of the CPU where there are no GPUs, and serves one engine at a time.
+    """Slots of a host. A slot is a GPU, or a part of the CPU if there are no GPUs, and serves one engine at a time.
 
     devices: in the order of the host. visible: their names in CUDA_VISIBLE_DEVICES, none on a simulated host. cores:
     of each slot, equally many.
@@ -37,21 +37,17 @@ class GpuSlots:
         near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
         devices = [gpu.uuid for gpu in host.gpus[:count]] or [f"{host.device}-{i}" for i in range(count)]
         visible = visible_names()[:count] if host.environment.platform == "cuda" else []
-        found = cls(tuple(devices), tuple(visible), tuple(equal_parts(near, sorted(ours))))
-        found._check_width(host, widest)
-        return found
-
-    def _check_width(self, host: Host, widest: int) -> None:
-        count, each = len(self.devices), len(self.cores[0])
+        cores = equal_parts(near, sorted(ours))
         if host.gpus and count < widest:
             raise BadUsage(f"--slm-ray local:{count}: an engine takes {widest} GPUs", f"--slm-ray local:{widest}")
-        if not host.gpus and 0 < each < widest:
-            why = f"an engine of {widest} processes needs a core for each, and has {each}"
-            raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(own_cores()) // widest or 1}")
+        if not host.gpus and 0 < len(cores[0]) < widest:
+            why = f"an engine of {widest} processes needs a core for each, and has {len(cores[0])}"
+            raise BadUsage(f"--slm-ray local:{count}: {why}", f"--slm-ray local:{len(ours) // widest or 1}")
+        return cls(tuple(devices), tuple(visible), tuple(cores))
 
     def block(self, count: int, free: Set[int]) -> tuple[int, ...] | None:
-        """The first of `free` for one GPU; for several, GPUs next to each other, in the order of the host: what vLLM
-        finds out of how they reach each other is then found out once. None where none are free."""
+        """The first of `free` for one GPU; for several, GPUs next to each other, in the order of the host: how
+        they reach each other is then found out by vLLM once. None if none are free."""
         if count == 1:
             return (min(free),) if free else None
         blocks = (range(first, first + count) for first in range(0, len(self.devices) - count + 1, count))
@@ -61,7 +57,7 @@ class GpuSlots:
         """Pins this process, and all that it starts, to the cores of the slots `at`, and shows it only their GPUs."""
         if any(self.cores) and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {core for slot in at for core in self.cores[slot]})
-        if self.visible:  # by their numbers where those were given: not every vLLM understands a UUID
+        if self.visible:  # by their numbers if those were given: not every vLLM understands a UUID
             names = ",".join(self.visible[slot] for slot in at)
             os.environ |= {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
@@ -90,7 +86,7 @@ def slot_count(options: Options, host: Host) -> int:
 
 def equal_parts(near: Sequence[frozenset[int]], ours: Sequence[int]) -> list[tuple[int, ...]]:
     """Parts of the cores, one for each slot: equally many, near its GPU, adjacent, none for two slots. Measurements on
-    different numbers of cores are not compared. Where the cores near some GPU are too few, the parts are taken from all
+    different numbers of cores are not compared. If the cores near some GPU are too few, the parts are taken from all
     cores."""
     sharers = [sum(not here.isdisjoint(there) for there in near) for here in near]
     each = min((len(cores) // sharing for cores, sharing in zip(near, sharers)), default=0)

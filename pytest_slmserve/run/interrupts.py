@@ -13,7 +13,7 @@ ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 @contextmanager
 def as_interrupts() -> Iterator[None]:
     """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, unless they are ignored (as `nohup` has it) or
-    somebody handles them."""
+    have a handler."""
     free = threading.current_thread() is threading.main_thread()
     taken = [number for number in ENDINGS if free and signal.getsignal(number) is signal.SIG_DFL]
     for number in taken:

@@ -9,7 +9,7 @@ from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.stored import planned_curve, planned_curves
 from pytest_slmserve.analysis.claims.table import claim_of, judge_row, row_for
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
-from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.points import by_series, job_points
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
@@ -100,7 +100,7 @@ class Verdicts:
         of which nothing was measured here has no curve: what can be judged of it is arithmetic.
         """
         of, subject, planner = claim_of(name).of, short_name(model), self.planner
-        curve, jobs = Curve(subject=subject), self.results.job_points()
+        curve, jobs = Curve(subject=subject), job_points(self.results.measurements())
         if of == "gpus":
             mine = (each for each in self.curves() if each.subject == subject)
             curve = next(filter(on_several_gpus, mine), curve)

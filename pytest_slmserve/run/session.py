@@ -5,9 +5,11 @@ Knows nothing of pytest.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +18,7 @@ from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points import all_groups
+from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.gains import looks_from
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.options.table import Options
@@ -30,7 +32,7 @@ from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor, Results
 from pytest_slmserve.run.judge import Verdicts
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage, Platform
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.telemetry.host import Host, probe
@@ -38,36 +40,70 @@ from pytest_slmserve.telemetry.host import Host, probe
 
 @dataclass(repr=False)
 class Session:
-    """Opened by `open`, which takes the device and the archive; `close` lets go of everything."""
+    """All that belongs to one run. `open` takes the device and the archive, and `close` releases both.
+
+    Attributes:
+        reused: Identifiers of the stored measurements that this run resumes.
+        stored: All measurements of the archive that is resumed, valid or not.
+        gates: Gates that have ended.
+        claims: Names of the claims that the tests of this run judge. None if no tests are known.
+        inconclusive: Inconclusive tests, each with the reason, except for claims and gates.
+        failed: Failed tests, each with a line of why, once all have ended.
+        command: Command that makes the same run again.
+        options, platform, host: Those of the planner.
+        notes: Notes of one sentence each, for the end of the run.
+        results: All repeats that are known so far.
+        keeps_records: Whether the measurements stay. Those of a formula stay only if an archive was named, or is
+            resumed: in the usual one they would stand among what was measured.
+        source: The archive that is resumed.
+        gate_terms: Criteria of a gate.
+        budget_s: Seconds that the sweep of a model may take, without its engine's start.
+        looks: Numbers of repeats of a load after which the claims of a sweep may be judged; only one if nothing is
+            measured until it is decided.
+    """
 
     planner: Planner
     devices: Devices
     executor: Executor
-    verdicts: Verdicts = field(init=False)
-    reused: set[str] = field(default_factory=set)
-    stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
-    gates: list[Gated] = field(default_factory=list)
     slo: Slo | None = None
     page: RunPage | None = None
-    claims: Collection[str] | None = None  # that the tests of this run judge; None where no tests are known
-    inconclusive: list[str] = field(
-        default_factory=list
-    )  # tests that are, each with the reason, but for claims and gates
-    failed: list[str] = field(default_factory=list)  # tests that did, each with a line of why, once all have ended
-    command: str = ""  # that makes the same run again
+    reused: set[str] = field(default_factory=set)
+    stored: list[Measurement] = field(default_factory=list)
+    gates: list[Gated] = field(default_factory=list)
+    claims: Collection[str] | None = None
+    inconclusive: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    command: str = ""
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        self.verdicts = Verdicts(self.planner, self.results, self.looks)
+        planner, options = self.planner, self.planner.options
+        self.options, self.platform, self.host = options, planner.platform, planner.host
+        self.notes, self.results = planner.notes, self.executor.results
+        named = options.source["records"] != "default"
+        self.keeps_records = planner.platform != "simulated" or named or bool(options.resume)
+        self.source = Path(options.resume if isinstance(options.resume, str) else options.records)
+        self.gate_terms = GateCriteria(options.gate_margin, pairs=options.gate_pairs)
+        self.budget_s = DEFAULTS[planner.platform].budget_s if options.budget is None else options.budget
+        goes_on = self.budget_s and options.repeats > 1 and not options.ray
+        self.looks: tuple[int, ...] = looks_from(options.repeats) if goes_on else (options.repeats,)
+        self.verdicts = Verdicts(planner, self.results, self.looks)
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
-        """A session on this host, which is probed where `host` is None. Raises BadUsage where the platform cannot run;
-        a plan is made without a GPU too."""
+        """A session on this host, which is probed if `host` is None. Raises BadUsage if the platform cannot run; a plan
+        assumes a host instead."""
         platform, slo = options.platform, checked_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
-        host = host or _host(options, platform, root)
+        python, variables = options.engine
+        try:
+            host = host or probe(platform, python, dict(variables), root)
+        except BadUsage as error:
+            if not options.plan:
+                raise
+            assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if platform == "cuda" else error.problem
+            host = Host(Environment(platform=platform), "none", (assumed,))
         host = replace(host, environment=replace(host.environment, gpu_peaks=options.gpu_peaks))
         check_there(host, range(options.tensor_parallel_size[-1]))
         planner = Planner(options, platform, host, list(host.warnings))
@@ -77,35 +113,12 @@ class Session:
         page = RunPage(Path(options.html)) if options.html else None
         return cls(planner, devices, executor, slo=slo, page=page)
 
-    @property
-    def results(self) -> Results:
-        """The results of this run so far."""
-        return self.executor.results
-
-    @property
-    def options(self) -> Options:
-        return self.planner.options
-
-    @property
-    def platform(self) -> Platform:
-        return self.planner.platform
-
-    @property
-    def host(self) -> Host:
-        return self.planner.host
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes of one sentence each, for the end of the run."""
-        return self.planner.notes
-
     def note(self, *sentences: str) -> None:
         """Add notes, each once however often it is said."""
         self.notes.extend(sentence for sentence in dict.fromkeys(sentences) if sentence not in self.notes)
 
     def open(self) -> None:
-        """Takes the device, opens the archive, and resumes where requested. Raises BadUsage, DeviceBusy or
-        BadArchive."""
+        """Take the device, open the archive, and resume if requested. Raises BadUsage, DeviceBusy or BadArchive."""
         self.devices.hold()
         resumes = self.resumes  # asked before the archive is made
         if self.keeps_records:
@@ -120,23 +133,6 @@ class Session:
         if resumes:
             self.resume()
 
-    @property
-    def gate_terms(self) -> GateCriteria:
-        return GateCriteria(self.options.gate_margin, pairs=self.options.gate_pairs)
-
-    @property
-    def looks(self) -> tuple[int, ...]:
-        """Numbers of repeats of a load after which the claims of a sweep may be judged; one only where nothing is
-        measured until it is decided."""
-        repeats = self.options.repeats
-        return looks_from(repeats) if self.budget_s and repeats > 1 and not self.executor.remote else (repeats,)
-
-    @property
-    def budget_s(self) -> float:
-        """Seconds that the sweep of a model may take, without its engine's start."""
-        budget = self.options.budget
-        return DEFAULTS[self.platform].budget_s if budget is None else budget
-
     def begin(self, compares: bool = False) -> None:
         """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
         if archive := self.executor.archive:
@@ -148,9 +144,11 @@ class Session:
             plan |= {} if self.claims is None else {"claims": sorted(self.claims)}
             archive.begin({"rows": rows}, plan, resumes=bool(self.options.resume))
 
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call this first when the session closes, while the archive still takes measurements."""
+        self._undo.callback(callback)
+
     def close(self) -> None:
-        if self.executor.remote:
-            self.executor.remote.close()  # what has come goes into the archive
         self._undo.close()
         if self.moved:
             self.note(self.moved)
@@ -158,26 +156,13 @@ class Session:
 
     @property
     def moved(self) -> str:
-        """Why and where the measurements of this run are in a second file; "" where they are in the archive."""
+        """Why and where the measurements of this run are in a second file; "" if they are in the archive."""
         return self.executor.archive.moved if self.executor.archive else ""
 
     @property
-    def keeps_records(self) -> bool:
-        """Do the measurements stay? Those of a formula only where an archive was named, or is resumed: in the usual one
-        they would stand among what was measured."""
-        named = self.options.source.get("records", "default") != "default"
-        return self.platform != "simulated" or named or bool(self.options.resume)
-
-    @property
-    def source(self) -> Path:
-        """The archive that is resumed."""
-        resumed = self.options.resume
-        return Path(resumed if isinstance(resumed, str) else self.options.records)
-
-    @property
     def resumes(self) -> bool:
-        """Is there anything to be resumed? The archive of the run itself may not be there yet. Raises BadUsage for
-        another one that is not there."""
+        """Whether there is anything to be resumed. The archive of the run itself may not be there yet. Raises BadUsage
+        for another one that is not there."""
         if isinstance(self.options.resume, str) and not is_file(self.source):
             raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
         return bool(self.options.resume) and is_file(self.source)
@@ -188,19 +173,18 @@ class Session:
         self.notes.extend(contents.notes)
         self.stored = [m for m in contents.measurements if m.paired is None]
         valid = [group for group in all_groups(self.stored) if not check(*group).problems]
-        self.results.add(valid)
-        self.reused.update(m.id for group in valid for m in group)
+        for group in valid:
+            self.results.repeats.setdefault(group_key(group), []).append(group)
+            self.reused.update(m.id for m in group)
 
     @property
     def reused_cells(self) -> dict[str, int]:
         """Measurements of the archive that stood in for new ones, of each case by its title."""
-        cells: dict[str, int] = {}
-        for key in self.results.requested:
-            for group in self.results.repeats[key]:
-                several = f"{len(group)} x " if len(group) > 1 else ""
-                title = f"{several}{point_title(group[0].spec, group[0].load)}"
-                cells[title] = cells.get(title, 0) + sum(m.id in self.reused for m in group)
-        return {title: count for title, count in cells.items() if count}
+        cells: Counter[str] = Counter()
+        for group in chain.from_iterable(self.results.repeats[key] for key in self.results.requested):
+            several = f"{len(group)} x " if len(group) > 1 else ""
+            cells[f"{several}{point_title(group[0].spec, group[0].load)}"] += sum(m.id in self.reused for m in group)
+        return dict(+cells)
 
     def findings(self) -> Findings:
         """Return what this run has found so far, for its reports."""
@@ -214,8 +198,8 @@ class Session:
         return Findings(
             curves=self.verdicts.curves(),
             judged=list(self.verdicts.judged),
-            shared=self.results.shared_points(),
-            jobs=self.results.job_points(),
+            shared=shared_points(self.results.measurements()),
+            jobs=job_points(self.results.measurements()),
             gates=list(self.gates),
             measurements=of_gates or list(self.results.measurements()),
             slo=self.slo,
@@ -229,16 +213,3 @@ class Session:
             records=archive.path if archive else None,
             command=self.command,
         )
-
-
-def _host(options: Options, platform: Platform, root: Path) -> Host:
-    """The host here, as probed for the options' engine. Raises BadUsage where the platform cannot run; a plan assumes a
-    host instead."""
-    try:
-        python, variables = options.engine
-        return probe(platform, python, dict(variables), root)
-    except BadUsage as error:
-        if not options.plan:
-            raise
-        assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if platform == "cuda" else error.problem
-        return Host(Environment(platform=platform), "none", (assumed,))

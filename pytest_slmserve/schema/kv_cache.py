@@ -138,8 +138,10 @@ def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: in
     """Blocks that one request takes at most, over all groups of layers. Of a group that slides vLLM keeps the window,
     and the tokens that are scheduled and not yet settled (`SlidingWindowSpec.max_admission_blocks_per_request`).
 
-    Args: windows: Of each group, see `kv_windows`. longest: Tokens of the request, prompt and output. in_flight: Tokens
-    that are scheduled and not yet settled.
+    Args:
+        windows: Of each group, see `kv_windows`.
+        longest: Tokens of the request, prompt and output.
+        in_flight: Tokens that are scheduled and not yet settled.
     """
     whole = -(-longest // block_size)
     return sum(
@@ -162,7 +164,9 @@ def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
     """A limit of the engine. An argument of vLLM's engine in `extra` overrides the field of the specification, if it is
     a positive number.
 
-    Args: argument: Name of the argument. field: Name of the field, if it differs from that of the argument.
+    Args:
+        argument: Name of the argument.
+        field: Name of the field, if it differs from that of the argument.
     """
     given, own = dict(spec.extra).get(argument), int(getattr(spec, field or argument))
     return given if isinstance(given, int) and given > 0 else own

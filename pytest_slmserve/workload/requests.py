@@ -72,9 +72,14 @@ def requests_of(
 ) -> tuple[list[Request], str]:
     """The requests of a specification, or as many as there are, and where they came from.
 
-    vocabulary: synthetic ids are below it. longest: tokens of the longest request of a trace. tokenizer: of text, with
-    the special tokens if the requests are to be vLLM's own; None: the tokenizer that the specification names. Raises
-    BadDataset for a file that is missing, damaged or of another kind.
+    Args:
+        vocabulary: Number of token ids; synthetic ids are below it.
+        longest: Tokens of the longest request that is taken from a trace.
+        tokenizer: Tokenizes text, with special tokens if the requests are to be vLLM's own. Defaults to the tokenizer
+            that the specification names.
+
+    Raises:
+        BadDataset: A file is missing, damaged or of another kind.
     """
     match spec.source:
         case "trace":

@@ -102,7 +102,6 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
     """
     try:
         with open(path, "rb", opener=regular) as file:
-            _need_list(file, path)
             for number, item in enumerate(_items(file, path), start=1):
                 if not isinstance(item, dict) or not isinstance(turns := item.get("conversations"), list):
                     raise _not_sharegpt(path, f"its item {number} is {_kind(item)}")
@@ -118,29 +117,9 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
         raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
 
 
-def _need_list(file: BinaryIO, path: Path) -> None:
-    """Raise unless the file begins as a JSON list (or with nothing at all), and stand at its beginning again."""
-    start = file.read(CHUNK_BYTES)
-    file.seek(0)
-    if start.lstrip(b" \t\r\n")[:1] in (b"", b"["):
-        return
-    ijson = _ijson()
-    events = ijson.sendable_list()
-    parser = ijson.parse_coro(events)
-    try:
-        parser.send(start)
-        parser.close()
-    except (ijson.JSONError, UnicodeDecodeError):
-        if not events:
-            raise DamagedDataset(path, _first_bad_byte(path, 0), 0, ends=False) from None
-    keys = [value for prefix, event, value in events if (prefix, event) == ("", "map_key")]
-    kind = _kind(dict.fromkeys(keys)) if events[0][1] == "start_map" else f"a {events[0][1]}"
-    raise _not_sharegpt(path, f"it holds {kind}")
-
-
 def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
-    """Items of the list that a file holds. Raises DamagedDataset after the last whole item, and BadDataset where one is
-    nested deeper than DEEPEST."""
+    """Items of the list that a file holds. Raises DamagedDataset after the last whole item, and BadDataset for another
+    value than a list, or one that is nested deeper than DEEPEST."""
     ijson = _ijson()
     found = ijson.sendable_list()
     parser = ijson.items_coro(found, "item", use_float=True)
@@ -148,14 +127,21 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
     flat = ijson.basic_parse_coro(events, use_float=True)  # it keeps no paths
     offset = whole = depth = 0
     bad: int | None = None
+    keys: dict[str, None] = {}  # of the object that the file holds in place of a list
+    first = ""  # event
     while bad is None and (chunk := file.read(CHUNK_BYTES)):
         with suppress(ijson.JSONError, UnicodeDecodeError):  # which the other parser tells
             flat.send(chunk)
-        for event, _ in events:
+        for event, value in events:
+            first = first or event
+            if depth == 1 and event == "map_key":
+                keys[value] = None
             depth += STEPS.get(event, 0)
             if depth > DEEPEST:
                 raise _not_sharegpt(path, f"it is nested more than {DEEPEST} deep")
         del events[:]
+        if first not in ("", "start_array"):
+            raise _not_sharegpt(path, f"it holds {_kind(keys) if first == 'start_map' else f'a {first}'}")
         try:
             parser.send(chunk)
         except (ijson.JSONError, UnicodeDecodeError):
@@ -168,8 +154,11 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
         raise DamagedDataset(path, bad, whole, ends=False)
     try:
         parser.close()
+        flat.close()
     except ijson.JSONError:
         raise DamagedDataset(path, offset, whole, ends=True) from None
+    if events and not first:  # a number is known to end where the file does
+        raise _not_sharegpt(path, f"it holds a {events[0][0]}")
 
 
 def _first_bad_byte(path: Path, offset: int) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import CSV
-from scripts import BASELINES, in_checkout
 from sealed_lines import reseal
 from test_main import NAMES, PLAIN, archive, external, measured, run, spoilt, watched
 
@@ -135,23 +133,3 @@ def test_whatever_value_stands_in_a_record_there_is_an_answer_or_one_sentence(re
     status, out, err = run(capsys, "advise", path, *data.draw(st.sampled_from([(), ("--json",)])))
     answered = status in (0, 10) and ("wanted: " in out or '"starts": [' in out)  # whatever the model is called
     assert answered or (status == 4 and err.startswith("error: "))
-
-
-@in_checkout
-@pytest.mark.parametrize("name", ["staggered", "sensors"])
-def test_the_committed_records(name, capsys):
-    began = time.process_time()
-    status, out, err = run(
-        capsys, "advise", BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz", "--slo-itl", "2x@32", "--json"
-    )
-    took = time.process_time() - began
-    models = {model["model"]: model for model in json.loads(out)["models"]}
-    assert (status, err) == (0, "") and took < 5, "0.7 s on one core of a server"
-    for model in ("opt-125m", "opt-1.3b", "opt-2.7b"):
-        assert models[model]["batch"] in (64, 128) and models[model]["memory"]["freed_share"] > 0.7
-    tightest = models["opt-1.3b"]["gains"]["time_slicing"]
-    if name == "sensors":
-        assert tightest["why"] == "the host: no kernel runs for 34.2 % of the time"
-        assert models["opt-13b"]["batch"] is None and models["opt-1.3b"]["memory"]["allowance_seen"]
-    else:
-        assert tightest["unit"] == "roofline" and not models["opt-1.3b"]["memory"]["allowance_seen"]

@@ -152,15 +152,16 @@ def test_without_asv_that_is_said_first(tmp_path, capsys, monkeypatch) -> None:
     assert (status, out) == (4, "") and "pip install 'pytest-slmserve[asv]'" in err
 
 
-def test_nothing_valid_is_4(tmp_path, folder, capsys) -> None:
-    status, _, err = run(capsys, folder, archive(tmp_path / "a.jsonl", launches(failures=1)))
-    assert status == 4 and "there is no valid measurement" in err and results(folder) == {}
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b"])
-def test_a_machine_is_a_folder(tmp_path, folder, capsys, name) -> None:
-    status, _, err = run(capsys, folder, archive(tmp_path / "a.jsonl", launches()), "--machine", name)
-    assert status == 4 and "is no name of a folder" in err and results(folder) == {}
+@pytest.mark.parametrize(
+    ("made", "words", "said"),
+    [
+        (launches(failures=1), [], "there is no valid measurement"),
+        *((launches(), ["--machine", name], "is no name of a folder") for name in ("", "..", "a/b")),
+    ],
+)
+def test_wrong_usage_is_4_and_writes_nothing(tmp_path, folder, capsys, made, words, said) -> None:
+    status, _, err = run(capsys, folder, archive(tmp_path / "a.jsonl", made), *words)
+    assert status == 4 and said in err and results(folder) == {}
 
 
 def test_a_machine_that_is_described_stays_as_it_is(tmp_path, folder, capsys) -> None:
@@ -309,7 +310,7 @@ def test_a_change_at_a_release_is_found_and_none_without(tmp_path, folder, capsy
     history(tmp_path, folder, capsys, 1.1)
     assert changes.main(folder / "results") == 0
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == 4 and all("0.25.1 to 0.26.0: +" in line and "(worse)" in line for line in told[:-1])
+    assert len(told) == 4 and all("0.25.1 to 0.26.0: " in line and "% higher (worse)" in line for line in told[:-1])
     history(tmp_path / "again", folder, capsys, 1.0)
     assert changes.main(folder / "results") == 0
     assert capsys.readouterr().out == "0 of 3 series change by 2 % or more\n"
@@ -324,7 +325,7 @@ def test_without_otava_it_is_said_what_to_install(tmp_path, folder, capsys, chan
 
 def test_a_change_within_a_release_is_the_machine(changes):
     moved = changes.Change("x", "0.25.1", "0.25.1", 0.04, 1e-5)
-    assert changes.line(moved).endswith("within 0.25.1: +4.0 % (worse), p = 1e-05: the machine, not the release")
+    assert changes.line(moved).endswith("within 0.25.1: 4.0 % higher (worse), p = 1e-05: the machine, not the release")
     assert changes.line(changes.Change("x", "0.25.1", "0.26.0", -0.04, 1e-5)).endswith(
-        "0.26.0: -4.0 % (better), p = 1e-05"
+        "0.26.0: 4.0 % lower (better), p = 1e-05"
     )

@@ -7,11 +7,9 @@ import socket
 import threading
 import time
 from base64 import b64encode
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import quote
 
 import pytest
@@ -23,7 +21,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
 from pytest_slmserve.engines.loadgen.streams import TOLD, shortened
-from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.report.loads import in_words, load_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
@@ -106,41 +104,29 @@ def test_a_record_keeps_the_stream_and_not_the_schedule_twice(endpoint):
     assert "schedule_s" not in lines[1]["load"]
 
 
-def test_a_schedule_is_for_a_server():
-    with (
-        closing(Pool()) as pool,
-        pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"),
-    ):
-        pool.engine(SIMULATED).run(small_workload(), EVERY_20_MS)
-
-
-def test_requests_are_held_back_from_a_server():
-    with (
-        closing(Pool()) as pool,
-        pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"),
-    ):
-        pool.engine(SIMULATED).run(small_workload(), job(4, max_concurrency=2))
+@pytest.mark.parametrize("load", [EVERY_20_MS, job(4, max_concurrency=2)])
+def test_a_schedule_with_a_window_or_a_limit_is_for_a_server(load):
+    with pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"):
+        launch_engine(SIMULATED).run(small_workload(), load)
 
 
 # What is asked of it
 
 
-def test_a_chat_is_asked_in_words_and_completions_in_ids(there):
-    chat = EndpointEngine.__new__(EndpointEngine)
-    chat.spec, chat._further = spec_of(there, path="/v1/chat/completions"), {"ignore_eos": None, "top_k": 1}
-    asked = json.loads(chat.body(Request((5, 6, 7), 9)))
-    assert asked["messages"] == [{"role": "user", "content": prompt_words((5, 6, 7))}]
-    assert len(asked["messages"][0]["content"].split()) == 3
-    assert asked["top_k"] == 1 and not {"prompt", "ignore_eos"} & set(asked)
-
-
-def test_what_was_text_is_sent_as_text(there):
-    request = Request((5, 6), 9, "two words")
-    for path, said in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
-        engine = EndpointEngine.__new__(EndpointEngine)
-        engine.spec, engine._further = spec_of(there, path=path), {}
-        told = json.loads(engine.body(request))[said]
-        assert told == ("two words" if said == "prompt" else [{"role": "user", "content": "two words"}])
+@pytest.mark.parametrize("text", ["", "two words"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(there, monkeypatch, path, text):
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing())
+    more = (("ignore_eos", "null"), ("top_k", "1"))
+    engine = EndpointEngine(replace(spec_of(there, path=path), extra=more), "key")
+    engine.close()
+    asked = json.loads(engine.body(Request((5, 6, 7), 9, text)))
+    if path == "/v1/completions":
+        assert asked["prompt"] == (text or [5, 6, 7])
+    else:
+        assert asked["messages"] == [{"role": "user", "content": text or prompt_words((5, 6, 7))}]
+        assert len(prompt_words((5, 6, 7)).split()) == 3 and "prompt" not in asked
+    assert asked["top_k"] == 1 and "ignore_eos" not in asked
 
 
 def in_base64(key):
@@ -334,47 +320,28 @@ def test_nobody_there(there):
         EndpointEngine(spec)
 
 
-class Listing(BaseHTTPRequestHandler):
-    """A server that lists models, to those who have its key."""
-
-    models: ClassVar[list[str]] = []
-
-    def do_GET(self) -> None:
-        may = self.headers["Authorization"] == "Bearer sesame"
-        answer = json.dumps({"data": [{"id": name} for name in self.models]} if may else {"error": "no"}).encode()
-        self.send_response(200 if self.path == "/v1/models" and may else 401)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def listing(monkeypatch):
-    monkeypatch.setenv("SLM_ENDPOINT_KEY", "sesame")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Listing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-
-
 @pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
-def test_the_only_model_of_a_server_needs_no_name(listing, monkeypatch, path):
-    monkeypatch.setattr(Listing, "models", ["me/mine"])
-    assert only_model(listing + path, 10) == "me/mine"
+@pytest.mark.parametrize(
+    ("models", "key", "told"),
+    [
+        (["me/mine"], "sesame", None),
+        (["base", "tuned"], "sesame", "lists 2 models: base, tuned\n  try: --model base"),
+        (["me/mine"], "wrong", "/v1/models does not list its models\n  try: --model NAME"),
+    ],
+)
+def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, path, models, key, told):
+    def ask(method, url, headers, body, within_s):
+        assert (method, url, body, within_s) == ("GET", "http://host/v1/models", None, 10)
+        may = headers["Authorization"] == "Bearer sesame"
+        return 200, "application/json", json.dumps({"data": [{"id": name} for name in models]} if may else {})
 
-
-def test_which_of_several_models_is_not_guessed(listing, monkeypatch):
-    monkeypatch.setattr(Listing, "models", ["base", "tuned"])
-    with pytest.raises(BadUsage, match="lists 2 models: base, tuned\n  try: --model base"):
-        only_model(f"{listing}/completions", 10)
-
-
-def test_a_server_that_lists_none_needs_a_name(listing, monkeypatch):
-    monkeypatch.setenv("SLM_ENDPOINT_KEY", "wrong")
-    with pytest.raises(BadUsage, match="/v1/models does not list its models\n  try: --model NAME"):
-        only_model(f"{listing}/completions", 10)
+    monkeypatch.setenv("SLM_ENDPOINT_KEY", f" {key}\n")
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", ask)
+    if told is None:
+        assert only_model(f"http://host/v1{path}", 10) == "me/mine"
+    else:
+        with pytest.raises(BadUsage, match=told):
+            only_model(f"http://host/v1{path}", 10)
 
 
 def test_where_no_server_answers_no_model_is_asked_for():

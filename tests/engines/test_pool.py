@@ -1,33 +1,18 @@
-"""One engine at a time, one start per specification, and a lock that the kernel lets go of."""
+"""One engine at a time, and one start per specification."""
 
-import errno
-import os
-import signal
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from interfaces import SIMULATED, small_workload
 
-from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.engines import pool as pools
 from pytest_slmserve.engines.pool import Pool, launch_engine
 from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, EngineFailed
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import OpenLoop
 
 OTHER = replace(SIMULATED, model="opt-125m", model_facts=None)
-HOLD = """
-import sys, time
-from pathlib import Path
-from pytest_slmserve.engines.launch.device_lock import DeviceLock
-lock = DeviceLock("gpu-0", Path(sys.argv[1]))
-lock.acquire()
-print("held", flush=True)
-time.sleep(60)
-"""
 
 
 class Watched(SimulatedEngine):
@@ -67,18 +52,12 @@ def test_another_specification_stops_the_first_before_it_starts(pool, events):
 
 
 def test_closing_stops_once_and_may_be_repeated(pool, events):
-    pool.engine(SIMULATED)
-    pool.close()
+    with pytest.raises(KeyboardInterrupt), closing(pool):
+        pool.engine(SIMULATED)
+        raise KeyboardInterrupt
     pool.close()
     assert events == ["start opt-tiny", "close opt-tiny"]
     assert pool.current is None
-
-
-def test_leaving_the_pool_closes_it(events):
-    with pytest.raises(KeyboardInterrupt), closing(Pool(lambda spec, **_: Watched(spec, events))) as pool:
-        pool.engine(SIMULATED)
-        raise KeyboardInterrupt
-    assert events[-1] == "close opt-tiny"
 
 
 def test_an_engine_that_died_is_closed_and_the_next_is_a_new_one(pool, events):
@@ -133,99 +112,16 @@ def test_a_start_is_heard_of_while_it_goes_on_and_when_it_is_ready(tmp_path):
     assert heard == [(SIMULATED, tmp_path), (SIMULATED, True)]
 
 
-def test_the_backend_chooses_the_interface():
+def test_the_platform_and_the_interface_choose_the_engine(monkeypatch):
+    for name in ("EndpointEngine", "ServerEngine", "OfflineEngine", "BatchedEngine", "SimulatedBatches"):
+        monkeypatch.setattr(pools, name, lambda spec, name=name, **_: name)
+    cpu = replace(SIMULATED, platform="cpu")
+    kinds = {
+        replace(SIMULATED, interface="transformers"): "SimulatedBatches",
+        replace(SIMULATED, platform="remote", interface="endpoint", url="http://h/v1"): "EndpointEngine",
+        cpu: "OfflineEngine",
+        replace(cpu, interface="server"): "ServerEngine",
+        replace(cpu, interface="transformers"): "BatchedEngine",
+    }
+    assert {spec: launch_engine(spec) for spec in kinds} == kinds
     assert type(launch_engine(SIMULATED)) is SimulatedEngine
-
-
-@pytest.fixture
-def holder(tmp_path):
-    """Another process that holds the lock of gpu-0."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def test_a_second_holder_is_refused_and_told_of_the_first(tmp_path, holder):
-    with pytest.raises(DeviceBusy) as caught:
-        DeviceLock("gpu-0", tmp_path).acquire()
-    assert f"process {holder.pid}, since " in caught.value.problem
-    assert f"in {Path.cwd()}" in caught.value.problem
-    assert "wait until it ends" in caught.value.hint
-
-
-def test_the_kernel_lets_go_when_the_holder_is_killed(tmp_path, holder):
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait(20)
-    lock = DeviceLock("gpu-0", tmp_path)
-    lock.acquire()
-    assert f'"pid": {os.getpid()}' in lock.path.read_text("utf-8")
-    lock.release()
-
-
-def test_other_devices_are_free(tmp_path, holder):
-    lock = DeviceLock("gpu-1", tmp_path)
-    lock.acquire()
-    lock.release()
-    assert lock.file is None
-
-
-def test_a_file_system_without_locks_is_a_sentence(tmp_path, monkeypatch):
-    def none(file, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", none)
-    with pytest.raises(BadUsage, match=r"cannot be taken \(No locks available\)") as caught:
-        DeviceLock("cpu", tmp_path).acquire()
-    assert "TMPDIR" in caught.value.hint
-
-
-def test_releasing_empties_the_file_but_leaves_it(tmp_path):
-    first, second = DeviceLock("cpu", tmp_path), DeviceLock("cpu", tmp_path)
-    first.acquire()
-    first.release()
-    first.release()
-    assert first.path.read_text("utf-8") == ""
-    second.acquire()
-    second.release()
-
-
-def test_a_shorter_note_replaces_a_longer_one(tmp_path):
-    lock = DeviceLock("cpu", tmp_path)
-    lock.path.write_text("x" * 10_000, "utf-8")
-    lock.acquire()
-    assert lock.path.read_text("utf-8").startswith('{"pid": ')
-    assert "x" * 100 not in lock.path.read_text("utf-8")
-    lock.release()
-
-
-def test_a_holder_that_left_no_note_is_still_respected(tmp_path):
-    first, second = DeviceLock("cpu", tmp_path), DeviceLock("cpu", tmp_path)
-    first.acquire()
-    first.path.write_text("", "utf-8")
-    with pytest.raises(DeviceBusy, match="it has not said which"):
-        second.acquire()
-    first.release()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to every file")
-def test_a_file_of_another_user_can_be_locked_by_reading_it(tmp_path):
-    lock = DeviceLock("cpu", tmp_path)
-    lock.path.touch(0o444)
-    lock.acquire()
-    lock.release()
-
-
-def test_a_file_that_may_only_be_read_can_be_locked(tmp_path, monkeypatch):
-    lock = DeviceLock("cpu", tmp_path)
-    lock.path.touch()
-    monkeypatch.setattr("pytest_slmserve.engines.launch.device_lock.open_lock", lambda path: path.open("r"))
-    lock.acquire()
-    with pytest.raises(DeviceBusy):
-        DeviceLock("cpu", tmp_path).acquire()
-    lock.release()
-    assert lock.path.read_text("utf-8") == ""

@@ -15,15 +15,7 @@ from shipped import put
 @pytest.fixture(scope="session", autouse=True)
 def imported_once():
     """pytester forgets what is imported while it works, and each inner run would import it anew: so before."""
-    for name in (
-        "pytest_slmserve.run.advice",
-        "pytest_slmserve.run.gate",
-        "pytest_slmserve.plan.schedule",
-        "pytest_slmserve.report.as_json",
-        "pytest_slmserve.analysis.claims.stored",
-        "pytest_slmserve.report.screen",
-        "pytest_slmserve.run.sweeps",
-    ):
+    for name in ("pytest_slmserve.plugin.session_hooks", "pytest_slmserve.run.advice"):
         import_module(name)
 
 

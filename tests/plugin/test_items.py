@@ -8,8 +8,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.options.table import OPTS
-from pytest_slmserve.plugin import items
-from pytest_slmserve.plugin.hooks import SESSION
+from pytest_slmserve.plugin import SESSION, items
 
 MIXED = """
     import pytest
@@ -68,6 +67,7 @@ def test_a_marker_with_unknown_words_is_refused_with_the_known_ones(pytester):
         ("max_num_seqs='64'", "slm_measure", "max_num_seqs is a whole number, not '64'"),
         ("extra=[('a', 1)]", "slm_measure", "extra is a tuple of pairs, not [('a', 1)]"),
         ("claim=None", "slm_claim", "unknown claim None"),
+        ("", "slm_claim", "test_it[opt-125m]: slm_claim needs a claim"),
         ("claim='throughput-plateau', models=[None]", "slm_claim", "slm(models=[None]) is no list of models"),
         ("points=64", "slm_point", "points=64 is no list of points"),
         ("jobs=64", "slm_job_point", "jobs=64 is no list of jobs"),

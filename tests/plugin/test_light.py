@@ -33,7 +33,6 @@ IDLE = [
     ".plugin",
     ".plugin.fixtures",
     ".plugin.hooks",
-    ".plugin.items",
     ".schema",
     ".schema.errors",
     ".schema.printable",

@@ -215,12 +215,7 @@ class Hooked:
     ("more", "problem"),
     [
         (("--slm-models=other",), "answered 404: .*`other` does not exist"),
-        (("--slm-gate",), "--slm-gate rests on pairs of fresh launches"),
-        (("--slm-calibrate",), "--slm-calibrate rests on pairs of fresh launches"),
         (("--slm-baseline=old.jsonl",), "does not tell the limits it works under"),
-        (("--slm-simulate",), "cannot be combined"),
-        (("--slm-interface=server",), "--slm-interface is for engines that are started here"),
-        (("--slm-telemetry=nvml",), "--slm-telemetry is for engines that are started here"),
         (("--slm-dataset=a.json",), "the text needs a tokenizer"),
     ],
 )

@@ -27,10 +27,6 @@ from pytest_slmserve.telemetry.host import Gpu, Host
 # interface
 
 
-def test_the_simulated_engine_has_no_server(sweep):
-    assert "the simulated engine has no server" in usage_error(sweep("--slm-interface=server"))
-
-
 def test_by_default_it_is_the_engine_itself(sweep, archive):
     sweep("--slm-concurrency=4").assert_outcomes(passed=1)
     assert {m.spec.interface for m in archive().measurements} == {"engine"}
@@ -100,7 +96,7 @@ def test_twice_as_many_blocks_fit_in_fp8(sweep, archive):
     assert 2 * plain.resolved.kv_blocks <= fp8.resolved.kv_blocks <= 2 * plain.resolved.kv_blocks + 1
 
 
-# gpu_memory
+# gpu_memory, gpu_memory_utilization
 
 
 def largest(pytester, *words):
@@ -111,40 +107,30 @@ def largest(pytester, *words):
     return int(lines[-1].split("opt-2.7b-")[1].split("]")[0])
 
 
-def test_less_memory_cuts_the_sweep(pytester):
-    assert largest(pytester) == 256
-    assert largest(pytester, "--slm-gpu-memory=40GiB") == 64
+@pytest.mark.parametrize(
+    ("words", "load"),
+    [((), 256), (("--slm-gpu-memory=40GiB",), 64), (("--slm-gpu-memory-utilization=0.2",), 64)],
+)
+def test_less_memory_cuts_the_sweep(pytester, words, load):
+    assert largest(pytester, *words) == load
 
 
-def test_more_than_the_gpu_has_is_refused(sweep):
-    assert "the GPU has 140.0 GiB of memory, and 200.0 GiB are wanted" in usage_error(sweep("--slm-gpu-memory=200GiB"))
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--slm-gpu-memory=200GiB", "the GPU has 140.0 GiB of memory, and 200.0 GiB are wanted"),
+        ("--slm-gpu-memory-utilization=0.01", "no room for a KV cache"),
+        ("--slm-interface=server", "the simulated engine has no server"),
+    ],
+)
+def test_what_there_is_no_room_or_no_server_for_is_refused(sweep, word, said):
+    assert said in usage_error(sweep(word))
 
 
 def test_what_a_gpu_keeps_for_itself_is_not_missed():
     assert planned_memory(40 * GIB, int(39.4 * GIB)) == int(39.4 * GIB) and planned_memory(None, GIB) == GIB
     with pytest.raises(BadUsage, match="39.4 GiB"):
         planned_memory(48 * GIB, int(39.4 * GIB))
-
-
-# gpu_memory_utilization
-
-
-def largest_gpu_memory_utilization(pytester, share):
-    pytester.makepyfile(SWEEP)
-    args = ("--slm-simulate", "--slm-models=opt-2.7b", "--slm-plan", f"--slm-gpu-memory-utilization={share}")
-    result = pytester.runpytest_inprocess(*args)
-    assert result.ret == 0
-    lines = [line for line in result.outlines if "test_point[" in line]
-    return int(lines[-1].split("opt-2.7b-")[1].split("]")[0])
-
-
-def test_a_smaller_share_cuts_the_sweep(pytester):
-    assert largest_gpu_memory_utilization(pytester, 0.9) == 256
-    assert largest_gpu_memory_utilization(pytester, 0.2) == 64
-
-
-def test_a_share_that_leaves_no_room_is_refused(sweep):
-    assert "no room for a KV cache" in usage_error(sweep("--slm-gpu-memory-utilization=0.01"))
 
 
 # tensor_parallel_size

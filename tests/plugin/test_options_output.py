@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.metrics.latency import goodput_of, parse_slo, pool
 from pytest_slmserve.analysis.metrics.window import output_tokens_per_s
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import LEFT_OUT, runs_of
-from pytest_slmserve.plugin import estimates, progress
+from pytest_slmserve.plugin import progress, session_hooks
 from pytest_slmserve.report.screen import MOST_LINES
 
 # records
@@ -185,7 +185,7 @@ def test_what_fits_is_what_the_terminal_has_room_for(run, monkeypatch):
 )
 def test_nothing_that_a_run_says_is_wider_than_the_terminal(run, monkeypatch, words, among):
     monkeypatch.setattr(progress, "LEAST_S", 0.0)  # lines of a log on what took no time
-    monkeypatch.setattr(estimates, "LONG_S", 0.0)
+    monkeypatch.setattr(session_hooks, "LONG_S", 0.0)
     text = run(*words, "--slm-resume").stdout.str()
     said = text[text.index("slmserve: ") :]
     assert "; set: simulate (command line)" in " ".join(said.split()) and among in said
@@ -239,9 +239,19 @@ def test_a_file_gets_an_object_a_line_that_judge_reads(sweep, pytester):
     assert [(point.concurrency, len(point.repeats)) for point in points] == [(1, 2), (16, 2)]
 
 
-@pytest.mark.parametrize("words", ["results/", "csv=x", "vllm-bench="])
-def test_other_words_are_refused(sweep, words):
-    assert "is no export" in usage_error(sweep(f"--slm-export={words}"))
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--slm-export=results/", "is no export"),
+        ("--slm-export=csv=x", "is no export"),
+        ("--slm-export=vllm-bench=", "is no export"),
+        ("--slm-goodput=fast", "'fast' is no SLO"),
+        ("--slm-goodput=ttft:5", "has no unit"),
+        ("--slm-goodput=itl:9ms", "not request by request"),
+    ],
+)
+def test_other_words_are_refused(sweep, word, said):
+    assert said in usage_error(sweep(word))
 
 
 def test_what_cannot_be_written_costs_no_record(sweep, archive, pytester):
@@ -288,13 +298,6 @@ def test_report_says_the_same_of_the_archive(sweep, pytester, capsys, kept):
 def test_without_it_nothing_is_said_of_goodput(sweep):
     text = sweep().stdout.str()
     assert "most tokens/s" in text and "most goodput" not in text
-
-
-@pytest.mark.parametrize(
-    ("words", "said"), [("fast", "'fast' is no SLO"), ("ttft:5", "has no unit"), ("itl:9ms", "not request by request")]
-)
-def test_goodput_other_words_are_refused(sweep, words, said):
-    assert said in usage_error(sweep(f"--slm-goodput={words}"))
 
 
 # plan

@@ -7,6 +7,7 @@ import time
 import pytest
 from inside import usage_error
 
+from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.ray import connect
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -54,7 +55,7 @@ def test_an_address_that_does_not_answer_is_one_sentence_in_time(sweep, monkeypa
 def test_why_it_does_not_is_told(monkeypatch):
     monkeypatch.setattr(connect, "ASK", "raise SystemExit('Version mismatch: 2.9 there, 2.60 here')")
     with pytest.raises(BadUsage, match="no Ray cluster answers there .Version mismatch: 2.9 there, 2.60 here."):
-        connect.check_answers("127.0.0.1:9")
+        connect.join_cluster(read_options({"simulate": True, "ray": "127.0.0.1:9"}, {}, {}))
 
 
 # ray_env

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from simulated_sessions import MODEL
 
 from pytest_slmserve.plan.case_lists import gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.planner import Planner
-from pytest_slmserve.plugin.estimates import plan_rows
+from pytest_slmserve.plugin.items import ItemPlan
+from pytest_slmserve.plugin.progress import plan_rows
 from pytest_slmserve.run.executor import count_missing
 
-
-def item(fixture: str, value: Any) -> Any:
-    """What a plan asks of a test item that is parametrised."""
-    parameters = SimpleNamespace(params={fixture: value})
-    return SimpleNamespace(
-        name="test", callspec=parameters, fixturenames=(fixture,), get_closest_marker=lambda name: None
-    )
-
-
-KINDS = {
-    "opt-125m-8": "slm_point",
-    "opt-125m-64-x1": "slm_replica_point",
-    "opt-125m-64-x2-mps": "slm_replica_point",
-    "opt-125m-64-tp2": "slm_gpus_point",
-    "opt-125m-64-replicas2": "slm_gpus_point",
-    "opt-125m-8-8-at-once": "slm_job_point",
-}
+KINDS = (
+    "opt-125m-8",
+    "opt-125m-64-x1",
+    "opt-125m-64-x2-mps",
+    "opt-125m-64-tp2",
+    "opt-125m-64-replicas2",
+    "opt-125m-8-8-at-once",
+)
 JOBS = {"jobs": {"gpu": [{"model": MODEL, "requests": 8, "lengths": (32, 8)}]}}
 
 
@@ -48,7 +37,7 @@ def case_of(planner: Planner, name: str) -> Case:
 def test_a_case_is_priced_by_what_is_missing_of_it(opened, name):
     words = {"window": "20", "sharing": "mps"}
     first, case = opened(**words), case_of(opened(**words).planner, name)
-    again = item(KINDS[name], case)
+    again = ItemPlan("test", case=case)
     [before] = plan_rows(first, [again])
     first = opened(**words)
     first.executor.measure(case)
@@ -61,7 +50,8 @@ def test_a_case_is_priced_by_what_is_missing_of_it(opened, name):
 
 def test_items_with_equal_cases_pay_once(opened):
     session = opened()
-    first, again = plan_rows(session, [item("slm_gpus_point", case_of(session.planner, "opt-125m-64-replicas2"))] * 2)
+    plan = ItemPlan("test", case=case_of(session.planner, "opt-125m-64-replicas2"))
+    first, again = plan_rows(session, [plan, plan])
     assert (first.seconds, again.seconds) == (pytest.approx(0.2), 0.0) and first.engine == again.engine
 
 

@@ -12,9 +12,11 @@ from inside import ALL_OF_IT, SWEEP
 from terminals import WRITTEN_OVER, Screen, shown_on
 
 from pytest_slmserve.plugin import progress
+from pytest_slmserve.plugin.items import PLAN, ItemPlan
 from pytest_slmserve.plugin.progress import ProgressLine
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.schema.specs import EngineSpec
 
 OWN = """
     import pytest
@@ -136,12 +138,8 @@ def started(opened, monkeypatch):
         screen = Screen()
         if where == "terminal":
             monkeypatch.setattr(sys, "stdout", screen)
-        item = SimpleNamespace(
-            name="test_own",
-            nodeid="t.py::test_own",
-            fixturenames=("slm_sweep",),
-            get_closest_marker=lambda name: None,
-        )
+        plan = ItemPlan("test_own", engine=EngineSpec("opt-125m", platform="simulated"), starts=True, open=True)
+        item = SimpleNamespace(nodeid="t.py::test_own", stash={PLAN: plan})
         config = SimpleNamespace(
             pluginmanager=SimpleNamespace(getplugin=lambda name: None),
             option=SimpleNamespace(verbose=0),
@@ -149,7 +147,6 @@ def started(opened, monkeypatch):
         )
         writer, slm = Writer(), opened()
         line = ProgressLine(SimpleNamespace(items=[item], config=config), slm, SimpleNamespace())
-        line.install()
         line.pytest_runtest_logstart(item.nodeid)
         return SimpleNamespace(line=line, slm=slm, screen=screen, log=writer)
 

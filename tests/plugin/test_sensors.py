@@ -9,8 +9,9 @@ import pytest
 from inside import SMALL, usage_error
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plugin.hooks import EXIT_INCONCLUSIVE, SESSION
-from pytest_slmserve.plugin.parametrize import named_models
+from pytest_slmserve.plugin import SESSION
+from pytest_slmserve.plugin.items import named_models
+from pytest_slmserve.plugin.session_hooks import EXIT_INCONCLUSIVE
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.sensors import GPU_UTIL, POWER, SM_ACTIVE
 from pytest_slmserve.telemetry.base import Reading
@@ -209,7 +210,9 @@ class AsIf:
     def pytest_sessionstart(self, session):
         slm = session.config.stash[SESSION]
         for name, value in self.facts.items():
-            setattr(slm.planner if hasattr(slm.planner, name) else slm.devices, name, value)
+            for owner in (slm, slm.planner, slm.devices):
+                if hasattr(owner, name):
+                    setattr(owner, name, value)
 
 
 def test_what_needs_a_gpu_is_left_out_on_a_cpu(pytester):

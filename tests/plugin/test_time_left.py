@@ -13,8 +13,9 @@ from simulated_sessions import MODEL
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan import cases as costs
 from pytest_slmserve.plan.case_lists import point_cases
-from pytest_slmserve.plugin import estimates
-from pytest_slmserve.plugin.estimates import TimeLeft, time_left
+from pytest_slmserve.plugin import progress, session_hooks
+from pytest_slmserve.plugin.items import ItemPlan
+from pytest_slmserve.plugin.progress import TimeLeft, time_left
 from pytest_slmserve.schema.loads import ClosedLoop
 
 START_S, REPEAT_S = 20.0, 3.0
@@ -22,17 +23,13 @@ START_S, REPEAT_S = 20.0, 3.0
 
 @pytest.fixture(autouse=True)
 def as_long_as_on_a_device(monkeypatch):
-    monkeypatch.setattr(estimates, "start_estimate_s", lambda engine: START_S)
+    monkeypatch.setattr(progress, "start_estimate_s", lambda engine: START_S)
     monkeypatch.setattr(cases, "repeat_estimate_s", lambda *of: REPEAT_S)
 
 
-def item(fixture="slm_sweep", **parameters):
-    return SimpleNamespace(
-        name="test",
-        fixturenames=(fixture,),
-        get_closest_marker=lambda name: None,
-        callspec=SimpleNamespace(params=parameters),
-    )
+def points(session):
+    """The plans of the points of a sweep."""
+    return [ItemPlan("test", case=case, swept=True) for case in point_cases(session.planner, {})]
 
 
 def asked(session, concurrency):
@@ -42,17 +39,18 @@ def asked(session, concurrency):
 
 def test_all_that_is_left_counts_and_the_start_until_the_engine_runs(opened):
     session = opened(repeats="2", budget="0")
-    items = [item("slm_point", slm_point=case) for case in point_cases(session.planner, {})]
+    items = points(session)
     repeats = 2 * len(items)
     assert time_left(session, items, START_S) == TimeLeft(START_S, repeats * REPEAT_S)
-    session.executor.measure(items[0].callspec.params["slm_point"])
+    session.executor.measure(items[0].case)
     assert session.devices.pool.current is not None
     assert time_left(session, items[1:], REPEAT_S) == TimeLeft(REPEAT_S, (repeats - 3) * REPEAT_S)
     assert not time_left(session, []), "nothing is left"
 
 
 def test_what_a_test_asks_for_counts_when_it_is_asked_and_more_may_come(opened):
-    session, items = opened(), [item()]
+    session = opened()
+    items = [ItemPlan("test", engine=session.planner.spec(MODEL), starts=True, open=True)]
     before = time_left(session, items, START_S)
     assert before.more and before.step_s + before.rest_s == START_S
     session.executor.ask([asked(session, 8), asked(session, 64)], repeats=3)
@@ -64,7 +62,7 @@ def test_what_a_test_asks_for_counts_when_it_is_asked_and_more_may_come(opened):
 def test_a_round_of_a_sweep_leaves_those_after_it(opened):
     session = opened(repeats="3", budget="0")
     case = point_cases(session.planner, {})[0]
-    items = [item("slm_point", slm_point=case)]
+    items = [ItemPlan("test", case=case, swept=True)]
     session.executor.measure(case, 1)
     assert time_left(session, items, REPEAT_S) == TimeLeft(REPEAT_S, REPEAT_S)
     session.executor.ask([asked(session, 16)], repeats=3)
@@ -75,12 +73,12 @@ def test_a_round_of_a_sweep_leaves_those_after_it(opened):
 def test_a_sweep_that_goes_on_until_it_is_decided_takes_so_long_at_least(opened):
     for budget, more in (("0", False), ("60", True)):
         session = opened(repeats="2", budget=budget)
-        items = [item("slm_point", slm_point=case) for case in point_cases(session.planner, {})]
+        items = points(session)
         assert time_left(session, items).more is more
     for each in items:
-        session.executor.measure(each.callspec.params["slm_point"])
+        session.executor.measure(each.case)
     assert not time_left(session, items)
-    session.executor.ask([items[0].callspec.params["slm_point"]], repeats=4)
+    session.executor.ask([items[0].case], repeats=4)
     assert time_left(session, items).rest_s == 2 * REPEAT_S
 
 
@@ -88,7 +86,7 @@ def test_what_was_planned_and_is_asked_for_counts_once(opened):
     session = opened(repeats="2", budget="0")
     case = point_cases(session.planner, {})[0]
     session.executor.ask([case])
-    left = time_left(session, [item("slm_point", slm_point=case)], REPEAT_S)
+    left = time_left(session, [ItemPlan("test", case=case, swept=True)], REPEAT_S)
     assert left == TimeLeft(REPEAT_S, START_S + REPEAT_S)
 
 
@@ -112,7 +110,7 @@ def lengths(result):
 
 
 def test_a_long_run_says_how_long_before_it_begins(sweep, pytester, monkeypatch):
-    monkeypatch.setattr(estimates, "LONG_S", 0.0)
+    monkeypatch.setattr(session_hooks, "LONG_S", 0.0)
     monkeypatch.setattr(costs, "DEFAULTS", dict.fromkeys(costs.DEFAULTS, SimpleNamespace(start_s=600.0, turn_s=0.0)))
     pytester.makepyfile(
         test_own="""
@@ -137,7 +135,7 @@ def test_a_short_run_says_nothing(sweep):
 
 
 def test_a_gate_counts_its_launches(pytester, monkeypatch):
-    monkeypatch.setattr(estimates, "LONG_S", 0.0)
+    monkeypatch.setattr(session_hooks, "LONG_S", 0.0)
     put(pytester.path, "test_gate")
     [line] = lengths(pytester.runpytest_inprocess(*GATE, "--override-ini=slm_gate_pairs=6"))
     assert re.fullmatch(r"slmserve: about \d+ min, \d\d? engine starts, 1 model; --slm-plan lists them", line)

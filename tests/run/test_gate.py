@@ -125,12 +125,9 @@ def test_it_begins_with_the_baseline_and_each_pair_has_both():
 SPEC = EngineSpec(MODEL, python="common", env=(("A", "1"),), extra=(("block_size", 16), ("max_num_seqs", 512)))
 
 
-def test_a_side_of_which_nothing_is_said_is_the_engine_of_the_options():
-    common = replace(SPEC, extra=(("block_size", 16),), max_num_seqs=512)
-    assert sides(SPEC, options()) == {"baseline": common, "candidate": common}
-
-
 def test_each_side_has_its_interpreter_its_variables_and_its_arguments():
+    common = replace(SPEC, extra=(("block_size", 16),), max_num_seqs=512)
+    assert sides(SPEC, options()) == {"baseline": common, "candidate": common}, "those of the options"
     found = sides(
         SPEC,
         options(
@@ -247,18 +244,12 @@ def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
     }
 
 
-def test_two_gates_have_names_of_their_own(opened):
+def test_each_model_has_a_gate_which_is_made_once(opened):
     session = opened(models="opt-125m,opt-350m")
     gates = Gates(session)
-    assert gates.of("opt-125m").gate != gates.of("opt-350m").gate
-    assert [gated.model for gated in session.gates] == ["opt-125m", "opt-350m"]
-
-
-def test_a_gate_is_made_once(opened):
-    session = opened()
-    gates = Gates(session)
-    assert gates.of(MODEL) is gates.of(MODEL)
-    assert session.gates == [gates.of(MODEL)] and len(session.devices.pool.starts) == 8
+    found = [gates.of(model) for model in ("opt-125m", "opt-350m")]
+    assert found[0].gate != found[1].gate and gates.of(MODEL) is found[0] and session.gates == found
+    assert len(session.devices.pool.starts) == 16
 
 
 def real_session(
@@ -338,11 +329,6 @@ def test_it_ends_when_there_are_as_many_pairs_as_may_be(opened, most):
     gated = Gates(session).of(MODEL)
     assert gated.outcome is State.INCONCLUSIVE and len(gated.pairs) == most
     assert len(session.devices.pool.starts) == 2 * most
-
-
-def test_noise_takes_more_pairs_than_a_clear_case(opened):
-    gated = Gates(opened(start=noisy(0.02))).of(MODEL)
-    assert len(gated.pairs) in (6, 8, 12)
 
 
 def test_pairs_that_cannot_be_trusted_are_made_again(opened):
@@ -448,15 +434,10 @@ def test_of_a_pair_that_was_begun_twice_the_whole_one_counts(opened):
 def test_a_gate_that_is_over_is_told_again_and_nothing_is_launched(opened):
     done = Gates(opened(start=noisy(0.02))).of(MODEL)
     session = opened(resume=True)
+    assert session.results.repeats == {} and session.verdicts.curves() == [], "a gate has no points of a sweep"
     again = Gates(session).of(MODEL)
-    assert session.devices.pool.starts == [] and again.gate == done.gate
+    assert session.devices.pool.starts == [] and again.gate == done.gate and len(done.pairs) in (6, 8, 12)
     assert [(c.name, c.n, c.outcome) for c in again.gated] == [(c.name, c.n, c.outcome) for c in done.gated]
-
-
-def test_measurements_of_a_gate_are_no_points_of_a_sweep(opened):
-    Gates(opened()).of(MODEL)
-    session = opened(resume=True)
-    assert session.results.repeats == {} and session.reused == set() and session.verdicts.curves() == []
 
 
 @pytest.mark.parametrize(

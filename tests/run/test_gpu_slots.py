@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.gpu_slots import GpuSlots, equal_parts, slot_count
-from pytest_slmserve.run.ray import local
+from pytest_slmserve.run.ray import cluster
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, Platform
@@ -70,10 +70,10 @@ def test_gpus_of_different_kinds_do_not_serve_side_by_side(tmp_path, monkeypatch
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     other = Gpu("simulated-9", "NVIDIA L4", 0, "", "")
     mixed = replace(host(2), gpus=(*host(2).gpus, other))
-    monkeypatch.setattr(local, "probe", lambda *_: mixed)
+    monkeypatch.setattr(cluster, "probe", lambda *_: mixed)
     with pytest.raises(BadUsage, match=r"GPUs of different kinds are visible \(simulated, 0 GiB; NVIDIA L4, 0 GiB\)"):
-        local.LocalGpus.from_options(read_options({"simulate": True, "ray": "local:3"}, {}, {}), tmp_path)
-    two = local.LocalGpus.from_options(read_options({"simulate": True, "ray": "local:2"}, {}, {}), tmp_path)
+        cluster.RayEngines.from_options(read_options({"simulate": True, "ray": "local:3"}, {}, {}), tmp_path)
+    two = cluster.RayEngines.from_options(read_options({"simulate": True, "ray": "local:2"}, {}, {}), tmp_path)
     assert two.where == "on 2 GPUs of this host at once"
 
 

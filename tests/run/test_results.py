@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from simulated_sessions import BATCHES, MODEL, point, records_of, sweep
 
-from pytest_slmserve.analysis.claims import claim as table1
 from pytest_slmserve.analysis.claims.table import CLAIMS, applies
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
@@ -36,8 +35,9 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
     session = opened()
     sweep(session, only)
     for claim in CLAIMS:
-        if claim.name in table1.ARITHMETIC or applies(claim, session.verdicts.curve(MODEL)):
-            for model in table1.ARITHMETIC.get(claim.name, (MODEL,)):
+        arithmetic = claim.of == "arithmetic"
+        if arithmetic or applies(claim, session.verdicts.curve(MODEL)):
+            for model in claim.models if arithmetic else (MODEL,):
                 session.verdicts.judge(claim.name, model)
     live = tables(Findings(curves=session.verdicts.curves(), judged=session.verdicts.judged))
     assert "\n".join(text for text, _ in live) == reported(session)

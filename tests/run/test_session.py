@@ -196,16 +196,17 @@ def test_an_engine_takes_a_lock_and_the_sensors_of_each_of_its_gpus(two_gpus):
     devices.take(both), devices.take(both)
     assert locked == ["GPU-1"], "what is held is not asked for again"
     devices.sampler = devices._opened(("GPU-0",))
-    assert devices.sampler_of(one) is devices.sampler
-    assert devices.sampler_of(both) is devices.sampler_of(both) is not devices.sampler
-    assert devices.sampler_of(replace(one, gpu=1)) not in (
-        devices.sampler,
-        devices.sampler_of(both),
-    )
+
+    def sampler_of(spec: EngineSpec) -> Sampler | None:
+        return devices.sampler_on(session.planner.devices(spec))
+
+    assert sampler_of(one) is devices.sampler
+    assert sampler_of(both) is sampler_of(both) is not devices.sampler
+    assert sampler_of(replace(one, gpu=1)) not in (devices.sampler, sampler_of(both))
     assert read == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
     assert devices.own_sampler() is devices.sampler, "engines of this run have one GPU"
     session.planner.options = session.options._replace(tensor_parallel_size=(2,))
-    assert devices.own_sampler() is devices.sampler_of(both)
+    assert devices.own_sampler() is sampler_of(both)
     session.close()
     assert locked == []
 

@@ -17,28 +17,12 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
-from pytest_slmserve.analysis.metrics.roofline import (
-    REACHABLE_DRAM,
-    REACHABLE_TENSOR,
-    Peaks,
-    Work,
-    ceiling_tokens_per_s,
-)
+from pytest_slmserve.analysis.metrics import roofline
+from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent
-from pytest_slmserve.analysis.sweep.batching import (
-    EFFICIENCY,
-    Base,
-    Caps,
-    LatencyLaw,
-    Limit,
-    Slo,
-    b_opt,
-    batching,
-    latency_law,
-    limit_of,
-    measured_base,
-)
+from pytest_slmserve.analysis.sweep import batching
+from pytest_slmserve.analysis.sweep.batching import Base, Caps, LatencyLaw, Limit, Slo
 from pytest_slmserve.analysis.sweep.curve import MARGIN
 from pytest_slmserve.analysis.sweep.gains import Fit, fit, valid_points
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -139,7 +123,7 @@ class Objectives:
     """slo: None decides by efficiency only. gpu_bytes: None if no GPU is known. price_per_hour: of the GPU."""
 
     slo: Slo | None = None
-    threshold: float = EFFICIENCY
+    threshold: float = batching.EFFICIENCY
     gpu_bytes: int | None = None
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     price_per_hour: float | None = None
@@ -344,7 +328,7 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
 
 def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
     law, laws = _fitted(loads, subject.b_half)
-    found = batching(loads, wish.slo, wish.threshold, law, subject.b_half)
+    found = batching.batching(loads, wish.slo, wish.threshold, law, subject.b_half)
     choice, notes, reason = found.choice, [*found.notes], ""
     if choice.value is None:
         reason = f"no load that was measured has {conditions(wish, found.limit)}"
@@ -378,11 +362,13 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     laws = two_load_laws(loads, subject.b_half)
     if laws.step is None or laws.wait is None:
         raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
-    limit = None if wish.slo is None else limit_of(wish.slo, loads, laws.wait)
-    base = measured_base(loads) or Base(1 / laws.step.seconds(1), 0, "no valid point at 1: T(1) is by the law as well")
+    limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, laws.wait)
+    base = batching.measured_base(loads) or Base(
+        1 / laws.step.seconds(1), 0, "no valid point at 1: T(1) is by the law as well"
+    )
     efficiency = laws.step.pace / (wish.threshold * base.per_s) - laws.step.b_half
     caps = Caps(efficiency, None if limit is None else max(0.0, laws.wait.batch(limit.seconds)))
-    reach, choice = REACH * loads[-1].concurrency, b_opt(loads, base, limit, wish.threshold)
+    reach, choice = REACH * loads[-1].concurrency, batching.b_opt(loads, base, limit, wish.threshold)
     step = (subject.engine and subject.engine.max_num_batched_tokens) or reach
     efficient = math.ceil(min(efficiency, 1e12)) - 1  # below the cap
     batch = min(efficient, reach, step, reach if caps.slo is None else math.floor(caps.slo))
@@ -408,7 +394,7 @@ def _fitted(loads: Sequence[Point], b_half: float | None) -> tuple[Fit | None, L
     with suppress(TooFewPoints):
         law = fit(loads, b_half)
         step = LatencyLaw(law.t_inf.value, law.b_half.value) if law.identified else None
-    return law, Laws(step, latency_law(loads, b_half))
+    return law, Laws(step, batching.latency_law(loads, b_half))
 
 
 def two_load_laws(loads: Sequence[Point], b_half: float | None = None) -> Laws:
@@ -590,15 +576,15 @@ def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
     loads = [p for p in subject.usable if p.concurrency <= batch] or subject.usable[:1]
     if not loads:
         return None
-    point, roofline = loads[-1], None
+    point, bound = loads[-1], None
     if subject.work is not None and subject.peaks is not None and subject.output_share is not None:
-        ceiling = ceiling_tokens_per_s(subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True)
-        roofline = subject.output_share * fmean(point.repeats) / ceiling
+        ceiling = roofline.ceiling_tokens_per_s(subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True)
+        bound = subject.output_share * fmean(point.repeats) / ceiling
     used: dict[Unit, float | None] = {
         "host": point.engine_active,
-        "dram": None if point.dram_active is None else point.dram_active / REACHABLE_DRAM,
-        "tensor": None if point.tensor_active is None else point.tensor_active / REACHABLE_TENSOR,
-        "roofline": roofline,
+        "dram": None if point.dram_active is None else point.dram_active / roofline.REACHABLE_DRAM,
+        "tensor": None if point.tensor_active is None else point.tensor_active / roofline.REACHABLE_TENSOR,
+        "roofline": bound,
     }
     ceilings = (Ceiling(unit, busy, max(1.0, 1 / busy)) for unit, busy in used.items() if busy is not None and busy > 0)
     power = point.power_w / point.power_limit_w if point.power_w and point.power_limit_w else None

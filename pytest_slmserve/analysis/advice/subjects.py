@@ -16,17 +16,9 @@ from pytest_slmserve.analysis.stats.estimates import grouped, mean_of_known, per
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.verdict import Verdict, above, every
+from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.catalog import hub_name, short_name
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import (
-    RESERVE_BYTES,
-    block_size_of,
-    kv_bytes,
-    kv_bytes_per_token,
-    kv_windows,
-    value_bytes,
-    weight_bytes,
-)
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
@@ -108,7 +100,7 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
     """The model of one sweep. longest: see `of_curves`."""
     first, engine = curve.first, None
     if first is not None and first.spec.platform != "remote":  # a server does not report its limits
-        used, has = most_memory_used(curve.trusted), kv_bytes(first.spec, first.resolved)
+        used, has = most_memory_used(curve.trusted), kv_cache.kv_bytes(first.spec, first.resolved)
         engine = _served(first.spec, longest or first.workload.longest, first.resolved, int(used or 0.0) - has)
         engine = replace(engine, kv_had_bytes=has, gpu_had_bytes=first.environment.gpu_memory_bytes)
     return ModelSweep(
@@ -159,11 +151,11 @@ def _served(
     """A model as it was served. longest: tokens of a request at full length, None if unknown. resolved: as reported by
     the engine; None for external results. beyond_kv_bytes: memory in use beyond the KV cache, 0 without sensors."""
     each, per_token, windows = (
-        value_bytes(spec, resolved),
-        kv_bytes_per_token(spec, resolved),
-        kv_windows(spec, resolved),
+        kv_cache.value_bytes(spec, resolved),
+        kv_cache.kv_bytes_per_token(spec, resolved),
+        kv_cache.kv_windows(spec, resolved),
     )
-    weights = (resolved and resolved.weight_bytes) or (weight_bytes(spec, each) if each else None)
+    weights = (resolved and resolved.weight_bytes) or (kv_cache.weight_bytes(spec, each) if each else None)
     footprint, why_not = None, ""
     if weights is None or per_token is None or windows is None:
         why_not = f"its {'weights are' if weights is None else 'KV cache is'} not known"
@@ -177,8 +169,8 @@ def _served(
             kv_bytes_per_token=per_token,
             longest=longest,
             groups=len(windows),
-            block_size=block_size_of(spec, resolved),
-            allowance_bytes=beyond if beyond > 0 else RESERVE_BYTES,
+            block_size=kv_cache.block_size_of(spec, resolved),
+            allowance_bytes=beyond if beyond > 0 else kv_cache.RESERVE_BYTES,
             allowance_seen=beyond > 0,
         )
     if spec.platform == "cpu":
@@ -278,7 +270,7 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
     freed = f", and frees {memory.freed_bytes / GIB:.0f} GiB" if memory and memory.freed_bytes is not None else ""
     why = (
         f"{chosen.concurrency} in flight, chosen for twice the latency at 32, serves {percent_interval(seen)} of what "
-        f"{most.concurrency} does{freed} (bound {bound:.0%})"
+        f"{most.concurrency} does{freed} (threshold {bound:.0%})"
     )
     return Verdict.from_interval(CLAIM, curve.subject, state, why, seen, bound, chosen, most)
 

@@ -37,10 +37,10 @@ class Claim:
 
     name: as items and records have it. kind: the same for all ways of sharing. of: the measurements that it reads:
     sweeps; replicas, with one engine alone under the same load; engines on several numbers of GPUs; jobs; or none, for
-    arithmetic. passes: the side of the threshold on which all estimates of its `Evidence` lie if it passes ("within":
-    between the threshold, a factor, and its inverse); None if a function of its own judges it. parameters, expected,
-    evidence: of its row for any model anywhere; "either" is for a statement that hosts and models decide, so that it is
-    a finding and no failure.
+    arithmetic. models: those that the statement speaks of; empty for any. passes: the side of the threshold on which
+    all estimates of its `Evidence` lie if it passes ("within": between the threshold, a factor, and its inverse); None
+    if a function of its own judges it. parameters, expected, evidence: of its row for any model anywhere; "either" is
+    for a statement that hosts and models decide, so that it is a finding and no failure.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Claim:
     statement: str
     source: str
     of: Reads = "sweeps"
+    models: tuple[str, ...] = ()
     passes: Side | None = None
     parameters: Parameters = field(default_factory=dict)
     expected: Expected = "passes"
@@ -127,7 +128,7 @@ class Evidence:
         told, limit = times(seen), f"{threshold:g}"
         if self.in_percent:
             told, limit = percent_interval(seen), percent(threshold)
-        why = f"{sentence.replace('{}', told)} (bound {limit}{self.qualifier}){self.remark}{unsure(seen)}"
+        why = f"{sentence.replace('{}', told)} (threshold {limit}{self.qualifier}){self.remark}{unsure(seen)}"
         return Verdict.from_interval(claim.name, subject, state, why, seen, threshold, *self.points)
 
 
@@ -144,13 +145,6 @@ REQUEST_MODEL = "opt-1.3b"
 PUBLISHED_REQUEST_BYTES = 50_000_000  # "OPT-1.3B ... requires 50 MB"
 BATCH, PUBLISHED_BATCH_BYTES = 512, 25_600_000_000  # "demands at most 25.6 GB"
 HUNDREDS = 500
-# The models of which each claim by arithmetic speaks: no curve is needed to judge them.
-ARITHMETIC: dict[str, tuple[str, ...]] = {
-    "table-1-batch-fits": tuple(PUBLISHED),
-    "table-1-request-size": (REQUEST_MODEL,),
-    "table-1-batch-size": (REQUEST_MODEL,),
-    "larger-models-cannot-hold-500": tuple(PUBLISHED)[1:],
-}
 
 
 def request_bytes(model: str, tokens: int = KNOWN) -> int:
@@ -171,7 +165,7 @@ def paged_batch(model: str, tokens: int, budget_bytes: int = BUDGET_BYTES) -> in
 
 
 def judge_arithmetic(claim: str, model: str) -> Verdict:
-    """Return the verdict on a claim of `ARITHMETIC` for a model.
+    """Return the verdict on a claim by arithmetic for a model.
 
     A batch of the paper that does not fit at full length ran only because not all requests are long at once. The
     paper's size of a request is that of its 256 output tokens.

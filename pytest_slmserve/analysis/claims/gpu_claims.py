@@ -20,7 +20,6 @@ from pytest_slmserve.analysis.stats.estimates import (
     factor,
     percent,
     percent_interval,
-    pooled_sd,
     possible,
     quantile,
     times,
@@ -203,7 +202,7 @@ def util_saturates_first(curve: Curve, threshold: float, full: float) -> Verdict
         state = State.INCONCLUSIVE
     why = (
         f"utilisation is {percent(fmean(UTILIZATION(first)))} at {first.concurrency} in flight already, where "
-        f"{best.concurrency} in flight serve {times(seen)} as much (bound {threshold:g}){doubt}"
+        f"{best.concurrency} in flight serve {times(seen)} as much (threshold {threshold:g}){doubt}"
         f"{sparsely(curve)}{unsure(seen)}"
     )
     state = State.INCONCLUSIVE if curve.unneeded and state is State.FAILS else state
@@ -247,18 +246,22 @@ def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 
     If several launches measured a point equally often, launches are what is repeated: their means count, as far from
     the point's mean as single repeats would be. several: see `points.ratio`.
     """
-    groups = []
+    squares, df = 0.0, 0
     for p in points:
         values, launches = what(p), [group[0].launch for group in p.used]
-        if len(launches) == len(values) and values:
-            means, centre = launch_means(zip(launches, values)), fmean(values)
+        if not values:
+            continue
+        centre = fmean(values)
+        if len(launches) == len(values):
+            means = launch_means(zip(launches, values))
             values = [centre + math.sqrt(len(values) / len(means)) * (mean - centre) for mean in means]
-        groups.append(values)
-    noise, values = pooled_sd(groups), what(point)
+        squares += math.fsum((v - fmean(values)) ** 2 for v in values)
+        df += len(values) - 1
+    values = what(point)
     centre = fmean(values)
-    if noise.sd is None:
+    if not df:
         return Interval(centre)
-    half = quantile(1 - TAIL / several, noise.df) * noise.sd / math.sqrt(len(values))
+    half = quantile(1 - TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
 
 

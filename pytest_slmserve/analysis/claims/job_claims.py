@@ -101,7 +101,7 @@ def has_jobs_for(claim: str, curve: Curve, after: int) -> bool:
         case "all-at-once-waits-longer":
             return len({p.load.at_once for p in grid}) > 1
         case "alike-at-one-size":
-            return len(jobs_of_size(curve.jobs)) > 1 and curve.subject in SIZED_AS
+            return len(jobs_of_size(curve.jobs)) > 1
         case "throughput-grows-with-kv-blocks":
             return len({p.kv_blocks for p in caches_of(curve.jobs)}) > 1
         case "batch-limit-reaches-a-plateau" | "batch-limit-costs-latency":
@@ -316,14 +316,14 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     why = (
         f"{last.kv_blocks:,} blocks, which hold all {last.requests} requests, serve {times(seen)} what "
         f"{first.kv_blocks:,} do, with {first.preemptions or 0:.0f} preemptions and {first.batch or 0:.0f} requests in "
-        f"the engine at once (bound {threshold:g})"
+        f"the engine at once (threshold {threshold:g})"
     )
     if len(fitting) > 1:
         state, grown, larger = every(
             below, flat, lambda n: [(ratio(q, p, points, several=n), q) for p, q in pairwise(fitting)]
         )
         states.append(state)
-        why += f"; {larger.kv_blocks:,} blocks serve {times(grown)} as much (bound {flat:g})"
+        why += f"; {larger.kv_blocks:,} blocks serve {times(grown)} as much (threshold {flat:g})"
     if preempted:
         why += f"; {preempted[0].kv_blocks:,} blocks, though they hold all, preempt"
     return Verdict.from_interval(claim, curve.subject, all_of(states), why, seen, threshold, *points)

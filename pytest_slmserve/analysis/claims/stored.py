@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.claims.claim import ARITHMETIC, Claim, ClaimRow
+from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.table import applies, models_read
 from pytest_slmserve.analysis.compare.deployments import with_wider
 from pytest_slmserve.analysis.gate.decision import GateCriteria
@@ -87,58 +87,48 @@ def planned_curve(
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple[ClaimRow, ...] = ()) -> list[Judged]:
-    """Verdicts on every claim that a curve can be judged by, and on those that are arithmetic, each with its row.
+    """Return verdicts on every claim that a curve can be judged by, and on those that are arithmetic, each with its
+    row.
 
-    Verdicts on several curves of one model are told apart by their subjects. stored: rows of the run that measured; a
-    verdict says where they expected something else. Raises BadArchive for rows that do not fit their claims.
+    Verdicts on several curves of one model are told apart by their subjects. A claim that is arithmetic is judged by
+    the models alone, each as a curve without points. One on several GPUs is told of a model once, so it is not told
+    apart from its own curves on more; one on jobs, which all curves of a model have, likewise.
+
+    Args:
+        stored: Rows of the run that measured; a verdict says if they expected something else.
+
+    Raises:
+        BadArchive: Rows do not fit their claims.
     """
     labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
-
-    def judged_by(claim: Claim) -> list[tuple[Curve, str]]:
-        """A claim that is arithmetic is judged by the models alone, each as a curve without points. One on several GPUs
-        is told of a model once, so it is not told apart from its own curves on more; one on jobs, which all curves of a
-        model have, likewise."""
-        if models := ARITHMETIC.get(claim.name):
-            return [(Curve(subject=model), model) for model in models]
+    judged: list[Judged] = []
+    for claim in table.CLAIMS:
         found = [
-            each
-            for each in labelled
-            if applies(claim, each[0]) and there.issuperset(models_read(claim, each[0].subject))
+            (curve, label)
+            for curve, label in labelled
+            if applies(claim, curve) and there.issuperset(models_read(claim, curve.subject))
         ]
-        alone = [curve for curve, _ in found]
-        match claim.of:
-            case "gpus":
-                return list(zip(alone, labels(alone), strict=True))
-            case "jobs":
-                return [(curve, curve.subject) for curve in {curve.subject: curve for curve in alone}.values()]
-            case _:
-                return found
-
-    return [
-        _judge(claim.name, curve, label, rows, stored, curves)
-        for claim in table.CLAIMS
-        for curve, label in judged_by(claim)
-    ]
-
-
-def _judge(
-    name: str,
-    curve: Curve,
-    label: str,
-    rows: tuple[ClaimRow, ...],
-    stored: tuple[ClaimRow, ...],
-    curves: Sequence[Curve],
-) -> Judged:
-    here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
-    try:
-        interface, ramp_up = here.spec.interface if here.spec else None, here.load.ramp_up if here.load else None
-        row = table.row_for(name, curve.subject, here.environment, interface, ramp_up, rows)
-        then = table.row_for(name, curve.subject, here.environment, interface, ramp_up, stored) if stored else row
-        verdict = table.judge_row(name, curve, row, curves)
-        changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
-        return replace(verdict, subject=label, why=verdict.why + changed), row
-    except (SlmError, *UNUSABLE) as error:
-        raise unusable(f"the parameters of {name}", error) from None
+        if claim.of == "arithmetic":
+            found = [(Curve(subject=model), model) for model in claim.models]
+        elif claim.of == "gpus":
+            several = [curve for curve, _ in found]
+            found = list(zip(several, labels(several), strict=True))
+        elif claim.of == "jobs":
+            found = [(curve, subject) for subject, curve in {curve.subject: curve for curve, _ in found}.items()]
+        for curve, label in found:
+            here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
+            interface, ramp_up = here.spec.interface if here.spec else None, here.load.ramp_up if here.load else None
+            try:
+                row = table.row_for(claim.name, curve.subject, here.environment, interface, ramp_up, rows)
+                then = row
+                if stored:
+                    then = table.row_for(claim.name, curve.subject, here.environment, interface, ramp_up, stored)
+                verdict = table.judge_row(claim.name, curve, row, curves)
+            except (SlmError, *UNUSABLE) as error:
+                raise unusable(f"the parameters of {claim.name}", error) from None
+            changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
+            judged.append((replace(verdict, subject=label, why=verdict.why + changed), row))
+    return judged
 
 
 def unusable(what: str, error: Exception) -> BadArchive:
@@ -148,25 +138,28 @@ def unusable(what: str, error: Exception) -> BadArchive:
 
 
 def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Iterator[tuple[Gated, str]]:
-    """Each gate of one archive, in the order measured, and what is to be said of its terms, if anything.
+    """Yield each gate of one archive, in the order measured, and what is to be said of its terms, if anything.
 
-    plans: of each session, with the time it started (ISO 8601, UTC), ascending; `{"gate": {"margin": 0.03, ...}}` in
-    that of a run that gated. Raises BadArchive where the terms are none.
+    Args:
+        plans: Of each session, with the time it started (ISO 8601, UTC), ascending; `{"gate": {"margin": 0.03, ...}}`
+            in that of a run that gated.
+
+    Raises:
+        BadArchive: The terms are none.
     """
     of_gates = (m for m in measurements if m.paired)
     for members in grouped(of_gates, lambda m: m.paired and m.paired.gate).values():
         began = min(m.measured_at for m in members)
         plan: Plan = next((plan for started, plan in reversed(plans) if started <= began), {})
-        if "gate" in plan:
-            yield judge_gate(members, _terms(plan["gate"])), ""
+        if "gate" not in plan:
+            gated = judge_gate(members, GateCriteria())
+            assumed = f"a margin of {percent(gated.terms.margin)}, and {gated.terms.pairs} pairs at most"
+            yield gated, f"the terms of the gate of {gated.model} were not stored: judged by {assumed}"
             continue
-        gated = judge_gate(members, GateCriteria())
-        assumed = f"a margin of {percent(gated.terms.margin)}, and {gated.terms.pairs} pairs at most"
-        yield gated, f"the terms of the gate of {gated.model} were not stored: judged by {assumed}"
-
-
-def _terms(facts: Mapping[str, Any]) -> GateCriteria:
-    try:
-        return GateCriteria(float(facts["margin"]), float(facts["alpha"]), float(facts["beta"]), int(facts["pairs"]))
-    except (SlmError, *UNUSABLE) as error:
-        raise unusable("the terms of the gate", error) from None
+        try:
+            facts = plan["gate"]
+            margin, alpha, beta = (float(facts[name]) for name in ("margin", "alpha", "beta"))
+            terms = GateCriteria(margin, alpha, beta, int(facts["pairs"]))
+        except (SlmError, *UNUSABLE) as error:
+            raise unusable("the terms of the gate", error) from None
+        yield judge_gate(members, terms), ""

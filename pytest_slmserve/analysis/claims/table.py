@@ -39,10 +39,7 @@ from pytest_slmserve.schema.environment import Environment, release
 from pytest_slmserve.schema.errors import BadUsage, Interface, RampUp
 from pytest_slmserve.schema.records import known_fields
 
-FIGURE_7 = ("opt-125m", "opt-1.3b")  # the models whose power rises there; also those of "after a batch size of 128"
-AFTER = 128
-FIGURE_5 = (*FIGURE_7, "opt-2.7b")  # the models of its replicas; also those whose frontier one GPU reaches
-LARGEST = "opt-13b"  # of the models that its figure 1 has
+AFTER = 128  # "after a batch size of 128"
 # The parameter that is the threshold, where it has another name.
 THRESHOLDS = {"decode-stays-memory-bound": "margin", "decode-saturates-dram": "near"}
 
@@ -52,7 +49,7 @@ def _read() -> tuple[tuple[Claim, ...], tuple[ClaimRow, ...]]:
     facts = tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))
     claims: list[Claim] = []
     for ways, entries in groupby(facts["claim"], key=lambda entry: entry.pop("sharing", ())):
-        group = [{"kind": entry["name"], **entry} for entry in entries]
+        group = [{"kind": entry["name"], **entry, "models": tuple(entry.get("models", ()))} for entry in entries]
         claims += [Claim(**entry) for entry in group if not ways]
         for way in ways:
             words = {"how": deployments.HOW[way], "where": "" if way == "gpus" else " on one GPU"}
@@ -113,10 +110,8 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
             return advice.advised_batch_costs_little(curve, threshold)
         case deployments.PAY:
             return deployments.replicas_pay(curve, parameters["sharing"], threshold)
-        case deployments.PER_GPU:
-            return deployments.loses_per_gpu(curve, threshold)
-        case deployments.SLOWER:
-            return deployments.less_in_all(curve, threshold)
+        case deployments.PER_GPU | deployments.SLOWER:
+            return deployments.serves_less(known.kind, curve, threshold)
         case deployments.STILL_GAINS:
             return deployments.still_gains(curve, parameters["fewer"], parameters["more"], threshold)
         case deployments.REPLICAS:
@@ -168,21 +163,19 @@ def _kv_blocks(curve: Curve, tolerance: int) -> Verdict:
 
 def applies(claim: Claim, curve: Curve) -> bool:
     """Return whether the curve has something that the claim judges, for a report on whatever was measured."""
-    subject, kind = curve.subject, claim.kind
-    loads = {p.concurrency for p in curve.points}
+    kind, loads = claim.kind, {p.concurrency for p in curve.points}
+    if claim.models and curve.subject not in claim.models:
+        return False
     match claim.of:
         case "replicas":
-            models = {deployments.DRAW_MORE: FIGURE_7, deployments.KEEP_POWER: ("opt-2.7b",)}.get(kind, (subject,))
-            return subject in models and deployments.has_replicas(curve, claim.parameters["sharing"])
+            return deployments.has_replicas(curve, claim.parameters["sharing"])
         case "gpus":
             degrees = {c.spec.tensor_parallel_size for c in (curve, *curve.wider) if c.spec}
-            still_gains = kind != deployments.STILL_GAINS or (subject == LARGEST and degrees >= {2, 4})
-            lowers = kind != deployments.SLOWER or subject in FIGURE_5
+            still_gains = kind != deployments.STILL_GAINS or degrees >= {2, 4}
             beats = kind != deployments.REPLICAS or deployments.has_replicas(curve, "gpus")
-            return bool(curve.wider) and still_gains and lowers and beats
+            return bool(curve.wider) and still_gains and beats
         case "jobs":
-            speaks_of_it = kind != "batch-limit-gains-little-after-128" or subject in FIGURE_7
-            return bool(curve.jobs) and speaks_of_it and job_claims.has_jobs_for(kind, curve, AFTER)
+            return bool(curve.jobs) and job_claims.has_jobs_for(kind, curve, AFTER)
         case "arithmetic":
             return is_main_sweep(curve)
     match kind:
@@ -193,15 +186,13 @@ def applies(claim: Claim, curve: Curve) -> bool:
         case verification.KV_BLOCKS:  # of an engine whose KV cache the plugin sizes, as it does not an endpoint's
             return bool(curve.measurements) and curve.measurements[0].spec.interface != "endpoint"
         case "marginal-after-128":
-            return is_main_sweep(curve) and subject in FIGURE_7 and {AFTER, 2 * AFTER} <= loads
+            return is_main_sweep(curve) and {AFTER, 2 * AFTER} <= loads
         case "decode-stays-memory-bound" | "decode-saturates-dram":  # the decoding was seen, at the largest load too
             return is_sweep(curve) and bool(curve.valid) and curve.valid[-1].saturation_gap is not None
         case advice.CLAIM:
             return advice.has_objective(curve)
-        case "energy-per-token-grows-with-model":
-            return subject in NEXT_SMALLER and gpu_claims.at_table_1(curve) is not None
-        case "larger-models-draw-more-power":
-            return subject in ("opt-6.7b", LARGEST) and gpu_claims.at_table_1(curve) is not None
+        case "energy-per-token-grows-with-model" | "larger-models-draw-more-power":
+            return gpu_claims.at_table_1(curve) is not None
     # Without sensors there is nothing to say of the GPU.
     return is_sweep(curve) and any(p.gpu_util is not None or p.power_w is not None for p in curve.valid)
 

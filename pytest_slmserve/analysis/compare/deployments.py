@@ -132,31 +132,25 @@ def speedup(base: Deployment, other: Deployment, several: int = 1) -> Interval:
 Pair = tuple[Deployment, Deployment]
 
 
-def loses_per_gpu(curve: Curve, bound: float) -> Verdict:
-    """Judge whether an engine serves less per GPU, however many it has. value: the throughput per GPU on more of them
-    that decides, over that on the fewest."""
+def serves_less(claim: str, curve: Curve, bound: float) -> Verdict:
+    """Judge whether an engine serves less per GPU, however many it has (PER_GPU), or less in all on the most GPUs
+    (SLOWER), than on the fewest. value: the throughput, or that per GPU, on more of them that decides, over that on the
+    fewest."""
     pairs = _against_fewest(curve)
     if not pairs:
-        return Verdict.inconclusive(PER_GPU, curve.subject, ONE_NUMBER, bound)
+        return Verdict.inconclusive(claim, curve.subject, ONE_NUMBER, bound)
+    if claim == SLOWER:
+        pairs = [max(pairs, key=lambda pair: pair[1].gpus)]
 
-    def per_gpu(several: int) -> list[tuple[Interval, Pair]]:
-        return [(speedup(*pair, several).mapped(partial(mul, pair[0].gpus / pair[1].gpus)), pair) for pair in pairs]
+    def ratios(several: int) -> list[tuple[Interval, Pair]]:
+        shares = [1.0 if claim == SLOWER else base.gpus / other.gpus for base, other in pairs]
+        return [(speedup(*pair, several).mapped(partial(mul, share)), pair) for share, pair in zip(shares, pairs)]
 
-    state, seen, (base, other) = every(below, bound, per_gpu)
-    why = f"on {other.place} it serves {times(seen)} as much per GPU as on {base.place}{_largest(base)}"
-    return _judged(curve, PER_GPU, state, why, bound, seen, (base, other))
-
-
-def less_in_all(curve: Curve, bound: float) -> Verdict:
-    """Judge whether an engine on the most GPUs serves less in all than on the fewest. value: that throughput over
-    this."""
-    pairs = _against_fewest(curve)
-    if not pairs:
-        return Verdict.inconclusive(SLOWER, curve.subject, ONE_NUMBER, bound)
-    base, other = max(pairs, key=lambda pair: pair[1].gpus)
-    seen = speedup(base, other)
-    why = f"on {other.place} it serves {times(seen)} what it does on {base.place}{_largest(base)}"
-    return _judged(curve, SLOWER, below(seen, bound), why, bound, seen, (base, other))
+    state, seen, (base, other) = every(below, bound, ratios)
+    much = "what it does" if claim == SLOWER else "as much per GPU as"
+    why = f"on {other.place} it serves {times(seen)} {much} on {base.place}"
+    why += f" at {base.concurrency} in flight, the largest load that fits"
+    return _judged(curve, claim, state, why, bound, seen, (base, other))
 
 
 def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
@@ -213,12 +207,8 @@ def _against_fewest(curve: Curve) -> list[Pair]:
     return found
 
 
-def _largest(one: Deployment) -> str:
-    return f" at {one.concurrency} in flight, the largest load that fits"
-
-
 def _judged(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval, pair: Pair) -> Verdict:
-    why += f" (bound {bound:g}){unsure(seen)}"
+    why += f" (threshold {bound:g}){unsure(seen)}"
     return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *(one.served for one in pair))
 
 
@@ -257,7 +247,7 @@ def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
     by_key = [
         (series_key(c.first.spec.without_http, c.first.workload.hash, c.load, c.first.environment), c)
         for c in curves
-        if c.first and c.load
+        if c.first and c.load and c.first.spec.interface in ("engine", "server")
     ]
     engines = {key: curve for key, curve in by_key if curve.spec and curve.spec.interface == "engine"}
     found = []
@@ -297,7 +287,7 @@ def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
 
     state, decisive, _ = every_within(-margin, margin, changes)
     told = "; ".join(f"{'+' if seen.value >= 0 else ''}{percent_interval(seen)} at {n}" for seen, n in changes())
-    why = f"output tokens/s alone against beside others: {told} in flight (bound {percent(margin)})"
+    why = f"output tokens/s alone against beside others: {told} in flight (threshold {percent(margin)})"
     points = (point for pair in pairs for point in pair)
     return Verdict.from_interval(CLAIM, curve.subject, state, why, decisive, margin, *points)
 
@@ -357,8 +347,8 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     why = (
         f"{shared.count} replicas {HOW[sharing]} serve {times(seen)} what one engine does at {shared.concurrency} in "
         f"flight{load}{f' ({others})' if others else ''}"
-        f"{f'; their largest mean E2E is {percent(latency.value)} of its mean' if latency else ''} (bound {bound:g})"
-        f"{unsure(seen)}"
+        f"{f'; their largest mean E2E is {percent(latency.value)} of its mean' if latency else ''} "
+        f"(threshold {bound:g}){unsure(seen)}"
     )
     return Verdict.from_interval(claim, curve.subject, above(seen, bound), why, seen, bound, alone, shared)
 
@@ -374,7 +364,7 @@ def compared_with_one(claim: str, curve: Curve, sharing: Sharing, bound: float) 
         return Verdict.inconclusive(name, curve.subject, f"{what} is not known of both", bound)
     why = (
         f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
-        f"{shared.concurrency} in flight (bound {bound:g}){unsure(seen)}"
+        f"{shared.concurrency} in flight (threshold {bound:g}){unsure(seen)}"
     )
     return Verdict.from_interval(name, curve.subject, judge(seen, bound), why, seen, bound, alone, shared)
 

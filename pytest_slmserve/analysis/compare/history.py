@@ -8,26 +8,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
-from pytest_slmserve.analysis.compare.changes import (
-    FEW_LAUNCHES,
-    METRICS,
-    NOISE,
-    ONE_REPEAT,
-    TOLERANCE,
-    ComparedCase,
-    Judgement,
-    MetricChange,
-    change_of,
-    compared_cases,
-    compared_pair,
-    load_names,
-    mean_of_repeats,
-    repeat_noise,
-    repeats_by_launch,
-    requested_engine,
-    same_engines,
-    served,
-)
+from pytest_slmserve.analysis.compare import changes
+from pytest_slmserve.analysis.compare.changes import ComparedCase, Judgement, MetricChange, requested_engine
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped
 from pytest_slmserve.schema.environment import release
@@ -56,7 +38,11 @@ class ReleaseMean:
         if self.step is None:
             return ""
         if self.step.verdict is Judgement.INCONCLUSIVE:
-            return NO_DIFFERENCE if self.step.why in (NOISE, ONE_REPEAT, FEW_LAUNCHES) else NOT_COMPARABLE
+            return (
+                NO_DIFFERENCE
+                if self.step.why in (changes.NOISE, changes.ONE_REPEAT, changes.FEW_LAUNCHES)
+                else NOT_COMPARABLE
+            )
         return WORDS.get(self.step.verdict) or str(self.step.verdict.value)
 
 
@@ -98,7 +84,7 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
     found = [case for line in lines if len(line) > 1 and (case := at_largest_load(line))]
     histories = []
     for cases in grouped(found, lambda each: each.first.environment.title).values():
-        loads = load_names([each.case for each in cases])
+        loads = changes.load_names([each.case for each in cases])
         names = [f"{each.case.engines} at {load}" for each, load in zip(cases, loads)]
         for each, name in zip(cases, names):
             more = f", {each.first.spec.interface} interface, engine {requested_engine(each.first)[:6]}"
@@ -120,7 +106,7 @@ def lines_of_engines(alike: Sequence[Measurement]) -> list[list[list[Measurement
     by_release = grouped(alike, lambda m: m.environment.vllm or "")
     for version in sorted(by_release, key=release_order):
         last = {requested_engine(line[-1][0]): line for line in lines}
-        for before, here in same_engines(list(chain(*(line[-1] for line in lines))), by_release[version]):
+        for before, here in changes.same_engines(list(chain(*(line[-1] for line in lines))), by_release[version]):
             if before and here:
                 last[requested_engine(before[0])].append(here)
             elif here:
@@ -132,7 +118,7 @@ def at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None
     """Return the case under the load that most releases have a valid point of, the largest of several; None if no two
     have one. Of a release that several hosts measured, the host counts that most releases were measured on."""
     hosts = Counter(host for measured in line for host in hosts_of(measured))
-    by_case = [compared_cases(measured, steady=True) for measured in line]
+    by_case = [changes.compared_cases(measured, steady=True) for measured in line]
     found = []
     for case in dict.fromkeys(chain(*by_case)):
         releases = []
@@ -140,7 +126,7 @@ def at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None
             by_host = grouped(measured.get(case, ()), lambda m: m.environment.host)
             if by_host:
                 there = max(by_host.values(), key=lambda group: (hosts[group[0].environment.host], len(group)))
-                if (point := served(case, there)).valid:
+                if (point := changes.served(case, there)).valid:
                     releases.append((there, point))
         if len(releases) > 1:
             found.append(HistoryCase(case, releases))
@@ -149,14 +135,14 @@ def at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None
 
 def release_history(of: HistoryCase, subject: str, metric: str) -> ReleaseHistory:
     """Return the history of one metric, of the releases that measured it."""
-    known = [(each, side) for each, point in of.releases if (side := repeats_by_launch(point, metric))]
-    noise = repeat_noise([side for _, side in known])
+    known = [(each, side) for each, point in of.releases if (side := changes.repeats_by_launch(point, metric))]
+    noise = changes.repeat_noise([side for _, side in known])
     steps: list[MetricChange | None] = [None]
     for (one, _), (other, _) in pairwise(known):
-        pair = compared_pair(of.case, of.case.load, one, other)
-        steps.append(change_of(pair, METRICS[metric], TOLERANCE))
+        pair = changes.compared_pair(of.case, of.case.load, one, other)
+        steps.append(changes.change_of(pair, changes.METRICS[metric], changes.TOLERANCE))
     means = []
     for i, ((each, side), step) in enumerate(zip(known, steps)):
-        mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))
+        mean = replace(factor(noise.mean(i)), value=changes.mean_of_repeats(side))
         means.append(ReleaseMean(each[0].environment.vllm or "", mean, len(side), step))
-    return ReleaseHistory(subject, of.first.environment.title, metric, TOLERANCE, tuple(means))
+    return ReleaseHistory(subject, of.first.environment.title, metric, changes.TOLERANCE, tuple(means))

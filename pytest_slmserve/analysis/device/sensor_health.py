@@ -65,8 +65,13 @@ def health(
     run: Run, environment: Environment | None = None, replica: Replica | None = None, even: bool = True
 ) -> Health:
     """The verdict of the sensors over one run's window. An engine on several GPUs has the state of the worst of them,
-    and each reason names its GPU. environment: has the number of cores of the host. replica: other engines of ours were
-    there too. even: the load is the same all through the window."""
+    and each reason names its GPU.
+
+    Args:
+        environment: Has the number of cores of the host, without which a busy host is not noticed.
+        replica: The engine's part in a run of several engines, whose processes use the GPU as well.
+        even: Whether the load is the same all through the window.
+    """
     if run.telemetry and (gpus := gpu_figures.each_gpu(run.telemetry)):
         found = [health(replace(run, telemetry=one), environment, replica, even) for one in gpus]
         reasons = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.reasons)

@@ -18,23 +18,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations_with_replacement
+from itertools import accumulate, combinations_with_replacement, zip_longest
 from statistics import fmean, median
 from typing import Literal, TypeGuard
 
-from pytest_slmserve.analysis.stats.estimates import (
-    FIRST_LOOKS,
-    NORMAL,
-    Interval,
-    boundaries,
-    factor,
-    growth,
-    looks_until,
-    percent,
-    sample_sd,
-    shift,
-    student_interval,
-)
+from pytest_slmserve.analysis.stats import estimates
+from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, Interval, growth, percent
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -148,7 +137,7 @@ def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparis
 
 def next_look(done: int, criteria: GateCriteria) -> int | None:
     """Number of pairs at the next interim analysis; None after the last one."""
-    return next((n for n in looks_until(criteria.pairs) if n > done), None)
+    return next((n for n in estimates.looks_until(criteria.pairs) if n > done), None)
 
 
 def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> dict[str, list[InterimAnalysis]]:
@@ -159,7 +148,7 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
     """
     ratios = {each.name: each.log_ratios for each in series}
     made = min(len(each.pairs) for each in series)
-    looks, maximum = looks_until(made), max(criteria.pairs, made)
+    looks, maximum = estimates.looks_until(made), max(criteria.pairs, made)
     found: dict[str, list[InterimAnalysis]] = {each.name: [] for each in series}
     for number, n in enumerate(looks):
         tests, family = [], 0
@@ -169,13 +158,13 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
             family += 1
             known = [each.sign * ratio for ratio in ratios[each.name][:n] if ratio is not None]
             if len(known) == n:
-                mean, error = fmean(known), sample_sd(known) / math.sqrt(n)
+                mean, error = fmean(known), estimates.sample_sd(known) / math.sqrt(n)
                 tests.append((_students_t(mean, error), mean, error, each))
-        enough = boundaries(looks, maximum, criteria.beta)[number]
+        enough = estimates.boundaries(looks, maximum, criteria.beta)[number]
         # Holm's steps: the largest t has to exceed what is for alpha over all endpoints, the next for alpha over the
         # rest. The first boundary that is not exceeded is that of all others.
         for t, mean, error, each in sorted(tests, key=lambda test: (-test[0], test[3].name)):
-            critical = boundaries(looks, maximum, criteria.alpha / family)[number]
+            critical = estimates.boundaries(looks, maximum, criteria.alpha / family)[number]
             family -= t > critical
             margin, earlier = math.log1p(each.margin_of(criteria)), found[each.name]
             outcome = earlier[-1].outcome if earlier else State.INCONCLUSIVE
@@ -216,13 +205,16 @@ def compare_sides(
     margin, ratios = series.margin_of(criteria), [ratio for ratio in series.log_ratios if ratio is not None]
     if not ratios:
         return Comparison(series.name, series.better, outcome, missing or "no pairs", margin, 0)
-    n, sd, detectable = len(ratios), sample_sd(ratios) if len(ratios) > 1 else None, None
-    if sd is not None and (looks := looks_until(n)):
+    n, sd, detectable = len(ratios), estimates.sample_sd(ratios) if len(ratios) > 1 else None, None
+    if sd is not None and (looks := estimates.looks_until(n)):
         # At the interim analysis of n pairs, the others unchanged: out of the noise, as the first of the family, and
         # above half of the margin.
-        critical, error = boundaries(looks, max(n, criteria.pairs), criteria.alpha / family)[-1], sd / math.sqrt(n)
-        out_of_noise = shift(POWER, critical, n - 1) * error
-        detectable = growth(max(out_of_noise, math.log1p(margin) / 2 + NORMAL.inv_cdf(POWER) * error))
+        critical, error = (
+            estimates.boundaries(looks, max(n, criteria.pairs), criteria.alpha / family)[-1],
+            sd / math.sqrt(n),
+        )
+        out_of_noise = estimates.shift(POWER, critical, n - 1) * error
+        detectable = growth(max(out_of_noise, math.log1p(margin) / 2 + estimates.NORMAL.inv_cdf(POWER) * error))
     share = f"the {100 * margin:.3g} % margin"
     if outcome is State.FAILS:
         seen = fmean(ratios[:decided])
@@ -248,7 +240,7 @@ def compare_sides(
         why=why,
         margin=margin,
         n=n,
-        ratio=factor(hodges_lehmann(ratios)),
+        ratio=estimates.factor(hodges_lehmann(ratios)),
         worse=series.sign * fmean(ratios),
         sd=sd,
         detectable=detectable,
@@ -263,7 +255,7 @@ def hodges_lehmann(values: Sequence[float]) -> Interval:
     means = sorted((a + b) / 2 for a, b in combinations_with_replacement(values, 2))
     centre = median(means)
     if len(values) < RANKS_FROM:
-        return student_interval(values, centre)
+        return estimates.student_interval(values, centre)
     beyond = _means_beyond(len(values), 0.025)
     return Interval(centre, means[beyond], means[-1 - beyond])
 
@@ -271,16 +263,10 @@ def hodges_lehmann(values: Sequence[float]) -> Interval:
 @lru_cache(maxsize=256)
 def _means_beyond(n: int, tail: float) -> int:
     """Number of the means that lie beyond the interval on each side: the largest k with P(rank sum <= k) <= tail."""
-    ways = [1]
+    ways = [1]  # of giving signs to the ranks, by the sum of those with a plus
     for rank in range(1, n + 1):
-        longer = [*ways, *[0] * rank]
-        for total, count in enumerate(ways):
-            longer[total + rank] += count
-        ways = longer
-    below, k = 0, 0
-    while (below + ways[k]) / 2**n <= tail:
-        below, k = below + ways[k], k + 1
-    return k - 1
+        ways = [without + with_ for without, with_ in zip_longest(ways, [*[0] * rank, *ways], fillvalue=0)]
+    return sum(1 for below in accumulate(ways) if below / 2**n <= tail) - 1
 
 
 def suspects(releases: Sequence[str], outcomes: Mapping[str, State]) -> Sequence[str]:
@@ -364,7 +350,7 @@ def calibrate(
                 worse = math.log1p(each.margin_of(criteria)) if each.name == name else 0.0
                 costs = (sign * row[i] + worse for sign, row in rows)
                 made.append(replace(each, pairs=tuple((1.0, math.exp(each.sign * cost)) for cost in costs)))
-            for n in looks_until(criteria.pairs):
+            for n in estimates.looks_until(criteria.pairs):
                 found = interim_analyses([replace(each, pairs=each.pairs[:n]) for each in made], criteria)
                 outcome = all_of([steps[-1].outcome for steps in found.values()])
                 if outcome is not State.INCONCLUSIVE:

@@ -284,12 +284,8 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequenc
         if not pairs:
             yield Verdict.inconclusive(name, model, nothing_counts(dropped))
             continue
-        seen = [
-            (p.baseline.kv_blocks, p.candidate.kv_blocks)
-            if blocks
-            else (p.baseline.memory_bytes, p.candidate.memory_bytes)
-            for p in pairs
-        ]
+        figure = "kv_blocks" if blocks else "memory_bytes"
+        seen = [(getattr(pair.baseline, figure), getattr(pair.candidate, figure)) for pair in pairs]
         known = [(before, after) for before, after in seen if before and after is not None]
         if len(known) < len(seen):
             if blocks or any(value is not None for pair in seen for value in pair):
@@ -300,15 +296,13 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequenc
         for before, after in known:
             bound = (1 - BLOCKS_MARGIN) * before if blocks else before + max(MEMORY_MARGIN * before, MEMORY_GRAIN)
             rows.append((after / bound, before, after, bound))
+        _, before, after, bound = min(rows, key=itemgetter(0)) if blocks else max(rows, key=itemgetter(0))
         if blocks:
-            _, before, after, bound = min(rows, key=itemgetter(0))
-            kept = after >= bound
             why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
         else:
-            _, before, after, bound = max(rows, key=itemgetter(0))
-            kept = after <= bound
             had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
             why = f"{used} in use where the baseline has {had} (bound: {most})"
+        kept = after >= bound if blocks else after <= bound
         state = State.PASSES if kept else State.FAILS
         yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(known))
 

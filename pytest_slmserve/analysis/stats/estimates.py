@@ -21,22 +21,46 @@ STUDENT_T_NORMAL = NormalDist()
 
 
 def survival(t: float, df: float) -> float:
-    """P(T > t) for `df` degrees of freedom, a whole number or not. Raises ValueError where there is none."""
+    """Return P(T > t) for `df` degrees of freedom, a whole number or not. Raises ValueError if there is none."""
     if df < 1:
         raise ValueError(f"{df} degrees of freedom: at least 1 is needed")
-    tail = 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + t * t))
-    return tail if t >= 0 else 1 - tail
+    a, b, x = df / 2, 0.5, df / (df + t * t)
+    whole = float(x >= 1)  # of the incomplete beta function
+    if 0 < x < 1:
+        log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+        if x < (a + 1) / (a + b + 2):
+            whole = math.exp(log_front) * _continued_fraction(a, b, x) / a
+        else:
+            whole = 1 - math.exp(log_front) * _continued_fraction(b, a, 1 - x) / b
+    return 0.5 * whole if t >= 0 else 1 - 0.5 * whole
+
+
+def _continued_fraction(a: float, b: float, x: float) -> float:
+    """Return the continued fraction of the incomplete beta function, by Lentz's method as modified by Thompson and
+    Barnett (1986)."""
+    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or TINY)
+    found = d
+    for m in range(1, TERMS):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            c, d = (1 + term / c) or TINY, 1 / ((1 + term * d) or TINY)
+            found *= c * d
+        if abs(c * d - 1) < CLOSE:
+            break
+    return found
 
 
 @lru_cache(maxsize=1024)
 def quantile(p: float, df: float) -> float:
-    """The t that a share `p` of all values lies below, 0.5 <= p < 1."""
+    """Return the t that a share `p` of all values lies below, 0.5 <= p < 1."""
     return t_above(1 - p, df)
 
 
 @lru_cache(maxsize=1024)
 def t_above(tail: float, df: float) -> float:
-    """The t that a share `tail` of all values lies above, 0 < tail <= 0.5: exact for small tails too."""
+    """Return the t that a share `tail` of all values lies above, 0 < tail <= 0.5: exact for small tails too."""
     low, high = 0.0, 1.0
     while survival(high, df) > tail:
         low, high = high, 2 * high
@@ -50,57 +74,27 @@ def t_above(tail: float, df: float) -> float:
 
 @lru_cache(maxsize=1024)
 def shift(power: float, critical: float, df: int) -> float:
-    """Distance of the true mean from 0, in its standard errors, at which t exceeds `critical` with probability `power`.
-    0.5 <= power < 1. The distribution is noncentral t, as a normal value over a spread with its own probabilities."""
-    spreads, low, high = _spreads(df), 0.0, 1.0
-    while _power(high, critical, spreads) < power:
+    """Return the distance of the true mean from 0, in its standard errors, at which t exceeds `critical` with
+    probability `power`, 0.5 <= power < 1.
+
+    The distribution is noncentral t, as a normal value over a spread with its own probabilities: standard deviations of
+    samples over the true one are chi over the root of df.
+    """
+    step = (1 + 10 / math.sqrt(2 * df)) / POINTS
+    log_front = math.log(2 * step) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
+    spreads = [step * i for i in range(1, POINTS)]
+    weights = [math.exp(log_front + (df - 1) * math.log(s) - df * s * s / 2) for s in spreads]
+
+    def exceeds(mean: float) -> float:
+        return sum(w * STUDENT_T_NORMAL.cdf(mean - critical * s) for s, w in zip(spreads, weights))
+
+    low, high = 0.0, 1.0
+    while exceeds(high) < power:
         low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if _power(middle, critical, spreads) < power else (low, middle)
+        low, high = (middle, high) if exceeds(middle) < power else (low, middle)
     return high
-
-
-def _power(mean: float, critical: float, spreads: Sequence[tuple[float, float]]) -> float:
-    return sum(weight * STUDENT_T_NORMAL.cdf(mean - critical * spread) for spread, weight in spreads)
-
-
-def _spreads(df: int) -> list[tuple[float, float]]:
-    """Standard deviations of samples over the true one, and their probabilities: chi over the root of df."""
-    step = (1 + 10 / math.sqrt(2 * df)) / POINTS
-    log_front = math.log(2 * step) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
-    points = [step * i for i in range(1, POINTS)]
-    return [(s, math.exp(log_front + (df - 1) * math.log(s) - df * s * s / 2)) for s in points]
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    if x < (a + 1) / (a + b + 2):
-        return math.exp(log_front) * _continued_fraction(a, b, x) / a
-    return 1 - math.exp(log_front) * _continued_fraction(b, a, 1 - x) / b
-
-
-def _continued_fraction(a: float, b: float, x: float) -> float:
-    """Continued fraction of the incomplete beta function, by Lentz's method as modified by Thompson and Barnett
-    (1986)."""
-    c, d = 1.0, 1 / _not_zero(1 - (a + b) * x / (a + 1))
-    found = d
-    for m in range(1, TERMS):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            c, d = _not_zero(1 + term / c), 1 / _not_zero(1 + term * d)
-            found *= c * d
-        if abs(c * d - 1) < CLOSE:
-            break
-    return found
-
-
-def _not_zero(value: float) -> float:
-    return value if abs(value) > TINY else TINY
 
 
 MAX_LOG = 700.0  # exp of a little more is no float
@@ -120,25 +114,12 @@ class Interval:
         return Interval(rising(self.value), low, high)
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Relative standard deviation of one repeat, and its degrees of freedom; sd is None where nothing was repeated."""
-
-    sd: float | None
-    df: float
-
-
 def ends(seen: Interval) -> tuple[float, float]:
     """Both ends of an interval, as wide as can be where the noise is unknown."""
     return (
         -math.inf if seen.low is None else seen.low,
         math.inf if seen.high is None else seen.high,
     )
-
-
-def t_975(df: float) -> float:
-    """Student's t at 97.5 %."""
-    return quantile(0.975, df)
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -179,17 +160,6 @@ def sample_sd(values: Sequence[float]) -> float:
     return math.hypot(*(d - centre for d in away)) / math.sqrt(len(values) - 1)
 
 
-def pooled_sd(groups: Iterable[Sequence[float]]) -> Noise:
-    """Standard deviation of values around their group's mean, pooled over groups. A group of one adds nothing."""
-    squares, df = 0.0, 0
-    for group in groups:
-        if len(group) > 1:
-            centre = fmean(group)
-            squares += math.fsum((v - centre) ** 2 for v in group)
-            df += len(group) - 1
-    return Noise(math.sqrt(squares / df) if df else None, df)
-
-
 def growth(log: float) -> float:
     """Relative change that a difference of logs stands for: exp(log) - 1, infinite where that is too large."""
     return math.expm1(log) if log < MAX_LOG else math.inf
@@ -212,7 +182,7 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
     shown = centre if value is None else value
     if len(values) < 2:
         return Interval(shown)
-    half = t_975(len(values) - 1) * sample_sd(values) / math.sqrt(len(values))
+    half = quantile(0.975, len(values) - 1) * sample_sd(values) / math.sqrt(len(values))
     return Interval(shown, shown - half, shown + half)
 
 
@@ -287,58 +257,44 @@ def looks_until(pairs: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def boundaries(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ...]:
-    """Critical values of t at each look, so that one of them is exceeded with probability `alpha` at most where nothing
-    has changed. maximum: pairs at which all of it is spent."""
+    """Return critical values of t at each look, so that one of them is exceeded with probability `alpha` at most if
+    nothing has changed. maximum: pairs at which all of it is spent."""
     return tuple(t_above(tail, n - 1) for tail, n in zip(tails(looks, maximum, alpha), looks))
+
+
+def spent(share: float, alpha: float) -> float:
+    """Return the part of `alpha` to be spent when `share` of the pairs is measured (Lan and DeMets 1983, Pocock's
+    kind)."""
+    return alpha * math.log(1 + (math.e - 1) * min(1.0, share))
 
 
 @lru_cache(maxsize=256)
 def tails(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ...]:
-    """Tail probability of each boundary, taken by itself."""
-    return tuple(_nominal_tails(looks, [spent(n / maximum, alpha / SMALL_SAMPLES) for n in looks]))
+    """Return the tail probability at each boundary, taken by itself, for sums of standard normal increments.
 
-
-def spent(share: float, alpha: float) -> float:
-    """Part of `alpha` to be spent when `share` of the pairs is measured (Lan and DeMets 1983, Pocock's kind)."""
-    return alpha * math.log(1 + (math.e - 1) * min(1.0, share))
-
-
-def _nominal_tails(looks: Sequence[int], planned: Sequence[float]) -> list[float]:
-    """Tail probability at each boundary, taken by itself, for sums of standard normal increments.
-
-    `density` is that of the sum at the last look, of those paths which no boundary has stopped.
+    `density` is that of the sum at the last look, of those paths which no boundary has stopped, on a grid whose
+    `weights` are those of Simpson's rule.
     """
-    tails = [planned[0]]
-    last, sums = looks[0], _grid(looks[0], NORMAL.inv_cdf(1 - planned[0]) * math.sqrt(looks[0]))
+    planned = [spent(n / maximum, alpha / SMALL_SAMPLES) for n in looks]
+    found, last = [planned[0]], looks[0]
+    sums = _grid(last, NORMAL.inv_cdf(1 - planned[0]) * math.sqrt(last))
     density = [NORMAL.pdf(s / math.sqrt(last)) / math.sqrt(last) for s in sums]
     for n, spend in zip(looks[1:], (after - before for before, after in pairwise(planned))):
-        step = math.sqrt(n - last)
-        weights = [w * d for w, d in zip(_weights(sums), density)]
-        stop = _where(weights, sums, step, spend, REACH * math.sqrt(n))
-        tails.append(NORMAL.cdf(-stop / math.sqrt(n)))
+        step, third = math.sqrt(n - last), (sums[1] - sums[0]) / 3
+        simpson = [third, *(third * (4 if i % 2 else 2) for i in range(1, GRID)), third]
+        weights = [w * d for w, d in zip(simpson, density)]
+        low, stop = 0.0, REACH * math.sqrt(n)  # the sum that is exceeded, now and not before, with probability `spend`
+        for _ in range(BISECTIONS):
+            middle = (low + stop) / 2
+            exceeded = sum(w * NORMAL.cdf((s - middle) / step) for w, s in zip(weights, sums))
+            low, stop = (middle, stop) if exceeded > spend else (low, middle)
+        found.append(NORMAL.cdf(-stop / math.sqrt(n)))
         following = _grid(n, stop)
         density = [sum(w * NORMAL.pdf((y - s) / step) for w, s in zip(weights, sums)) / step for y in following]
         last, sums = n, following
-    return tails
-
-
-def _where(weights: Sequence[float], sums: Sequence[float], step: float, spend: float, high: float) -> float:
-    """The sum that is exceeded, at the next look and not before, with probability `spend`."""
-    low = 0.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        exceeded = sum(w * NORMAL.cdf((s - middle) / step) for w, s in zip(weights, sums))
-        low, high = (middle, high) if exceeded > spend else (low, middle)
-    return high
+    return tuple(found)
 
 
 def _grid(n: int, stop: float) -> list[float]:
     low = -REACH * math.sqrt(n)
     return [low + (stop - low) * i / GRID for i in range(GRID + 1)]
-
-
-def _weights(points: Sequence[float]) -> list[float]:
-    """Simpson's rule."""
-    third = (points[1] - points[0]) / 3
-    inner = [third * (4 if i % 2 else 2) for i in range(1, GRID)]
-    return [third, *inner, third]

@@ -18,16 +18,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points import Point, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, percent
-from pytest_slmserve.analysis.sweep.gains import (
-    DESCRIBES,
-    FEWEST_BATCHES,
-    gain_differences,
-    gains,
-    plateau,
-    valid_points,
-)
+from pytest_slmserve.analysis.sweep.gains import DESCRIBES, FEWEST_BATCHES, gains, plateau, valid_points
 from pytest_slmserve.analysis.verdict import State, below
 
 SHARE = 1 / 3  # of what the whole grid would take: no repeat is made beyond it
@@ -67,85 +60,89 @@ class Grid:
 
 
 def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
-    """The next measurement to make, or None where nothing more is worth its time. points: results on this curve so far;
-    loads outside the grid do not count.
+    """Return the next measurement to make, or None if nothing more is worth its time. points: results on this curve so
+    far; loads outside the grid do not count.
 
-    Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on
-    both sides of the tolerance. Repeats end when all measurements would take more than SHARE of the time of the whole
-    grid. The first repeat is made in any case: without one the noise is unknown, and no verdict is possible.
+    Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on both sides of the
+    tolerance: of the loads around and past the plateau the smallest, then of the others. Repeats end when all
+    measurements would take more than SHARE of the time of the whole grid. The first repeat is made in any case: without
+    one the noise is unknown, and no verdict is possible.
     """
-    known = tuple(points)
-    return next_load(grid.loads, known, grid.tolerance) or next_repeat(grid, known)
+    known = [p for p in points if p.concurrency in grid.loads]
+    if wanted := next_load(grid.loads, known, grid.tolerance):
+        return wanted
+    valid = valid_points(known)
+    if len(valid) < 2:
+        return None
+    last = gains(valid, looks=grid.looks)[-1]
+    if below(last, grid.tolerance) is not State.INCONCLUSIVE:
+        return None
+    rates, invalid = _rates(valid), {p.concurrency for p in known if not p.valid}
+    each_s = {load: grid.seconds(load, predicted(rates, load)) for load in sorted(set(grid.loads) - invalid)}
+    spent_s = sum((len(p.repeats) + p.left_out) * each_s[p.concurrency] for p in valid)
+    left_s = SHARE * grid.repeats * sum(each_s.values()) - spent_s
+    may = [p for p in valid if len(p.repeats) < grid.repeats and p.left_out <= SECOND_CHANCES]
+    noise_known, why = point_differences(valid).known, "the noise is not known yet"
+    candidates = [p for p in may if each_s[p.concurrency] <= left_s]
+    loads = [p.concurrency for p in valid]
+    begins = plateau(valid, grid.tolerance).value
+    start = loads[max(loads.index(loads[-1] if begins is None else begins) - 1, 0)]
+    if noise_known:
+        why = f"noise hides the gain from {last.start} to {last.end}"
+    elif not candidates:
+        candidates, start = may, 0
+    chosen = next((p for p in candidates if p.concurrency >= start), next(iter(candidates), None))
+    return Wanted(chosen.concurrency, len(chosen.repeats) + 1, why) if chosen else None
 
 
 def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) -> Wanted | None:
-    """The next load that the plateau depends on; None where all are known. Loads without a valid repeat, though they
-    were tried, are passed over."""
-    known = _on(grid, points)
-    rates, loads = _rates(known), _usable(grid, known)
-    return next((Wanted(load, 1, why) for load, why in _deciding(loads, rates, tolerance) if load not in rates), None)
+    """Return the next load that the plateau depends on; None if all are known. Loads without a valid repeat, though
+    they were tried, are passed over."""
+    known = [p for p in points if p.concurrency in grid]
+    rates, invalid = _rates(known), {p.concurrency for p in known if not p.valid}
+    deciding = _deciding(sorted(set(grid) - invalid), rates, tolerance)
+    return next((Wanted(load, 1, why) for load, why in deciding if load not in rates), None)
 
 
-def _on(grid: Sequence[int], points: Iterable[Point]) -> list[Point]:
-    return [p for p in points if p.concurrency in grid]
-
-
-def _rates(points: Sequence[Point]) -> dict[int, float]:
+def _rates(points: Iterable[Point]) -> dict[int, float]:
+    """Return the mean output tokens/s of the valid points, by load."""
     return {p.concurrency: fmean(p.repeats) for p in valid_points(points)}
 
 
-def _usable(grid: Sequence[int], points: Sequence[Point]) -> list[int]:
-    """Loads of the grid in ascending order, without those that were tried in vain."""
-    return sorted(set(grid) - {p.concurrency for p in points if not p.valid})
-
-
 def _deciding(loads: Sequence[int], rates: Mapping[int, float], tolerance: float) -> Iterator[tuple[int, str]]:
-    """Loads that must be known, in the order in which they are asked for; a load that is not stands before all that
-    depend on it."""
+    """Yield loads that must be known, each with the reason, in the order in which they are asked for; a load that is
+    not known stands before all that depend on it.
+
+    Past the plateau's beginning it is a load between two from which throughput grows so much that a doubling in between
+    may gain more than the tolerance. A single load next to the beginning is left alone: it moves that by no more.
+    """
     if not loads:
         return
     yield loads[0], "the smallest load: what a step takes, whatever the batch"
     yield loads[-1], "the largest load: no prediction tells whether there is more to come"
     if loads[0] not in rates or loads[-1] not in rates:
         return
-    yield from _around_the_plateau(loads, rates, tolerance)
-    if len(rates) < min(FEWEST_BATCHES, len(loads)):
-        unknown = [load for load in loads if load not in rates]
-        yield unknown[len(unknown) // 2], "two loads cannot tell whether the law holds"
-
-
-def _around_the_plateau(
-    loads: Sequence[int], rates: Mapping[int, float], tolerance: float
-) -> Iterator[tuple[int, str]]:
     expected = [(load, predicted(rates, load)) for load in loads]
     imagined = [Point(concurrency=load, repeats=(rate,), e2e_repeats=(load / rate,)) for load, rate in expected]
     start = plateau(imagined, tolerance).value
     if start is None:
         yield loads[max(len(loads) - 2, 0)], "the last doubling decides whether there is a plateau"
-        return
-    yield start, "the plateau should begin here"
-    yield loads[max(loads.index(start) - 1, 0)], "the load before the plateau, which must still gain"
-    yield from _within(loads, rates, tolerance, start)
-
-
-def _within(
-    loads: Sequence[int], rates: Mapping[int, float], tolerance: float, start: int
-) -> Iterator[tuple[int, str]]:
-    """Loads past the plateau's beginning, each with the reason to measure it. There throughput grows so much between
-    two loads that a doubling in between may gain more than the tolerance. A single load next to the beginning is left
-    alone: it moves that by no more."""
-    for a, b in pairwise(sorted(load for load in rates if load >= start)):
-        between = [load for load in loads if a < load < b]
-        grown = rates[b] / rates[a] - 1
-        if grown < tolerance or len(between) < (2 if a == start else 1):
-            continue
-        where = between[0] if a == start else between[len(between) // 2]
-        yield where, f"from {a} to {b} in flight throughput grows by {percent(grown)}, perhaps in one doubling"
+    else:
+        yield start, "the plateau should begin here"
+        yield loads[max(loads.index(start) - 1, 0)], "the load before the plateau, which must still gain"
+        for a, b in pairwise(sorted(load for load in rates if load >= start)):
+            between, grown = [load for load in loads if a < load < b], rates[b] / rates[a] - 1
+            if grown >= tolerance and len(between) >= (2 if a == start else 1):
+                where = between[0] if a == start else between[len(between) // 2]
+                yield where, f"from {a} to {b} in flight throughput grows by {percent(grown)}, perhaps in one doubling"
+    if len(rates) < min(FEWEST_BATCHES, len(loads)):
+        unknown = [load for load in loads if load not in rates]
+        yield unknown[len(unknown) // 2], "two loads cannot tell whether the law holds"
 
 
 def predicted(rates: Mapping[int, float], load: int) -> float:
-    """Tokens/s at a load between two that are known: a step's time is a straight line between theirs. Known loads are
-    as they are."""
+    """Return tokens/s at a load between two that are known: a step's time is a straight line between theirs. Known
+    loads are as they are."""
     if load in rates:
         return rates[load]
     known = sorted(rates)
@@ -155,40 +152,10 @@ def predicted(rates: Mapping[int, float], load: int) -> float:
     return load / (first + (second - first) * (load - a) / (b - a))
 
 
-def next_repeat(grid: Grid, points: Iterable[Point]) -> Wanted | None:
-    """The next repeat, of the loads around and past the plateau the smallest, then of the others; None where the gain
-    of the last doubling is clear, and where there is no time left."""
-    known = _on(grid.loads, points)
-    valid = valid_points(known)
-    if len(valid) < 2 or below(last := gains(valid, looks=grid.looks)[-1], grid.tolerance) is not State.INCONCLUSIVE:
-        return None
-    rates, may = _rates(known), [p for p in valid if len(p.repeats) < grid.repeats and p.left_out <= SECOND_CHANCES]
-    each_s = {load: grid.seconds(load, predicted(rates, load)) for load in _usable(grid.loads, known)}
-    spent_s = sum((len(p.repeats) + p.left_out) * each_s[p.concurrency] for p in valid)
-    left_s = SHARE * grid.repeats * sum(each_s.values()) - spent_s
-    cheap = [p for p in may if each_s[p.concurrency] <= left_s]
-    start, known_noise = _from(valid, grid.tolerance), gain_differences(valid).known
-    chosen = _first(cheap, start) or (None if known_noise else _first(may, 0))
-    why = f"noise hides the gain from {last.start} to {last.end}" if known_noise else "the noise is not known yet"
-    return Wanted(chosen.concurrency, len(chosen.repeats) + 1, why) if chosen else None
-
-
-def _first(points: Sequence[Point], start: int) -> Point | None:
-    """The smallest load from `start` on, or else of all."""
-    return next((p for p in points if p.concurrency >= start), next(iter(points), None))
-
-
-def _from(valid: Sequence[Point], tolerance: float) -> int:
-    """The load before the plateau, or before the last."""
-    loads = [p.concurrency for p in valid]
-    start = plateau(valid, tolerance).value
-    return loads[max(loads.index(loads[-1] if start is None else start) - 1, 0)]
-
-
 def law_error(points: Iterable[Point]) -> tuple[float, int] | None:
-    """The largest relative error of the law at a measured load that is predicted from its two neighbours, and that
-    load. None for fewer than three loads."""
-    rates = _rates(tuple(points))
+    """Return the largest relative error of the law at a measured load that is predicted from its two neighbours, and
+    that load. None for fewer than three loads."""
+    rates = _rates(points)
     loads = sorted(rates)
     misses = [
         (abs(predicted({a: rates[a], b: rates[b]}, load) / rates[load] - 1), load)
@@ -198,7 +165,7 @@ def law_error(points: Iterable[Point]) -> tuple[float, int] | None:
 
 
 def predictions(points: Iterable[Point], loads: Iterable[int]) -> tuple[Prediction, ...]:
-    """Predictions by the law for loads between those measured; empty where the law does not describe this curve."""
+    """Return predictions by the law for loads between those measured; none if the law does not describe this curve."""
     known = tuple(points)
     missed = law_error(known)
     if missed is None or missed[0] > DESCRIBES:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise, takewhile
 from statistics import fmean
 
-from pytest_slmserve.analysis.points import Point, e2e_s
+from pytest_slmserve.analysis.points import Point, e2e_s, point_differences
 from pytest_slmserve.analysis.stats.estimates import MAX_LOG, percent
 from pytest_slmserve.analysis.stats.noise import Differences
-from pytest_slmserve.analysis.sweep.gains import ChosenLoad, Fit, fit_law, gain_differences, valid_points
+from pytest_slmserve.analysis.sweep.gains import ChosenLoad, Fit, fit_law, valid_points
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 EFFICIENCY = 0.1  # epsilon of the published figures
@@ -107,7 +107,8 @@ class Batching:
 
 
 def parse_relative_slo(text: str) -> Slo:
-    """2x@32: twice the latency at 32. 30ms, 0.03s: a latency. Raises BadUsage."""
+    """Return the objective of a text: "2x@32" is twice the latency at 32, "30ms" or "0.03s" a latency. Raises
+    BadUsage."""
     if found := RELATIVE.fullmatch(text):
         factor, at = float(found[1]), int(found[2])
         if 0 < factor < math.inf and at > 0:
@@ -122,28 +123,39 @@ def parse_relative_slo(text: str) -> Slo:
 def batching(
     points: Sequence[Point], slo: Slo | None, threshold: float, law: Fit | None, b_half: float | None = None
 ) -> Batching:
-    """Efficiency, limits and the load chosen, of the valid points.
+    """Return efficiency, limits and the load chosen, of the valid points.
 
-    threshold: epsilon. law: of throughput, None where none could be fitted. b_half: where it is known, for the law of
-    latency. Raises TooFewPoints where the rate of one sequence or the objective cannot be told.
+    Args:
+        threshold: Epsilon.
+        law: Of throughput, None if none could be fitted.
+        b_half: If it is known, for the law of latency.
+
+    Raises:
+        TooFewPoints: The rate of one sequence or the objective cannot be told.
     """
     valid = valid_points(points)
     waits = latency_law(valid, b_half)
     base = base_of(valid, law)
     limit = None if slo is None else limit_of(slo, valid, waits)
-    choice = b_opt(valid, base, limit, threshold)
+    choice, rates = b_opt(valid, base, limit, threshold), {p.concurrency: fmean(p.repeats) for p in valid}
+    # eff(B) = (1 + b_half)/(B + b_half) by the law; the latency is within the objective up to 0 if no batch is.
+    efficient = (1 + law.b_half.value) / threshold - law.b_half.value if law and law.identified else None
+    soon = None
+    if slo is not None and waits is not None:
+        seconds = slo.seconds if isinstance(slo, AbsoluteSlo) else slo.factor * waits.seconds(slo.at)
+        soon = max(waits.batch(seconds), 0.0)
     return Batching(
         base=base,
         limit=limit,
         efficiency={p.concurrency: efficiency(p, base) for p in valid},
         choice=choice,
-        share=share_of_largest(valid, choice.value),
-        caps=Caps(efficiency_cap(threshold, law), slo_cap(slo, waits)),
+        share=None if choice.value is None else rates[choice.value] / max(rates.values()),
+        caps=Caps(efficient, soon),
     )
 
 
 def base_of(points: Sequence[Point], law: Fit | None) -> Base:
-    """T(1), as measured, or by the law. Raises TooFewPoints where there is neither."""
+    """Return T(1), as measured, or by the law. Raises TooFewPoints if there is neither."""
     if measured := measured_base(points):
         return measured
     if law is None or not law.identified:
@@ -153,13 +165,13 @@ def base_of(points: Sequence[Point], law: Fit | None) -> Base:
 
 
 def measured_base(points: Sequence[Point]) -> Base | None:
-    """T(1) as measured; None without a valid point at 1."""
-    single = _at(points, 1)
+    """Return T(1) as measured; None without a valid point at 1."""
+    single = next((p for p in valid_points(points) if p.concurrency == 1), None)
     return None if single is None else Base(fmean(single.repeats), len(single.repeats))
 
 
 def latency_law(points: Sequence[Point], b_half: float | None = None) -> LatencyLaw | None:
-    """The law through the mean latencies of the valid points; None where they do not grow with the load, or are too
+    """Return the law through the mean latencies of the valid points; None if they do not grow with the load, or are too
     few."""
     pairs = [(float(p.concurrency), p.concurrency / fmean(p.e2e_repeats)) for p in valid_points(points)]
     try:
@@ -170,14 +182,18 @@ def latency_law(points: Sequence[Point], b_half: float | None = None) -> Latency
 
 
 def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit:
-    """The objective in seconds: measured where its load was. Raises TooFewPoints where that cannot be told."""
+    """Return the objective in seconds: measured if its load was. Between two measured loads the latency is on a
+    straight line: by the law a step's time is one. Raises TooFewPoints if it cannot be told."""
     if isinstance(slo, AbsoluteSlo):
         return Limit(slo.seconds)
-    reference = _at(points, slo.at)
-    if reference is not None:
-        return Limit(slo.factor * fmean(reference.e2e_repeats), slo.at)
-    if between := _latency_between(points, slo.at):
-        seconds, how = between
+    waits = {p.concurrency: fmean(p.e2e_repeats) for p in valid_points(points)}
+    if slo.at in waits:
+        return Limit(slo.factor * waits[slo.at], slo.at)
+    around = next(((a, b) for a, b in pairwise(waits) if a < slo.at < b), None)
+    if around:
+        a, b = around
+        share = (slo.at - a) / (b - a)
+        seconds, how = (1 - share) * waits[a] + share * waits[b], f"interpolated between {a} and {b}"
     elif law:
         seconds, how = law.seconds(slo.at), "by the saturation law, beyond what was measured"
     else:
@@ -185,75 +201,36 @@ def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit
     return Limit(slo.factor * seconds, note=f"no valid point at {slo.at}: its latency is {how}")
 
 
-def _at(points: Sequence[Point], load: int) -> Point | None:
-    return next((p for p in valid_points(points) if p.concurrency == load), None)
-
-
-def _latency_between(points: Sequence[Point], load: int) -> tuple[float, str] | None:
-    """A straight line between neighbours: by the law a step's time is one."""
-    for a, b in pairwise(valid_points(points)):
-        if a.concurrency < load < b.concurrency:
-            share = (load - a.concurrency) / (b.concurrency - a.concurrency)
-            seconds = (1 - share) * fmean(a.e2e_repeats) + share * fmean(b.e2e_repeats)
-            return seconds, f"interpolated between {a.concurrency} and {b.concurrency}"
-    return None
-
-
 def efficiency(point: Point, base: Base) -> float:
-    """eff(B) = T(B)/(B T(1)): 1 where every sequence is served as if it were alone."""
+    """Return eff(B) = T(B)/(B T(1)): 1 if every sequence is served as if it were alone."""
     return fmean(point.repeats) / (point.concurrency * base.per_s)
 
 
 def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float) -> ChosenLoad:
-    """The largest valid load with eff(B) > threshold and a latency within the limit, both by the means; low and high
-    where both are as bad, and as good, as the repeats' noise allows."""
-
-    def largest(sign: int) -> int | None:
-        return max(_within(points, base, limit, threshold, sign), default=None)
-
-    known = gain_differences(points, e2e_s).known
-    return ChosenLoad(largest(0), largest(-1) if known else None, largest(1) if known else None, known)
-
-
-def _within(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float, sign: int) -> Iterator[int]:
-    """Loads within both conditions. sign: of the noise granted to them, 0 for none."""
+    """Return the largest valid load with eff(B) > threshold and a latency within the limit, both by the
+    means; low and high where both are as bad, and as good, as the repeats' noise allows."""
     valid = valid_points(points)
-    speed, wait, loads = gain_differences(valid), gain_differences(valid, e2e_s), [p.concurrency for p in valid]
+    speed, wait, loads = point_differences(valid), point_differences(valid, e2e_s), [p.concurrency for p in valid]
     alone = 0 if base.repeats else None
     limited = loads.index(limit.at) if limit and limit.at else None
-    for number, p in enumerate(valid):
-        enough = efficiency(p, base) * math.exp(sign * _half(speed, number, alone)) > threshold
-        sooner = math.exp(-sign * _half(wait, number, limited))
-        if enough and (limit is None or fmean(p.e2e_repeats) * sooner <= limit.seconds):
-            yield p.concurrency
 
+    def half(seen: Differences, number: int, other: int | None) -> float:
+        """Half width of the interval of ln(a/b), where a is the mean of a load, and b that of another, or a plain
+        number (None)."""
+        log = seen.mean(number) if other is None else seen.between(other, number)
+        return 0.0 if log.high is None else min(log.high - log.value, MAX_LOG)
 
-def _half(seen: Differences, number: int, other: int | None) -> float:
-    """Half width of the interval of ln(a/b), where a is the mean of a load, and b that of another, or a plain number
-    (None)."""
-    log = seen.mean(number) if other is None else seen.between(other, number)
-    return 0.0 if log.high is None else min(log.high - log.value, MAX_LOG)
+    def largest(sign: int) -> int | None:
+        found = None
+        for number, p in enumerate(valid):
+            enough = efficiency(p, base) * math.exp(sign * half(speed, number, alone)) > threshold
+            latency = fmean(p.e2e_repeats) * math.exp(-sign * half(wait, number, limited))
+            if enough and (limit is None or latency <= limit.seconds):
+                found = p.concurrency
+        return found
 
-
-def share_of_largest(points: Sequence[Point], load: int | None) -> float | None:
-    """Throughput at a load over the largest of all valid points; None where no load was chosen."""
-    point = None if load is None else _at(points, load)
-    return None if point is None else fmean(point.repeats) / max(fmean(p.repeats) for p in valid_points(points))
-
-
-def efficiency_cap(threshold: float, law: Fit | None) -> float | None:
-    """The largest batch with eff(B) = (1 + b_half)/(B + b_half) above the threshold; None without a law."""
-    if law is None or not law.identified:
-        return None
-    return (1 + law.b_half.value) / threshold - law.b_half.value
-
-
-def slo_cap(slo: Slo | None, law: LatencyLaw | None) -> float | None:
-    """The largest batch within the objective, 0 where none is; None without a law or an objective."""
-    if slo is None or law is None:
-        return None
-    seconds = slo.seconds if isinstance(slo, AbsoluteSlo) else slo.factor * law.seconds(slo.at)
-    return max(law.batch(seconds), 0.0)
+    known = wait.known
+    return ChosenLoad(largest(0), largest(-1) if known else None, largest(1) if known else None, known)
 
 
 RATE, IN_FLIGHT = "requests/s", "in flight"
@@ -283,20 +260,17 @@ class Peak:
     @property
     def why(self) -> str:
         """The finding in a sentence."""
+        known = "with a valid measurement" if self.unknown else "measured"
         if not self.per_s:
-            return f"no request is good at any load {self._known}{_but_unknown(self.unknown)}"
-        found = f"most goodput, {self.per_s:.4g}/s, at {self.load:g} {self.unit}"
+            return f"no request is good at any load {known}{_but_unknown(self.unknown)}"
         if self.above is None:
-            end = f"the largest load {self._known}: a larger one may have more"
+            end = f"the largest load {known}: a larger one may have more"
         elif self.below is None:
-            end = f"the smallest load {self._known}: a smaller one may have more"
+            end = f"the smallest load {known}: a smaller one may have more"
         else:
             end = f"no more at {self.below:g} and {self.above:g}"
-        return f"{found}, {end}{_but_unknown(self.unknown)}"
-
-    @property
-    def _known(self) -> str:
-        return "with a valid measurement" if self.unknown else "measured"
+        found = f"most goodput, {self.per_s:.4g}/s, at {self.load:g} {self.unit}, {end}"
+        return f"{found}{_but_unknown(self.unknown)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,16 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, peaks_of_engine, work_of_workload
-from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, by_series, e2e_s, on_hosts_of, points_of
+from pytest_slmserve.analysis.points import (
+    JobPoint,
+    Point,
+    ReplicaPoint,
+    by_series,
+    e2e_s,
+    on_hosts_of,
+    point_differences,
+    points_of,
+)
 from pytest_slmserve.analysis.stats import estimates
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
@@ -160,42 +169,54 @@ class Curve:
         return gains.pareto_front(self.points)
 
     def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Does throughput reach a plateau within the points measured?
+        """Return the verdict on whether throughput reaches a plateau within the points measured.
 
-        Holds if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; fails if
-        the last one gains more with the same confidence. value, low, high: the gain of the last doubling, which
-        decides.
+        It passes if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; it
+        fails if the last one gains more with the same confidence. value, low, high: the gain of the last doubling,
+        which decides.
         """
         if reason := obstacle(self, _largest_two(self).__contains__):
             return Verdict.inconclusive(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
-        last = self.gains()[-1]
+        last, threshold = self.gains()[-1], f"threshold {percent(tolerance)}"
         state = below(last, tolerance)
-        last_text = (
-            f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, bound {percent(tolerance)}"
-        )
-        match state:
-            case State.PASSES:
-                why = _plateau_text(self, tolerance)
-            case State.FAILS:
-                why = f"no plateau up to {last.end} in flight: {last_text}{_limits(self)}"
-            case State.INCONCLUSIVE:
-                why = f"{last_text}: too noisy to tell"
+        why = f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, {threshold}"
+        if last.value < 0:
+            why = f"with the last doubling ({last.start} to {last.end}) throughput is {_lower(last)}, {threshold}"
+        if state is State.INCONCLUSIVE:
+            why += ": too noisy to tell"
+        elif state is State.FAILS:
+            why = f"no plateau up to {last.end} in flight: {why}"
+            if self.cut:
+                why += f"; {self.cut[0][0]} was cut: {self.cut[0][1]}"
+            elif self.kv_capacity is not None:
+                why += f"; the KV cache holds {self.kv_capacity} requests"
+        else:
+            flat = self.plateau(tolerance)
+            later = [g for g in self.gains() if g.start >= (flat.value or 0)]
+            most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
+            gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
+            why = f"plateau from {flat.value} in flight (95 %: {flat.low} to {flat.high}): later doublings {gain}"
+            why += f" ({threshold})"
+            if least.value < -MARGIN and least is not most:
+                why += f"; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
         return _verdict(PLATEAU, self, state, why, last, tolerance, (last.start, last.end))
 
     def marginal_after(self, load: int, tolerance: float) -> Verdict:
-        """Does throughput gain less than `tolerance` from `load` in flight to the next one measured? value, low, high:
-        that gain per doubling."""
+        """Return the verdict on whether throughput gains less than `tolerance` from `load` in flight to the next one
+        measured. value, low, high: that gain per doubling."""
         gain = next((each for each in self.gains() if each.start == load), None)
         if gain is None:
             return Verdict.inconclusive(MARGINAL, self.subject, f"not measured at {load} in flight and twice as many")
-        why = f"{load} to {gain.end} in flight gains {percent_interval(gain)}, bound {percent(tolerance)}"
+        why = f"{load} to {gain.end} in flight gains {percent_interval(gain)}, threshold {percent(tolerance)}"
+        if gain.value < 0:
+            why = f"from {load} to {gain.end} in flight throughput is {_lower(gain)}, threshold {percent(tolerance)}"
         return _verdict(MARGINAL, self, below(gain, tolerance), why, gain, tolerance, (gain.start, gain.end))
 
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.
+        """Return the verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.
 
-        Holds if every one does with 97.5 % confidence, fails if one does not with the same confidence, corrected for
-        having been chosen of all. value, low, high: of the doubling that decides.
+        It passes if every one does with 97.5 % confidence, fails if one does not with the same confidence, corrected
+        for having been chosen of all. value, low, high: of the doubling that decides.
         """
         knee, reason = _knee(self, tolerance, lambda load, knee: load >= knee)
         if knee is None:
@@ -207,12 +228,15 @@ class Curve:
 
         state, flattest, loads = every(above, tolerance, rises)
         why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
-        why += f"the least does by {percent_interval(flattest)} ({loads[0]} to {loads[1]})"
+        if flattest.value < 0:
+            why += f"from {loads[0]} to {loads[1]} it is {_lower(flattest)}"
+        else:
+            why += f"the least does by {percent_interval(flattest)} ({loads[0]} to {loads[1]})"
         return _verdict(LATENCY, self, state, why, flattest, tolerance, loads)
 
     def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
-        """Is every point up to the plateau Pareto-optimal, that is, does no other beat it by more than `margin` both in
-        throughput and in mean E2E? Every point measured, where they reach no plateau.
+        """Return the verdict on whether every point up to the plateau is Pareto-optimal: no other beats it by more than
+        `margin` both in throughput and in mean E2E. Every point measured, if they reach no plateau.
 
         Without a margin two points of equal latency would be told apart by noise alone. value, low, high: the advantage
         of another point over one of these that decides; of several it is corrected for having been chosen.
@@ -229,11 +253,14 @@ class Curve:
         state, by, (point, rival) = every(below, margin, rivals)
         if state is State.PASSES:
             why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
-            why += f"than {_listed(p.concurrency for p in upto)} in flight"
+            why += f"than {', '.join(str(p.concurrency) for p in upto)} in flight"
         else:
             verb = "beats" if state is State.FAILS else "may beat"
+            least = f"in the lesser of them by {percent_interval(by)}"
+            if by.value < 0:
+                least = f"though the lesser of them is {_lower(by)}"
             why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
-            why += f"in the lesser of them by {percent_interval(by)}, bound {percent(margin)}"
+            why += f"{least}, threshold {percent(margin)}"
         return _verdict(PARETO, self, state, why, by, margin, tuple(sorted((point.concurrency, rival.concurrency))))
 
 
@@ -281,8 +308,16 @@ def curve_of(
 
 
 def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list[Curve]:
-    """Each curve with what replicas of its engine served, on the same kind of host and with the same requests."""
-    return [replace(curve, shared=tuple(s for s in shared if _is_of(s, curve))) for curve in curves]
+    """Return each curve with what replicas of its engine served, on the same kind of host and with the same
+    requests."""
+
+    def is_of(point: ReplicaPoint, curve: Curve) -> bool:
+        there = point.environment.per_gpu_key
+        theirs = {(family, there, point.workload, point.ramp_up) for family in point.families}
+        same_gpus = curve.spec is not None and curve.spec.tensor_parallel_size == point.tensor_parallel_size
+        return same_gpus and theirs == {curve.family}
+
+    return [replace(curve, shared=tuple(point for point in shared if is_of(point, curve))) for curve in curves]
 
 
 def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
@@ -293,13 +328,6 @@ def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
         replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
         for curve in (*known, *(Curve(subject=model) for model in alone))
     ]
-
-
-def _is_of(shared: ReplicaPoint, curve: Curve) -> bool:
-    there = shared.environment.per_gpu_key
-    theirs = {(family, there, shared.workload, shared.ramp_up) for family in shared.families}
-    same_gpus = curve.spec is not None and curve.spec.tensor_parallel_size == shared.tensor_parallel_size
-    return same_gpus and theirs == {curve.family}
 
 
 def is_sweep(curve: Curve) -> bool:
@@ -318,13 +346,13 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
     missing = [load for load in curve.missing if curve.adaptive or reads(load)]
     invalid = [p for p in curve.points if not p.valid and reads(p.concurrency)]
     if missing:
-        return f"not measured at {curve.axes.at(_listed(missing))}"
+        return f"not measured at {curve.axes.at(', '.join(map(str, missing)))}"
     if invalid:
         reason = "; ".join(invalid[0].problems) or "it has no valid repeat"
-        return f"invalid at {curve.axes.at(_listed(p.concurrency for p in invalid))} ({reason})"
+        return f"invalid at {curve.axes.at(', '.join(str(p.concurrency) for p in invalid))} ({reason})"
     if len(curve.valid) < FEWEST_POINTS:
         return f"{len(curve.valid)} valid points, {FEWEST_POINTS} are needed"
-    if not gains.gain_differences(curve.points).known:
+    if not point_differences(curve.valid).known:
         return f"noise unknown: one repeat of each point{'' if curve.axes.knob else '; --slm-repeats 2'}"
     return None
 
@@ -339,10 +367,16 @@ def _knee(
     if knee is None:
         if reason := obstacle(curve):
             return None, reason
-        return otherwise, "" if otherwise else f"no plateau within the points measured (bound {percent(tolerance)})"
+        return otherwise, "" if otherwise else f"no plateau within the points measured (threshold {percent(tolerance)})"
     last = _largest_two(curve)
     reason = obstacle(curve, lambda load: reads(load, knee) or load in last)
     return (None, reason) if reason else (knee, "")
+
+
+def _lower(seen: Interval) -> str:
+    """Return a negative relative change in words: "11.5 % lower (0.885 times, 95 %: 0.87 to 0.9)"."""
+    ends = "" if seen.low is None or seen.high is None else f", 95 %: {1 + seen.low:.3g} to {1 + seen.high:.3g}"
+    return f"{percent(-seen.value)} lower ({1 + seen.value:.3g} times{ends})"
 
 
 def _largest_two(curve: Curve) -> list[int]:
@@ -351,53 +385,40 @@ def _largest_two(curve: Curve) -> list[int]:
 
 
 def _verdict(
-    claim: str, curve: Curve, state: State, why: str, seen: Interval, bound: float, loads: tuple[int, ...]
+    claim: str, curve: Curve, state: State, why: str, seen: Interval, threshold: float, loads: tuple[int, ...]
 ) -> Verdict:
-    """A verdict on the curve. loads: on which it depends most."""
-    verdict = Verdict.from_interval(claim, curve.subject, state, f"{why}{sparsely(curve)}", seen, bound, *curve.valid)
+    """Return a verdict on the curve, and if it is inconclusive what would decide it, roughly.
+
+    An interval shrinks with the square root of the number of repeats, and has to end at the threshold. An engine is
+    started first. Of external results, whose repeats take nobody knows how long: more.
+
+    Args:
+        loads: Those on which the verdict depends most.
+    """
+    verdict = Verdict.from_interval(
+        claim, curve.subject, state, f"{why}{sparsely(curve)}", seen, threshold, *curve.valid
+    )
     if state is not State.INCONCLUSIVE:
         return verdict
-    return replace(verdict, again=loads, remedy=_remedy(curve, seen, bound, loads))
-
-
-def _remedy(curve: Curve, seen: Interval, bound: float, loads: tuple[int, ...]) -> str:
-    """What would decide, roughly: an interval shrinks with the square root of the number of repeats, and has to end at
-    the bound. An engine is started first. Of external results, whose repeats take nobody knows how long: more."""
     points = [p for p in curve.valid if p.concurrency in loads]
     there, where = min(len(p.repeats) for p in points), curve.axes.at(" and ".join(map(str, loads)))
     if curve.unneeded:
-        return "--slm-sweep full with --slm-resume measures the rest"
+        return replace(verdict, again=loads, remedy="--slm-sweep full with --slm-resume measures the rest")
     if seen.low is None or seen.high is None or curve.load is None:
-        return f"more repeats at {where}"
-    certainty = estimates.t_above(
-        gains.tail_at(there, curve.looks), max(1, sum(len(p.repeats) - 1 for p in curve.valid))
-    )
-    reach, distance = (seen.high - seen.low) / 2 * SURE / certainty, abs(seen.value - bound)
+        return replace(verdict, again=loads, remedy=f"more repeats at {where}")
+    df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
+    certainty = estimates.t_above(gains.tail_at(there, curve.looks), df)
+    reach, distance = (seen.high - seen.low) / 2 * SURE / certainty, abs(seen.value - threshold)
     if distance * MOST_REPEATS**0.5 < reach * there**0.5:
-        return f"at {where} it is too near to its bound for {MOST_REPEATS} repeats to tell"
+        remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"
+        return replace(verdict, again=loads, remedy=remedy)
     more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
     seconds = more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
     starts = [each.ready_s for each in curve.resolved if each.ready_s is not None]
     seconds += fmean(starts) if starts else 0.0
     start, mode = ", with an engine start," if starts else "", curve.environment.mode if curve.environment else ""
-    return f"about {seconds:.0f} s more at {where}{start} would decide: {mode} --slm-resume"
-
-
-def _listed(concurrencies: Iterable[int]) -> str:
-    return ", ".join(str(c) for c in concurrencies)
-
-
-def _plateau_text(curve: Curve, tolerance: float) -> str:
-    """A clause on the plateau: its beginning, and how much throughput still rises or falls past it."""
-    flat = curve.plateau(tolerance)
-    later = [g for g in curve.gains() if g.start >= (flat.value or 0)]
-    most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
-    gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
-    range_text = f"(95 %: {flat.low} to {flat.high})"
-    text = f"plateau from {flat.value} in flight {range_text}: later doublings {gain} (bound {percent(tolerance)})"
-    if least.value >= -MARGIN or least is most:
-        return text
-    return f"{text}; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
+    remedy = f"about {seconds:.0f} s more at {where}{start} would decide: {mode} --slm-resume"
+    return replace(verdict, again=loads, remedy=remedy)
 
 
 def sparsely(curve: Curve) -> str:
@@ -405,14 +426,7 @@ def sparsely(curve: Curve) -> str:
     out."""
     if not curve.unneeded:
         return ""
-    return f" (adaptive sweep: judged at {_listed(p.concurrency for p in curve.valid)} in flight)"
-
-
-def _limits(curve: Curve) -> str:
-    """A clause on what stopped the sweep: the load that was cut and why, or the capacity of the KV cache."""
-    if curve.cut:
-        return f"; {curve.cut[0][0]} was cut: {curve.cut[0][1]}"
-    return "" if curve.kv_capacity is None else f"; the KV cache holds {curve.kv_capacity} requests"
+    return f" (adaptive sweep: judged at {', '.join(str(p.concurrency) for p in curve.valid)} in flight)"
 
 
 # Fields of an engine's specification that a label names otherwise, or that change no measurement.
@@ -420,30 +434,29 @@ NAMED_APART = ("model", "platform", "interface", "url", "tensor_parallel_size", 
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
-    """The subject of each curve, with what tells it from others of the same subject."""
-    return [", ".join([curve.subject, *_distinction(curve, curves)]) for curve in curves]
-
-
-def _distinction(curve: Curve, curves: Sequence[Curve]) -> list[str]:
-    alike = [other for other in curves if other.subject == curve.subject]
-    rivals, own = list(map(_facts, alike)), _facts(curve)
-    plain = [fact for i, fact in enumerate(own) if any(rival[i : i + 1] != [fact] for rival in rivals)]
-    measured = [other.first for other in alike if other.first]
-    if curve.first is None:
-        return plain
-    requests = _differing(_requests(curve.first), list(map(_requests, measured)))
-    specs = [_of_one_cache(other.spec, curve.first.spec) for other in measured]
-    return [*plain, *requests, *_differing(_arguments(curve.first.spec), list(map(_arguments, specs)))]
-
-
-def _of_one_cache(other: EngineSpec, own: EngineSpec) -> EngineSpec:
-    """The other, with the KV cache of `own` where it has another number of GPUs: that number tells them apart."""
-    same = other.tensor_parallel_size == own.tensor_parallel_size
-    return other if same else replace(other, kv_cache_bytes=own.kv_cache_bytes)
+    """Return the subject of each curve, with what tells it from others of the same subject."""
+    found = []
+    for curve in curves:
+        alike = [other for other in curves if other.subject == curve.subject]
+        rivals, own, first = list(map(_facts, alike)), _facts(curve), curve.first
+        words = [fact for i, fact in enumerate(own) if any(rival[i : i + 1] != [fact] for rival in rivals)]
+        if first is not None:
+            measured = [other.first for other in alike if other.first]
+            words += _differing(_requests(first), list(map(_requests, measured)))
+            # The KV cache is no difference where the number of GPUs is another: that number tells them apart.
+            specs = [
+                other.spec
+                if other.spec.tensor_parallel_size == first.spec.tensor_parallel_size
+                else replace(other.spec, kv_cache_bytes=first.spec.kv_cache_bytes)
+                for other in measured
+            ]
+            words += _differing(_arguments(first.spec), list(map(_arguments, specs)))
+        found.append(", ".join([curve.subject, *words]))
+    return found
 
 
 def _facts(curve: Curve) -> list[str]:
-    """What can differ between two curves of one model beside requests and engine, the plainest first; empty where
+    """Return what can differ between two curves of one model beside requests and engine, the plainest first; empty if
     nothing was measured."""
     first, load = curve.first, curve.load
     if first is None or load is None:
@@ -460,11 +473,11 @@ def _facts(curve: Curve) -> list[str]:
     ]
 
 
-_Named = tuple[dict[str, str], str]  # settings that a label may name, and the hash of all, for where they are the same
+_Named = tuple[dict[str, str], str]  # settings that a label may name, and the hash of all if those are the same
 
 
 def _differing(own: _Named, others: Sequence[_Named]) -> list[str]:
-    """The settings of `own` that are not those of all others; the hash where all have the same words."""
+    """Return the settings of `own` that are not those of all others; the hash if all have the same words."""
     settings, of_all = own
     if all(its == of_all for _, its in others):
         return []
@@ -483,7 +496,8 @@ def _requests(first: Measurement) -> _Named:
 
 
 def _arguments(spec: EngineSpec) -> _Named:
-    """Limits and arguments of the engine, without those that a label names separately: server, front ends, GPUs."""
+    """Return limits and arguments of the engine, without those that a label names separately: server, front ends,
+    GPUs."""
     spec = replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1)
     own = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in NAMED_APART}
     settings = _settings({**own, **dict(spec.env), **dict(spec.extra)})
@@ -491,14 +505,11 @@ def _arguments(spec: EngineSpec) -> _Named:
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, str]:
-    """A label for each value, by the name that vLLM has for it: "max_num_seqs 256", "no enforce_eager"."""
-    return {name: _words(name, value) for name, value in values.items()}
-
-
-def _words(name: str, value: Any) -> str:
-    if isinstance(value, bool) or value == "":
-        return name if value else f"no {name}"
-    return f"{name} {value}"
+    """Return a label for each value, by the name that vLLM has for it: "max_num_seqs 256", "no enforce_eager"."""
+    plain = {name: isinstance(value, bool) or value == "" for name, value in values.items()}
+    return {
+        name: (name if value else f"no {name}") if plain[name] else f"{name} {value}" for name, value in values.items()
+    }
 
 
 def front_ends(spec: EngineSpec | None) -> str:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
+from operator import mul
 from statistics import fmean
 
-from pytest_slmserve.analysis import points as sweep_points
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
-from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate
+from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, growth, possible, student_interval, tails
-from pytest_slmserve.analysis.stats.noise import TAIL, Differences, launch_means
+from pytest_slmserve.analysis.stats.noise import TAIL, launch_means
 from pytest_slmserve.schema.errors import TooFewPoints
 
 LOOKS = (2, 3, 4, 6, 8, 12, 16)  # repeats of a load after which its claims are judged, at most
@@ -43,23 +44,19 @@ class ChosenLoad:
     known: bool = False
 
 
-def valid_points(points: Sequence[Point]) -> list[Point]:
+def valid_points(points: Iterable[Point]) -> list[Point]:
+    """Return the points on which a claim may rest, in ascending order of the concurrency."""
     return sorted((p for p in points if p.valid), key=lambda p: p.concurrency)
 
 
-def gain_differences(points: Sequence[Point], repeats: Figure = output_rate) -> Differences:
-    """Differences between the valid points, in ascending order."""
-    return sweep_points.point_differences(valid_points(points), repeats)
-
-
 def looks_from(first: int) -> tuple[int, ...]:
-    """Numbers of repeats after which claims are judged, of a sweep that begins with `first` of each load."""
+    """Return the numbers of repeats after which claims are judged, of a sweep that begins with `first` of each load."""
     return (first, *(n for n in LOOKS if n > first))
 
 
 def tail_at(repeats: int, looks: Sequence[int]) -> float:
-    """Probability outside each end of an interval after so many repeats, so that the intervals at all looks hold
-    together with 95 %. looks: those that may be taken; with a single one nothing is stopped by what was seen."""
+    """Return the probability outside each end of an interval after so many repeats, so that the intervals at all looks
+    hold together with 95 %. looks: those that may be taken; with a single one nothing is stopped by what was seen."""
     if len(looks) < 2:
         return TAIL
     taken = sum(n <= repeats for n in looks)
@@ -69,86 +66,69 @@ def tail_at(repeats: int, looks: Sequence[int]) -> float:
 def gains(
     points: Sequence[Point], repeats: Figure = output_rate, looks: Sequence[int] = (), several: int = 1
 ) -> tuple[Gain, ...]:
-    """Relative change per doubling between neighbouring valid points: of throughput, or of another repeated figure.
-    several: of how many gains the extreme one is chosen, so that its interval has to hold for all (Bonferroni)."""
+    """Return the relative change per doubling between neighbouring valid points: of throughput, or of another repeated
+    figure. several: of how many gains the extreme one is chosen, so that its interval has to hold for all
+    (Bonferroni)."""
     valid = valid_points(points)
-    seen = gain_differences(valid, repeats)
-    return tuple(
-        _gain(a, b, seen.between(i, i + 1, _tail(a, b, looks) / several)) for i, (a, b) in enumerate(pairwise(valid))
-    )
-
-
-def _tail(first: Point, second: Point, looks: Sequence[int]) -> float:
-    return tail_at(max(len(first.repeats), len(second.repeats)), looks)
-
-
-def _gain(first: Point, second: Point, change: Interval) -> Gain:
-    doublings = math.log2(second.concurrency / first.concurrency)
-    gain = change.mapped(lambda end: growth(end / doublings))
-    return Gain(gain.value, gain.low, gain.high, start=first.concurrency, end=second.concurrency)
-
-
-def _from(steps: Sequence[Gain], tolerance: float, end: Callable[[Gain], float | None]) -> int | None:
-    """Start of the longest tail of `steps` of which every one stays under the tolerance."""
-    start = None
-    for step in reversed(steps):
-        gain = end(step)
-        if gain is None or gain >= tolerance:
-            break
-        start = step.start
-    return start
+    seen, found = point_differences(valid, repeats), []
+    for i, (a, b) in enumerate(pairwise(valid)):
+        tail = tail_at(max(len(a.repeats), len(b.repeats)), looks) / several
+        change, doublings = seen.between(i, i + 1, tail), math.log2(b.concurrency / a.concurrency)
+        gain = change.mapped(partial(mul, 1 / doublings)).mapped(growth)
+        found.append(Gain(gain.value, gain.low, gain.high, start=a.concurrency, end=b.concurrency))
+    return tuple(found)
 
 
 def plateau(points: Sequence[Point], tolerance: float = 0.10, looks: Sequence[int] = ()) -> ChosenLoad:
-    """The plateau: the smallest concurrency after which every doubling gains less than `tolerance` (a share) of
-    throughput. low: by the lower ends of the gains' intervals; high: by the upper ones, None where it is perhaps not
+    """Return the plateau: the smallest concurrency after which every doubling gains less than `tolerance` (a share) of
+    throughput. low: by the lower ends of the gains' intervals; high: by the upper ones, None if it is perhaps not
     reached."""
     steps = gains(points, looks=looks)
-    return ChosenLoad(
-        value=_from(steps, tolerance, lambda g: g.value),
-        low=_from(steps, tolerance, lambda g: g.low),
-        high=_from(steps, tolerance, lambda g: g.high),
-        known=any(step.low is not None for step in steps),
-    )
+
+    def start(end: str) -> int | None:
+        found = None
+        for step in reversed(steps):
+            gain = getattr(step, end)
+            if gain is None or gain >= tolerance:
+                break
+            found = step.start
+        return found
+
+    return ChosenLoad(start("value"), start("low"), start("high"), any(step.low is not None for step in steps))
 
 
 def pareto_front(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Valid points that no other beats: none has as much throughput and as low a mean E2E, and one of them better."""
-    valid = valid_points(points)
-    return tuple(p for p in valid if not any(_dominates(q, p) for q in valid))
-
-
-def _dominates(better: Point, worse: Point) -> bool:
-    """Returns whether `better` has as much throughput and as low a mean E2E as `worse`, and one of them better. Means
-    are compared, without regard to noise."""
-    faster = fmean(better.repeats) - fmean(worse.repeats)
-    sooner = fmean(worse.e2e_repeats) - fmean(better.e2e_repeats)
-    return min(faster, sooner) >= 0 < max(faster, sooner)
+    """Return the valid points that no other beats: none has as much throughput and as low a mean E2E, and one of them
+    better. Means are compared, without regard to noise."""
+    means = [(p, fmean(p.repeats), fmean(p.e2e_repeats)) for p in valid_points(points)]
+    return tuple(
+        p
+        for p, rate, wait in means
+        if not any(min(other - rate, wait - its) >= 0 < max(other - rate, wait - its) for _, other, its in means)
+    )
 
 
 def advantages(
     points: Sequence[Point], point: Point, looks: Sequence[int] = (), several: int = 1
 ) -> list[tuple[Point, Interval]]:
-    """Advantage over `point` of every valid point at another load, in both throughput and mean E2E at once.
+    """Return the advantage over `point` of every valid point at another load, in both throughput and mean E2E at once.
 
     The advantage of one over the other is the smaller of its two relative gains (more tokens/s, shorter E2E). So it is
-    negative where the other point is worse in one of them. Its interval likewise: the smaller of both ends.
+    negative if the other point is worse in one of them. Its interval likewise: the smaller of both ends.
     """
     valid = valid_points(points)
-    speed, wait, at = gain_differences(valid), gain_differences(valid, e2e_s), valid.index(point)
+    speed, wait, at = point_differences(valid), point_differences(valid, e2e_s), valid.index(point)
     found = []
     for i, other in enumerate(valid):
-        if i != at:
-            tail = _tail(point, other, looks) / several
-            found.append((other, _smaller(speed.between(at, i, tail), wait.between(i, at, tail))))
+        if i == at:
+            continue
+        tail = tail_at(max(len(point.repeats), len(other.repeats)), looks) / several
+        more, sooner = speed.between(at, i, tail), wait.between(i, at, tail)
+        by = Interval(growth(min(more.value, sooner.value)))
+        if more.low is not None and sooner.low is not None and more.high is not None and sooner.high is not None:
+            by = replace(by, low=growth(min(more.low, sooner.low)), high=growth(min(more.high, sooner.high)))
+        found.append((other, by))
     return found
-
-
-def _smaller(a: Interval, b: Interval) -> Interval:
-    value = growth(min(a.value, b.value))
-    if a.low is None or b.low is None or a.high is None or b.high is None:
-        return Interval(value)
-    return Interval(value, growth(min(a.low, b.low)), growth(min(a.high, b.high)))
 
 
 DESCRIBES = 0.15  # a law that is off by more at any point says nothing about that curve's steps
@@ -187,7 +167,7 @@ class Fit:
 
 
 def fit_step(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """(T_inf, b_half) from pairs of batch and output tokens/s, three batches or more. Raises TooFewPoints.
+    """Return (T_inf, b_half) from pairs of batch and output tokens/s, three batches or more. Raises TooFewPoints.
 
     Least squares on the relative error of the step time B/T: 1 = T/T_inf + (T/B)(b_half/T_inf), which is linear in
     1/T_inf and b_half/T_inf and needs no starting values.
@@ -209,19 +189,8 @@ def fit_step(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
     return determinant / per_sequence, fixed / per_sequence
 
 
-def fit_t_inf(points: Iterable[tuple[float, float]], b_half: float) -> float:
-    """T_inf where b_half is known, from one pair of batch and output tokens/s or more. Raises TooFewPoints.
-
-    Least squares on the relative error of the step time as well: 1 = (B + b_half)(T/B)/T_inf.
-    """
-    x = [(batch + b_half) * rate / batch for batch, rate in points]
-    if not x:
-        raise TooFewPoints("the saturation law needs a point, there is none", "a sweep over some concurrencies")
-    return math.fsum(v * v for v in x) / math.fsum(x)
-
-
 def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
-    """The law through the means of the valid points, with intervals from the repeats. Raises TooFewPoints.
+    """Return the law through the means of the valid points, with intervals from the repeats. Raises TooFewPoints.
 
     b_half: where it is known, for instance from shapes; then T_inf alone is fitted, and b_half has no interval.
     The i-th repeats of every point make the i-th fit, as far as all points have one; fits of one launch count as one
@@ -249,16 +218,24 @@ def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
 
 
 def with_batches(points: Iterable[Point]) -> list[Point]:
-    """The valid points of which every repeat told its batch, ascending: what a law is fitted to."""
-    return [p for p in valid_points(list(points)) if len(p.batch_repeats) == len(p.repeats)]
+    """Return the valid points of which every repeat told its batch, ascending: what a law is fitted to."""
+    return [p for p in valid_points(points) if len(p.batch_repeats) == len(p.repeats)]
 
 
 def fit_law(pairs: Sequence[tuple[float, float]], b_half: float | None) -> tuple[float, float]:
-    """(T_inf, b_half) from pairs of batch and output tokens/s, both fitted, or T_inf alone where b_half is known.
-    Raises TooFewPoints."""
-    return fit_step(pairs) if b_half is None else (fit_t_inf(pairs, b_half), b_half)
+    """Return (T_inf, b_half) from pairs of batch and output tokens/s, both fitted, or T_inf alone if b_half is known.
+
+    That is by least squares on the relative error of the step time as well: 1 = (B + b_half)(T/B)/T_inf. Raises
+    TooFewPoints.
+    """
+    if b_half is None:
+        return fit_step(pairs)
+    x = [(batch + b_half) * rate / batch for batch, rate in pairs]
+    if not x:
+        raise TooFewPoints("the saturation law needs a point, there is none", "a sweep over some concurrencies")
+    return math.fsum(v * v for v in x) / math.fsum(x), b_half
 
 
 def fixed_s_from_shapes(work: Work, peaks: Peaks) -> float:
-    """Seconds to read the weights once at the data sheet's bandwidth."""
+    """Return the seconds to read the weights once at the data sheet's bandwidth."""
     return work.weight_bytes / peaks.bytes_per_s

@@ -123,21 +123,18 @@ class MpsDaemon:
                     stderr=subprocess.STDOUT,
                     env=self._own_environment,
                 )
-            self._await_answer()
+            until = time.monotonic() + START_S
+            while True:
+                with suppress(EngineFailed):
+                    self._ask("get_server_list")
+                    break
+                self.check()
+                if time.monotonic() >= until:
+                    raise self._failed(f"does not answer {START_S:g} s after its start")
+                time.sleep(POLL_S)
         except BaseException:
             self.close()
             raise
-
-    def _await_answer(self) -> None:
-        until = time.monotonic() + START_S
-        while True:
-            with suppress(EngineFailed):
-                self._ask("get_server_list")
-                return
-            self.check()
-            if time.monotonic() >= until:
-                raise self._failed(f"does not answer {START_S:g} s after its start")
-            time.sleep(POLL_S)
 
     def _ask(self, command: str) -> list[int]:
         """The process ids in the daemon's answer; other words are remarks."""
@@ -174,10 +171,6 @@ class MpsDaemon:
                 " the GPU by time slicing",
             )
 
-    def alive(self) -> bool:
-        """Whether the daemon runs."""
-        return self.process is not None and self.process.poll() is None
-
     def check(self) -> None:
         """Raise EngineFailed, with the last lines of the logs, if the daemon has ended."""
         if self.process is None:
@@ -202,7 +195,7 @@ class MpsDaemon:
         May be called twice. Takes a few END_S at most, whatever hangs. Never speaks to another daemon.
         """
         try:
-            if self.process and self.alive():
+            if self.process and self.process.poll() is None:
                 with suppress(EngineFailed, subprocess.TimeoutExpired):
                     self._ask("quit")
                     self.process.wait(END_S)

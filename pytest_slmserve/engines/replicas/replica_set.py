@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
-from pytest_slmserve.engines.base import (
-    Engine,
-    ProgressCallback,
-    StartCallback,
-    WindowBarrier,
-    ignore_progress,
-    message_of,
-)
+from pytest_slmserve.engines.base import Engine, ProgressCallback, StartCallback, WindowBarrier, message_of
 from pytest_slmserve.engines.replicas import mps
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, naming
@@ -125,10 +119,7 @@ class ReplicaEngines:
         return f"replica {index + 1} of {len(self.spec)} ({short_name(self.spec.engines[index].model)})"
 
     def run(
-        self,
-        workloads: Sequence[Workload],
-        loads: Sequence[ClosedLoop],
-        on_progress: ProgressCallback = ignore_progress,
+        self, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], on_progress: ProgressCallback | None = None
     ) -> tuple[Run, ...]:
         """Put a load on each replica and return their runs. All begin at once and have one window, which opens when the
         last replica has settled (`WindowBarrier`).
@@ -149,30 +140,19 @@ class ReplicaEngines:
             with naming(self.name(index), EngineFailed):
                 engine.load_requests(workload)
         barrier = WindowBarrier([message_of(load) for load in loads])
-        listeners = [on_progress, *[ignore_progress] * (len(engines) - 1)]
 
-        def measured(engine: Engine, workload: Workload, load: ClosedLoop, listener: ProgressCallback) -> Run:
-            run = engine.run(workload, load, listener, barrier)
-            barrier.ended()
-            return run
+        def run_one(index: int) -> Run:
+            with naming(self.name(index), EngineFailed):
+                return engines[index].run(workloads[index], loads[index], None if index else on_progress, barrier)
 
-        pool = ThreadPoolExecutor(len(engines), thread_name_prefix="slm-replica")
         try:
-            runs = [pool.submit(measured, *each) for each in zip(engines, workloads, loads, listeners)]
-            wait(runs, return_when=FIRST_EXCEPTION)
-            # Those that have ended come first, because none of them was stopped for the failure of another one.
-            for index, run in sorted(enumerate(runs), key=lambda numbered: not numbered[1].done()):
-                with naming(self.name(index), EngineFailed):
-                    run.result()
+            runs = barrier.run_together([partial(run_one, index) for index in range(len(engines))], self.close)
             for index in range(len(engines)):
                 self.check(index)
-            return tuple(run.result() for run in runs)
         except BaseException:
-            barrier.give_up()
             self.close()
             raise
-        finally:
-            pool.shutdown()
+        return tuple(runs)
 
     def close(self) -> None:
         """Stop all replicas, and last the MPS daemon. May be called twice."""

@@ -33,6 +33,7 @@ def kill_users(folder: Path) -> None:
 
 try:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     watched = [os.pidfd_open(int(pid)) for pid in sys.argv[1:]]
     gone = watched[0] in select.select(watched, [], [])[0]
 except ProcessLookupError:  # before we could look

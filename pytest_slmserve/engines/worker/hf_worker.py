@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from slm_pacing import batch_rows, next_batch  # this folder is on the path, its package is not
+from slm_pacing import serve_batches  # this folder is on the path, its package is not
 from vllm_worker import PROGRESS_S, Server, run_worker
 
 PADDING = 1  # an id like any other: the attention mask leaves it out
@@ -32,8 +32,8 @@ class BatchServer(Server):  # type: ignore[misc]
         torch.backends.cuda.enable_cudnn_sdp(False)
         import slm_facts  # noqa: F401 - waits for the turn of this engine
 
-        self.device, self.batching = arguments["device"], arguments["batching"]
-        self.most, self.wait_s = arguments["batch"], arguments["wait_s"]
+        self.device, self.way = arguments["device"], arguments
+        self.began = self.told = time.monotonic()  # of a run; when the parent was told something last
         if self.device == "cpu":
             torch.set_num_threads(1)  # several wait for each other at every kernel: beside other work, 200 ms a step
         torch.manual_seed(arguments["seed"])
@@ -48,7 +48,7 @@ class BatchServer(Server):  # type: ignore[misc]
         return {
             "weight_bytes": sum(p.numel() * p.element_size() for p in self.model.parameters()),
             "attention_backend": f"{getattr(self.model.config, '_attn_implementation', 'unknown')}, without cuDNN",
-            "max_num_seqs": self.most,
+            "max_num_seqs": arguments["batch"],
             "max_model_len": arguments["max_model_len"],
             "dtype": arguments["dtype"],
             "transformers": transformers.__version__,
@@ -56,52 +56,41 @@ class BatchServer(Server):  # type: ignore[misc]
 
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         match message["op"]:
-            case "load":
-                return self.load(message["prompts"], message["output_tokens"])  # type: ignore[no-any-return]
             case "tokens":
-                rows = [self.generate([n], message["length"], []) for n in range(message["requests"])]
+                rows = [self.generate([n], message["length"], [], n) for n in range(message["requests"])]
                 return {"event": "tokens", "tokens": [row[0] for row in rows]}
             case "profile":
                 return {"event": "profiled", "problem": "Transformers has no profiler of vLLM's kind"}
-        return self.serve_batches(message["load"]["schedule"])
+        return self.run_batches(message["load"]["schedule"])
 
-    def serve_batches(self, times: Sequence[float]) -> dict[str, Any]:
+    def run_batches(self, times: Sequence[float]) -> dict[str, Any]:
         """Serve requests that come at these times, in seconds from now on, and return the columns of the run."""
-        began, first = time.monotonic(), 0
-        self.told = began  # when the parent was told something last
-        samples: list[tuple[Any, ...]] = []
-        steps: list[tuple[Any, ...]] = []
-        while first < len(times):
-            now = time.monotonic() - began
-            at, count = next_batch(self.batching, times, first, now, self.most, self.wait_s)
-            while (left := began + at - time.monotonic()) > 0:
+        self.began = self.told = time.monotonic()
+
+        def serve(at: float, rows: list[int], tokens: int, done: int) -> tuple[float, list[float], float]:
+            while (left := at - time.monotonic()) > 0:
                 time.sleep(min(left, PROGRESS_S))
-                self.tell(samples, 0)
-            rows = [number % len(self.prompts) for number in range(first, first + count)]
-            lengths = [(len(self.prompts[row]["prompt_token_ids"]), self.output_tokens[row]) for row in rows]
-            requests = [(row, began + due, *each) for row, due, each in zip(rows, times[first:], lengths)]
-            stamps: list[float] = []
-            started = time.monotonic()
-            self.generate(rows, max(output for _, output in lengths), stamps, samples)
-            made, answered = batch_rows(requests, started, stamps, time.monotonic())
-            steps += made
-            samples += answered
-            first += count
+                self.tell(done, 0)
+            started, stamps = time.monotonic(), list[float]()
+            self.generate(rows, tokens, stamps, done)
+            return started, stamps, time.monotonic()
+
+        lengths = [(len(each["prompt_token_ids"]), tokens) for each, tokens in zip(self.prompts, self.output_tokens)]
+        due = [self.began + seconds for seconds in times]
+        samples, steps = serve_batches(self.way, due, lengths, serve, self.began)
         return {
             "event": "done",
-            "began": began,
-            "window": (began, time.monotonic()),
+            "began": self.began,
+            "window": (self.began, time.monotonic()),
             "samples": [list(column) for column in zip(*samples)],
             "steps": [list(column) for column in zip(*steps)],
             "failures": 0,
             "first_failure": None,
         }
 
-    def generate(
-        self, rows: Sequence[int], tokens: int, stamps: list[float], before: Sequence[Any] = ()
-    ) -> list[list[int]]:
+    def generate(self, rows: Sequence[int], tokens: int, stamps: list[float], done: int) -> list[list[int]]:
         """The ids of `tokens` tokens for each of these prompts, served as one batch. stamps: gets the monotonic time of
-        each step. before: the samples so far, for the progress."""
+        each step. done: number of requests before, for the progress."""
         import torch
 
         prompts = [self.prompts[row]["prompt_token_ids"] for row in rows]
@@ -111,7 +100,7 @@ class BatchServer(Server):  # type: ignore[misc]
 
         def stepped(found: Any, scores: Any, **_: Any) -> Any:
             stamps.append(time.monotonic())
-            self.tell(before, len(rows))
+            self.tell(done, len(rows))
             return torch.zeros(found.shape[0], dtype=torch.bool, device=found.device)
 
         with torch.inference_mode():
@@ -123,11 +112,10 @@ class BatchServer(Server):  # type: ignore[misc]
             )
         return [list(map(int, row[longest:])) for row in made.cpu()]
 
-    def tell(self, samples: Sequence[Any], in_flight: int) -> None:
+    def tell(self, done: int, in_flight: int) -> None:
         """Tell the parent how far the run is, if it was told nothing for PROGRESS_S seconds."""
         if (now := time.monotonic()) - self.told > PROGRESS_S:
-            elapsed_s = now - (samples[0][1] if samples else now)
-            shown = {"elapsed_s": elapsed_s, "done": len(samples), "in_flight": in_flight, "tokens_per_s": None}
+            shown = {"elapsed_s": now - self.began, "done": done, "in_flight": in_flight, "tokens_per_s": None}
             self.write(event="progress", phase="window", **shown)
             self.told = now
 

@@ -4,7 +4,7 @@ counts and times in, decisions out."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -181,45 +181,49 @@ def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:
     return max(float(load["window_s"]), cycles_s)
 
 
-def next_batch(
-    batching: str, times: Sequence[float], first: int, now: float, most: int, wait_s: float
-) -> tuple[float, int]:
-    """The time at which the next batch starts, and the number of its requests, which begin with number `first`.
+def serve_batches(
+    way: dict[str, Any],
+    times: Sequence[float],
+    lengths: Sequence[tuple[int, int]],
+    serve: Callable[[float, list[int], int, int], tuple[float, Sequence[float], float]],
+    now: float = 0.0,
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Serve requests in batches that are made one after the other, and return their rows and those of the steps.
 
     Args:
-        batching: "none" makes a batch of each request. "static" waits for `most` requests, or all that are left.
-            "dynamic" starts when `most` requests have come, or with fewer when the first one has waited for `wait_s`.
-        times: The time at which each request comes, ascending, in seconds since the beginning.
-        now: The time from which the engine is free.
+        way: The way to batch, and its numbers. "none" makes a batch of each request. "static" waits for `batch`
+            requests, or all that are left. "dynamic" starts when `batch` requests have come, or with fewer when the
+            first one has waited for `wait_s` seconds.
+        times: The time at which each request comes, ascending. All times are by one clock.
+        lengths: Prompt and output tokens of each row of the workload, through which the requests cycle.
+        serve: Serves a batch, from its time, its rows, the tokens of its longest output, and the number of requests
+            before it. Returns the begin of the batch, the end of each step, and the end of the batch.
+        now: The time at which all begins.
 
     Raises:
         ValueError: There is no such way to batch.
     """
-    last = min(first + most, len(times)) - 1
-    match batching:
-        case "none":
-            return max(now, times[first]), 1
-        case "static":
-            return max(now, times[last]), last - first + 1
-        case "dynamic":
-            full = times[last] if last - first + 1 == most else float("inf")
-            starts = max(now, min(full, times[first] + wait_s))
-            return starts, sum(times[i] <= starts for i in range(first, last + 1))
-    raise ValueError(f"unknown batching {batching!r}")
-
-
-def batch_rows(
-    requests: Sequence[tuple[int, float, int, int]], began: float, stamps: Sequence[float], ended: float
-) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """The rows of the steps of a batch, and the rows of its requests, as workers report them.
-
-    requests: The number, the time of sending, the prompt tokens and the output tokens of each request. began, ended:
-    Times of the batch. stamps: The end of each step.
-    """
-    slots = len(requests)
-    computed = slots * max(prompt for _, _, prompt, _ in requests)
-    steps = [
-        (stamp, slots, 0, sum(tokens > number for *_, tokens in requests), 0 if number else computed, None, 0)
-        for number, stamp in enumerate(stamps)
-    ]
-    return steps, [(row, at, began, stamps[0], ended, *tokens, True, None) for row, at, *tokens in requests]
+    samples: list[tuple[Any, ...]] = []
+    steps: list[tuple[Any, ...]] = []
+    while (first := len(samples)) < len(times):
+        last = min(first + way["batch"], len(times)) - 1
+        if way["batching"] == "none":
+            starts, last = max(now, times[first]), first
+        elif way["batching"] == "static":
+            starts = max(now, times[last])
+        elif way["batching"] == "dynamic":
+            full = times[last] if last - first + 1 == way["batch"] else float("inf")
+            starts = max(now, min(full, times[first] + way["wait_s"]))
+            last = bisect_right(times, starts, first, last + 1) - 1
+        else:
+            raise ValueError(f"unknown batching {way['batching']!r}")
+        rows = [number % len(lengths) for number in range(first, last + 1)]
+        batch = [lengths[row] for row in rows]
+        began, stamps, now = serve(starts, rows, max(output for _, output in batch), first)
+        computed = len(batch) * max(prompt for prompt, _ in batch)
+        for number, stamp in enumerate(stamps):
+            new_tokens = sum(output > number for _, output in batch)
+            steps.append((stamp, len(batch), 0, new_tokens, 0 if number else computed, None, 0))
+        for row, sent, each in zip(rows, times[first:], batch):
+            samples.append((row, sent, began, stamps[0], now, *each, True, None))
+    return samples, steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,11 +16,7 @@ from typing import Any
 
 
 class Ended(Exception):
-    """The error of a socket whose other end was closed. lines: of that socket."""
-
-    def __init__(self, lines: Lines) -> None:
-        super().__init__()
-        self.lines = lines
+    """The error of a socket whose other end was closed."""
 
 
 class TooLong(ValueError):
@@ -40,7 +37,7 @@ class Lines:
         try:
             self.end.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            raise Ended(self) from None
+            raise Ended from None
 
     @property
     def has_room(self) -> bool:
@@ -63,7 +60,7 @@ class Lines:
             except ConnectionError:
                 data = b""
             if not data:
-                raise Ended(self)
+                raise Ended
             self._buffer += data
         line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
         message = json.loads(line)
@@ -76,10 +73,11 @@ class Lines:
 def guarded(parent: str) -> Iterator[None]:
     """A guardian for as long as this process works: it kills the process group when the parent or this process is gone.
     parent: its process id."""
-    guardian = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), parent, str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), parent, str(os.getpid())]
+    # A guardian that is asked to end before it listens must still look whether the parent is gone.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    guardian = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield
     finally:

@@ -1,7 +1,5 @@
 """Prints the versions that an interpreter has, as one line of JSON, without importing any of the packages."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

@@ -96,6 +96,11 @@ class Server:
                 break
             if message["op"] == "open":  # of a run that ended before it heard of it
                 continue
+            if message["op"] == "load":
+                self.prompts = [{"prompt_token_ids": prompt} for prompt in message["prompts"]]
+                self.output_tokens = message["output_tokens"]
+                await self.say(event="loaded")
+                continue
             try:
                 answer = await self.answer(message)
             except TimeoutError as error:
@@ -107,8 +112,6 @@ class Server:
 
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         match message["op"]:
-            case "load":
-                return self.load(message["prompts"], message["output_tokens"])
             case "tokens":
                 # One after the other: beside others a request may get other kernels, and other roundings.
                 first, length = self.prompts[: message["requests"]], message["length"]
@@ -146,11 +149,6 @@ class Server:
         self.engine = AsyncLLMEngine.from_engine_args(Arguments(**arguments), stat_loggers=[StepTrace])
         parts: list[dict[str, Any]] = await self.engine.collective_rpc("slm_facts")
         return {**resolved(self.engine.vllm_config), "parts": parts}
-
-    def load(self, prompts: list[list[int]], output_tokens: list[int]) -> dict[str, Any]:
-        self.prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
-        self.output_tokens = output_tokens
-        return {"event": "loaded"}
 
     async def served(self, prompt: dict[str, list[int]], parameters: Any) -> Any:
         """The output of one request, which is served alone."""

@@ -182,12 +182,15 @@ def row_axis(names: Iterable[str]) -> Spec:
     return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": ticks}
 
 
-def series_looks(names: Sequence[str]) -> Spec:
-    """Return the encodings of color and shape that tell several series apart."""
+def series_looks(names: Sequence[str], looks: Mapping[str, tuple[str, str]] | None = None) -> Spec:
+    """Return the encodings of color and shape that tell several series apart. looks: color and shape of each name, if
+    they have a meaning."""
     several = len(COLOURS)
     numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
     colours = [COLOURS[i % several] for i in numbers]
     shapes = [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]
+    if looks:
+        colours, shapes = (list(each) for each in zip(*(looks[name] for name in names)))
     long = max(map(len, names), default=0) > 40
     key = {"orient": "bottom", "columns": 1 if long else 2, "symbolSize": 70, "labelLimit": 400}
     legend = key if len(names) > 1 else None
@@ -199,17 +202,14 @@ def series_looks(names: Sequence[str]) -> Spec:
 
 
 def layer(mark: Spec, values: Values | None = None, where: str = "", **encoding: Any) -> Spec:
-    """Return a layer of a chart. An encoding that is a text names its field of numbers.
+    """Return a layer of a chart. An encoding that is a text names its field, on the axis of the chart.
 
     Args:
         values: Rows of this layer only; None if it draws those of the chart.
         where: Expression that chooses rows.
     """
-    made: Spec = {"mark": mark, "encoding": {}}
-    for channel, what in encoding.items():
-        ends = channel in ("x2", "y2", "text")
-        kind = {"field": what} if ends else {"field": what, "type": "quantitative"}
-        made["encoding"][channel] = kind if isinstance(what, str) else what
+    encoded = {channel: {"field": what} if isinstance(what, str) else what for channel, what in encoding.items()}
+    made: Spec = {"mark": mark, "encoding": encoded}
     if values is not None:
         made["data"] = {"values": values}
     if where:
@@ -242,6 +242,7 @@ def line_chart(
     y: Spec,
     names: Sequence[str] = (),
     *,
+    looks: Mapping[str, tuple[str, str]] | None = None,
     strokes: Sequence[str] = (),
     rules: Iterable[Mapping[str, Any]] = (),
     guide: Values | None = None,
@@ -257,6 +258,7 @@ def line_chart(
         rows: x, y, low and high (optional), series, hollow (not filled), stroke, order and text (optional), shown (the
             value as a page shows it).
         names: All series in the order of their colors. By default those of the rows.
+        looks: Color and shape of each series, if they have a meaning.
         strokes: Kinds of line of one series, solid first; `stroke` of each row is one of them.
         rules: Lines across the chart at an x or a y, each with a text.
         guide: Points of a dashed gray line behind the series.
@@ -264,7 +266,7 @@ def line_chart(
         dots: Whether points and intervals are drawn.
         under: Further layers behind all others.
     """
-    look = series_looks(names or list(dict.fromkeys(row["series"] for row in rows)))
+    look = series_looks(names or list(looks or dict.fromkeys(row["series"] for row in rows)), looks)
     color = look["color"]
     line: Spec = {"color": color, "order": {"field": "order" if any("order" in row for row in rows) else "x"}}
     line["order"]["type"] = "quantitative"
@@ -429,54 +431,57 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
 
 def step_parts_chart(rows: Sequence[StepRow], subject: str) -> Spec | None:
     """Return the parts of the mean step of each load, in per cent, one behind the other; None if none is known."""
-    values: Values = []
+    parts: Values = []
     for row in rows:
-        name, end = f"{row.point.concurrency} in flight", 0.0
         for field, column in STEP_PARTS.items():
             if text := column.cell(row):
-                begin, end = end, end + 100 * getattr(row.parts, field)
-                part = {"subject": name, "series": column.name.removesuffix(" %"), "x": begin, "end": end}
-                values.append(part | {"shown": f"{text} % of {milliseconds(row.point.step_s)} ms"})
+                part = {"subject": f"{row.point.concurrency} in flight", "series": column.name.removesuffix(" %")}
+                words = f"{text} % of {milliseconds(row.point.step_s)} ms"
+                parts.append(part | {"size": 100 * getattr(row.parts, field), "shown": words})
     looks = {column.name.removesuffix(" %"): STEP_COLOURS[field] for field, column in STEP_PARTS.items()}
-    x = axis("x", "% of the step") | {"scale": {"domain": [0, 100]}}
-    return stacked_bars(values, looks, x, f"parts of a step over {IN_FLIGHT}, {subject}") if values else None
+    return stacked_bars(parts, looks, "% of the step", f"parts of a step over {IN_FLIGHT}, {subject}")
 
 
 def memory(rows: Sequence[MemoryRow]) -> Spec | None:
     """Return the memory of the GPUs of each set of engines, in GiB: of one engine behind the other, then what is
     left."""
-    values: Values = []
+    made: Values = []
     for row, name in zip(rows, memory_names(rows)):
-        end = 0.0
-        seen, several = row.memory, len(row.memory.engines) > 1
+        seen = row.memory
         parts: list[tuple[str, str, int]] = []  # whose, what, and how many bytes
         for number, engine in enumerate(seen.engines, 1):
-            whose = f"engine {number}, {engine.model}" if several else engine.model
+            whose = f"engine {number}, {engine.model}" if len(seen.engines) > 1 else engine.model
             parts += [(whose, "weights", engine.weight_bytes), (whose, "KV cache", engine.kv_bytes)]
         parts += [] if seen.other_bytes is None else [("all", "other", seen.other_bytes)]
         parts.append(("", "other and unused" if seen.used_bytes is None else "free", seen.left_bytes))
         for whose, series, size in parts:
-            begin, end = end, end + size / GIB
-            part = {"subject": name, "engine": whose, "series": series, "x": begin, "end": end}
-            values.append(part | {"shown": f"{gib(size)} GiB"})
-    most = max((row["end"] for row in values), default=0.0)
-    x = axis("x", "GiB of the memory") | {"scale": {"domain": [0, most], "nice": False}}
-    return stacked_bars(values, MEMORY_COLOURS, x, "memory of the GPU by engine") if values else None
+            part = {"subject": name, "engine": whose, "series": series}
+            made.append(part | {"size": size / GIB, "shown": f"{gib(size)} GiB"})
+    return stacked_bars(made, MEMORY_COLOURS, "GiB of the memory", "memory of the GPU by engine")
 
 
-def stacked_bars(values: Values, looks: Mapping[str, str], x: Spec, description: str) -> Spec:
-    """Return a bar for each subject, of parts from x to end. looks: the color of each series, in the order of the
-    key."""
-    named = [name for name in looks if any(row["series"] == name for row in values)]
+def stacked_bars(parts: Values, looks: Mapping[str, str], title: str, description: str) -> Spec | None:
+    """Return a bar for each subject, of parts one behind the other; None without parts. looks: the color of each
+    series, in the order of the key."""
+    if not parts:
+        return None
+    ends: dict[str, float] = {}
+    rows: Values = []
+    for part in parts:
+        begin = ends.get(part["subject"], 0.0)
+        ends[part["subject"]] = begin + part["size"]
+        rows.append({**part, "x": begin, "end": ends[part["subject"]]})
+    named = [name for name in looks if any(row["series"] == name for row in rows)]
     key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
     scale = {"domain": named, "range": [looks[name] for name in named]}
     color = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
     said = {"subject": "", "engine": "of", "series": "part", "shown": "has"}
-    told = [{"field": name, "title": title} for name, title in said.items() if name in values[0]]
-    y = row_axis(row["subject"] for row in values)
-    x = x | {"axis": x["axis"] | {"labelSeparation": 8, "labelFlush": False}}
+    told = [{"field": name, "title": words} for name, words in said.items() if name in rows[0]]
+    x, y = axis("x", title), row_axis(ends)
+    x["axis"] |= {"labelSeparation": 8, "labelFlush": False}
+    x["scale"] = {"domain": [0, round(max(ends.values()), 6)], "nice": False}
     bar = layer({"type": "bar", "height": {"band": 0.7}}, x="x", x2="end", y=y, color=color, tooltip=told)
-    return chart([bar], x, y, description, values, ROW * len(y["sort"]))
+    return chart([bar], x, y, description, rows, ROW * len(ends))
 
 
 def bars(rows: Values, x_title: str, y_title: str) -> Spec:
@@ -665,45 +670,21 @@ def history(found: ReleaseHistory) -> Spec:
     metric, run, rows = METRICS[found.metric], 0, list[dict[str, Any]]()
     for each in found.releases:
         run += each.step_words == NOT_COMPARABLE  # number of the line that the release lies on
-        low, high = (None if end is None else metric.scale * end for end in (each.mean.low, each.mean.high))
-        row = {"release": each.release, "y": metric.scale * each.mean.value, "low": low, "high": high}
+        mean = each.mean.mapped(lambda end: metric.scale * end)
         ratio = shown(each.step.ratio.value, 4) if each.step else ""
-        certain = each.step.ratio.value if each.step and each.step.verdict in WORDS else 1.0
-        row |= {"step": each.step_words or FIRST_RELEASE, "shown": shown(metric.scale * each.mean.value, 4), "run": run}
-        rows.append(
-            row | {"ratio": ratio, "risen": ratio if certain > 1 else "", "fallen": ratio if certain < 1 else ""}
-        )
-    order = [row["release"] for row in rows]
-    ticks = {"labelAngle": 0 if len(order) < 6 else -30}
+        more = {"shown": shown(mean.value, 4), "ratio": ratio, "run": run}
+        certain = each.step is not None and each.step.verdict in WORDS
+        row = interval_row(each.release, mean, each.step_words or FIRST_RELEASE)
+        rows.append({**row, **more, "text": ratio if certain else ""})
+    ticks = {"labelAngle": 0 if len(rows) < 6 else -30}
     scale = {"type": "point", "padding": 0.5}
-    x = {"field": "release", "type": "ordinal", "title": "vLLM", "sort": order, "scale": scale, "axis": ticks}
+    x = {"type": "ordinal", "title": "vLLM", "sort": [row["x"] for row in rows], "scale": scale, "axis": ticks}
     y = axis("y", f"{metric.heading} ({'more' if metric.higher_is_better else 'less'} is better)")
     y["scale"] = {"domain": history_domain(found), "nice": False, "zero": False}
-    known = [words for words in STEP_LOOKS if any(row["step"] == words for row in rows)]
-    legend = {"orient": "bottom", "columns": 2, "symbolSize": 70}
-    color, shape = (
-        {
-            "field": "step",
-            "type": "nominal",
-            "title": None,
-            "scale": {"domain": known, "range": [*looks]},
-            "legend": legend,
-        }
-        for looks in zip(*(STEP_LOOKS[words] for words in known))
-    )
-    said = {"release": "", "shown": "value", "ratio": "ratio", "step": "it"}
-    told = [{"field": name, "title": title} for name, title in said.items()]
-    plain = {"value": COLOURS[0]}
-    layers = [
-        layer(LINE, x=x, y="y", color=plain, detail={"field": "run", "type": "nominal"}),
-        whiskers(plain, x),
-        layer({**POINT, "size": 90}, x=x, y="y", color=color, shape=shape, tooltip=told),
-        *(
-            layer({**TEXT, "fontSize": 12, "dy": away}, x=x, y="y", text=field)
-            for field, away in (("risen", -14), ("fallen", 16))
-        ),
-    ]
-    return chart(layers, x, y, f"{metric.heading} over releases, {found.subject}", rows, 220)
+    line = layer({**LINE, "color": COLOURS[0]}, x="x", y="y", detail={"field": "run", "type": "nominal"})
+    known = {words: look for words, look in STEP_LOOKS.items() if any(row["series"] == words for row in rows)}
+    words = f"{metric.heading} over releases, {found.subject}"
+    return line_chart(rows, x, y, looks=known, joined=False, under=[line], description=words, height=220)
 
 
 def cut_whiskers(found: ReleaseHistory) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import attrgetter
@@ -16,16 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from pytest_slmserve.analysis.claims import job_claims
 from pytest_slmserve.analysis.claims.claim import PUBLISHED
 from pytest_slmserve.analysis.claims.gpu_claims import NO_DECODING, NO_PROFILE, at_table_1
-from pytest_slmserve.analysis.claims.job_claims import (
-    SIZED_AS,
-    caches_of,
-    grid_of,
-    kv_blocks_of_job,
-    limits_of,
-    ways_of,
-)
 from pytest_slmserve.analysis.compare.deployments import PairReplicas as Pair
 from pytest_slmserve.analysis.compare.deployments import compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, SIDES, Gated, nothing_counts, series_of
@@ -37,25 +30,10 @@ from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_named, figure_ratio, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
-from pytest_slmserve.report.gate.text import title
-from pytest_slmserve.report.page.charts import (
-    IN_FLIGHT,
-    TOKENS_PER_S,
-    Spec,
-    Values,
-    axis,
-    bars,
-    gate_forest,
-    interval_row,
-    intervals,
-    line_chart,
-    load_axis,
-    pareto,
-    point_rows,
-    share_axis,
-    throughputs,
-)
-from pytest_slmserve.report.points import rate_series
+from pytest_slmserve.report.gate import title
+from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.page.charts import IN_FLIGHT, TOKENS_PER_S, Spec, Values, axis, line_chart
+from pytest_slmserve.report.points import rate_series, served_on
 from pytest_slmserve.report.text_table import figure as digits
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -188,14 +166,14 @@ def pictures(
     sweeps = [(name, curve) for name, curve in named if curve.valid]
     if not sweeps:
         return others
-    drawn = [Picture("sweeps", _origins(sweeps), (throughputs(sweeps), pareto(sweeps)))]
+    drawn = [Picture("sweeps", _origins(sweeps), (charts.throughputs(sweeps), charts.pareto(sweeps)))]
     shaped = [(name, curve) for name, curve in sweeps if len(curve.valid) >= ENOUGH]
     if len(shaped) > 1:
         rows: Values = []
         for name, curve in shaped:
             most = _most(curve)
-            rows += point_rows(curve.valid, "output_tokens_per_s", name, 1 / most, noise=False)
-        y = share_axis("throughput, of each model's largest")
+            rows += charts.point_rows(curve.valid, "output_tokens_per_s", name, 1 / most, noise=False)
+        y = charts.share_axis("throughput, of each model's largest")
         drawn.append(Picture("relative-throughput", _origins(shaped), (_over_load(shaped, rows, y),)))
     return [
         *drawn,
@@ -216,14 +194,14 @@ def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
     for gated in gates:
         name = f"gate-{gated.model}" + (f"-{gated.gate}" if often[gated.model] > 1 else "")
         series = {each.name: each for each in series_of((*GATED, *SHOWN), gated.pairs)}
-        spec = gate_forest([*gated.gated, *gated.shown], series, (each.name for each in gated.gated))
+        spec = charts.gate_forest([*gated.gated, *gated.shown], series, (each.name for each in gated.gated))
         if spec is None:
             drawn.append(Picture(name, why_not=nothing_counts(gated.dropped)))
             continue
         first = gated.pairs[0]
         before, after = (first.launch(side).measurements[0].environment for side in SIDES)
         compared_ = f"vLLM {after.vllm} against {before.vllm}" if before.vllm != after.vllm else f"vLLM {after.vllm}"
-        drawn.append(Picture(name, (_origin(before, release=False), title(gated), compared_), (spec,)))
+        drawn.append(Picture(name, (_origin(replace(before, vllm=None)), title(gated), compared_), (spec,)))
     return drawn
 
 
@@ -271,19 +249,14 @@ def _origins(named: Iterable[tuple[str, Curve]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _origin(where: Environment | None, workload: WorkloadReference | None = None, *, release: bool = True) -> str:
+def _origin(where: Environment | None, workload: WorkloadReference | None = None) -> str:
     """Return the device, the release of vLLM and the lengths of the requests, as far as they are known."""
-    if where is None:
-        return "unknown device"
-    if where.platform == "simulated":
+    if where and where.platform == "simulated":
         return "SIMULATED, not measured on a device"
-    device = where.gpu_name or where.cpu or "unknown device"
-    if where.platform == "remote":
-        device = where.url or "an endpoint"
-    device += f", vLLM {where.vllm}" if where.vllm and release else ""
-    if workload is None:
-        return device
-    return f"{device}, {workload.mean_prompt_tokens:.0f} prompt and {workload.mean_output_tokens:.0f} output tokens"
+    if where is None or workload is None:
+        return served_on(where)
+    prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
+    return f"{served_on(where)}, {prompt:.0f} prompt and {output:.0f} output tokens"
 
 
 def _most(curve: Curve) -> float:
@@ -293,17 +266,21 @@ def _most(curve: Curve) -> float:
 
 def _over_load(named: Named, rows: Values, y: Spec, **more: Any) -> Spec:
     """Return a panel over the loads of all curves, in which each curve has the color of its place."""
-    x = load_axis(point.concurrency for _, curve in named for point in curve.valid)
+    x = charts.load_axis(point.concurrency for _, curve in named for point in curve.valid)
     return line_chart(rows, x, y, [name for name, _ in named], **more)
 
 
-def _limits(slo: Slo | None) -> dict[str, Values]:
-    """Return the line across a chart at the limit of each latency, in ms, with how it was written; none without an
-    SLO."""
-    if slo is None:
-        return {}
-    written = zip(slo.bounds.items(), str(slo).split(","))
-    return {name: [{"y": 1e3 * limit, "text": text}] for (name, limit), text in written}
+def _latency_panels(latencies: Mapping[str, Values], x: Spec, names: Sequence[str], slo: Slo | None) -> list[Spec]:
+    """Return a panel for each latency that is known, with its p50 and p99 in ms, and a line at its limit in the words
+    of the SLO."""
+    limits: dict[str, Values] = {}
+    for (name, limit), text in zip(slo.bounds.items(), str(slo).split(",")) if slo else ():
+        limits[name] = [{"y": 1e3 * limit, "text": text}]
+    return [
+        line_chart(rows, x, axis("y", f"{name.upper()}, ms", "log"), names, strokes=PARTS, rules=limits.get(name, ()))
+        for name, rows in latencies.items()
+        if rows
+    ]
 
 
 def _latency(sweeps: Named, slo: Slo | None) -> Picture:
@@ -311,17 +288,11 @@ def _latency(sweeps: Named, slo: Slo | None) -> Picture:
     seen = [(name, c) for name, c in sweeps if sum(p.ttft_p50_s is not None for p in c.valid) > 1]
     if not seen:
         return Picture("latency", why_not="percentiles of TTFT are not known at two loads of any model")
-    limits, panels = _limits(slo), []
-    for latency in ("ttft", "tpot", *(["e2e"] if "e2e" in limits else [])):
-        rows = [
-            row
-            for name, curve in seen
-            for part in PARTS
-            for row in point_rows(curve.valid, f"{latency}_{part}_s", name, 1e3, "ms", stroke=part)
-        ]
-        if rows:
-            y = axis("y", f"{latency.upper()}, ms", scale="log")
-            panels.append(_over_load(seen, rows, y, strokes=PARTS, rules=limits.get(latency, ())))
+    rows: dict[str, Values] = {"ttft": [], "tpot": [], **({"e2e": []} if slo and "e2e" in slo.bounds else {})}
+    for latency, (name, curve), part in product(rows, seen, PARTS):
+        rows[latency] += charts.point_rows(curve.valid, f"{latency}_{part}_s", name, 1e3, "ms", stroke=part)
+    x = charts.load_axis(point.concurrency for _, curve in seen for point in curve.valid)
+    panels = _latency_panels(rows, x, [name for name, _ in seen], slo)
     return Picture("latency", _origins(seen), tuple(panels))
 
 
@@ -342,27 +313,23 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
     if not groups:
         return Picture("rates", why_not="no load at a request rate is valid")
     names = _names_of_rates([first for first, _ in groups])
-    x, limits, within = axis("x", "requests/s sent"), _limits(slo), f"good: {slo}"
+    x, within = axis("x", "requests/s sent"), f"good: {slo}"
     served: Values = []
     latencies: dict[str, Values] = {"ttft": [], "tpot": [], "e2e": []}
     for name, (_, loads) in zip(names, groups):
         for sent, summary, degraded, kept in loads:
             for stroke, rate in (("served", summary.requests_per_s), (within, kept.per_s if kept else None)):
                 if rate is not None:
-                    served.append(interval_row(sent, Interval(rate), name, degraded) | {"stroke": stroke})
-        for latency, rows in latencies.items():
-            for part in PARTS:
-                for sent, summary, degraded, _ in loads:
-                    if (value := getattr(summary, f"{latency}_{part}_s")) is not None:
-                        rows.append(interval_row(sent, Interval(1e3 * value), name, degraded) | {"stroke": part})
+                    served.append(charts.interval_row(sent, Interval(rate), name, degraded) | {"stroke": stroke})
+            for latency, part in product(latencies, PARTS):
+                if (value := getattr(summary, f"{latency}_{part}_s")) is not None:
+                    row = charts.interval_row(sent, Interval(1e3 * value), name, degraded)
+                    latencies[latency].append(row | {"stroke": part})
     most = max(row["x"] for row in served)
     strokes = ("served", within) if slo else ("served",)
     equal: Values = [{"x": 0, "y": 0}, {"x": most, "y": most}]
     panels = [line_chart(served, x, axis("y", "requests/s"), names, strokes=strokes, guide=equal)]
-    for latency, rows in latencies.items():
-        if rows:
-            y = axis("y", f"{latency.upper()}, ms", scale="log")
-            panels.append(line_chart(rows, x, y, names, strokes=PARTS, rules=limits.get(latency, ())))
+    panels += _latency_panels(latencies, x, names, slo)
     origins = dict.fromkeys(_origin(first.environment, first.workload) for first, _ in groups)
     return Picture("rates", tuple(origins), tuple(panels))
 
@@ -386,8 +353,8 @@ def _gauges(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str) -> 
     for gauge in gauges:
         rows = []
         for series, curve in sweeps:
-            mean = point_rows(curve.valid, gauge.field, series, noise=False, stroke="mean")
-            largest = point_rows(curve.valid, gauge.largest, series, noise=False, stroke="max")
+            mean = charts.point_rows(curve.valid, gauge.field, series, noise=False, stroke="mean")
+            largest = charts.point_rows(curve.valid, gauge.largest, series, noise=False, stroke="max")
             if gauge.field == "engine_active":
                 mean = [row | {"y": idle_share(row["y"])} for row in mean]
             rows += [*mean, *(row | {"hollow": False} for row in largest)]
@@ -396,7 +363,7 @@ def _gauges(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str) -> 
             seen |= {series: curve for series, curve in sweeps if series in there}
             rules = [{"y": gauge.reach, "text": "achievable peak"}] if gauge.reach else []
             strokes = ("mean", "max") if gauge.largest else ()
-            panels.append(_over_load(sweeps, rows, share_axis(gauge.heading), strokes=strokes, rules=rules))
+            panels.append(_over_load(sweeps, rows, charts.share_axis(gauge.heading), strokes=strokes, rules=rules))
     return Picture(name, _origins(seen.items()), tuple(panels)) if panels else Picture(name, why_not=unknown)
 
 
@@ -409,15 +376,15 @@ def _utilisation(sweeps: Named) -> Picture:
     panels = []
     for heading, field in (("GPU utilisation (some kernel ran)", "gpu_util"), (SMS[0].heading, SMS[0].field)):
         rows = [
-            interval_row(value, Interval(fmean(p.repeats) / _most(curve)), name, p.degraded)
+            charts.interval_row(value, Interval(fmean(p.repeats) / _most(curve)), name, p.degraded)
             | {"text": str(p.concurrency) if number % 2 == 0 else "", "order": p.concurrency}
             for name, curve in several
             for number, p in enumerate(reversed(curve.valid))
             if (value := getattr(p, field)) is not None
         ]
         if rows:
-            y = share_axis(f"share of the most tokens/s (numbers: {IN_FLIGHT})")
-            panels.append(line_chart(rows, share_axis(heading), y, [name for name, _ in several]))
+            y = charts.share_axis(f"share of the most tokens/s (numbers: {IN_FLIGHT})")
+            panels.append(line_chart(rows, charts.share_axis(heading), y, [name for name, _ in several]))
     return Picture("utilisation", _origins(several), tuple(panels))
 
 
@@ -446,7 +413,7 @@ def _energy(sweeps: Named) -> Picture:
             several = {"low": min(values), "high": max(values)} if len(values) > 1 else {}
             mean = fmean(values)
             rows.append({"x": label, "y": mean, "series": power_limit, "text": digits(mean), **several})
-        panels.append(bars(rows, f"model, and {IN_FLIGHT}", heading))
+        panels.append(charts.bars(rows, f"model, and {IN_FLIGHT}", heading))
     return Picture("energy-per-token", _origins(seen), tuple(panels))
 
 
@@ -543,12 +510,12 @@ def _over_counts(
     names, panels = [each.name for each in found], []
     for way, figure, each in placed:
         x = {"type": "quantitative", "title": f"{engines}, {SHARINGS[way]}", "scale": scale, "axis": ticks}
-        y = share_axis(figure.heading) if figure.kind == "share" else axis("y", figure.heading)
+        y = charts.share_axis(figure.heading) if figure.kind == "share" else axis("y", figure.heading)
         y |= {"scale": {"domain": domain, "zero": False, "nice": False}} if figure.kind == "ratio" else {}
         rows = []
         for number, count, seen, degraded in each:
             place = counts.index(count) + 0.4 * (number - (len(found) - 1) / 2) / len(found)
-            rows.append(interval_row(place, seen, names[number], degraded))
+            rows.append(charts.interval_row(place, seen, names[number], degraded))
         one = {"ratio": "one engine under the same load", "relative": "one engine"}.get(figure.kind)
         panels.append(line_chart(rows, x, y, names, rules=[{"y": 1, "text": one}] if one else ()))
     return Picture(name, (), tuple(panels), columns)
@@ -568,7 +535,7 @@ def _replica_busy(found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Pictu
         return Picture(name, why_not="no sensor told when one engine runs a kernel")
     rows = {
         way: [
-            interval_row(getattr(pair[1], busy), ratio(*pair), model, any(side.degraded for side in pair))
+            charts.interval_row(getattr(pair[1], busy), ratio(*pair), model, any(side.degraded for side in pair))
             for model, pair in pairs
             if getattr(pair[1], busy)
         ]
@@ -583,7 +550,7 @@ def _replica_busy(found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Pictu
     panels = []
     for way, each in rows.items():
         if each:
-            x = share_axis(f"time in which one engine runs a kernel, {SHARINGS[way]}")
+            x = charts.share_axis(f"time in which one engine runs a kernel, {SHARINGS[way]}")
             panels.append(line_chart(each, x, y, models, joined=False, rules=one, guide=turns))
     return Picture(name, (), tuple(panels), columns=min(3, len(panels)))
 
@@ -605,19 +572,21 @@ def _several_gpus(named: Named) -> list[Picture]:
         for way, line in ways.items():
             most = [max(same, key=lambda d: d.tokens_per_s) for same in grouped(line, lambda d: d.gpus).values()]
             for one in sorted(most, key=lambda d: d.gpus):
-                (seen,) = intervals([one.served])
+                (seen,) = charts.intervals([one.served])
                 seen, series = Interval(one.tokens_per_s, seen.low, seen.high), f"{model}, {way}"
-                total.append(interval_row(one.gpus, seen, series, one.served.degraded))
+                total.append(charts.interval_row(one.gpus, seen, series, one.served.degraded))
                 low, high = (None if end is None else end / one.gpus for end in (seen.low, seen.high))
                 each.append(
-                    interval_row(one.gpus, Interval(seen.value / one.gpus, low, high), series, one.served.degraded)
+                    charts.interval_row(
+                        one.gpus, Interval(seen.value / one.gpus, low, high), series, one.served.degraded
+                    )
                 )
                 if way == over_all and one.kv_blocks:
-                    blocks.append(interval_row(one.kv_blocks, seen, series, one.served.degraded))
+                    blocks.append(charts.interval_row(one.kv_blocks, seen, series, one.served.degraded))
     if not several:
         return []
     names = list(dict.fromkeys(row["series"] for row in total))
-    gpus_ = load_axis((row["x"] for row in total), "GPUs")
+    gpus_ = charts.load_axis((row["x"] for row in total), "GPUs")
     served = axis("y", "most output tokens/s", scale="log")
     per_gpu = axis("y", "most output tokens/s per GPU", scale="log")
     panels = [line_chart(total, gpus_, served, names), line_chart(each, gpus_, per_gpu, names)]
@@ -637,27 +606,27 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
         return [group for group in groups if len({varied(p) for p in group}) > 1]
 
     length, limit = attrgetter("output_tokens"), attrgetter("spec.max_num_seqs")
-    lengths, limits = by_model(grid_of, length), by_model(limits_of, limit)
-    others = [group for group in lengths if group[0].model not in SIZED_AS]
+    lengths, limits = by_model(job_claims.grid_of, length), by_model(job_claims.limits_of, limit)
+    others = [group for group in lengths if group[0].model not in job_claims.SIZED_AS]
     # Models that are compared for their size, all at once, beside their reference.
-    sized = {*SIZED_AS, *SIZED_AS.values()} if len(others) < len(lengths) else ()
+    sized = {*job_claims.SIZED_AS, *job_claims.SIZED_AS.values()} if len(others) < len(lengths) else ()
     of_one_size = [[p for p in group if p.load.at_once] for group in lengths if group[0].model in sized]
     tokens = {"output_tokens_per_s": TOKENS_PER_S, "e2e_s": "mean E2E latency, s"}
     served = {"requests_per_s": "requests/s", "e2e_s": "mean E2E latency, s"}
     held = {"output_tokens_per_s": TOKENS_PER_S, "batch": "requests in the engine", "preemptions": "preemptions"}
-    caches = by_model(caches_of, kv_blocks_of_job)
+    caches = by_model(job_claims.caches_of, job_claims.kv_blocks_of_job)
     found = [
         _job_picture("output-length", others, length, "output tokens of a request", served),
         _job_picture("models-of-one-size", [*filter(None, of_one_size)], length, "output tokens of a request", served),
         _job_picture("batch-limit", limits, limit, "max_num_seqs", tokens),
-        _job_picture("kv-blocks", caches, kv_blocks_of_job, "KV blocks", held),
+        _job_picture("kv-blocks", caches, job_claims.kv_blocks_of_job, "KV blocks", held),
     ]
-    ways = by_model(ways_of, lambda p: p.batching)
+    ways = by_model(job_claims.ways_of, lambda p: p.batching)
     jobs = [p for g in ways for p in sorted(g, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]
     panels = []
     for field, heading in tokens.items() if jobs else ():
         rows = [_job_row(f"{p.model}, {p.load.pace}", p, field, p.batching) for p in jobs]
-        panels.append(bars(rows, "model and arrivals", heading))
+        panels.append(charts.bars(rows, "model and arrivals", heading))
     found.append(Picture("batching", tuple(dict.fromkeys(_origin(p.environment) for p in jobs)), tuple(panels)))
     return [picture for picture in found if picture.panels]
 
@@ -690,7 +659,9 @@ def _job_picture(
             for p in sorted(points, key=x)
             if getattr(p, field) is not None
         ]
-        place = axis("x", heading, "log") if name == "kv-blocks" else load_axis((row["x"] for row in rows), heading)
+        place = (
+            axis("x", heading, "log") if name == "kv-blocks" else charts.load_axis((row["x"] for row in rows), heading)
+        )
         y = axis("y", title_, scale="log" if name in ("output-length", "models-of-one-size") else "linear")
         panels.append(line_chart(rows, place, y, names, rules=fitting))
     origins = tuple(dict.fromkeys(_origin(p.environment) for p in jobs))
@@ -700,5 +671,5 @@ def _job_picture(
 def _job_row(x: Any, point: JobPoint, field: str, series: str) -> dict[str, Any]:
     """Return a row of a figure of a job, with its interval from the repeats."""
     value = getattr(point, field)
-    (seen,) = intervals([point], figure_named(field)) if value else (Interval(value),)
-    return interval_row(x, Interval(value, seen.low, seen.high), series)
+    (seen,) = charts.intervals([point], figure_named(field)) if value else (Interval(value),)
+    return charts.interval_row(x, Interval(value, seen.low, seen.high), series)

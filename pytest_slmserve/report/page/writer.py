@@ -1,7 +1,7 @@
-"""The writer of a page: the template with its content, the libraries, and the records, in one file.
+"""The HTML report: sections with their charts, the template, the libraries and the records, in one file.
 
-Nothing is fetched, and nothing runs but three libraries and our script, by their hashes. What comes from an archive is
-text: the template escapes it, and in JSON no tag can end.
+Every text and number is one that the terminal prints. Nothing is fetched, and nothing runs but three libraries and our
+script, by their hashes. What comes from an archive is text: the template escapes it, and in JSON no tag can end.
 """
 
 from __future__ import annotations
@@ -9,27 +9,53 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
 import time
 import tomllib
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
+from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, series_of
+from pytest_slmserve.analysis.metrics import latency
+from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
+from pytest_slmserve.analysis.stats.estimates import grouped
+from pytest_slmserve.analysis.sweep.curve import Curve, labels
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
+from pytest_slmserve.report import gate as gates
+from pytest_slmserve.report import screen, verdicts
 from pytest_slmserve.report.as_json import plain
+from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
+from pytest_slmserve.report.deployments import best_deployments, gpus_sections, interfaces_sections, replica_sections
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.page.content import TEXT_WIDTH, PageSection, page_content, page_section
+from pytest_slmserve.report.loads import (
+    JOB_LEGEND,
+    ValidityCriteria,
+    goodput_columns,
+    goodput_rows,
+    job_sections,
+    load_sections,
+)
+from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.page.charts import PLANE, PLANE_NOTE
 from pytest_slmserve.report.screen import tables
-from pytest_slmserve.report.section import Section
-from pytest_slmserve.report.text_table import laid_out
+from pytest_slmserve.report.section import Cells, Chart, Legend, Look, Named, Section, section_text
+from pytest_slmserve.report.sweeps import overview_tables, sweep_section
+from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
+from pytest_slmserve.schema.environment import SIMULATED, Environment
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.files import regular
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
@@ -48,6 +74,268 @@ _MODULE = (  # the interpreter is published as a module, which a page in a file 
     ("} from 'vega-util';", "} = vega;"),
     ("export { expression as expressionInterpreter };", "vega.expressionInterpreter = expression;"),
 )
+
+
+NOTHING = "nothing was measured"
+TEXT_WIDTH = 150  # columns of a table as text
+WIDE = 100_000  # columns of a layout in which no line is broken: the browser breaks them
+STARTING_SLO = parse_slo("ttft:200ms,tpot:50ms")  # if none was given
+# Of the outcomes of claims; others are open.
+LOOKS: dict[str, Look] = {"pass": "good", "fail as expected": "good", "FAIL": "bad", "PASS, UNEXPECTED": "bad"}
+STATUSES = {
+    0: "all is as expected",
+    1: "something fails",
+    2: "the run was interrupted",
+    3: "something broke off",
+    4: "wrong usage",
+    5: "no test was collected",
+    10: "nothing fails, but something is inconclusive",
+}
+GOODPUT = ("in flight", "goodput /s", "good %", "dropped")  # columns that the page's script can compute
+UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environment: hashes, and what follows
+
+
+def page_section(heading: str, shown: Iterable[Section | Legend]) -> dict[str, Any]:
+    """Return sections below one heading for the template. The text of each is that of a terminal, with the legends."""
+    sections, legends = list[Section](), list[Legend]()
+    for each in shown:
+        if isinstance(each, Legend):
+            legends.append(each)
+        else:
+            sections.append(each)
+    with laid_out(TEXT_WIDTH):
+        texts = ["\n\n".join([section_text(each), *map(section_text, legends)]) for each in sections]
+    return {"heading": heading, "parts": [{**_part(each), "text": text} for each, text in zip(sections, texts)]}
+
+
+def _part(section: Section) -> dict[str, Any]:
+    """Return a section for the template, with the charts of which something is known by the heading of their group."""
+    return {
+        "section": section,
+        "chart_groups": grouped((chart for chart in section.charts() if chart.spec), lambda chart: chart.group),
+    }
+
+
+def page_content(found: Findings, status: int | None, sections: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Return the names of the template with their values. sections: further ones, after the gates."""
+    measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
+    shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
+    failures = [
+        *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
+        *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
+    ]
+    gate_sections = []
+    for gated in found.gates:
+        made = partial(gate_charts, gated.gated, gated.shown, series_of((*GATED, *SHOWN), gated.pairs))
+        gate_sections.append(replace(gates.gate_section(gated), charts=made))
+    subjects = [
+        page_section("Gate", gate_sections),
+        *sections,
+        page_section("Replicas", replica_sections(found.curves, found.shared)),
+        page_section("Several GPUs", gpus_sections(found.curves)),
+        page_section("Interfaces", interfaces_sections(found.curves)),
+        page_section("Jobs", [*job_sections(found.jobs), Legend(JOB_LEGEND)]),
+        page_section("Loads", load_sections(found.loads, ValidityCriteria(found.slo))),
+        page_section("History", history_sections(found.history)),
+    ]
+    title, facts = _measured(measurements)
+    with laid_out(WIDE):
+        disturbed = screen.disturbances(found)
+        return {
+            "title": title or " and ".join(section["heading"] for section in sections) or NOTHING,
+            "tallies": list(_tallies(found)),
+            "status": status,
+            "status_words": STATUSES.get(status or 0, ""),
+            "unexpected": [*verdicts.unexpected(kinds), *failures, *found.failed],
+            "inconclusive": [*verdicts.inconclusive(kinds, found.curves), *found.inconclusive],
+            "facts": facts.items(),
+            "reproduce": found.command or reproduce(measurements),
+            "overview": [shown.cells for shown in overview_tables(found)],
+            "deployments": list(best_deployments(found)),
+            "disturbed": disturbed if found.curves or found.shared or found.jobs or found.gates else None,
+            "environments": _environments(measurements),
+            "claims": list(_claims(found)),
+            "pareto": [
+                Chart(PLANE, charts.pareto(alike), PLANE_NOTE)
+                for alike in grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
+            ],
+            "models": [_model(label, sweep_section(curve, label, found)) for label, curve in shown],
+            "sections": [section for section in subjects if section["parts"]],
+            "notes": [*found.notes, *filter(None, [found.reused_text])],
+            "goodput": goodput_part(shown, found.slo or STARTING_SLO),
+            "costs": cost_part(shown),
+        }
+
+
+def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]:
+    """Return the devices and releases, or that these are simulated, and names and values of what was measured."""
+    facts = measured_facts(measurements)
+    devices, releases, models = (", ".join(facts[name]) for name in ("devices", "vllm", "models"))
+    title = f"{devices}, vLLM {releases}" if releases and devices else devices
+    if measurements and all(m.environment.platform == "simulated" for m in measurements):
+        title = SIMULATED
+    each = {"machine": devices, "vLLM": releases, "models": models, "measured": days_of(measurements)}
+    if measurements:
+        each["measurements"] = f"{facts['measurements']:,}, of {facts['launches']:,} launches"
+    return title, {name: value for name, value in each.items() if value}
+
+
+def reproduce(measurements: Sequence[Measurement]) -> str:
+    """Return a command that measures the same models, interfaces and loads, for archives without that of their run;
+    empty for gates, for servers that already ran, and without a closed loop."""
+    closed = [m.load for m in measurements if isinstance(m.load, ClosedLoop)]
+    if not closed or (first := measurements[0]).paired or first.spec.interface == "endpoint":
+        return ""
+    models = dict.fromkeys(m.spec.model for m in measurements)
+    loads = sorted({c for m in measurements if (c := m.load.max_concurrency) is not None})
+    words = ["pytest", "--pyargs", "pytest_slmserve.benchmarks", first.environment.mode]
+    words += [f"--slm-models={','.join(models)}"]
+    words += [f"--slm-concurrency={','.join(map(str, loads))}"] if loads else []
+    words += [f"--slm-interface={first.spec.interface}"] if first.spec.interface == "server" else []
+    for flag, values in (
+        ("--slm-window", {load.window_s for load in closed}),
+        ("--slm-ramp-up", {load.ramp_up for load in closed} - {"staggered"}),
+    ):
+        words += [f"{flag}={value}" for value in values if len(values) == 1]
+    return shlex.join(words)
+
+
+def _environments(measurements: Sequence[Measurement]) -> Cells | None:
+    """Return a row for each fact, with a column for each kind of environment."""
+    each = list({m.environment.key: m.environment for m in measurements}.values())
+    names = [field.name for field in fields(Environment) if field.name not in UNSAID]
+    known = [name for name in names if any(getattr(one, name) is not None for one in each)]
+    values = {name: [getattr(one, name) for one in each] for name in known}
+    rows = [[name.replace("_", " "), *(ABSENT if v is None else str(v) for v in row)] for name, row in values.items()]
+    heads = ["fact", *("value" if len(each) == 1 else f"environment {i}" for i in range(1, len(each) + 1))]
+    return Cells("Environment", heads, rows, [False] * len(heads)) if rows else None
+
+
+def _claims(found: Findings) -> Iterator[dict[str, Any]]:
+    """Yield each claim with its statement, its chart and a row for each verdict."""
+    for name, pairs in verdicts.by_claim(found.judged).items():
+        claim = next((claim for claim in CLAIMS if claim.name == name), None)
+        spec = charts.forest([verdict for verdict, _ in pairs])
+        rows = []
+        for verdict, row in pairs:
+            words = verdicts.outcome_words(verdict, row, strict=found.strict)
+            look = "open" if words == "inconclusive" else "bad" if words.isupper() else "good"
+            said = {"subject": verdict.subject, "why": verdicts.verdict_reason(verdict, row, strict=found.strict)}
+            rows.append({"state": verdict.state.value, "words": words.lower(), "look": look, **said})
+        chart = Chart("Interval of each subject against its bound", spec) if spec else None
+        about = {"statement": claim.statement if claim else "", "source": claim.source if claim else ""}
+        yield {"name": name, **about, "chart": chart, "verdicts": rows}
+
+
+def _model(label: str, section: Section) -> dict[str, Any]:
+    """Return a sweep as the template shows it: lines on what was measured, findings, charts, tables, remarks."""
+    head = [*takewhile(lambda part: isinstance(part, str), section.parts)]
+    texts = [part.strip() for part in section.parts if isinstance(part, str)]
+    return {
+        "label": label,
+        "head": [section.title, *texts[: len(head)]],
+        "findings": [pair for part in section.parts if isinstance(part, Named) for pair in part.pairs],
+        "part": _part(section),
+        "remarks": texts[len(head) :],
+    }
+
+
+def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any] | None:
+    """Return goodput under an SLO as a table, and what the page needs to compute it for another one; None without
+    points."""
+    if not shown:
+        return None
+    points = [
+        (label, point, row)
+        for label, curve in shown
+        for point, row in zip(curve.points, goodput_rows(curve, slo))
+        if point.valid
+    ]
+    columns = [column for column in goodput_columns("in\nflight", slo) if column.name in GOODPUT]
+    cells = [[label, *(column.cell(row) for column in columns)] for label, _, row in points]
+    heads, names, loads = ["model", *GOODPUT], [label for label, _ in shown], [p.concurrency for _, p, _ in points]
+    return {
+        "bounds": {name: slo.bounds.get(name) for name in ("ttft", "tpot", "e2e")},
+        "table": Cells("Goodput of each load", heads, cells, [False, *(True for _ in columns)]),
+        "charts": [
+            Chart("Goodput over load", charts.goodput_chart(names, loads, "per_s", "goodput, requests/s")),
+            Chart("Share of good requests", charts.goodput_chart(names, loads, "percent", "good requests, %")),
+        ],
+        "requests": [
+            {"series": label, "x": point.concurrency, "windows": list(map(_window, point.used))}
+            for label, point, _ in points
+        ],
+    }
+
+
+def cost_part(shown: Sequence[tuple[str, Curve]]) -> dict[str, Any] | None:
+    """Return throughput and energy of each load as a table, which the page fills with costs; None without points."""
+    rows = [(label, point) for label, curve in shown for point in curve.valid]
+    if not rows:
+        return None
+    cells = [
+        [label, str(p.concurrency), figure(p.output_tokens_per_s, 4), milliseconds(p.energy_per_token_j), *[ABSENT] * 3]
+        for label, p in rows
+    ]
+    heads = ["model", "in flight", "tokens/s", "mJ per token", "GPU", "energy", "both"]
+    table = Cells("Cost of a million output tokens", heads, cells, [False, *[True] * 6])
+    return {"table": table, "points": [[p.output_tokens_per_s, p.energy_per_token_j] for _, p in rows]}
+
+
+def _window(group: Sequence[Measurement]) -> dict[str, Any]:
+    """Return the requests of one repeat, in whole microseconds: from the request before to this one, from there to the
+    first token and to the last."""
+
+    def us(seconds: float) -> int:
+        return round(1e6 * seconds)
+
+    (measurement,) = group
+    samples, (opens, closes) = measurement.run.samples, measurement.run.window_s
+    rows = latency.judged_rows(measurement)
+    ended = [row for row in rows if samples.finished[row] and samples.last_token_s[row] is not None]
+    sent = [us(samples.sent_s[row]) for row in ended]
+    first = [None if (at := samples.first_token_s[row]) is None else us(at) for row in ended]
+    return {
+        "seconds": closes - opens,
+        "dropped": latency.judged_failures(measurement) + len(rows) - len(ended),
+        "sent": [at - before for at, before in zip(sent, [0, *sent])],
+        "first": [None if at is None else at - begin for at, begin in zip(first, sent)],
+        "last": [us(samples.last_token_s[row] or 0.0) - begin for row, begin in zip(ended, sent)],
+        "tokens": [samples.output_tokens[row] for row in ended],
+    }
+
+
+def _tallies(found: Findings) -> Iterator[dict[str, Any]]:
+    """Yield the numbers of verdicts of each outcome of claims, those of which either is expected together, and of
+    gates."""
+    kinds = verdicts.by_outcome(found.judged, strict=found.strict)
+    either = {name: each for name, each in kinds.items() if name.startswith(verdicts.EITHER) and each}
+    for name, each in kinds.items():
+        if each and name not in either:
+            yield {"count": len(each), "words": name, "look": LOOKS.get(name, "open")}
+    if either:
+        yield {"count": sum(map(len, either.values())), "words": verdicts.tally(either), "look": "open"}
+    for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
+        yield {"count": len(judged), "words": f"gate: {gates.WORDS[state]}", "look": gates.LOOKS[state]}
+
+
+def gate_charts(
+    gated: Sequence[Comparison], shown: Sequence[Comparison], series: Iterable[PairSeries]
+) -> Iterator[Chart]:
+    """Yield the endpoints of a gate with each pair, and the interim analyses of each endpoint.
+
+    Args:
+        gated: Endpoints that are gated.
+        shown: Endpoints that are only shown.
+        series: Pairs of each endpoint.
+    """
+    spec = charts.gate_forest([*gated, *shown], {each.name: each for each in series}, (each.name for each in gated))
+    note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
+    yield Chart("Candidate over baseline", spec, note)
+    for each in gated:
+        if each.interim:
+            looks = "Dashed: the margin, and no change."
+            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), looks)
 
 
 def write_page(path: Path, page: str) -> None:
@@ -102,7 +390,7 @@ def rendered(
     status: int | None = None,
     progress: str = "",
     text: str = "",
-    sections: Sequence[PageSection] = (),
+    sections: Sequence[dict[str, Any]] = (),
 ) -> str:
     """Return the text of the page. Raises BadUsage without Jinja2.
 

@@ -18,7 +18,6 @@ from pytest_slmserve.analysis.advice.advisor import (
     ModelSweep,
     Objectives,
     ServedEngine,
-    cost_per_million,
     decide,
     gains_at,
     least_latency_s,
@@ -322,12 +321,6 @@ def test_several_models_get_one_engine_each():
 
 
 # What it costs, and how sure it is
-
-
-def test_what_a_million_tokens_cost():
-    assert cost_per_million(3.6, Interval(1000.0, 500.0, 2000.0), 1.0) == Interval(1.0, 0.5, 2.0)
-    assert cost_per_million(3.6, Interval(1000.0), 0.5) == Interval(2.0)
-    assert cost_per_million(None, Interval(1000.0), 1.0) is cost_per_million(3.6, Interval(1000.0), None) is None
 
 
 def test_the_cost_of_each_choice():

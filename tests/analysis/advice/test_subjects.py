@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import curves_of
-from pytest_slmserve.report.advice.text import serve_words
+from pytest_slmserve.report.advice import serve_words
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.environment import Environment
@@ -105,10 +105,6 @@ def test_a_cpu_has_no_memory_of_a_gpu():
     asked = of_curves([curve], None, None)
     assert asked.subjects[0].footprint is None and "on a CPU" in asked.subjects[0].engine.no_footprint
     assert asked.source.gpu_bytes is None and asked.source.device == "some CPU, 2 cores"
-
-
-def test_nothing_measured_is_no_subject():
-    assert of_curves([], None, None).subjects == ()
 
 
 def test_what_moved_the_engine_stays_in_its_arguments():

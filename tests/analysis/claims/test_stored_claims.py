@@ -7,7 +7,6 @@ from launches import pairs
 from strategies import law, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.claims import claim, table
-from pytest_slmserve.analysis.claims import claim as table1
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_curves, stored_gates, unique
 from pytest_slmserve.analysis.points import by_series
@@ -111,7 +110,7 @@ def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
     curves = stored_curves([*sweep(), *sweep(model="opt-2.7b")], [])
     judged = judge_all(curves, table.ROWS)
     subjects = [(v.claim, v.subject) for v, _ in judged]
-    of_arithmetic = sum(map(len, table1.ARITHMETIC.values()))
+    of_arithmetic = sum(len(claim.models) for claim in table.CLAIMS if claim.of == "arithmetic")
     assert len(subjects) == 4 * 2 + 1 + of_arithmetic == len(set(subjects))  # one is of OPT-1.3B alone
     assert all(row.claim == v.claim for v, row in judged)
     states = {v.subject: v.state for v, _ in judged if v.claim == "throughput-plateau"}

@@ -41,18 +41,18 @@ def test_engines_of_other_hosts_are_not_compared():
     ("all_reduce_s", "ratio", "state"), [(1e-3, 2 * 16 / (16 + 4), State.FAILS), (8e-3, 32 / (16 + 32), State.PASSES)]
 )
 def test_whether_it_serves_less_in_all_is_what_was_planted(all_reduce_s, ratio, state):
-    verdict = tp.less_in_all(on_gpus((1, 2), all_reduce_s=all_reduce_s), 1.0)
+    verdict = tp.serves_less(tp.SLOWER, on_gpus((1, 2), all_reduce_s=all_reduce_s), 1.0)
     assert verdict.state is state and verdict.value == pytest.approx(ratio, rel=0.02)
     assert verdict.low < verdict.value < verdict.high and len(verdict.records) == 4
     assert "on 2 GPUs it serves" in verdict.why and "what it does on 1 GPU at 16 in flight" in verdict.why
 
 
 def test_per_gpu_it_is_the_number_of_gpus_that_loses_least_which_decides():
-    verdict = tp.loses_per_gpu(on_gpus(all_reduce_s=1e-3), 1.0)
+    verdict = tp.serves_less(tp.PER_GPU, on_gpus(all_reduce_s=1e-3), 1.0)
     assert verdict.state is State.PASSES and verdict.value == pytest.approx(16 / 20, rel=0.02)
-    free = tp.loses_per_gpu(on_gpus(all_reduce_s=0.0), 0.5)
+    free = tp.serves_less(tp.PER_GPU, on_gpus(all_reduce_s=0.0), 0.5)
     assert free.state is State.FAILS and free.value == pytest.approx(1.0, rel=0.02)
-    assert tp.loses_per_gpu(on_gpus(all_reduce_s=0.0, noise=0.05), 1.0).state is State.INCONCLUSIVE
+    assert tp.serves_less(tp.PER_GPU, on_gpus(all_reduce_s=0.0, noise=0.05), 1.0).state is State.INCONCLUSIVE
 
 
 def test_from_two_gpus_to_four():
@@ -76,11 +76,11 @@ def test_a_load_that_waits_for_memory_is_no_measure_of_speed():
     curve = on_gpus((1, 2), room={1: 4}, all_reduce_s=1e-3)
     waiting = next(d for d in deployments(curve) if (d.gpus, d.concurrency) == (1, 16))
     assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
-    verdict = tp.less_in_all(curve, 1.0)
+    verdict = tp.serves_less(tp.SLOWER, curve, 1.0)
     assert "at 4 in flight, the largest load that fits" in verdict.why
     assert verdict.value == pytest.approx(20 / (10 + 4), rel=0.02)
     nowhere = on_gpus((1, 2), room={1: 2}, loads=(4,))
-    assert tp.loses_per_gpu(nowhere, 1.0).state is State.INCONCLUSIVE
+    assert tp.serves_less(tp.PER_GPU, nowhere, 1.0).state is State.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("all_reduce_s", "state"), [(0.0, State.FAILS), (8e-3, State.PASSES)])
@@ -104,7 +104,7 @@ def test_of_replicas_too_it_is_said_where_one_gpu_had_no_room():
 
 
 def test_one_repeat_decides_nothing():
-    verdict = tp.less_in_all(on_gpus((1, 2), repeats=1), 1.0)
+    verdict = tp.serves_less(tp.SLOWER, on_gpus((1, 2), repeats=1), 1.0)
     assert verdict.state is State.INCONCLUSIVE and "--slm-repeats 2" in verdict.why
 
 

@@ -17,7 +17,6 @@ from pytest_slmserve.analysis.sweep.batching import (
     latency_law,
     limit_of,
     parse_relative_slo,
-    share_of_largest,
 )
 from pytest_slmserve.analysis.sweep.gains import ChosenLoad, fit
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
@@ -69,7 +68,8 @@ def test_efficiency_of_the_published_points():
     seen = batching(PUBLISHED, None, 0.1, fit(PUBLISHED))
     assert seen.efficiency[1] == 1 and seen.efficiency[256] == pytest.approx(0.1107, abs=1e-4)
     assert seen.choice.value == 256 and seen.limit is None, "without an objective efficiency decides"
-    assert share_of_largest(PUBLISHED, 96) == pytest.approx(9032.789447 / 11144.551474)
+    of_96 = batching(PUBLISHED, RelativeSlo(2, 32), 0.1, fit(PUBLISHED))
+    assert of_96.share == pytest.approx(9032.789447 / 11144.551474)
 
 
 @given(st.floats(10, 1e6), st.floats(0.5, 500), BATCHES, st.floats(0.02, 0.9), st.floats(1.01, 20))

@@ -33,7 +33,7 @@ def test_a_planted_plateau_holds_and_says_where():
     verdict = noisy_curve(FLAT, noise=0.002).pareto_plateau(tolerance=0.10)
     assert verdict and verdict.claim == "throughput-plateau" and verdict.subject == "opt-1.3b"
     assert verdict.why.startswith("plateau from 256 in flight (95 %: 256 to 256): later doublings gain at most 8.")
-    assert verdict.why.endswith("(bound 10 %)")
+    assert verdict.why.endswith("(threshold 10 %)")
     assert verdict.low < verdict.value < verdict.high < verdict.threshold == 0.10
     assert verdict.n == 30 and len(verdict.records) == 30
 
@@ -42,7 +42,7 @@ def test_a_throughput_that_falls_at_the_end_is_a_plateau_too():
     verdict = noisy_curve({64: 200.0, 128: 280.0, 256: 290.0, 512: 249.0}, noise=0.002).pareto_plateau()
     assert verdict.state is State.PASSES and verdict.value == pytest.approx(-0.14, abs=0.01)
     only_falling = noisy_curve({64: 100.0, 128: 280.0, 256: 200.0}, noise=0.002).pareto_plateau()
-    assert "(bound 10 %); from 256 to 512 throughput falls by 14" in verdict.why
+    assert "(threshold 10 %); from 256 to 512 throughput falls by 14" in verdict.why
     assert "plateau from 128 in flight" in only_falling.why and "lose at least 28" in only_falling.why
 
 

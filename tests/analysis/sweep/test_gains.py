@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import curves, law, noisy_curve, plateau_batch, point, without
 
-from pytest_slmserve.analysis.sweep.gains import ChosenLoad, advantages, gain_differences, gains, pareto_front, plateau
+from pytest_slmserve.analysis.points import point_differences
+from pytest_slmserve.analysis.sweep.gains import ChosenLoad, advantages, gains, pareto_front, plateau
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -113,4 +114,4 @@ def test_advantage_is_the_lesser_of_both_gains():
     assert other is fast and by.value == pytest.approx(0.25) and by.low == by.high == pytest.approx(0.25)
     single = [replace(p, repeats=p.repeats[:1], e2e_repeats=p.e2e_repeats[:1]) for p in (slow, fast)]
     assert advantages(single, single[0])[0][1].low is None
-    assert not gain_differences(single).known
+    assert not point_differences(single).known

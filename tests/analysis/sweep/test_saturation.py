@@ -10,7 +10,7 @@ from strategies import law, measurement, noisy_curve, point
 from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_model
 from pytest_slmserve.analysis.points import point_of
 from pytest_slmserve.analysis.stats.estimates import Interval, student_interval
-from pytest_slmserve.analysis.sweep.gains import fit, fit_step, fit_t_inf, fixed_s_from_shapes
+from pytest_slmserve.analysis.sweep.gains import fit, fit_law, fit_step, fixed_s_from_shapes
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import TooFewPoints
 
@@ -53,7 +53,7 @@ def test_one_parameter_is_enough_where_shapes_give_the_other():
 
 @given(st.floats(10, 1e6), st.floats(0.1, 500), st.sets(st.integers(1, 1024), min_size=1, max_size=9))
 def test_the_rate_of_a_planted_law_is_found_where_its_half_is_known(t_inf, b_half, batches):
-    assert fit_t_inf([(b, law(b, t_inf, b_half)) for b in batches], b_half) == pytest.approx(t_inf)
+    assert fit_law([(b, law(b, t_inf, b_half)) for b in batches], b_half) == pytest.approx((t_inf, b_half))
 
 
 def test_a_known_half_asks_for_a_point():

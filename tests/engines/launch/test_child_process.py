@@ -217,6 +217,28 @@ def test_a_guardian_that_comes_too_late_kills_at_once():
     assert done.returncode == -signal.SIGKILL, "of its group, which it does not lead"
 
 
+ENDS = """
+import subprocess, sys
+from slm_process import guarded
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+with guarded(sys.argv[1]):
+    pass  # and ends before its guardian has begun
+"""
+
+
+@pytest.mark.parametrize("parent_is_gone", [True, False])
+def test_a_guardian_that_is_ended_before_it_has_begun_looks_first_whether_the_parent_is_gone(parent_is_gone):
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    command = [sys.executable, "-c", ENDS, str(ended.pid if parent_is_gone else os.getpid())]
+    worker = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(GUARDIAN.parent)}, start_new_session=True)
+    try:
+        assert worker.wait(20) == (-signal.SIGKILL if parent_is_gone else 0)
+        assert len(group(worker.pid)) == (0 if parent_is_gone and gone(worker.pid) else 1)
+    finally:
+        kill_group(worker.pid)
+
+
 def test_a_guardian_of_a_folder_kills_who_has_a_file_of_it_open(tmp_path):
     folder, beside = tmp_path / "slm-a", tmp_path / "slm-ab"
     for each in (folder, beside):

@@ -1,8 +1,14 @@
-"""The lock of a device lies where others may put what they like: nothing of theirs is followed, changed or obeyed."""
+"""A lock that the kernel lets go of. It lies where others may put what they like: nothing of theirs is followed,
+changed or obeyed."""
 
+import errno
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +127,71 @@ def test_a_terminal_does_not_obey_what_a_holder_has_written(lock):
     with pytest.raises(DeviceBusy, match="it has not said which"):
         lock.acquire()
     holder.release()
+
+
+# Who holds it
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from pytest_slmserve.engines.launch.device_lock import DeviceLock
+lock = DeviceLock("GPU-0", Path(sys.argv[1]))
+lock.acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_holder_is_told_of_the_first_until_the_kernel_lets_go(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        lock, other = DeviceLock("GPU-0", tmp_path), DeviceLock("GPU-1", tmp_path)
+        with pytest.raises(DeviceBusy) as caught:
+            lock.acquire()
+        other.acquire()
+        os.kill(holder.pid, signal.SIGKILL)
+    assert f"process {holder.pid}, since " in caught.value.problem and f"in {Path.cwd()}" in caught.value.problem
+    assert caught.value.hint == "wait until it ends, or choose another GPU with CUDA_VISIBLE_DEVICES"
+    lock.acquire()
+    assert f'"pid": {os.getpid()}' in lock.path.read_text("utf-8")
+    for each in (lock, other):
+        each.release()
+        assert each.file is None
+
+
+def test_a_note_replaces_a_longer_one_and_releasing_empties_the_file_but_leaves_it(lock):
+    lock.path.write_text("x" * 10_000, "utf-8")
+    lock.acquire()
+    note = lock.path.read_text("utf-8")
+    assert note.startswith('{"pid": ') and "x" * 100 not in note
+    lock.path.write_text("", "utf-8")
+    second = DeviceLock("cpu", lock.path.parent)
+    with pytest.raises(DeviceBusy, match="it has not said which"):
+        second.acquire()
+    lock.release()
+    lock.release()
+    assert lock.path.read_text("utf-8") == ""
+    second.acquire()
+    second.release()
+
+
+def test_a_file_system_without_locks_is_a_sentence(lock, monkeypatch):
+    def none(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with pytest.raises(BadUsage, match=r"cannot be taken \(No locks available\)") as caught:
+        lock.acquire()
+    assert "TMPDIR" in caught.value.hint
+
+
+def test_a_file_that_may_only_be_read_can_be_locked(lock, monkeypatch):
+    lock.path.touch(0o444)
+    if os.geteuid() == 0:  # who may write to every file
+        monkeypatch.setattr(device_lock, "open_lock", lambda path: path.open("r"))
+    lock.acquire()
+    with pytest.raises(DeviceBusy):
+        DeviceLock("cpu", lock.path.parent).acquire()
+    lock.release()
+    assert lock.path.read_text("utf-8") == ""

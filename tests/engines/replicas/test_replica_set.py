@@ -217,11 +217,21 @@ def test_loads_that_are_none_for_replicas(workloads, load, problem):
         replicas.run([WORKLOAD] * workloads, [load] * 2)
 
 
-def test_the_gate_lets_nobody_wait_for_one_that_gave_up():
-    barrier = WindowBarrier([message_of(LOAD), message_of(LOAD)])
-    threading.Timer(0.1, barrier.give_up).start()
-    with pytest.raises(EngineFailed, match="another replica did not come as far"):
-        barrier.settled()
+def test_nobody_waits_for_one_that_has_failed():
+    barrier, stopped = WindowBarrier([message_of(LOAD)] * 2), []
+
+    def fail():
+        time.sleep(0.1)
+        raise EngineFailed("was killed")
+
+    def settle():
+        with pytest.raises(EngineFailed, match="another replica did not come as far"):
+            barrier.settled()
+        stopped.append("too")
+
+    with pytest.raises(EngineFailed, match="was killed"):
+        barrier.run_together([settle, fail], lambda: stopped.append("all"))
+    assert sorted(stopped) == ["all", "too"]
 
 
 @pytest.mark.parametrize(("ramp_up", "seconds"), [("staggered", 0.5), ("burst", 5.0)])

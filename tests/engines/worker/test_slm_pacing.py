@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, next_batch, shared_window_s
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, serve_batches, shared_window_s
 
 PHASES = ["ramp", "settle", "window", "over"]
 
@@ -188,16 +189,29 @@ def test_a_schedule_is_not_over_before_its_last_request():
     st.floats(0.01, 3.0),
 )
 def test_batches_are_made_of_all_requests_in_order_and_of_none_before_it_comes(batching, times, most, wait_s, lasts_s):
-    first, now = 0, 0.0
-    while first < len(times):
-        starts, count = next_batch(batching, times, first, now, most, wait_s)
+    free = 0.0
+
+    def serve(starts, rows, tokens, first):
+        nonlocal free
+        count = len(rows)
+        assert rows == [n % 7 for n in range(first, first + count)] and tokens == 1 + max(rows)
         assert 1 <= count <= (1 if batching == "none" else most)
-        assert starts >= max(now, times[first + count - 1]), "all of it have come"
+        assert starts >= max(free, times[first + count - 1]), "all of it have come"
         if batching == "static":
             assert count == min(most, len(times) - first), "it is full, or the last"
         if batching == "dynamic":
-            assert starts <= max(now, times[first] + wait_s), "and the first has not waited for longer"
+            assert starts <= max(free, times[first] + wait_s), "and the first has not waited for longer"
             full = count == most
             assert full or first + count == len(times) or times[first + count] > starts, "who has come is in it"
-        first, now = first + count, starts + lasts_s
-    assert first == len(times)
+        free = starts + lasts_s
+        return starts, [starts + lasts_s / 2] * tokens, free
+
+    way = {"batching": batching, "batch": most, "wait_s": wait_s}
+    samples, steps = serve_batches(way, times, [(5, 1 + row) for row in range(7)], serve)
+    assert [(row[0], row[1]) for row in samples] == [(n % 7, at) for n, at in enumerate(times)]
+    assert sum(row[3] for row in steps) == sum(row[6] for row in samples)
+
+
+def test_another_way_to_batch_is_an_error():
+    with pytest.raises(ValueError, match="unknown batching 'odd'"):
+        serve_batches({"batching": "odd", "batch": 2, "wait_s": 0.0}, [0.0], [(1, 1)], lambda *_: (0.0, [0.0], 0.0))

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,7 +76,7 @@ class Engine:
 def serve(worker):
     """Runs a load on an engine and returns the worker's answer, and what it said in between."""
 
-    def run(load, engine=None):
+    def run(load, engine=None, op="run"):
         server = worker.Server(None, None)
         server.engine = engine or Engine(worker.StepTrace())
         server.prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [4, 5]}]
@@ -86,7 +87,7 @@ def serve(worker):
             server.heard.append(message)
 
         server.say = say
-        answer = asyncio.run(asyncio.wait_for(server.run(load), 20))
+        answer = asyncio.run(asyncio.wait_for(server.answer({"op": op, "load": load}), 20))
         return answer, server
 
     return run
@@ -284,6 +285,67 @@ def test_limits_that_a_release_does_not_report_are_none(worker):
     facts = asyncio.run(ask())
     assert (facts["kv_blocks"], facts["dtype"], facts["capture_sizes"]) == (10, "float16", [1, 2])
     assert (facts["chunked_prefill"], facts["async_scheduling"]) == (None, None)
+
+
+# Under vLLM's own profiler
+
+
+class Profiling(Engine):
+    """`seen` is what its profiler was told, with the tokens until then."""
+
+    def __init__(self, trace):
+        super().__init__(trace)
+        self.seen = []
+
+    async def start_profile(self):
+        self.seen.append(("start", len(self.trace.rows)))
+
+    async def stop_profile(self):
+        self.seen.append(("stop", len(self.trace.rows)))
+
+
+class Refusing(Profiling):
+    async def start_profile(self):
+        raise RuntimeError("Profiling is not enabled")
+
+
+class Unwritten(Profiling):
+    async def stop_profile(self):
+        raise OSError("No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem", "told"),
+    [
+        (Profiling, None, ["start", "stop"]),
+        (Engine, "this vLLM has no profiler by that name", []),
+        (Refusing, "RuntimeError: Profiling is not enabled", []),
+        (Unwritten, "OSError: No space left on device", ["start"]),
+    ],
+)
+def test_the_profiler_is_on_in_a_short_window_of_a_settled_load_and_spoils_nothing(
+    worker, serve, monkeypatch, kind, problem, told
+):
+    monkeypatch.setattr(worker, "PROFILED_S", 0.1)
+    answer, server = serve(WINDOW | {"window_s": 60.0}, kind(worker.StepTrace()), op="profile")
+    assert answer == {"event": "profiled", "problem": problem}
+    seen = getattr(server.engine, "seen", [])
+    assert [word for word, _ in seen] == told
+    if problem is None:
+        (_, began), (_, ended) = seen
+        assert ended > began >= 2 * LENGTH
+
+
+def test_a_release_that_has_the_argument_gets_it_and_an_older_one_the_variable(worker, monkeypatch):
+    monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", "before")
+    new, old = make_dataclass("New", ["profiler_config"]), make_dataclass("Old", ["model"])
+    given = worker.profiler_arguments(new, "/traces")["profiler_config"]
+    assert (given["profiler"], given["torch_profiler_dir"]) == ("torch", "/traces")
+    assert os.environ["VLLM_TORCH_PROFILER_DIR"] == "before"
+    assert worker.profiler_arguments(old, "/traces") == {} and os.environ["VLLM_TORCH_PROFILER_DIR"] == "/traces"
+
+
+# Its processes
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -97,17 +95,6 @@ def rules(panel: dict[str, Any]) -> list[tuple[str, float]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def vega_lite() -> Any:
-    """A validator by the schema of Vega-Lite, which Altair ships; importing Altair would take a second."""
-    from jsonschema import Draft7Validator
-
-    altair = find_spec("altair")
-    assert altair is not None and altair.origin is not None
-    path = Path(altair.origin).parent / "vegalite" / "v6" / "schema" / "vega-lite-schema.json"
-    return Draft7Validator(json.loads(path.read_text("utf-8")))
-
-
 @pytest.mark.parametrize(
     ("name", "drawn"),
     [
@@ -177,16 +164,14 @@ def test_a_png_is_900_pixels_wide_twice_over_and_an_svg_has_the_names(tmp_path):
 
 
 @pytest.mark.parametrize(("path", "message"), [("no/such/out.png", "cannot write"), ("out.nonsense", "'.nonsense'")])
-def test_a_path_that_cannot_be_written(path, message, tmp_path):
+def test_what_cannot_be_written_is_a_usage_error(path, message, tmp_path, monkeypatch):
     pytest.importorskip("vl_convert")
+    picture = by_name([swept()])["sweeps"]
     with pytest.raises(BadUsage, match=message):
-        save_picture(by_name([swept()])["sweeps"], tmp_path / path)
-
-
-def test_without_vl_convert_the_error_says_what_to_install(tmp_path, monkeypatch):
+        save_picture(picture, tmp_path / path)
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(BadUsage, match="pip install vl-convert-python"):
-        save_picture(by_name([swept()])["sweeps"], tmp_path / "out.png")
+        save_picture(picture, tmp_path / "out.png")
 
 
 # Sensors
@@ -211,13 +196,6 @@ def test_memory_and_tensor_cores_with_their_peaks_beside_the_time_without_a_kern
         [],
     ]
     assert [dots(panel)["opt-125m"][0][1] for panel in found["decoding"].panels] == [0.6, 0.1]
-
-
-def test_pictures_that_need_sensors_say_what_is_missing():
-    found = by_name([swept()])
-    missing = ("sm-per-batch", "energy-per-token", "utilisation", "memory-bound", "decoding")
-    assert [found[name].panels for name in missing] == [()] * len(missing)
-    assert all(found[name].why_not for name in missing)
 
 
 def test_utilisation_stands_over_the_share_of_the_most_throughput():
@@ -265,9 +243,17 @@ def test_each_limit_is_a_line_with_its_words_and_e2e_has_a_panel_if_it_is_limite
     assert [rules(panel) for panel in panels] == [[("ttft:200ms", 200.0)], [], [("e2e:5s", 5000.0)]]
 
 
-def test_without_percentiles_at_two_loads_nothing_is_drawn():
-    picture = by_name([noisy_curve({1: 1.0, 2: 2.0, 4: 4.0})])["latency"]
-    assert picture.panels == () and picture.why_not.startswith("percentiles of TTFT are not known at two loads")
+def test_pictures_without_their_figures_say_what_is_missing():
+    found = by_name([swept()])
+    missing = ("sm-per-batch", "energy-per-token", "utilisation", "memory-bound", "decoding")
+    assert [found[name].panels for name in missing] == [()] * len(missing)
+    assert all(found[name].why_not for name in missing)
+    latency = by_name([noisy_curve({1: 1.0, 2: 2.0, 4: 4.0})])["latency"]
+    assert latency.panels == () and latency.why_not.startswith("percentiles of TTFT are not known at two loads")
+    replicas = by_name([curve("opt-1.3b", alone(concurrency=48), shared=(shared_point(2, (900.0,)),))])
+    why = "of no model replicas and one engine alone are valid under the same load"
+    names = ("replica-gain", "replica-busy", "replica-latency", "replica-device")
+    assert {replicas[name].why_not for name in names} == {why}
 
 
 def at_rates() -> list[Measurement]:
@@ -363,13 +349,6 @@ def test_the_device_of_replicas_is_shown_beside_that_of_one_engine():
     panels = by_name([curve("opt-1.3b", alone(**SENSED), shared=(shared,))])["replica-device"].panels
     seen = [[row["y"] for row in panel["data"]["values"]] for panel in panels]
     assert seen == [[0.75, 0.75], [0.5, 0.5], [0.4, 0.4], [300.0, 300.0], [1.0, 0.5]]
-
-
-def test_replicas_without_one_engine_beside_them_say_so():
-    found = by_name([curve("opt-1.3b", alone(concurrency=48), shared=(shared_point(2, (900.0,)),))])
-    names = ("replica-gain", "replica-busy", "replica-latency", "replica-device")
-    why = "of no model replicas and one engine alone are valid under the same load"
-    assert {found[name].why_not for name in names} == {why}
 
 
 def gated(speed: float = 0.9, **facts: object) -> Gated:

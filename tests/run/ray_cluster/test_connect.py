@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.run.ray.connect import Node, _said
+from pytest_slmserve.run.ray.connect import Node, node_host
 from pytest_slmserve.schema.errors import BadUsage
 
 NODE = Node("0" * 56, "10.0.0.2 (00000000)", 1, 8)
@@ -50,9 +50,9 @@ def ray_that(name: str, text: str = ""):
 )
 def test_a_node_that_cannot_answer_is_named_with_the_reason(name, text, says, hint):
     with pytest.raises(BadUsage) as told:
-        _said(ray_that(name, text), NODE, object())
+        node_host(ray_that(name, text), NODE, object())
     assert (told.value.problem, told.value.hint) == (says, hint)
 
 
 def test_a_node_that_is_gone_says_nothing():
-    assert _said(ray_that("NodeDiedError"), NODE, object()) is None
+    assert node_host(ray_that("NodeDiedError"), NODE, object()) is None

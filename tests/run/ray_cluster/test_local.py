@@ -99,22 +99,17 @@ def test_a_run_that_keeps_no_records_makes_one_report_too(pytester):
 
 KILLED = """
     import os, signal
-    from processes import alive
-    from psutil import Process
-    from pytest_slmserve.run.ray.local import LocalGpus
-    from pytest_slmserve.run.ray.connect import CaseMeasured
+    from pytest_slmserve.run.ray.cluster import RayEngines
 
-    take, killed = LocalGpus._take, []
+    take, killed = RayEngines._take, []
 
-    def taken(self, sent, message):
-        take(self, sent, message)
-        if isinstance(message, CaseMeasured) and not killed:
-            own = {child.pid for child in Process().children(recursive=True)}  # others may have tasks of this name
-            named = [pid for pid, _, words in alive() if words and words[0].startswith(f"ray::{sent.name}")]
-            killed.extend(pid for pid in named if pid in own)
+    def taken(self, engine, key, answer):
+        take(self, engine, key, answer)
+        if answer.packed and not killed:
+            killed.append(answer.place[1])
             os.kill(killed[0], signal.SIGKILL)
 
-    LocalGpus._take = taken
+    RayEngines._take = taken
 """
 
 

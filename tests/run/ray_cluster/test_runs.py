@@ -10,8 +10,7 @@ from collections import Counter
 import pytest
 
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.run.ray import driver
-from pytest_slmserve.run.ray.connect import CaseMeasured
+from pytest_slmserve.run.ray import cluster
 
 # Ray takes a node of a machine that engines keep busy for lost, and then ends the process that is connected to it.
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -94,17 +93,17 @@ def run(pytester, ray_cluster):
 @pytest.fixture
 def died(ray_cluster, monkeypatch):
     """The node whose engine tells of a measurement first is killed there and then; its id is in the list."""
-    killed, take = list[str](), driver.Cluster._take
+    killed, take = list[str](), cluster.RayEngines._take
 
-    def taken(self, sent, message):
-        take(self, sent, message)
-        if isinstance(message, CaseMeasured) and not killed:
-            (node,) = (worker for worker in ray_cluster.workers if worker.node_id == sent.node)
+    def taken(self, engine, key, answer):
+        take(self, engine, key, answer)
+        if answer.packed and not killed:
+            (node,) = (worker for worker in ray_cluster.workers if worker.node_id == answer.place[0])
             killed.append(node.node_id)
             ray_cluster.workers.remove(node)
             ray_cluster.remove_node(node, allow_graceful=False)
 
-    monkeypatch.setattr(driver.Cluster, "_take", taken)
+    monkeypatch.setattr(cluster.RayEngines, "_take", taken)
     return killed
 
 
@@ -164,9 +163,10 @@ def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, records, 
 
 
 def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, ray_cluster, monkeypatch):
-    monkeypatch.setattr(driver, "quiet_s", lambda groups: 2.0)
-    submit = driver.Cluster._submit
-    monkeypatch.setattr(driver.Cluster, "_submit", lambda self, sent: (_taken(self.ray), submit(self, sent))[1])
+    monkeypatch.setattr(cluster, "LEAST_QUIET_S", 2.0)
+    monkeypatch.setattr(cluster, "PATIENCE", 0.0)
+    begin = cluster.RayEngines._begin
+    monkeypatch.setattr(cluster.RayEngines, "_begin", lambda self: (self._waiting and _taken(self.ray), begin(self))[1])
     result = run("--slm-models=opt-125m", "--slm-concurrency=1,16", test=POINTS)
     result.assert_outcomes(failed=2)
     assert "EngineFailed: opt-125m: nothing came for 0:02 (on no node, 1 GPU being taken)" in result.stdout.str()

@@ -5,19 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import (
-    Advice,
-    Ceiling,
-    Decision,
-    Plan,
-    ServedEngine,
-    conditions,
-    least_latency_s,
-    utilization,
-)
+from pytest_slmserve.analysis.advice import advisor
+from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Decision, Plan, ServedEngine
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
@@ -95,7 +88,7 @@ def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tupl
     if (footprint := engine.footprint) and not engine.no_footprint:
         words += ["--max-model-len", str(footprint.longest), "--kv-cache-memory-bytes", str(footprint.kv_bytes(batch))]
         if gpu_bytes is not None:
-            words += ["--gpu-memory-utilization", f"{utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
+            words += ["--gpu-memory-utilization", f"{advisor.utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
     return (*words, *engine.arguments)
 
 
@@ -215,7 +208,7 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
             yield "gain", said
         if fit := advice.replicas:
             said = f"memory for {fit.at_batch:,} at batch {advice.batch} each, or {fit.split:,} that share it"
-            limit, least, over = advice.decision.limit, least_latency_s(advice, fit.advised), ""
+            limit, least, over = advice.decision.limit, advisor.least_latency_s(advice, fit.advised), ""
             if limit is not None and least is not None and least > limit.seconds:
                 over = f" (not {advice.batch}: that would take {milliseconds(least)} ms per output token at the least)"
             several = f"try {fit.advised} at batch {fit.each}{over}: {fit.why}"
@@ -240,7 +233,7 @@ def batch_text(advice: Advice, plan: Plan) -> str:
         return f"none: {seen.reason}"
     interval = f" (95 %: {seen.low or 'none'} to {seen.high or 'none'})" if seen.known else ""
     how = "predicted as the largest" if seen.predicted else "the largest measured"
-    said = f"B_opt is {seen.batch} in flight{interval}, {how} with {conditions(plan.wish, seen.limit)}"
+    said = f"B_opt is {seen.batch} in flight{interval}, {how} with {advisor.conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
         return f"{said}; but the memory does not even hold one request of each model"
     said += "" if advice.batch == seen.batch else f"; the memory does not hold that, so {advice.batch}"
@@ -364,42 +357,44 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
     }
 
 
+Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None if only the other GPU has this load
+
+
 @dataclass(frozen=True, slots=True)
 class PredictedSweep:
-    """A prediction under the label of its sweep. there: sweeps measured on that GPU."""
+    """A prediction under the label of its sweep. loads: rows of each sweep that was measured on that GPU, or of the
+    prediction; verdicts: one for each such sweep."""
 
     name: str
     prediction: CarriedLaw
-    there: Sequence[Curve]
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        return [carries(self.prediction, each) for each in self.there]
+    loads: Sequence[Sequence[Row]]
+    verdicts: Sequence[Verdict]
 
 
-Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None where only the other GPU has it
-
-
-def predicted_loads(one: PredictedSweep, there: Curve | None) -> list[Row]:
-    """Loads of the sweep and of the sweep measured on that GPU, ascending."""
-    here = {p.concurrency: fmean(p.repeats) for p in one.prediction.curve.valid}
-    seen: dict[int, tuple[Interval | None, Point]] = {p.concurrency: (None, p) for p in one.prediction.curve.valid}
-    for error, point in errors(one.prediction, there) if there else ():
-        seen[point.concurrency] = (error, point)
-    return [
-        {
-            "subject": one.name,
-            "gpu": one.prediction.gpu.family,
-            "concurrency": load,
-            "output_tokens_per_s": here.get(load),
-            "predicted_tokens_per_s": one.prediction.tokens_per_s(fmean(point.batch_repeats)),
-            "measured_tokens_per_s": error and fmean(point.repeats),
-            "predicted_over_measured": error and error.value,
-            "low": error and error.low,
-            "high": error and error.high,
-        }
-        for load, (error, point) in sorted(seen.items())
-    ]
+def predicted_sweep(name: str, prediction: CarriedLaw, measured: Sequence[Curve]) -> PredictedSweep:
+    """The prediction compared with the sweeps that were measured on that GPU, load by load."""
+    found = []
+    for there in measured or (None,):
+        seen: dict[int, tuple[Interval | None, Point]] = {p.concurrency: (None, p) for p in prediction.curve.valid}
+        here = {load: fmean(point.repeats) for load, (_, point) in seen.items()}
+        for error, point in errors(prediction, there) if there else ():
+            seen[point.concurrency] = (error, point)
+        rows = [
+            {
+                "subject": name,
+                "gpu": prediction.gpu.family,
+                "concurrency": load,
+                "output_tokens_per_s": here.get(load),
+                "predicted_tokens_per_s": prediction.tokens_per_s(fmean(point.batch_repeats)),
+                "measured_tokens_per_s": off and fmean(point.repeats),
+                "predicted_over_measured": off and off.value,
+                "low": off and off.low,
+                "high": off and off.high,
+            }
+            for load, (off, point) in sorted(seen.items())
+        ]
+        found.append(rows)
+    return PredictedSweep(name, prediction, found, [carries(prediction, each) for each in measured])
 
 
 def _ends(row: Row) -> str:
@@ -420,15 +415,14 @@ def prediction_text(one: PredictedSweep) -> Iterator[str]:
     """A table for each sweep measured on that GPU, or one for the prediction; then the law on both GPUs."""
     curve, law, gpu = one.prediction.curve, one.prediction.law, one.prediction.gpu.family
     yield hanging(f"{one.name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2)
-    for there in one.there or (None,):
-        load: Column[Row] = Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"]))
-        yield table(predicted_loads(one, there), (load, *OTHER_GPU_COLUMNS))
+    load: Column[Row] = Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"]))
+    yield from (table(rows, (load, *OTHER_GPU_COLUMNS)) for rows in one.loads)
     here = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
     beyond = f"T_inf {figure(one.prediction.t_inf, 4)}, b_half {figure(one.prediction.b_half)}"
     yield hanging(f"law: here {here}; on {gpu} {beyond}", 2)
     for verdict in one.verdicts:
         yield hanging(f"{verdict.state.value}: {verdict.why}", 2)
-    if not one.there:
+    if not one.verdicts:
         yield hanging(f"not checked: no archive has this sweep on {gpu}", 2)
 
 
@@ -442,12 +436,6 @@ def prediction_facts(one: PredictedSweep) -> dict[str, Any]:
         "b_half": law.b_half.value,
         "predicted_t_inf": one.prediction.t_inf,
         "predicted_b_half": one.prediction.b_half,
-        "loads": list(prediction_rows(one)),
+        "loads": chain(*one.loads),
         "verdicts": one.verdicts,
     }
-
-
-def prediction_rows(one: PredictedSweep) -> Iterator[Row]:
-    """A row for each load of each sweep measured on that GPU, or of the prediction."""
-    for there in one.there or (None,):
-        yield from predicted_loads(one, there)

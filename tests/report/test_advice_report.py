@@ -15,8 +15,8 @@ from strategies import law, point
 
 from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, Plan, ServedEngine, plan
 from pytest_slmserve.analysis.advice.subjects import ResultSource
-from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.report.advice.text import advice_facts, advice_section, objective, serve_words, shell_lines, starts
+from pytest_slmserve.analysis.sweep.batching import RelativeSlo
+from pytest_slmserve.report.advice import advice_facts, advice_section, serve_words, shell_lines, starts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
@@ -63,27 +63,21 @@ def flat(out: str) -> str:
     return " ".join(out.split())
 
 
-def test_a_narrow_terminal_has_every_column_and_no_longer_line(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    out = advice_text(planned(), replace(SOURCE, latency="the mean time per output token after the first, TPOT"))
-    answers = out[: out.index("batch: what max_num_seqs")]
-    assert "freed" in answers and "MPS" in answers and "not shown" not in answers
-    assert max(map(len, answers.splitlines())) <= 80
-
-
 def test_one_model_as_text():
     out = advice_text(planned(), SOURCE)
-    table = out.splitlines()[3:7]
-    assert out.splitlines()[0] == "NVIDIA H200, 140 GiB of memory, of which engines may take 90 %"
-    assert "at most 2 times the latency at 32 (TPOT)" in out.splitlines()[1]
-    assert table[3].split()[:9] == ["opt-1.3b", "64", "5,872", "10.9", "63.9", "42.2", "9.00", "111", "13.5"]
-    assert table[3].split()[9:] == ["9", "25", "x", "1.56", "x", "3.30", "0.166", "try", "2", "of", "32"]
-    assert "the host: no kernel runs for 36 % of the time" in out
-    assert "active 27 % of the time, of 89 % that can be reached" in flat(out)
-    assert "power is at 92.9 % of its limit" in flat(out)
-    assert "0.166 at 64; 0.106 at 512, the largest measured; 4.47 at 1, alone" in flat(out)
+    row = next(line.split() for line in out.splitlines() if line.startswith("opt-1.3b  "))
+    assert row[:9] == ["opt-1.3b", "64", "5,872", "10.9", "63.9", "42.2", "9.00", "111", "13.5"]
+    assert row[9:] == ["9", "25", "x", "1.56", "x", "3.30", "0.166", "try", "2", "of", "32"]
+    for said in (
+        "NVIDIA H200, 140 GiB of memory, of which engines may take 90 %",
+        "at most 2 times the latency at 32 (TPOT)",
+        "the host: no kernel runs for 36 % of the time",
+        "active 27 % of the time, of 89 % that can be reached",
+        "power is at 92.9 % of its limit",
+        "0.166 at 64; 0.106 at 512, the largest measured; 4.47 at 1, alone",
+    ):
+        assert said in flat(out)
     assert out.index("model") < out.index("  batch  ") < out.index("vllm serve")
-    assert all(line == line.rstrip() and len(line) <= 150 for line in out.splitlines())
 
 
 def test_one_engine_and_two_for_a_trial():
@@ -137,23 +131,12 @@ def test_what_is_not_known_is_said():
     assert "--gpu-memory 80GiB" in nowhere and "--gpu-memory-utilization" not in nowhere
 
 
-def test_nothing_measured():
-    out = advice_text(plan([], WISH), SOURCE)
-    assert "note: no sweep was measured" in out
-    assert told(plan([], WISH))["models"] == []
-
-
 def test_a_prediction_is_said_in_the_table_and_below():
     out = advice_text(planned(subject(batches=(1, 32)), wish=replace(WISH, slo=RelativeSlo(4, 32))), SOURCE)
     assert "predicted as the largest with" in out and out.splitlines()[6].endswith("predicted")
     assert "measure there before use" in out and "no limit of the memory is known" not in out
     unlimited = replace(WISH, slo=RelativeSlo(4, 32), gpu_bytes=None)
     assert "no limit of the memory is known" in advice_text(planned(subject(batches=(1, 32)), wish=unlimited), SOURCE)
-
-
-def test_objectives_in_words():
-    assert objective(RelativeSlo(2.5, 32)) == "at most 2.5 times the latency at 32"
-    assert objective(AbsoluteSlo(0.03)) == "a latency of at most 30.0 ms"
 
 
 # Commands
@@ -185,12 +168,7 @@ def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, toke
 def test_a_command_broken_for_a_terminal_is_the_same_for_a_shell(model, width):
     words = (*serve_words(replace(ENGINE, model=model), 64, 140 * GIB), "--port", "8000")
     assert shlex.split(shell_lines(words, width).replace(" \\\n    ", " ")) == list(words)
-
-
-def test_lines_are_as_long_as_they_may_be():
-    words = (*serve_words(ENGINE, 64, 140 * GIB), "--port", "8000")
-    assert all(len(row) <= 80 for row in shell_lines(words, 80).splitlines())
-    assert shell_lines(words, 1000) == shlex.join(words)
+    assert shell_lines(words, 10_000) == shlex.join(words)
 
 
 def test_what_is_not_known_of_the_engine_is_left_to_vllm():

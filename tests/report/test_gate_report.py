@@ -5,23 +5,21 @@ from dataclasses import replace
 import pytest
 from launches import pair_of_launches, pairs
 
-from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, InterimAnalysis
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
-from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.gate.text import as_markdown, comparison_parts, gate_section, next_step, title
-from pytest_slmserve.report.page.content import page_content
+from pytest_slmserve.report.gate import as_markdown, caches_text, gate_section, next_step, title
+from pytest_slmserve.report.page.writer import page_content
 from pytest_slmserve.report.screen import screen
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.schema.environment import SIMULATED
 
+OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"
+NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
+
 
 def gate_lines(gated):
     return section_text(gate_section(gated))
-
-
-OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"
-NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
 
 
 @pytest.mark.parametrize(
@@ -91,19 +89,23 @@ def test_a_simulated_gate_says_so_wherever_it_is_shown(platform):
         assert (SIMULATED in said) is (platform == "simulated")
 
 
-def test_boundaries_of_each_interim_analysis_are_a_table():
-    steps = (
-        InterimAnalysis(4, 0.9787, 0.9394, 1.0049, State.INCONCLUSIVE),
-        InterimAnalysis(6, 0.9658, 0.9688, 0.9906, State.FAILS),
-    )
-    found = Comparison("tokens/s", "higher", State.FAILS, "", 0.03, 6, interim=steps)
-    *_, interim = comparison_parts([found])
-    assert interim.cells.rows == [
-        ["tokens/s", "4", "0.9787", "0.9394", "1.0049", "inconclusive"],
-        ["tokens/s", "6", "0.9658", "0.9688", "0.9906", "fail"],
+# Compiled code
+
+SECONDS = {"baseline": (0.5, 0.7, 9.0, 0.6), "candidate": (11.0, 11.0, 12.0, None)}
+
+
+def compiled(seconds):
+    """Four pairs of launches, and what each spent on compiled code."""
+    return [
+        replace(m, resolved=replace(m.resolved, compile_s=seconds[m.paired.side][m.paired.pair - 1])) for m in pairs(4)
     ]
 
 
-def test_a_gate_s_text_has_boundaries_from_the_first_look_on():
-    assert "fails if" in gate_lines(judge_gate(pairs(4), GateCriteria()))
-    assert "fails if" not in gate_lines(judge_gate(pairs(3), GateCriteria()))
+@pytest.mark.parametrize(
+    ("untold", "said"),
+    [(None, "warm: each side was launched before the first pair; compiling took 0.65 and 11 s of a start")]
+    + [(side, "warm: each side was launched before the first pair") for side in SECONDS],
+)
+def test_it_tells_the_median_of_both_sides_or_nothing(untold, said):
+    made = compiled({**SECONDS, untold: (None,) * 4})
+    assert caches_text(judge_gate(made, GateCriteria())) == f"compile caches were {said}"

@@ -9,17 +9,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.decision import Calibration, Comparison, InterimAnalysis, next_look
-from pytest_slmserve.analysis.gate.diagnosis import (
-    FEWEST_ALONE,
-    Change,
-    Difference,
-    Split,
-    explaining,
-    fact_differences,
-    splits,
-    start_ups,
-)
+from pytest_slmserve.analysis.gate.diagnosis import Change, Difference, Split
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.verdict import State
@@ -62,8 +54,8 @@ PROBE_LEGEND = (
 def diagnosis_lines(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Iterator[str]:
     """Explanations of a difference between two sides, as pieces of text: where the time goes, start-up times, and facts
     that differ. Nothing if nothing was measured on both sides. Invalid measurements count only for their launch."""
-    divided, starts = splits(baseline, candidate), start_ups(baseline, candidate)
-    differences = fact_differences(baseline, candidate)
+    divided, starts = diagnosis.splits(baseline, candidate), diagnosis.start_ups(baseline, candidate)
+    differences = diagnosis.fact_differences(baseline, candidate)
     yield from map(split_text, divided)
     if divided:
         yield hanging(SPLIT_LEGEND, 0)
@@ -95,7 +87,7 @@ def split_findings(split: Split) -> Iterator[str]:
     if change is None or abs(change) < NOTABLE:
         yield f"time per request changed by less than {percent(NOTABLE)}: there is nothing to explain at this load"
     else:
-        for found in filter(None, map(explaining, (split.by_step, split.by_device))):
+        for found in filter(None, map(diagnosis.explaining, (split.by_step, split.by_device))):
             part, share = found
             more = ", and the other part went the other way" if round(share, 2) > 1 else ""
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
@@ -111,7 +103,7 @@ def split_findings(split: Split) -> Iterator[str]:
         seen = f"{split.baseline.alone} and {split.candidate.alone}"
         yield (
             f"prefill and decode unknown: nearly every step holds a prompt at this load ({seen} steps only decode, "
-            f"{FEWEST_ALONE} are wanted of each side); a smaller load tells them apart"
+            f"{diagnosis.FEWEST_ALONE} are wanted of each side); a smaller load tells them apart"
         )
     if not split.by_device:
         lacking = " and ".join(name for name, side in sides.items() if side.gap_s is None)

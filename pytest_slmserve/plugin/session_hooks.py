@@ -1,0 +1,343 @@
+"""Hooks of a run that measures, from the parameters of its tests to its exit status. They do no arithmetic."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS
+from pytest_slmserve.analysis.verdict import Inconclusive
+from pytest_slmserve.options.read import as_words
+from pytest_slmserve.options.table import Options
+from pytest_slmserve.plan.cases import ADAPTIVE_ESTIMATE, ENDPOINT_ESTIMATE
+from pytest_slmserve.plan.schedule import plan_lines, spread_lines
+from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, SESSION, is_measured
+from pytest_slmserve.plugin import items as tests
+from pytest_slmserve.plugin.measuring import fits, nearest
+from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
+from pytest_slmserve.report.screen import summary_lines, write_for_others
+from pytest_slmserve.report.text_table import counted, folded
+from pytest_slmserve.run.baseline import StoredBaseline
+from pytest_slmserve.run.gpu_slots import slot_count
+from pytest_slmserve.run.interrupts import as_interrupts
+from pytest_slmserve.run.session import Session
+from pytest_slmserve.schema.errors import BadUsage, Detail, SlmError
+
+if TYPE_CHECKING:
+    from pytest_slmserve.run.ray.cluster import RayEngines
+
+LONG_S = 300.0  # a run that takes longer says so before it begins
+EXIT_INCONCLUSIVE = 10
+EXIT_BROKEN_OFF = pytest.ExitCode.INTERNAL_ERROR  # of a gate: a crash on the way to a verdict is none
+STATES = pytest.StashKey[set[str]]()  # of the failures of a test: several if it has subtests
+STATE = "slm_state"  # user property of a report without a verdict: inconclusive, or a gate that was broken off
+
+
+def detail_of(config: pytest.Config) -> Detail:
+    """How much is printed at the end: as the command line asks; else by pytest's -v and -q, or as other options say."""
+    options, verbose = config.stash[SESSION].options, config.option.verbose
+    if options.source["report"] == "command line" or not verbose:
+        return options.report
+    if verbose < 0:
+        return "summary"
+    return "all" if verbose > 1 or options.report == "all" else "tables"
+
+
+@dataclass(eq=False, repr=False)
+class SessionHooks:
+    """The hooks of one run.
+
+    Attributes:
+        slm: The session of the run.
+        elsewhere: Measures in place of this process, if the run uses Ray.
+        problem: Why the options cannot be carried out, found while items were made.
+        collected: Sentences on the tests that are no part of the run, and on its length.
+    """
+
+    config: pytest.Config
+    slm: Session
+    elsewhere: RayEngines | None = None
+    problem: str = ""
+    collected: list[str] = field(default_factory=list)
+
+    @classmethod
+    def from_options(cls, config: pytest.Config, options: Options, typed: Sequence[str]) -> SessionHooks:
+        """Make the session of a run, and what measures for it. typed: the names of tests as they were given."""
+        undo = ExitStack()
+        undo.enter_context(as_interrupts())
+        config.add_cleanup(undo.close)
+        elsewhere: RayEngines | None = None
+        try:
+            if options.ray and not options.plan:
+                from pytest_slmserve.run.ray.cluster import RayEngines
+
+                elsewhere = config.stash[ELSEWHERE] = RayEngines.from_options(options, config.rootpath)
+                config.add_cleanup(elsewhere.close)
+            slm = Session.from_options(options, config.rootpath, host=elsewhere.host if elsewhere else None)
+        except SlmError as error:
+            raise pytest.UsageError(f"slmserve: {error}") from None
+        # The command that runs the same tests with the same options, wherever these came from. Options that would reuse
+        # measurements, or write over a page, are left out.
+        chosen = {"-k": config.option.keyword, "-m": config.option.markexpr}
+        words = [*(["--pyargs"] if config.option.pyargs else []), *typed]
+        words += [word for flag, value in chosen.items() if value for word in (flag, value)]
+        left_out = ("plan", "resume", "skip_damaged", "html", "export")
+        slm.command = shlex.join(["pytest", *words, *as_words(options, left_out)])
+        if elsewhere:
+            slm.executor.fetch = elsewhere.fetch
+        config.add_cleanup(slm.close)  # whatever happens, leave no engine behind
+        config.stash[SESSION] = slm
+        return cls(config, slm, elsewhere)
+
+    @contextmanager
+    def _as_usage_errors(self) -> Iterator[None]:
+        """Context in which errors of ours are raised as pytest's, and kept for hooks that are called all the same."""
+        try:
+            yield
+        except SlmError as error:
+            self.problem = f"slmserve: {error}"
+            raise pytest.UsageError(self.problem) from None
+
+    def pytest_report_header(self) -> str:
+        options, environment = self.slm.options, self.slm.host.environment
+        chosen = ", ".join(f"{name} ({where})" for name, where in options.source.items() if where != "default")
+        vllm = f"vLLM {environment.vllm}" if environment.vllm else "no vLLM"
+        served = f"{environment.gpu_name or environment.cpu}, {vllm}"
+        if options.endpoint:
+            served = f"at {', '.join(options.endpoint)}"
+        sampler = self.slm.devices.sampler
+        sensors = sampler.name if sampler else "simulated" if self.slm.platform == "simulated" else "none"
+        if self.elsewhere:
+            sensors, served = "those of the tasks", f"{served}, {self.elsewhere.where}"
+        sweep = "adaptive sweep; " if options.sweep == "adaptive" else ""
+        records = options.records if self.slm.keeps_records else "not kept"
+        return folded(f"slmserve: {served}; {sweep}sensors: {sensors}; records: {records}; set: {chosen}")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """One item per point of a sweep, and per model of a claim."""
+        if not (wanted := PARAMETRISED & set(metafunc.fixturenames)):
+            return
+        name, marker, values = next(iter(wanted)), metafunc.definition.get_closest_marker("slm"), []
+        try:
+            values = tests.parameters_of(name, self.slm, marker.kwargs if marker else {})
+        except SlmError as error:  # raised here, pytest would take it for an error of the test's file
+            self.problem = self.problem or f"slmserve: {error}"
+        metafunc.parametrize(name, values, indirect=True)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        """Deselect what is no part of this run, and sort the rest. What does not measure is none if a mode and no path
+        was given: the mode was given to measure. A gate runs alone: other measurements could wait, and its engines
+        would not be fresh."""
+        if self.problem:
+            raise pytest.UsageError(self.problem)
+        options, named = self.slm.options, self.config.args_source is pytest.Config.ArgsSource.ARGS
+        with self._as_usage_errors():
+            reasons = [tests.left_out_reason(self.slm, item, named) for item in items]
+            counts = Counter(filter(None, reasons))
+            if counts:
+                self.config.hook.pytest_deselected(items=[item for item, why in zip(items, reasons) if why])
+            self.collected += [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
+            kept = [item for item, why in zip(items, reasons) if not why]
+            measured = list(filter(is_measured, kept))
+            gates = [item for item in measured if "slm_gates" in item.fixturenames]  # type: ignore[attr-defined]
+            if options.gate and not gates and not session.testsfailed:
+                flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
+                hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
+                raise BadUsage(f"{flag}: no test uses slm_gate", hint)
+            ordered = tests.in_running_order(self.slm, measured)
+            self.slm.claims = {plan.claim for plan in tests.plans_of(ordered) if plan.claim}
+            if said := tests.note_on_models(self.slm, ordered):
+                self.collected.append(said)
+        items[:] = [item for item in kept if not is_measured(item)] + ordered
+
+    @pytest.hookimpl(tryfirst=True)  # before the terminal tells what was collected
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Take the device before the first item: a run that would disturb another must not start."""
+        slm, measured = self.slm, list(filter(is_measured, session.items))
+        if self.config.option.collectonly or self.problem or not measured:
+            return  # the hook is called although the one before it has raised
+        plans = tests.plans_of(session.items)
+        with self._as_usage_errors():
+            if slm.options.plan:
+                self._resume(session)
+                return
+            if slm.options.baseline:
+                self.config.stash[BASELINE] = StoredBaseline.from_session(slm)
+            slm.open()
+            self._resume(session)
+            rows = plan_rows(slm, plans)
+            if self.elsewhere:
+                slm.on_close(self.elsewhere.close)  # what has come by then goes into the archive
+                self.elsewhere.send(slm, tests.cases_of_items(plans), rows)
+            for engine in dict.fromkeys(plan.engine for plan in plans if plan.engine):
+                slm.devices.take(engine)
+            seconds, length = length_of(slm, plans, rows)
+            if seconds >= LONG_S:
+                self.collected.append(f"slmserve: {length}; --slm-plan lists them")
+            slm.begin(compares=any(plan.compares for plan in plans))
+        if reporter := self.config.pluginmanager.getplugin("terminalreporter"):
+            progress = ProgressLine(session, slm, reporter)
+            if self.elsewhere:
+                self.elsewhere.on_progress = progress.wait
+            self.config.pluginmanager.register(progress, "slmserve-progress")
+
+    def _resume(self, session: pytest.Session) -> None:
+        """Say before the first engine starts what is resumed; of a plan it is read here. Raises SlmError."""
+        if self.slm.options.gate or not self.slm.resumes:
+            return
+        if self.slm.options.plan:
+            self.slm.resume()
+        said = fits(self.slm, tests.plans_of(session.items))
+        if terminal := self.config.pluginmanager.getplugin("terminalreporter"):
+            terminal.write_line(folded(f"slmserve: {said}"))
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        return list(map(folded, self.collected))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Print the plan in place of a run, if it was requested."""
+        options = self.slm.options
+        if not options.plan or session.testsfailed:
+            return None
+        plans, writer = tests.plans_of(session.items), self.config.get_terminal_writer()
+        rows = plan_rows(self.slm, plans)
+        with self._as_usage_errors():
+            spread = spread_lines(rows, slot_count(options, self.slm.host)) if options.on_all_gpus else []
+            _, length = length_of(self.slm, plans, rows)
+        notes = list(self.slm.notes)  # the last ones tell what the estimates leave open
+        if options.sweep == "adaptive" and not options.gate:
+            notes.append(ADAPTIVE_ESTIMATE)
+        if len(self.slm.looks) > 1 and not options.gate:
+            budget = f"up to {self.slm.budget_s:g} s a model (--slm-budget)"
+            notes.append(f"a sweep goes on until its claims are decided, {budget}")
+        if options.gate:
+            clear = f"a gate is estimated as a clear case, {FIRST_LOOKS[0]} pairs"
+            notes.append(f"{clear}; one that is not takes up to {options.gate_pairs}")
+        if options.endpoint:
+            notes.append(ENDPOINT_ESTIMATE)
+        writer.line()
+        for line in [f"{length}:", *plan_lines(rows), *spread, *(f"note: {note}" for note in notes)]:
+            writer.line(folded(line))
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Give reports without a verdict their state, and those of our errors their message only."""
+        raised = call.excinfo.value if call.excinfo else None
+        if isinstance(raised, AttributeError) and type(raised.obj).__module__.startswith("pytest_slmserve."):
+            public = [name for name in dir(raised.obj) if not name.startswith("_")]
+            raised.args = (f"{raised}; it has {nearest(raised.name or '', public)}",)
+        report = yield
+        states = item.stash.setdefault(STATES, set())
+        if call.when == "setup":
+            states.clear()  # of an earlier attempt
+        elif call.when == "call":  # what an earlier subtest was is none of this report's
+            report.user_properties = [each for each in report.user_properties if each[0] != STATE]
+        if call.excinfo is None:
+            if call.when == "call" and states == {"inconclusive"}:
+                report.user_properties.append((STATE, "inconclusive"))
+            return report
+        state, [plan] = "", tests.plans_of([item])
+        if call.excinfo.errisinstance(Inconclusive):
+            state = "inconclusive"
+            if not plan.compares and not plan.claim:  # those have a line of their own
+                self.slm.inconclusive.append(f"{item.nodeid}: {call.excinfo.value}")
+        elif plan.compares and call.excinfo.errisinstance(Exception) and not call.excinfo.errisinstance(AssertionError):
+            state = "broken off"
+        if report.failed:
+            states.add(state)
+        if state:
+            report.user_properties.append((STATE, state))
+            item.user_properties.append((STATE, state))  # JUnit reads those of the teardown
+        if call.excinfo.errisinstance(SlmError):  # its message says it all; the way to it is ours, not the user's
+            report.longrepr = f"{type(call.excinfo.value).__name__}: {call.excinfo.value}"
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        told = getattr(report, "user_properties", ())  # a file that could not be imported has none
+        inconclusive = report.when == "call" and (STATE, "inconclusive") in told
+        if inconclusive and report.passed and not hasattr(report, "context"):  # as pytest fails such a test
+            report.outcome, report.longrepr = "failed", "its failed subtests are inconclusive"
+        if inconclusive and report.failed:
+            return "inconclusive", "U", "INCONCLUSIVE"
+        if report.failed and (STATE, "broken off") in told:
+            return "error", "E", "ERROR"
+        return None
+
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells."""
+        slm = self.slm
+        if slm.page and slm.page.due and is_measured(item):
+            items = item.session.items
+            ended = f"{items.index(item) + 1} of {len(items)} tests have ended."
+            self._write_page(progress=f"{ended} The run goes on: reload this page for more.")
+        current = slm.devices.pool.current
+        if current is not None and (nextitem is None or tests.plans_of([nextitem])[0].engine != current):
+            slm.devices.pool.close()
+
+    def _write_page(self, status: int | None = None, progress: str = "") -> None:
+        """Write the HTML report of a run. A failure is a note, because the results file has everything."""
+        assert self.slm.page
+        if note := self.slm.page.write(self.slm.findings(), status, progress):
+            self.slm.notes.append(note)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Decide the exit status, write the page, and close the session."""
+        slm, ok = self.slm, pytest.ExitCode.OK
+        terminal = self.config.pluginmanager.getplugin("terminalreporter")
+        stats = terminal.stats if terminal else {}
+        if session.exitstatus == pytest.ExitCode.TESTS_FAILED and not stats.get("failed"):  # but not all is well
+            errors = stats.get("error", ())
+            if any((STATE, "broken off") in getattr(error, "user_properties", ()) for error in errors):
+                session.exitstatus = EXIT_BROKEN_OFF
+            elif stats.get("inconclusive") and not errors:
+                session.exitstatus = EXIT_INCONCLUSIVE
+        if session.exitstatus == EXIT_INCONCLUSIVE and slm.options.allow_inconclusive:
+            session.exitstatus = ok
+        if slm.moved and session.exitstatus in (ok, EXIT_INCONCLUSIVE):
+            # of a gate 1 would be a verdict
+            session.exitstatus = EXIT_BROKEN_OFF if slm.options.gate else pytest.ExitCode.TESTS_FAILED
+        asked = slm.options.gate and not slm.options.plan and not self.config.option.collectonly
+        if asked and not slm.gates and session.exitstatus == ok:
+            slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
+            session.exitstatus = EXIT_INCONCLUSIVE
+        for report in (*stats.get("failed", ()), *stats.get("error", ())):
+            crash = getattr(report.longrepr, "reprcrash", None)
+            lines = (crash.message if crash else str(report.longrepr)).splitlines()
+            slm.failed.append(f"{report.nodeid}: {lines[0] if lines else 'failed'}")
+        try:
+            if slm.page and (slm.results.repeats or slm.gates or slm.failed):
+                self._write_page(status=int(session.exitstatus))
+        finally:
+            slm.close()
+
+    @pytest.hookimpl(trylast=True)  # what a person wants to know comes last, where a terminal shows it
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        slm = self.slm
+        something = slm.results.repeats or slm.verdicts.judged or slm.gates or slm.failed or slm.notes
+        if slm.options.plan or not something:
+            return
+        terminalreporter.ensure_newline()
+        terminalreporter.section("slmserve")
+        page = f"page: {slm.page.path}" if slm.page and slm.page.path.exists() else ""
+        found = slm.findings()
+        others = write_for_others(found, slm.options.records)
+        written = "; ".join(filter(None, (others, page)))
+        for text, colour in summary_lines(replace(found, written=written), detail_of(self.config)):
+            terminalreporter.write_line(text, **({colour: True} if colour else {}))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        machine_info["slmserve"] = asdict(self.slm.host.environment)

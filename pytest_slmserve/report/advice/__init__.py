@@ -1,1 +1,0 @@
-"""Advice in words, commands and JSON."""

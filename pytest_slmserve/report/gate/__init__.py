@@ -1,1 +1,0 @@
-"""Reports of gates and of their diagnosis."""
