@@ -90,47 +90,35 @@ def _nothing_to_compare(curve: Curve, sharing: Sharing) -> str:
 
 
 Pair = tuple[Deployment, Deployment]
-ONE_NUMBER = "no engine was measured on two numbers of GPUs under a load that fits"
-LARGEST_LOAD = "in flight, the largest load that fits"
 
 
-def _over_the_fewest(curve: Curve) -> list[Pair]:
-    """Return an engine on the fewest GPUs and one on more, for each number of these: under the largest load that fits
-    at once on both."""
+def serves_less(claim: str, curve: Curve, threshold: float) -> Verdict:
+    """Return the verdict on whether an engine serves less than on the fewest GPUs: per GPU, however many it has, or in
+    all on the most GPUs. Each pair is under the largest load that fits at once on both; the verdict rests on the pair
+    that decides. value: its throughput, or that per GPU, over that on the fewest."""
+    in_all, pairs = claim == "tensor-parallel-serves-less-in-all", list[Pair]()
     engines = sorted(one_engine_each(deployments(curve)).items())
-    found = []
     for _, more in engines[1:]:
         fewest = engines[0][1]
         if loads := [load for load in fewest.keys() & more.keys() if fewest[load].fits and more[load].fits]:
-            found.append((fewest[max(loads)], more[max(loads)]))
-    return found
-
-
-def loses_per_gpu(curve: Curve, threshold: float) -> Verdict:
-    """Return the verdict on whether an engine serves less per GPU, however many it has. It rests on the pair that
-    decides. value: the throughput per GPU on more of them, over that on the fewest."""
-    claim, pairs = "tensor-parallel-loses-per-gpu", _over_the_fewest(curve)
+            pairs.append((fewest[max(loads)], more[max(loads)]))
     if not pairs:
-        return Verdict.inconclusive(claim, curve.subject, ONE_NUMBER, threshold)
+        reason = "no engine was measured on two numbers of GPUs under a load that fits"
+        return Verdict.inconclusive(claim, curve.subject, reason, threshold)
+    if in_all:
+        pairs = [max(pairs, key=lambda pair: pair[1].gpus)]
 
-    def per_gpu(several: int) -> list[Seen[Pair]]:
-        return [(speedup(*pair, several).mapped(partial(mul, pair[0].gpus / pair[1].gpus)), pair) for pair in pairs]
+    def ratios(several: int) -> list[Seen[Pair]]:
+        shares = [1.0 if in_all else base.gpus / other.gpus for base, other in pairs]
+        return [(speedup(*pair, several).mapped(partial(mul, share)), pair) for share, pair in zip(shares, pairs)]
 
-    state, seen, (base, other) = every(below, threshold, per_gpu)
-    why = f"on {other.place} it serves {times(seen)} as much per GPU as on {base.place} at {base.concurrency} "
-    why += f"{LARGEST_LOAD} (threshold {threshold:g}){unsure(seen)}"
+    state, seen, (base, other) = every(below, threshold, ratios)
+    much = "what it does" if in_all else "as much per GPU as"
+    why = (
+        f"on {other.place} it serves {times(seen)} {much} on {base.place} at {base.concurrency} in flight, the largest "
+    )
+    why += f"load that fits (threshold {threshold:g}){unsure(seen)}"
     return Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, base.served, other.served)
-
-
-def over_the_fewest_gpus(curve: Curve) -> Evidence | str:
-    """Return the throughput of an engine on the most GPUs over that on the fewest, under the largest load that fits at
-    once on both."""
-    pairs = _over_the_fewest(curve)
-    if not pairs:
-        return ONE_NUMBER
-    base, other = max(pairs, key=lambda pair: pair[1].gpus)
-    sentence = f"on {other.place} it serves {{}} what it does on {base.place} at {base.concurrency} {LARGEST_LOAD}"
-    return Evidence.of_ratios([(other.served, base.served, sentence)], [base.served, other.served])
 
 
 def over_fewer_gpus_at_best(curve: Curve, fewer: int, more: int) -> Evidence | str:

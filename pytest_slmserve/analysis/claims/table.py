@@ -108,8 +108,8 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
             return gpu_claims.util_saturates_first(curve, threshold, parameters["full"])
         case advice.CLAIM:
             return advice.advised_batch_costs_little(curve, threshold)
-        case "tensor-parallel-loses-per-gpu":
-            return deployment_claims.loses_per_gpu(curve, threshold)
+        case "tensor-parallel-loses-per-gpu" | "tensor-parallel-serves-less-in-all":
+            return deployment_claims.serves_less(known.kind, curve, threshold)
         case "throughput-grows-with-kv-blocks":
             return job_claims.throughput_grows_with_kv_blocks(curve, threshold, parameters["flat"])
     raise LookupError(f"no function judges {known.kind}")
@@ -128,8 +128,6 @@ def _evidence(kind: str, curve: Curve, others: Others, parameters: Parameters) -
             return gpu_claims.largest_over_smallest_load(kind, curve)
         case "energy-per-token-grows-with-model" | "larger-models-draw-more-power":
             return gpu_claims.larger_over_smaller_model(kind, curve, others)
-        case "tensor-parallel-serves-less-in-all":
-            return deployment_claims.over_the_fewest_gpus(curve)
         case "tensor-parallel-still-gains":
             return deployment_claims.over_fewer_gpus_at_best(curve, parameters["fewer"], parameters["more"])
         case "replicas-per-gpu-beat-tensor-parallel":
