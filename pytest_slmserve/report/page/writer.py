@@ -15,8 +15,7 @@ import tomllib
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from importlib.resources import files
 from itertools import takewhile
@@ -24,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, series_of
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
 from pytest_slmserve.analysis.stats.estimates import grouped
@@ -122,14 +119,10 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
         *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
     ]
-    gate_sections = []
-    for gated in found.gates:
-        made = partial(gate_charts, gated.gated, gated.shown, series_of((*GATED, *SHOWN), gated.pairs))
-        gate_sections.append(replace(gates.gate_section(gated), charts=made))
     others = screen.subject_sections(found)
     del others["Models"]  # they have a place of their own
     subjects = [
-        page_section("Gate", gate_sections),
+        page_section("Gate", map(gates.gate_section, found.gates)),
         *sections,
         *(page_section(heading, each) for heading, each in others.items()),
         page_section("Loads", load_sections(found.loads, ValidityCriteria(found.slo))),
@@ -316,25 +309,6 @@ def _tallies(found: Findings) -> Iterator[dict[str, Any]]:
         yield {"count": sum(map(len, either.values())), "words": verdicts.tally(either), "look": "open"}
     for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
         yield {"count": len(judged), "words": f"gate: {gates.WORDS[state]}", "look": gates.LOOKS[state]}
-
-
-def gate_charts(
-    gated: Sequence[Comparison], shown: Sequence[Comparison], series: Iterable[PairSeries]
-) -> Iterator[Chart]:
-    """Yield the endpoints of a gate with each pair, and the interim analyses of each endpoint.
-
-    Args:
-        gated: Endpoints that are gated.
-        shown: Endpoints that are only shown.
-        series: Pairs of each endpoint.
-    """
-    spec = charts.gate_forest([*gated, *shown], {each.name: each for each in series}, (each.name for each in gated))
-    note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
-    yield Chart("Candidate over baseline", spec, note)
-    for each in gated:
-        if each.interim:
-            looks = "Dashed: the margin, and no change."
-            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), looks)
 
 
 def write_page(path: Path, page: str) -> None:
