@@ -1,4 +1,4 @@
-"""`predict`: the throughput of a sweep on a GPU that is not here, and its error where that GPU was measured too."""
+"""`predict`: the throughput of a sweep on a GPU that is not here, and its error if that GPU was measured too."""
 
 from __future__ import annotations
 

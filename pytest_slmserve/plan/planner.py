@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case, Engines, engines_of_set, gpus_of
+from pytest_slmserve.plan.cases import Case, Engines, engines_of_set
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema.catalog import hub_name, restriction, short_name
@@ -300,7 +300,7 @@ class Planner:
                 facts = {name: getattr(here, name) for name in of_the_host}
                 self._environments[own] = replace(other.environment, **facts)
             here = self._environments[own]
-        return here.on(gpus_of(spec))
+        return here.on(len(spec.gpus))
 
     def load(self, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
         """Return the closed loop of so many requests in flight, as the options and a marker say."""

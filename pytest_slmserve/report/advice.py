@@ -126,7 +126,7 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("\n", lambda a: _mark(a), "left"),
 )
 NEAR_LIMIT = 0.9  # share of the power limit that a reader is warned of
-ALWAYS = 3  # columns that are shown even where nothing is known
+ALWAYS = 3  # columns that are shown even if nothing is known
 LEGEND = (
     "batch: what max_num_seqs should be. ms/token: between output tokens. of peak: of the largest throughput measured. "
     "eff.: T(B)/(B T(1)). KV: for the batch at full length; freed: what the engine had beyond that. engine: with "

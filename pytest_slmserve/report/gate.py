@@ -128,9 +128,9 @@ def difference_text(differences: Sequence[Difference]) -> str:
     return f"what differs between the sides:\n{grid(rows, ('', *SIDES), ('left',) * 3)}"
 
 
-def _difference(value: float, beside: str) -> str:
-    """A signed difference with as many decimals as the value beside it."""
-    text = f"{value:+,.{len(beside.partition('.')[2])}f}"
+def _difference(value: float, shown: str) -> str:
+    """A signed difference with as many decimals as the value that is shown next to it."""
+    text = f"{value:+,.{len(shown.partition('.')[2])}f}"
     return text if text.strip("+-0.,") else text[1:]
 
 

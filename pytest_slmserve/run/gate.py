@@ -44,10 +44,10 @@ from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
-SHORT = 2  # pairs of a gate among other tests, where each takes most of a minute
+SHORT = 2  # pairs of a gate among other tests, because each takes most of a minute
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
 WARM_UP = 0  # in place of a pair's number
-# Requests, and tokens of each, that both sides are asked for: with real weights as many as a verdict takes.
+# Requests, and tokens of each, that both sides generate: with real weights as many as a verdict takes.
 ASKED: dict[errors.LoadFormat, tuple[int, int]] = {"dummy": (4, 32), "auto": (64, 16)}
 SCORED = 2  # pairs whose launches tell how likely the baseline's tokens are: two of the baseline, to know their scatter
 SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
@@ -64,7 +64,8 @@ class Gates:
 
     @cached_property
     def waivers(self) -> tuple[Waiver, ...]:
-        """Raises BadUsage where the file cannot be read, or names what no gate compares."""
+        """Waivers of the file that the options name. Raises BadUsage if the file cannot be read, or names an endpoint
+        that no gate compares."""
         path = self.session.options.waivers
         found = read_waivers(Path(path)) if path else ()
         if unknown := next((w for w in found if w.endpoint not in ENDPOINTS), None):
@@ -73,7 +74,7 @@ class Gates:
 
     def waiver(self, model: str, endpoint: str) -> Waiver | None:
         """The waiver of a regression of this model's endpoint on this device, valid or expired, with its owner; None
-        where there is none."""
+        without a waiver."""
         device = self.session.host.environment.gpu_name or self.session.platform
         return waiver_for(self.waivers, model, endpoint, device)
 

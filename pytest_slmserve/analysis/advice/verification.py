@@ -88,7 +88,7 @@ def verified(
 
 
 def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint, margin: float = MARGIN) -> Verdict:
-    """Verdict on whether the gain of several engines over one is at most what the advice tells. single: one engine at
+    """Verdict on whether the gain of several engines over one is within the bound of the advice. single: one engine at
     the advised batch. together: the engines that share the device."""
     name = engines(together.models)
     ceiling = None

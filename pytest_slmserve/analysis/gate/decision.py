@@ -1,7 +1,7 @@
 """Decision whether a candidate is slower than a baseline, from pairs of launches in the order they were measured.
 
-Each pair gives the logarithm of a cost ratio, candidate over baseline, positive where the candidate is worse. After 4,
-6, 8 and 12 pairs (`group_sequential.looks_until`) two one-sided tests are made of the mean:
+Each pair gives the logarithm of a cost ratio, candidate over baseline, positive if the candidate is worse. After 4,
+6, 8 and 12 pairs (`estimates.looks_until`) two one-sided tests are made of the mean:
 
 - *fails*: the mean is above 0, and above half of the margin, so that a difference that is certain matters too. At most
   `alpha` of all gates of an unchanged candidate end so, whatever the number of endpoints (Holm 1979).
@@ -209,10 +209,8 @@ def compare_sides(
     if sd is not None and (looks := estimates.looks_until(n)):
         # At the interim analysis of n pairs, the others unchanged: out of the noise, as the first of the family, and
         # above half of the margin.
-        critical, error = (
-            estimates.boundaries(looks, max(n, criteria.pairs), criteria.alpha / family)[-1],
-            sd / math.sqrt(n),
-        )
+        critical = estimates.boundaries(looks, max(n, criteria.pairs), criteria.alpha / family)[-1]
+        error = sd / math.sqrt(n)
         out_of_noise = estimates.shift(POWER, critical, n - 1) * error
         detectable = growth(max(out_of_noise, math.log1p(margin) / 2 + estimates.NORMAL.inv_cdf(POWER) * error))
     share = f"the {100 * margin:.3g} % margin"
@@ -343,7 +341,7 @@ def calibrate(
     for name in (*(each.name for each in series), None):  # None: the candidate is unchanged
         outcomes, taken = [], 0
         for _ in range(gates):
-            # The sides of a pair are exchanged, or not: nothing tells them apart.
+            # The sides of a pair are exchanged, or not, because they were equal.
             rows = [(drawn.choice((-1.0, 1.0)), row) for row in drawn.choices(noise.costs, k=criteria.pairs)]
             made = []
             for i, each in enumerate(series):

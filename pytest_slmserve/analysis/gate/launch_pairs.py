@@ -26,7 +26,7 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
 SIDES: tuple[Side, Side] = get_args(Side)
-START_MARGIN = 0.15  # a start is imports and compilation, and nobody is served meanwhile
+START_MARGIN = 0.15  # a start is imports and compilation, and serves no request meanwhile
 BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
 MEMORY_MARGIN = 0.01  # of the device's memory in use, as of KV blocks; small engines are allowed a few hundred MiB:
 MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB and more, each captured graph a pool of them

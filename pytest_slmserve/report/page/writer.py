@@ -34,16 +34,14 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
 from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report import screen, verdicts
-from pytest_slmserve.report.as_json import plain
+from pytest_slmserve.report.as_json import facts, plain
 from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
-from pytest_slmserve.report.deployments import best_deployments, gpus_sections, interfaces_sections, replica_sections
+from pytest_slmserve.report.deployments import best_deployments
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import (
-    JOB_LEGEND,
     ValidityCriteria,
     goodput_columns,
     goodput_rows,
-    job_sections,
     load_sections,
 )
 from pytest_slmserve.report.page import charts
@@ -128,17 +126,16 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
     for gated in found.gates:
         made = partial(gate_charts, gated.gated, gated.shown, series_of((*GATED, *SHOWN), gated.pairs))
         gate_sections.append(replace(gates.gate_section(gated), charts=made))
+    others = screen.subject_sections(found)
+    del others["Models"]  # they have a place of their own
     subjects = [
         page_section("Gate", gate_sections),
         *sections,
-        page_section("Replicas", replica_sections(found.curves, found.shared)),
-        page_section("Several GPUs", gpus_sections(found.curves)),
-        page_section("Interfaces", interfaces_sections(found.curves)),
-        page_section("Jobs", [*job_sections(found.jobs), Legend(JOB_LEGEND)]),
+        *(page_section(heading, each) for heading, each in others.items()),
         page_section("Loads", load_sections(found.loads, ValidityCriteria(found.slo))),
         page_section("History", history_sections(found.history)),
     ]
-    title, facts = _measured(measurements)
+    title, measured = _measured(measurements)
     with laid_out(WIDE):
         disturbed = screen.disturbances(found)
         return {
@@ -148,7 +145,7 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*verdicts.unexpected(kinds), *failures, *found.failed],
             "inconclusive": [*verdicts.inconclusive(kinds, found.curves), *found.inconclusive],
-            "facts": facts.items(),
+            "facts": measured.items(),
             "reproduce": found.command or reproduce(measurements),
             "overview": [shown.cells for shown in overview_tables(found)],
             "deployments": list(best_deployments(found)),
@@ -169,14 +166,14 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
 
 def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]:
     """Return the devices and releases, or that these are simulated, and names and values of what was measured."""
-    facts = measured_facts(measurements)
-    devices, releases, models = (", ".join(facts[name]) for name in ("devices", "vllm", "models"))
+    known = measured_facts(measurements)
+    devices, releases, models = (", ".join(known[name]) for name in ("devices", "vllm", "models"))
     title = f"{devices}, vLLM {releases}" if releases and devices else devices
     if measurements and all(m.environment.platform == "simulated" for m in measurements):
         title = SIMULATED
     each = {"machine": devices, "vLLM": releases, "models": models, "measured": days_of(measurements)}
     if measurements:
-        each["measurements"] = f"{facts['measurements']:,}, of {facts['launches']:,} launches"
+        each["measurements"] = f"{known['measurements']:,}, of {known['launches']:,} launches"
     return title, {name: value for name, value in each.items() if value}
 
 
@@ -213,15 +210,17 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
 
 def _claims(found: Findings) -> Iterator[dict[str, Any]]:
     """Yield each claim with its statement, its chart and a row for each verdict."""
-    for name, pairs in verdicts.by_claim(found.judged).items():
+    for name, group in verdicts.by_claim(found.judged, strict=found.strict).items():
         claim = next((claim for claim in CLAIMS if claim.name == name), None)
-        spec = charts.forest([verdict for verdict, _ in pairs])
-        rows = []
-        for verdict, row in pairs:
-            words = verdicts.outcome_words(verdict, row, strict=found.strict)
-            look = "open" if words == "inconclusive" else "bad" if words.isupper() else "good"
-            said = {"subject": verdict.subject, "why": verdicts.verdict_reason(verdict, row, strict=found.strict)}
-            rows.append({"state": verdict.state.value, "words": words.lower(), "look": look, **said})
+        spec = charts.forest([each.verdict for each in group])
+        rows = [
+            {
+                **facts(each, "words", "why"),
+                **facts(each.verdict, "state", "subject"),
+                "look": "open" if each.words == "inconclusive" else "bad" if each.words.isupper() else "good",
+            }
+            for each in group
+        ]
         chart = Chart("Interval of each subject against its bound", spec) if spec else None
         about = {"statement": claim.statement if claim else "", "source": claim.source if claim else ""}
         yield {"name": name, **about, "chart": chart, "verdicts": rows}
