@@ -153,7 +153,7 @@ def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
     by_key = [
         (series_key(c.first.spec.without_http, c.first.workload.hash, c.load, c.first.environment), c)
         for c in curves
-        if c.first and c.load
+        if c.first and c.load and c.first.spec.interface in ("engine", "server")
     ]
     engines = {key: curve for key, curve in by_key if curve.spec and curve.spec.interface == "engine"}
     found = []
