@@ -61,12 +61,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One fresh start of one side, measured at each load, ascending. figures: of each measurement. problems: why a
+    """One fresh start of an engine, measured at each load, ascending. figures: of each measurement. problems: why a
     measurement is invalid or degraded. outputs: greedy tokens of each request, scores: mean log probability of the
     baseline's tokens of each request; both empty if they were not requested."""
 
-    side: Side
-    second: bool
     measurements: tuple[Measurement, ...]
     figures: tuple[Summary, ...]
     problems: tuple[str, ...]
@@ -116,6 +114,13 @@ class Endpoint:
     def label_in(self, pairs: Sequence[PairOfLaunches]) -> str:
         """The label, without the load if the gate has only one."""
         return self.label.partition(",")[0] if has_one_load(pairs) else self.label
+
+    def read(self, launch: Launch) -> float | None:
+        """The value of one launch; None if it was not measured."""
+        if self.load is None:
+            return launch.measurements[0].resolved.ready_s
+        value: float | None = getattr(launch.figures[self.load], self.figure)
+        return value
 
 
 SMALL, LARGE = 0, -1
@@ -220,8 +225,6 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
             ascending = sorted(last.values(), key=lambda m: m.load.max_concurrency or 0)
             paired = [m.paired for m in ascending if m.paired]
             launches[paired[0].side] = Launch(
-                side=paired[0].side,
-                second=paired[0].second,
                 measurements=tuple(ascending),
                 figures=tuple(map(summarize, ascending)),
                 problems=tuple(text for m in ascending for texts in check(m)[:2] for text in texts),
@@ -263,13 +266,7 @@ def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches]) ->
     for each in endpoints:
         if one_load and each in SHOWN and each.load == SMALL:
             continue
-        values = []
-        for pair in pairs:
-            if each.load is None:
-                baseline, candidate = (launch.measurements[0].resolved.ready_s for launch in pair.launches)
-            else:
-                baseline, candidate = (getattr(launch.figures[each.load], each.figure) for launch in pair.launches)
-            values.append((baseline, candidate))
+        values = [(each.read(pair.baseline), each.read(pair.candidate)) for pair in pairs]
         if any(value is not None for pair_values in values for value in pair_values):
             found.append(PairSeries(each.label_in(pairs), each.better, tuple(values), each.margin))
     return found

@@ -55,8 +55,9 @@ def test_pairs_do_not_depend_on_the_order_of_the_records(chance, count):
 
 def test_a_pair_has_its_sides_their_places_and_loads_in_ascending_order():
     first, second = pairs_of([*reversed(pairs(2))])
-    assert [(p.baseline.side, p.candidate.side) for p in (first, second)] == [SIDES, SIDES]
-    assert [(p.baseline.second, p.candidate.second) for p in (first, second)] == [(False, True), (True, False)]
+    places = [[launch.measurements[0].paired for launch in pair.launches] for pair in (first, second)]
+    assert [tuple(each.side for each in place) for place in places] == [SIDES, SIDES]
+    assert [[each.second for each in place] for place in places] == [[False, True], [True, False]]
     assert tuple(m.load.concurrency for m in first.candidate.measurements) == LOADS
 
 
