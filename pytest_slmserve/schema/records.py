@@ -31,7 +31,7 @@ class Resolved:
 
     kv_blocks: int | None = None
     block_size: int | None = None
-    kv_windows: tuple[int | None, ...] | None = None  # of each group of layers with a cache; see `kv_cache.kv_windows`
+    kv_windows: tuple[int | None, ...] | None = None  # of each group of layers with a cache; see `kv_cache.KvLayout`
     weight_bytes: int | None = None
     attention_backend: str | None = None
     max_num_seqs: int | None = None

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_fi
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_value_bytes, value_bytes, weight_bytes
+from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_layout, value_bytes, weight_bytes
 from pytest_slmserve.schema.loads import WorkloadReference
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.records import Measurement, Resolved
@@ -169,7 +169,7 @@ def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadRef
         workload.mean_output_tokens,
         weight_bytes=resolved.weight_bytes or weight_bytes(spec, each),
         each=each,
-        kv_each=kv_value_bytes(spec, resolved),
+        kv_each=kv_layout(spec, resolved).value_bytes,
         gpus=spec.tensor_parallel_size,
     )
 
