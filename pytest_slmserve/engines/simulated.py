@@ -291,7 +291,7 @@ class SimulatedEngine(Engine):
         """
         (t_inf, b_half), limits = self.drawn_law(workload), self.limits
         windows = self.resolved.kv_windows or (None,)
-        blocks = kv_cache.request_blocks(windows, BLOCK_SIZE, workload.longest, kv_cache.in_flight(limits))
+        blocks = kv_cache.request_blocks(limits, windows, BLOCK_SIZE, workload.longest)
         fits = max(1, min(limits.max_num_seqs, (self.resolved.kv_blocks or 0) // blocks))
         # All-reduces after attention and feed-forward of each layer.
         waits_s = 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.model.layers * self.faults.all_reduce_s

@@ -252,7 +252,7 @@ def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:
     layout = kv_cache.kv_layout(spec)
     if layout.bytes_per_token is None or layout.windows is None:
         raise BadUsage(f"{spec.model}: the bytes of its KV cache are not known", "a model of the catalogue")
-    each = kv_cache.request_blocks(layout.windows, layout.block_size, longest, kv_cache.in_flight(spec))
+    each = kv_cache.request_blocks(spec, layout.windows, layout.block_size, longest)
     blocks = requests * each + kv_cache.NULL_BLOCKS
     if spec.platform == "cpu":
         return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))

@@ -20,7 +20,7 @@ from typing import Any
 
 from pytest_slmserve.schema.catalog import CATALOGUE, KNOWN_AS, catalogue_name, short_name
 from pytest_slmserve.schema.errors import BadUsage, SlmError
-from pytest_slmserve.schema.files import content, is_file, is_folder, own_cache, user_cache
+from pytest_slmserve.schema.files import content, is_file, is_folder, user_cache
 from pytest_slmserve.schema.models import AS_CONFIGURED, Model, ModelSource, is_tied, model_from_config
 from pytest_slmserve.schema.secret_words import passed_on
 from pytest_slmserve.schema.specs import short_hash
@@ -76,7 +76,7 @@ def config_folder(model: str) -> Path | None:
         raise BadUsage(f"the folder {model} holds no config.json", "the config.json that came with the model")
     if not ON_THE_HUB.fullmatch(model):
         return None
-    home = Path(os.environ.get("HF_HOME") or user_cache() / "huggingface")
+    home = Path(os.environ.get("HF_HOME") or user_cache("huggingface"))
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
     repository = cache / f"models--{model.replace('/', '--')}"
     try:
@@ -135,7 +135,7 @@ def _header(path: Path, changed_ns: int) -> dict[str, Any]:
 
 def sizes_file(config: Mapping[str, Any]) -> Path:
     """Return the file of this user's cache in which the sizes of a model of this configuration are kept."""
-    return own_cache() / "sizes" / f"{short_hash(dict(config))}.json"
+    return user_cache() / "sizes" / f"{short_hash(dict(config))}.json"
 
 
 def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:

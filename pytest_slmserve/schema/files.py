@@ -57,11 +57,7 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def own_cache() -> Path:
-    """The folder for what can be made again, in the user's cache."""
-    return user_cache() / "pytest-slmserve"
-
-
-def user_cache() -> Path:
-    """The user's cache by the XDG Base Directory Specification."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+def user_cache(name: str = "pytest-slmserve") -> Path:
+    """A folder for what can be made again, in the user's cache by the XDG Base Directory Specification: ours, or that
+    of this name."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / name

@@ -126,25 +126,20 @@ def kv_layout(spec: EngineSpec, resolved: Resolved | None = None) -> KvLayout:
     return KvLayout(each, per_token, windows, size)
 
 
-def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: int, in_flight: int) -> int:
+def request_blocks(spec: EngineSpec, windows: tuple[int | None, ...], block_size: int, longest: int) -> int:
     """Blocks that one request takes at most, over all groups of layers. Of a group that slides vLLM keeps the window,
     and the tokens that are scheduled and not yet settled (`SlidingWindowSpec.max_admission_blocks_per_request`).
 
     Args:
+        spec: The engine, whose steps have a largest number of tokens.
         windows: Of each group, see `KvLayout`.
         longest: Tokens of the request, prompt and output.
-        in_flight: Tokens that are scheduled and not yet settled.
     """
-    whole = -(-longest // block_size)
+    whole, in_flight = -(-longest // block_size), STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens")
     return sum(
         whole if w is None else STATE_BLOCKS if w == 0 else min(whole, -(-(w - 1 + in_flight) // block_size) + 1)
         for w in windows
     )
-
-
-def in_flight(spec: EngineSpec) -> int:
-    """Largest number of tokens that are scheduled and not yet settled."""
-    return STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens")
 
 
 def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
@@ -192,7 +187,7 @@ def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None
     layout = kv_layout(spec, resolved)
     if blocks is None or layout.windows is None:
         return None
-    each = request_blocks(layout.windows, layout.block_size, longest, in_flight(spec))
+    each = request_blocks(spec, layout.windows, layout.block_size, longest)
     return max(0, blocks - NULL_BLOCKS) // max(1, each)
 
 

@@ -102,17 +102,18 @@ def test_requests_that_have_no_room_get_the_reason():
 
 
 @pytest.mark.parametrize(
-    ("windows", "in_flight", "blocks"),
+    ("windows", "step_tokens", "blocks"),
     [
-        ((None,), 8192, 48),
-        ((None, 512), 8192, 96),  # of so few tokens a layer that slides keeps all while they are scheduled
-        ((None, 512), 64, 48 + 37),
-        ((None, 0), 64, 48 + 2),
-        ((), 64, 0),
+        ((None,), 4096, 48),
+        ((None, 512), 4096, 96),  # of so few tokens a layer that slides keeps all while they are scheduled
+        ((None, 512), 32, 48 + 37),
+        ((None, 0), 32, 48 + 2),
+        ((), 32, 0),
     ],
 )
-def test_blocks_of_a_request_over_groups_of_layers(windows, in_flight, blocks):
-    assert kv_cache.request_blocks(windows, 16, 768, in_flight) == blocks
+def test_blocks_of_a_request_over_groups_of_layers(windows, step_tokens, blocks):
+    spec = EngineSpec("opt-125m", max_num_batched_tokens=step_tokens)
+    assert kv_cache.request_blocks(spec, windows, 16, 768) == blocks
 
 
 def test_a_model_whose_layers_slide_shares_its_blocks_among_groups():

@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_slmserve.schema.catalog import hub_name, short_name
 from pytest_slmserve.schema.errors import BadUsage, Caches, Side
-from pytest_slmserve.schema.files import own_cache
+from pytest_slmserve.schema.files import user_cache
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.secret_words import passed_on
 from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, short_hash
@@ -97,7 +97,7 @@ def model_for(spec: EngineSpec) -> str:
 def kept(name: str, files: Mapping[str, str]) -> Path:
     """A folder of the user's cache with these files, made if it does not exist. Its name depends on their content.
     Raises BadUsage if it cannot be made, or holds something else, because then another model would be measured."""
-    folder = own_cache() / f"{name}-{short_hash(dict(files))}"
+    folder = user_cache() / f"{name}-{short_hash(dict(files))}"
     try:
         if not folder.is_dir():
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,6 +160,6 @@ def caches(how: Caches, side: Side, specs: Mapping[Side, EngineSpec]) -> Iterato
         with TemporaryDirectory(prefix="pytest-slmserve-cold-", ignore_cleanup_errors=True) as folder:
             yield {name: str(Path(folder) / name.lower()) for name in COLD}
     elif len({(spec.python, spec.env) for spec in specs.values()}) > 1 and ROOT not in dict(specs[side].env):
-        yield {ROOT: str(Path(os.environ.get(ROOT) or own_cache()) / f"gate-{side}")}
+        yield {ROOT: str(Path(os.environ.get(ROOT) or user_cache()) / f"gate-{side}")}
     else:
         yield {}
