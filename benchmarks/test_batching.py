@@ -1,9 +1,8 @@
 """Ways to batch, side by side on one model: each request alone, static and dynamic batches, continuous batching.
 
-The same requests, whose outputs differ in length as those of conversations do. Transformers' generate() serves the
-batches that are made one after the other: a batch lasts as long as its longest output, and its prompts are padded.
-vLLM batches anew at every step, with as many sequences at once. So the difference is one of ways to batch, and of
-engines.
+All ways get the same requests, whose outputs differ in length as those of conversations do. Transformers' generate()
+serves batches one after the other: a batch lasts as long as its longest output, and its prompts are padded. vLLM makes
+a new batch at every step, with as many sequences at once. So both the way to batch and the engine differ.
 """
 
 import pytest
@@ -23,17 +22,17 @@ JOBS = {
 
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
-    """It is served, and every measurement of it can be trusted."""
+    """The job is served, and every measurement of it can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(claim="continuous-batching-serves-most", jobs=JOBS)
 def test_continuous_batching_serves_most(slm_claim):
-    """More than any other way does, where all requests are there from the beginning."""
+    """It serves more than any other way if all requests are there from the beginning."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="dynamic-batching-answers-sooner", jobs=JOBS)
 def test_dynamic_batches_answer_sooner_than_static_ones(slm_claim):
-    """Where requests come one by one: a static batch waits until it is full."""
+    """If requests come one by one, a static batch waits until it is full."""
     assert slm_claim()

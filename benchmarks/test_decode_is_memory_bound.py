@@ -1,8 +1,8 @@
 """Large batches do not make decoding compute-bound: the memory stays nearer to its end (arXiv:2503.08311).
 
-Requests start together here, so that for most of the time the engine decodes and nothing else: where they begin one by
-one, some prompt is in almost every step, and what the counters see is prompts as much as decoding. The counter-case is
-a model with grouped keys at a short context: by shapes its decoding can pass the ridge, where an OPT cannot.
+Requests start together here, so that for most of the time the engine only decodes. If they began one by one, almost
+every step would hold some prompt, and the counters would see prompts as much as decoding. The counter-case is a model
+with grouped keys at a short context: by its shapes its decoding can pass the ridge of the roofline, an OPT's cannot.
 """
 
 import pytest
@@ -31,7 +31,7 @@ def test_point_of_decoding(slm_point):
     claim="decode-stays-memory-bound", models=["opt-125m", "opt-1.3b", "opt-2.7b"], ramp_up="burst", needs="gpu"
 )
 def test_decode_is_memory_bound_at_every_load(slm_claim):
-    """DRAM is busier, by what it can reach, than the tensor cores."""
+    """DRAM is nearer to what it can reach than the tensor cores are."""
     assert slm_claim()
 
 
@@ -54,7 +54,7 @@ def test_point_of_grouped_keys(slm_point):
 @pytest.mark.slm_suite("papers")
 @pytest.mark.slm(claim="decode-stays-memory-bound", models=["qwen2.5-3b"], lengths=SHORT, ramp_up="burst", needs="gpu")
 def test_grouped_keys_at_a_short_context(slm_claim):
-    """The same question where the arithmetic allows the other answer."""
+    """The same claim for a model whose arithmetic allows decoding to be compute-bound."""
     assert slm_claim()
 
 

@@ -12,7 +12,7 @@ TABLE_1 = [("opt-125m", 512), ("opt-1.3b", 256), ("opt-2.7b", 128), ("opt-6.7b",
 
 @pytest.mark.slm(claim="energy-per-token-falls-with-load", needs="gpu")
 def test_a_token_is_cheaper_in_a_large_batch(slm_claim):
-    """At the largest load it takes at most half of the energy that it takes alone."""
+    """At the largest load a token takes at most half of the energy that it takes at the smallest."""
     assert slm_claim()
 
 
@@ -24,11 +24,11 @@ def test_point_of_table_1(slm_point):
 
 @pytest.mark.slm(claim="energy-per-token-grows-with-model", models=[model for model, _ in TABLE_1[1:]], needs="gpu")
 def test_a_token_of_a_larger_model_takes_more_energy(slm_claim):
-    """More than one of the next smaller model, each at its own largest batch."""
+    """It takes more than a token of the next smaller model, each model at its own largest batch."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="larger-models-draw-more-power", models=["opt-6.7b", "opt-13b"], needs="gpu")
 def test_a_larger_model_draws_more_power(slm_claim):
-    """A tenth more than OPT-1.3B and OPT-2.7B, each at its own largest batch."""
+    """It draws a tenth more than OPT-1.3B and OPT-2.7B, each model at its own largest batch."""
     assert slm_claim()

@@ -22,7 +22,7 @@ JOBS = {
 
 @pytest.mark.slm(jobs=JOBS, needs="gpu")
 def test_job_within_40_gib(slm_job_point):
-    """It is served, and every measurement of it can be trusted."""
+    """The job is served, and every measurement of it can be trusted."""
     assert slm_job_point.measure()
 
 

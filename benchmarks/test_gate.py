@@ -1,4 +1,4 @@
-"""Is the candidate slower than the baseline? (`--slm-gate`)
+"""Whether the candidate is slower than the baseline (`--slm-gate`).
 
 Pairs of fresh launches, one of each side, on one device with one client and the same requests, until the outcome is
 known. The first of a model's tests runs its gate; the others read what it found. On the CPU two pairs run without that
@@ -10,5 +10,5 @@ import pytest
 
 @pytest.mark.slm(gate="cpu")
 def test_no_worse(slm_gate):
-    """It costs no more than the margin allows."""
+    """The candidate costs no more than the margin allows."""
     assert slm_gate()

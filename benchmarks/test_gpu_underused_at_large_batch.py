@@ -30,11 +30,11 @@ def test_the_host_takes_at_most_half(slm_claim):
 @pytest.mark.slm_suite("papers")
 @pytest.mark.slm(claim="gpu-util-falls-at-the-largest-load", needs="gpu")
 def test_gpu_utilisation_falls_at_the_largest_load(slm_claim):
-    """It is less there than with a single request."""
+    """It is lower there than with a single request."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="gpu-util-saturates-first", needs="gpu")
 def test_gpu_utilisation_proves_nothing(slm_claim):
-    """It is near its end at a load from which throughput still grows by half or more."""
+    """GPU utilization is nearly full at a load from which throughput still grows by half or more."""
     assert slm_claim()

@@ -1,8 +1,8 @@
 """Throughput against the number of KV blocks, at one large load: what the memory of a GPU is worth.
 
-The same requests, all at once, on engines whose KV cache holds only some of them at full length; and on one that holds
-them all and more. Below, the engine runs a smaller batch than it is asked for, and preempts requests whose tokens
-outgrow it: arXiv:2404.03353 and arXiv:2503.08311 give every model all the memory there is.
+The same requests come all at once to engines whose KV cache holds only some of them at full length, and to one whose
+cache holds all of them and more. With a smaller cache the engine runs a smaller batch, and preempts requests whose
+tokens outgrow it. arXiv:2404.03353 and arXiv:2503.08311 give every model all the memory there is.
 """
 
 import pytest
@@ -20,11 +20,11 @@ JOBS = {
 
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
-    """It is served, and every measurement of it can be trusted."""
+    """The job is served, and every measurement of it can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(claim="throughput-grows-with-kv-blocks", jobs=JOBS)
 def test_throughput_grows_until_the_batch_fits(slm_claim):
-    """And no more from there, where nothing is preempted either."""
+    """With more blocks than that it grows no further, and nothing is preempted."""
     assert slm_claim()

@@ -5,5 +5,5 @@ import pytest
 
 @pytest.mark.slm(claim="kv-blocks-as-predicted", needs="own-engine")
 def test_engine_has_the_predicted_kv_blocks(slm_claim):
-    """Within two blocks, on every launch of this run."""
+    """On every launch of this run the number is the predicted one within two blocks."""
     assert slm_claim()

@@ -23,11 +23,11 @@ JOBS = {
 
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
-    """It is served, and every measurement of it can be trusted."""
+    """The job is served, and every measurement of it can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(claim="alike-at-one-size", jobs=JOBS, models=MODELS[1:])
 def test_models_of_one_size_serve_alike(slm_claim):
-    """As many output tokens per second as OPT-6.7B, within a quarter, at every output length and batch."""
+    """They serve as many output tokens per second as OPT-6.7B, within a quarter, at every output length and batch."""
     assert slm_claim()

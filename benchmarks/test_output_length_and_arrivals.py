@@ -37,37 +37,37 @@ AT_ONCE = {
 @pytest.mark.slm_suite("core")
 @pytest.mark.slm(jobs=AT_ONCE)
 def test_job_at_once(slm_job_point):
-    """It is served, and every measurement of it can be trusted."""
+    """The job is served, and every measurement of it can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
-    """It is served, and every measurement of it can be trusted."""
+    """The job is served, and every measurement of it can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(claim="throughput-follows-arrivals", jobs=JOBS)
 def test_throughput_follows_arrivals_at_the_lowest_rate(slm_claim):
-    """Requests are served as fast as they come, so that their length does not show."""
+    """Requests are served as fast as they come, whatever the length of their outputs."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="longer-outputs-fewer-requests", jobs=JOBS)
 def test_longer_outputs_are_served_more_slowly(slm_claim):
-    """Where all come at once, eight times the output costs a good part of the requests per second."""
+    """If all requests come at once, eight times the output costs a good part of the requests per second."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="longer-outputs-shrink-the-batch", jobs=JOBS)
 def test_longer_outputs_shrink_the_batch(slm_claim):
-    """Where all come at once, fewer are in the engine's batch in the mean."""
+    """If all requests come at once, fewer of them are in the engine's batch in the mean."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="longer-outputs-wait-slightly-longer", jobs=JOBS)
 def test_longer_outputs_wait_slightly_longer(slm_claim):
-    """Where all come at once, eight times the output takes at most half as long again."""
+    """If all requests come at once, one with eight times the output lasts at most half as long again."""
     assert slm_claim()
 
 

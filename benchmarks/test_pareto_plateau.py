@@ -35,7 +35,7 @@ def test_the_advised_batch_costs_little(slm_claim):
 
 @pytest.mark.slm(claim="latency-rises-past-plateau")
 def test_latency_keeps_rising_past_the_plateau(slm_claim):
-    """What throughput no longer gains, latency still pays."""
+    """Each doubling of the load past the plateau still raises the mean latency."""
     assert slm_claim()
 
 

@@ -1,9 +1,9 @@
-"""Do replicas of a small model on one GPU pay? (arXiv:2404.03353, figures 5 to 7; arXiv:2503.08311)
+"""Whether replicas of a small model on one GPU pay (arXiv:2404.03353, figures 5 to 7; arXiv:2503.08311).
 
-One engine, then several that share the GPU and its memory, as many requests being in flight in all: gain, latency, and
-what the GPU does meanwhile. Against today's default, chunked prefill, which the papers' baseline did not have. Each
-property is asked for each way of sharing. `--slm-replicas` and `--slm-sharing` choose what is measured. On the CPU
-backend the replicas run as well, but what two engines gain on two cores is no claim of anybody's.
+One engine is compared with several that share the GPU and its memory, under as many requests in flight in all:
+throughput, latency, and the use of the GPU. Engines have today's default, chunked prefill, which the papers' baseline
+did not have. Each property is judged for each way of sharing. `--slm-replicas` and `--slm-sharing` choose what is
+measured. On the CPU backend the replicas run as well, but no paper claims what two engines gain on two cores.
 """
 
 import pytest
@@ -21,13 +21,13 @@ def each_way(claim):
 
 
 def test_point_of_replicas(slm_replica_point):
-    """It is measured, and every measurement of it can be trusted."""
+    """The point is measured, and every measurement of it can be trusted."""
     assert slm_replica_point.measure()
 
 
 @each_way("replicas-pay")
 def test_replicas_pay(slm_claim, sharing):
-    """They serve more than one engine does."""
+    """Replicas serve more than one engine does."""
     assert slm_claim()
 
 

@@ -1,7 +1,7 @@
-"""Is this run slower than records of another day? (`--slm-baseline`)
+"""Whether this run is slower than measurements of another day (`--slm-baseline`).
 
-Cheaper than a gate, and weaker: a slower day cannot be told from a slower release. So every interval is widened by what
-launches and hosts were seen to differ by.
+This is cheaper than a gate, and weaker: a slower day cannot be told from a slower release. So every interval is widened
+by the differences that were seen between launches and hosts.
 """
 
 

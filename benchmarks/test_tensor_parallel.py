@@ -16,7 +16,7 @@ MODELS = ["opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b"]
 
 @pytest.mark.slm(models=MODELS, needs="gpu")
 def test_point_on_gpus(slm_gpus_point):
-    """It is measured, and every measurement of it can be trusted."""
+    """The point is measured, and every measurement of it can be trusted."""
     assert slm_gpus_point.measure()
 
 
@@ -28,17 +28,17 @@ def test_an_engine_over_more_gpus_serves_less_per_gpu(slm_claim):
 
 @pytest.mark.slm(claim="tensor-parallel-serves-less-in-all", models=MODELS[:2], needs="gpu", gpus=2)
 def test_a_small_model_serves_less_even_in_all(slm_claim):
-    """Its steps are so short that what is added weighs more than what is divided."""
+    """Its steps are so short that the all-reduces add more time than the division of the work saves."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="tensor-parallel-still-gains", models=["opt-13b"], needs="gpu", gpus=4)
 def test_the_largest_model_still_gains_from_two_gpus_to_four(slm_claim):
-    """Its steps are long enough."""
+    """Its steps are long enough that reading weights on more GPUs outweighs the all-reduces."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="replicas-per-gpu-beat-tensor-parallel", models=MODELS, needs="gpu", gpus=2)
 def test_a_replica_on_each_gpu_serves_more_than_one_engine_over_all(slm_claim):
-    """Who waits for nobody loses nothing."""
+    """Replicas have no all-reduces to wait for."""
     assert slm_claim()

@@ -158,7 +158,8 @@ def one(noise: Noise, gain: float, seed: int, fixed: bool = False) -> Outcome:
     law = Law(gain)
     host = Host(law, noise, seed, FIXED_WINDOW_S, (REPEATS,)) if fixed else Host(law, noise, seed)
     rounds = Rounds(host, {load: SimpleNamespace(key=load) for load in GRID})  # type: ignore[arg-type]
-    rounds.rounds(REPEATS, GRID)
+    for number in range(1, REPEATS + 1):
+        rounds.round(number, GRID)
     rounds.until_decided(lambda: [host.curve().pareto_plateau()])
     curve = host.curve()
     covered = tuple(

@@ -21,6 +21,7 @@ from pytest_slmserve.analysis.claims import claim, table
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.archive import external as files
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands.cli import COMMANDS, SUMMARIES
 from pytest_slmserve.report.findings import Findings
@@ -354,15 +355,18 @@ def test_external_results_choose_as_published(tmp_path, capsys, slo, chosen):
     assert (status, err) == (0, "") and f"B_opt is {chosen} in flight, the largest measured with" in out
 
 
-def test_external_results_may_be_what_vllm_saves(tmp_path, capsys):
-    paths = []
+@pytest.mark.parametrize("names", [("--latency", "mean_itl_ms"), ()])
+def test_external_results_may_be_what_vllm_saves_and_are_read_once(tmp_path, capsys, monkeypatch, names):
+    paths, read, seen = [], files.read_results, []
+    monkeypatch.setattr(files, "read_results", lambda path: seen.append(path) or read(path))
     for batch in (1, 8, 64, 512):
-        facts = {"max_concurrency": batch, "output_throughput": law(batch), "mean_itl_ms": 1e3 * batch / law(batch)}
+        facts = {"max_concurrency": batch, "output_throughput": law(batch)}
+        facts |= dict.fromkeys(("mean_itl_ms", "mean_tpot_ms"), 1e3 * batch / law(batch))
         paths.append(tmp_path / f"{batch}.json")
         paths[-1].write_text(json.dumps({"model_id": "m", "request_rate": "inf", **facts}), "utf-8")
-    names = ("--knob", "max_concurrency", "--throughput", "output_throughput", "--latency", "mean_itl_ms")
     status, out, err = run(capsys, "report", *paths, *names, "--json")
     found = json.loads(out)
+    assert seen == paths
     assert (status, err) == (0, "") and found["saturation_law"]["b_half"]["value"] == pytest.approx(45)
     assert found["saturation_law"]["error_max"] < 1e-9 and found["sweeps"][0]["plateau"]["value"] is None
 

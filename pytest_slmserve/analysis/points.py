@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from statistics import mode
 from typing import Any, TypeVar
 
@@ -430,16 +431,8 @@ def engines(models: Sequence[str]) -> str:
 
 
 Figure = Callable[[Any], Sequence[float]]  # the values that the repeats of a point have of it
-
-
-def output_rate(point: Point) -> Sequence[float]:
-    """Return the output tokens/s of each repeat."""
-    return point.repeats
-
-
-def e2e_s(point: Point) -> Sequence[float]:
-    """Return the mean E2E of each repeat."""
-    return point.e2e_repeats
+output_rate: Figure = attrgetter("repeats")
+e2e_s: Figure = attrgetter("e2e_repeats")
 
 
 def figure_named(name: str) -> Figure:

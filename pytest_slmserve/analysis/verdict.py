@@ -41,9 +41,9 @@ class Recorded(Protocol):
 class Verdict:
     """`assert verdict` is enough: it is true, false, or raises Inconclusive, and its repr tells why.
 
-    value, low, high: the quantity judged and its 95 % interval, None where there is none. threshold: what it was held
-    against. n: measurements it rests on, `records` their ids. again: loads whose further measurements would decide it,
-    and `remedy` how long that takes; empty where nothing of the kind would.
+    value, low, high: the quantity judged and its 95 % interval, None if there is none. threshold: what it was compared
+    with. n: number of measurements that it rests on, `records` their ids. again: loads whose further measurements would
+    decide it, and `remedy` how long that takes; empty if no measurement would.
     """
 
     claim: str
@@ -77,9 +77,9 @@ class Verdict:
         threshold: float | None,
         *seen: Recorded,
     ) -> Verdict:
-        """A verdict on an estimate that was held against `threshold`. seen: points it rests on, each counted once. No
-        interval tells how far launches or hosts differ: where one was launched once, or not all were measured on the
-        same hosts, the reason says so."""
+        """Return a verdict on an estimate that was compared with `threshold`. seen: points that it rests on, each
+        counted once. No interval tells how far launches or hosts differ, so the reason says if a point is of one
+        launch, or if not all points were measured on the same hosts."""
         value, low, high = (judged.value, judged.low, judged.high) if judged else (None, None, None)
         records = tuple(record for each in dict.fromkeys(point.records for point in seen) for record in each)
         if low is not None:
@@ -98,8 +98,8 @@ class Verdict:
 
 
 def all_of(states: Iterable[State]) -> State:
-    """State of several promises together: fails where one is broken, holds where all are kept, else inconclusive. No
-    promises at all are inconclusive."""
+    """Return the state of several promises together: it fails if one fails, passes if all pass, and is inconclusive
+    otherwise, also without promises."""
     seen = set(states)
     if State.FAILS in seen:
         return State.FAILS
@@ -107,12 +107,13 @@ def all_of(states: Iterable[State]) -> State:
 
 
 def unsure(seen: Interval | None) -> str:
-    """A clause for the end of a reason: without repeats an estimate has no interval. Empty where it has one."""
+    """Return a clause for the end of a reason: without repeats an estimate has no interval. Empty if it has one."""
     return "; known for one repeat only: --slm-repeats 2" if seen and seen.low is None else ""
 
 
 def within(seen: Interval, least: float, most: float) -> State:
-    """Does the whole interval lie between two bounds? Fails where the whole of it lies on one side of both."""
+    """Return whether the whole interval lies between two limits. It fails if the whole of it lies outside, on one
+    side."""
     low, high = ends(seen)
     if least <= low and high <= most:
         return State.PASSES
@@ -120,13 +121,13 @@ def within(seen: Interval, least: float, most: float) -> State:
 
 
 def below(seen: Interval, threshold: float) -> State:
-    """Does the whole interval lie below the threshold? Fails where the whole of it lies above."""
+    """Return whether the whole interval lies below the threshold. It fails if the whole of it lies above."""
     low, high = ends(seen)
     return State.PASSES if high < threshold else State.FAILS if low > threshold else State.INCONCLUSIVE
 
 
 def above(seen: Interval, threshold: float) -> State:
-    """Does the whole interval lie above the threshold? Fails where the whole of it lies below."""
+    """Return whether the whole interval lies above the threshold. It fails if the whole of it lies below."""
     low, high = ends(seen)
     return State.PASSES if low > threshold else State.FAILS if high < threshold else State.INCONCLUSIVE
 
@@ -134,30 +135,33 @@ def above(seen: Interval, threshold: float) -> State:
 def every(
     judge: Callable[[Interval, float], State], threshold: float, seen: Callable[[int], Sequence[Seen[T]]]
 ) -> tuple[State, Interval, T]:
-    """State of the promise that each of several lies `below`, or `above`, a threshold, and the one that decides.
+    """Return the state of the promise that each of several estimates lies `below`, or `above`, a threshold, and the
+    estimate that decides.
 
     It fails if one does not, corrected for having been chosen (Bonferroni), and passes if each does by its own
-    interval. An estimate that is beyond the threshold by its own interval alone is told with the corrected one.
+    interval. An estimate that is beyond the threshold only by its own interval is returned with the corrected one.
 
-    seen: intervals, each to hold together with so many.
+    Args:
+        seen: Returns the estimates, each with an interval that holds together with those of so many.
     """
     sign = 1 if judge is below else -1
 
-    def by(end: Callable[[Iterable[float]], float]) -> Callable[[Seen[T]], tuple[float, float]]:
-        return lambda row: (end(sign * each for each in ends(row[0])), sign * row[0].value)
+    def reach(row: Seen[T], end: Callable[[Iterable[float]], float]) -> tuple[float, float]:
+        return end(sign * each for each in ends(row[0])), sign * row[0].value
 
     each = seen(1)
     corrected = seen(len(each))
-    broken = max(corrected, key=by(min))
+    broken = max(corrected, key=lambda row: reach(row, min))
     if judge(broken[0], threshold) is State.FAILS:
         return State.FAILS, *broken
-    nearest = max(range(len(each)), key=lambda place: by(max)(each[place]))
+    nearest = max(range(len(each)), key=lambda place: reach(each[place], max))
     state = judge(each[nearest][0], threshold)
     return (State.INCONCLUSIVE, *corrected[nearest]) if state is State.FAILS else (state, *each[nearest])
 
 
 def every_within(least: float, most: float, seen: Callable[[int], Sequence[Seen[T]]]) -> tuple[State, Interval, T]:
-    """State of the promise that each of several lies between two bounds, and the one that decides; see `every`."""
+    """Return the state of the promise that each of several estimates lies between two limits, and the estimate that
+    decides; see `every`."""
 
     def least_sure(side: tuple[State, Interval, T]) -> tuple[int, float]:
         low, high = ends(side[1])

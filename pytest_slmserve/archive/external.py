@@ -109,13 +109,6 @@ def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
     return Curve(subject="external results", points=tuple(points), axes=axes)
 
 
-def kv_blocks_of(rows: Sequence[Row], columns: Columns) -> int | None:
-    """Return the most KV blocks of any row, None if no column is named. Raises BadUsage for another value."""
-    if columns.kv_blocks is None:
-        return None
-    return int(max(number_in(row, columns.kv_blocks, 1, LARGEST, "is no number of KV blocks") for row in rows))
-
-
 def unit_of(columns: Columns) -> str:
     """Raises BadUsage where neither the name of the latency nor the user says it, or they disagree."""
     name = columns.latency

@@ -664,17 +664,15 @@ class RunChoice:
 def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
     """Runs in the order written, also those that measured nothing; what stands before all is one without a start."""
     sessions = [*enumerate(contents.sessions)]
-    ids = {index: session.id or _made_id(session.started) for index, session in sessions} | {-1: _made_id("")}
+    starts = {index: session.started for index, session in sessions} | {-1: ""}
+    ids = {index: short_hash([started])[:ID_DIGITS] for index, started in starts.items()}
+    ids |= {index: session.id for index, session in sessions if session.id}
     found = {ids[-1]: RecordedRun(ids[-1], "", None, False, False, ())} if -1 in contents.written_by else {}
     for index, session in sessions:
         made = RecordedRun(ids[index], session.started, session.pytest_slmserve, bool(session.id), session.resumes, ())
         found.setdefault(made.id, made)
     measured = grouped(zip(contents.measurements, contents.written_by, strict=True), lambda pair: ids[pair[1]])
     return tuple(replace(run, measurements=tuple(m for m, _ in measured.get(run.id, ()))) for run in found.values())
-
-
-def _made_id(started: str) -> str:
-    return short_hash([started])[:ID_DIGITS]
 
 
 def chosen(contents: Contents, wanted: RunChoice) -> Contents:

@@ -100,7 +100,12 @@ def run_compare(given: argparse.Namespace) -> int:
     if given.json:
         print(as_json({"tolerance": given.tolerance, "comparisons": [report.change_facts(*each) for each in found]}))
     elif given.csv:
-        print(as_csv(row for each in found for row in report.comparison_rows(*each)), end="")
+        rows = (
+            {"baseline_run": one.name, "candidate_run": other.name, **facts(change)}
+            for one, other, compared in found
+            for change in compared.changes
+        )
+        print(as_csv(rows), end="")
     else:
         print("\n\n".join(section_text(report.comparison_section(*each)) for each in found))
     verdicts = {change.verdict for *_, comparison in found for change in comparison.changes}

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.sweep.batching import Slo, parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.analysis.sweep.gains import fit
 from pytest_slmserve.archive import external
-from pytest_slmserve.archive.external import Columns
+from pytest_slmserve.archive.external import LARGEST, Columns, number_in
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import PASSES
 from pytest_slmserve.report.advice import batch_text, caps_text
@@ -105,7 +105,11 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
     left, without = external.with_values(external.matching(rows, given.where), columns)
     curve = external.external_curve(left, columns)
     notes = [*left_out, *without, *external.mixed_settings(left, columns)]
-    return ExternalResults(curve, columns, notes, external.kv_blocks_of(left, columns))
+    blocks = None
+    if columns.kv_blocks:
+        why_not = "is no number of KV blocks"
+        blocks = max(int(number_in(row, columns.kv_blocks, 1, LARGEST, why_not)) for row in left)
+    return ExternalResults(curve, columns, notes, blocks)
 
 
 def report_external(given: argparse.Namespace, results: ExternalResults) -> int:

@@ -23,7 +23,7 @@ from pytest_slmserve.commands.cli import (
 )
 from pytest_slmserve.report import gate as report
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.page.writer import gate_charts, write_section
+from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -59,7 +59,7 @@ def run_pairs(given: argparse.Namespace) -> int:
     text = section_text(Section("", report.comparison_parts([found]))).lstrip("\n")
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
-        drawn = partial(gate_charts, [found], [], [series])
+        drawn = partial(report.gate_charts, [found], [], lambda: [series])
         section = Section(
             f"{series.name}: {report.WORDS[found.outcome]}",
             report.comparison_parts([found]),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_curves, stored_gates, unique
@@ -33,7 +33,7 @@ from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_texts
 from pytest_slmserve.report.text_table import folded, laid_out
-from pytest_slmserve.report.verdicts import outcome, verdict_facts
+from pytest_slmserve.report.verdicts import claim_outcomes
 from pytest_slmserve.schema.errors import BadUsage, Detail, of_a_command
 from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.printable import printable
@@ -85,10 +85,25 @@ def run_report(given: argparse.Namespace) -> int:
     found, status = findings_of_archives(given)
     drawn = [] if given.figures is None else draw_figures(given, found)
     aside = sys.stderr if given.json or given.csv else sys.stdout
+    points = point_facts(found.curves, found.shared, found.jobs, found.slo)
+    terms = ValidityCriteria(found.slo)
     if given.json:
-        print(as_json(report_facts(found)))
+        shown = {
+            "points": points,
+            "loads": [facts_of_load(m, terms) for m in found.loads],
+            "sweeps": sweep_facts(found.curves),
+            "verdicts": [
+                {**facts(each.verdict), **facts(each, "expected", "outcome")}
+                for each in claim_outcomes(found.judged, strict=found.strict)
+            ],
+            "gates": map(gate_facts, found.gates),
+            "history": found.history,
+            "notes": found.notes,
+        }
+        print(as_json(shown))
     elif given.csv:
-        print(as_csv(report_rows(found)), end="")
+        loads = ({"kind": "load", **row} for m in found.loads for row in rows_of_load(m, terms))
+        print(as_csv([*points, *loads]), end="")
         cli.print_notes(found.notes, sys.stderr)
     else:
         print("\n".join(report_lines(found, given.show)))
@@ -112,14 +127,19 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
     kinds = {"as expected": cli.PASSES, "unexpected": cli.FAILS, "inconclusive": cli.INCONCLUSIVE}
-    statuses = {kinds[outcome(*pair, strict=given.strict)] for pair in found.judged}
+    statuses = {kinds[each.outcome] for each in claim_outcomes(found.judged, strict=given.strict)}
     statuses |= {cli.exit_status(each.outcome) for each in gates}
     statuses |= (
         {cli.PASSES} if found.curves or found.jobs or found.loads else set()
     )  # because nothing is claimed of them
     status = next((each for each in (cli.FAILS, cli.INCONCLUSIVE, cli.PASSES) if each in statuses), cli.INCONCLUSIVE)
+    commands = [*{str(session.plan.get("command", "")) for session in contents.sessions}]
+    try:  # the command that made these records, unless they are of several commands
+        command = printable(shlex.join(shlex.split(commands[0]))) if len(commands) == 1 else ""
+    except ValueError:  # a quotation without an end: none of ours
+        command = ""
     paths = list(map(str, given.paths))
-    return replace(found, gates=gates, notes=notes, archives=paths, command=command_of(contents)), status
+    return replace(found, gates=gates, notes=notes, archives=paths, command=command), status
 
 
 def draw_figures(given: argparse.Namespace, found: Findings) -> list[str]:
@@ -202,26 +222,6 @@ def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
             yield from (folded(f"note: {note}") for note in found.notes)
 
 
-def report_facts(found: Findings) -> dict[str, Any]:
-    """Return everything that the text tells, for JSON."""
-    return {
-        "points": point_facts(found.curves, found.shared, found.jobs, found.slo),
-        "loads": [facts_of_load(m, ValidityCriteria(found.slo)) for m in found.loads],
-        "sweeps": sweep_facts(found.curves),
-        "verdicts": [verdict_facts(verdict, row, strict=found.strict) for verdict, row in found.judged],
-        "gates": map(gate_facts, found.gates),
-        "history": found.history,
-        "notes": found.notes,
-    }
-
-
-def report_rows(found: Findings) -> Iterator[dict[str, Any]]:
-    """Yield a row for each point, job and load, for CSV."""
-    yield from point_facts(found.curves, found.shared, found.jobs, found.slo)
-    for m in found.loads:
-        yield from ({"kind": "load", **row} for row in rows_of_load(m, ValidityCriteria(found.slo)))
-
-
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
     """Return path and contents of each archive, also of those inside a page, of the runs that are wanted."""
     wanted = RunChoice(given.run, given.since)
@@ -281,15 +281,6 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
         notes=[NOT_JUDGED] if len(kept) < len(judged) else [],
         slo=slo,
     )
-
-
-def command_of(contents: Contents) -> str:
-    """Return the command that made these records; empty if they are of several commands, or none is stored."""
-    told = [str(session.plan.get("command", "")) for session in contents.sessions]
-    try:
-        return printable(shlex.join(shlex.split(told[0]))) if len(set(told)) == 1 else ""
-    except ValueError:  # a quotation without an end: none of ours
-        return ""
 
 
 def as_one(archives: Sequence[Contents]) -> Contents:

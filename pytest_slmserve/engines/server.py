@@ -178,15 +178,10 @@ def server_command(spec: EngineSpec, model: str, port: int) -> list[str]:
     words = [ONE_FRONT_END] if spec.front_ends == 1 else [VLLM_SERVE, "serve", str(arguments.pop("model"))]
     for name, value in arguments.items():
         flag = name.replace("_", "-")
-        match value:
-            case True:
-                words.append(f"--{flag}")
-            case False:
-                words.append(f"--no-{flag}")
-            case dict() | list():
-                words += [f"--{flag}", json.dumps(value)]
-            case _:
-                words += [f"--{flag}", str(value)]
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
     return words
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Outputs, ProgressCallback, WindowBarrier
-from pytest_slmserve.engines.worker.slm_pacing import Pacer, SchedulePacer, closed_loop, serve_batches
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, closed_loop, serve_batches
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Workload
@@ -103,23 +103,28 @@ NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype"})
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Planted behaviour, taken from `EngineSpec.extra` (`--slm-engine-arg NAME=VALUE`).
+    """Planted behaviour, from `EngineSpec.extra` (`--slm-engine-arg NAME=VALUE`).
 
-    t_inf, b_half: output tokens/s and sequences of T(B) = t_inf*B/(B + b_half); None: from the model's shape.
-    noise: relative standard deviation of the speed between runs. preempt_from: batch from which a step preempts.
-    die_at, fail_at: concurrency at which the engine dies, or its requests fail. start_s: seconds that a start took.
-    other_token_at: position from which its outputs are not those of the formula. logprob_drift: nats by which it finds
-    the baseline's tokens less likely.
-    sensors: False for a device that has none; the others of this kind are what they say (`telemetry.source`); of
-    memory in use, in bytes, they say nothing unless told. profiler: False for a release without.
-    slow_clock_from, lost_from, hot_from: concurrency from which the SM clock sinks at times, which is noise, a sensor
-    is lost, which degrades, or the heat brakes the clock, which invalidates.
-    all_reduce_s: what a step on several GPUs waits for each of its all-reduces, two in a layer. imbalance: share by
-    which the last of them takes less power than the first.
-    scatter: relative standard deviation of the speed between launches of a gate; their starts scatter three times as
-    much. slowdown: share by which a step takes longer.
-    host_noise: of the speed over time, as `host_noise.HostNoise` names it.
-    lasts_s: seconds of the real time that a run takes at least, for what happens meanwhile.
+    Attributes:
+        t_inf, b_half: Output tokens/s and sequences of T(B) = t_inf*B/(B + b_half). Default to those of the model.
+        noise: Relative standard deviation of the speed between runs.
+        preempt_from: Batch from which a step preempts.
+        die_at, fail_at: Concurrency at which the engine dies, or its requests fail.
+        sensors, profiler: Whether the device has sensors, and the release a profiler.
+        engine_active, dram_active, tensor_active, sm_occupancy, power_w, memory_used: Values of the sensors
+            (`telemetry.source`). By default the memory in use, in bytes, is not reported.
+        start_s: Seconds that the start took.
+        other_token_at: Position from which its outputs are not those of the formula.
+        logprob_drift: Nats by which the tokens of the baseline are less likely.
+        slow_clock_from, lost_from, hot_from: Concurrency from which the SM clock sinks at times (noise), a sensor is
+            lost (degraded), or the heat brakes the clock (invalid).
+        all_reduce_s: Seconds that a step on several GPUs waits for each of its two all-reduces in a layer.
+        imbalance: Share by which the last of several GPUs takes less power than the first.
+        scatter: Relative standard deviation of the speed between launches of a gate. That of their starts is three
+            times as large.
+        slowdown: Share by which a step takes longer.
+        host_noise: Noise of the speed over time, a kind of `HostNoise`.
+        lasts_s: Seconds of real time that a run takes at least, during which other things can happen.
     """
 
     t_inf: float | None = None
@@ -277,7 +282,7 @@ class SimulatedEngine(Engine):
             else None,
         )
 
-    def _served(self, loop: Pacer, workload: Workload) -> tuple[Samples, Steps, int]:
+    def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, int]:
         """The requests that were sent, the steps, and the number of requests that have not ended.
 
         The engine runs as many sequences as its limit and its KV cache allow at full length, so it never preempts by

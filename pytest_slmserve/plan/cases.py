@@ -45,11 +45,6 @@ def engines_of_set(engine: Engines) -> tuple[EngineSpec, ...]:
     return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
 
 
-def gpus_of(engine: Engines) -> int:
-    """GPUs that are taken while it runs."""
-    return len(engine.gpus)
-
-
 ADAPTIVE_ESTIMATE = (
     "an adaptive sweep takes at most what all points of its model take, and typically a third: it skips those that do "
     "not decide where the plateau is"

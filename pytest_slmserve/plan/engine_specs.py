@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pytest_slmserve.analysis.metrics.roofline import peaks_of
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.models import known_model, model_of
+from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.catalog import catalogue_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, Platform
@@ -56,7 +56,8 @@ ENGINE_ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {ALIBI: (("attention_
 
 
 def unserved(architecture: str, platform: Platform, vllm: str | None) -> str | None:
-    """The reason why no engine of this platform and release of vLLM serves the architecture; None where one should."""
+    """Return the reason why no engine of this platform and release of vLLM serves the architecture; None if one
+    should."""
     if architecture == ALIBI and platform == "cpu":
         return "its attention has biases (ALiBi), which vLLM's CPU backend has not"
     last = LAST_RELEASE.get(architecture)
@@ -68,7 +69,8 @@ def unserved(architecture: str, platform: Platform, vllm: str | None) -> str | N
 def engine_spec(
     options: Options, platform: Platform, model: str, environment: Environment, gpus: int | None = None
 ) -> EngineSpec:
-    """The engine that serves `model` under these options, with every limit set. gpus: other than the options say."""
+    """Return the engine that serves `model` under these options, with every limit set. gpus: other than the options
+    say."""
     known, defaults = model_of(model), DEFAULTS[platform]
     if why := unserved(known.architecture, platform, environment.vllm):
         raise BadUsage(f"{model}: {why}", "another model")
@@ -109,39 +111,24 @@ def engine_spec(
         why = f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more"
         hint = "another GPU, or --slm-quantization gptq for a model that was quantized so"
         raise BadUsage(f"{model}: {why}, and {environment.gpu_name} has 7.0", hint)
-    return spec if platform == "cpu" else replace(spec, kv_cache_bytes=_kv_bytes(spec, options, environment))
-
-
-def _kv_bytes(spec: EngineSpec, options: Options, environment: Environment) -> int:
-    """Bytes of the KV cache of each GPU: what its memory has beside the weights; 0 where the engine knows better."""
+    if platform == "cpu":
+        return spec
     weights = weight_bytes(spec, value_bytes(spec) or 2)
-    if weights is None and spec.platform == "simulated":
+    if weights is None and platform == "simulated":
         weights = 0  # its device is imagined too; a plan without Transformers goes on
     if weights is None:
-        return 0
+        return replace(spec, kv_cache_bytes=0)  # the engine knows better what its memory has beside the weights
     memory = planned_memory(options.gpu_memory, environment.gpu_memory_bytes or IMAGINED_GPU_BYTES)
-    return kv_budget_bytes(memory, options.gpu_memory_utilization, -(-weights // spec.tensor_parallel_size))
+    own_weights = -(-weights // spec.tensor_parallel_size)
+    return replace(spec, kv_cache_bytes=kv_budget_bytes(memory, options.gpu_memory_utilization, own_weights))
 
 
 def planned_memory(wanted: int | None, there: int) -> int:
-    """Bytes of GPU memory that an engine is planned for. Raises BadUsage where the GPU has less than is wanted."""
+    """Return the bytes of GPU memory that an engine is planned for. Raises BadUsage if the GPU has less than is
+    wanted."""
     if wanted is None:
         return there
     if wanted > there * (1 + UNUSABLE):
         why = f"the GPU has {there / GIB:.1f} GiB of memory, and {wanted / GIB:.1f} GiB are wanted"
         raise BadUsage(why, "a smaller --slm-gpu-memory")
     return min(wanted, there)
-
-
-def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
-    """The server at `url`, with `model` as that server calls it. The server's own limits are unknown."""
-    same = {"load_format": options.load_format, "allow_prefix_cache": options.allow_prefix_cache}
-    known = known_model(model)
-    return EngineSpec(
-        model,
-        platform="remote",
-        interface="endpoint",
-        url=url,
-        model_facts=known,
-        **same,  # type: ignore[arg-type]
-    )

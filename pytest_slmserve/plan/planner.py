@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case, Engines, engines_of_set, gpus_of
-from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
+from pytest_slmserve.plan.cases import Case, Engines, engines_of_set
+from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema.catalog import hub_name, restriction, short_name
 from pytest_slmserve.schema.environment import Environment
@@ -230,7 +230,15 @@ class Planner:
         there."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
-            return endpoint_spec(self.options, served, self.options.endpoint[0])
+            return EngineSpec(
+                served,
+                platform="remote",
+                interface="endpoint",
+                url=self.options.endpoint[0],
+                model_facts=known_model(served),
+                load_format=self.options.load_format,
+                allow_prefix_cache=self.options.allow_prefix_cache,
+            )
         self._find([model])
         options = self.options._replace(gpu_memory=gpu_memory) if gpu_memory else self.options
         spec = engine_spec(options, self.platform, model, self.host.environment, gpus)
@@ -300,7 +308,7 @@ class Planner:
                 facts = {name: getattr(here, name) for name in of_the_host}
                 self._environments[own] = replace(other.environment, **facts)
             here = self._environments[own]
-        return here.on(gpus_of(spec))
+        return here.on(len(spec.gpus))
 
     def load(self, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
         """Return the closed loop of so many requests in flight, as the options and a marker say."""

@@ -14,7 +14,6 @@ from pytest_slmserve.plan.cases import (
     clock,
     engine_title,
     engines_of_set,
-    gpus_of,
     start_estimate_s,
 )
 from pytest_slmserve.schema.errors import BadUsage
@@ -34,7 +33,7 @@ class Group:
     def from_items(cls, engine: Engines, cells: Sequence[PlannedItem]) -> Group:
         """Return the group of an engine that starts once for all of these cells."""
         seconds = start_estimate_s(engine) + sum(cell.seconds for cell in cells)
-        return cls(engine, tuple(cells), gpus_of(engine), seconds)
+        return cls(engine, tuple(cells), len(engine.gpus), seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +125,11 @@ def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:
             engine, start = needed, start_estimate_s(needed)
             lines.append(f"{clock(total):>7}  start {engine_title(needed)} ({needed.platform}, {start:.0f} s)")
             total += start
-            gpu_seconds += start * gpus_of(needed)
+            gpu_seconds += start * len(needed.gpus)
         takes = f" ({seconds:.0f} s)" if needed or seconds else " (measures nothing)"
         lines.append(f"{clock(total):>7}    {name}{takes}")
         total += seconds
-        gpu_seconds += seconds * (gpus_of(needed) if needed else 1)
+        gpu_seconds += seconds * (len(needed.gpus) if needed else 1)
     on_gpus = f", {gpu_seconds:,.0f} GPU s" if engine and engine.platform == "cuda" else ""
     plural = "s" if len(cells) != 1 else ""
     return [*lines, f"{clock(total):>7}  end: {len(cells)} item{plural}{on_gpus}"]

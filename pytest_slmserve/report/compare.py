@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.compare.changes import LAUNCHES, METRICS, Judgement, MetricChange, RunComparison
 from pytest_slmserve.analysis.compare.history import WORDS, ReleaseHistory, ReleaseMean
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
-from pytest_slmserve.report.as_json import facts, plain
+from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.gate import difference_text
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Look, Named, Part, Section, Table, section_text
@@ -200,12 +200,6 @@ def change_facts(baseline: RunSide, candidate: RunSide, found: RunComparison) ->
     names = ("tolerance", "changes", "differences", "baseline_only", "candidate_only", "notes")
     counts = {verdict.value: count for verdict, count in found.counts.items()}
     return {**sides, **facts(found, *names), "counts": counts}
-
-
-def comparison_rows(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Iterator[dict[str, Any]]:
-    """Yield a row of CSV for each metric of each case."""
-    for each in found.changes:
-        yield {"baseline_run": baseline.name, "candidate_run": candidate.name, **plain(each)}
 
 
 HISTORY: tuple[Column[tuple[str, ReleaseMean]], ...] = (

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from pytest_slmserve.analysis.gate import diagnosis
-from pytest_slmserve.analysis.gate.decision import Calibration, Comparison, InterimAnalysis, next_look
+from pytest_slmserve.analysis.gate.decision import Calibration, Comparison, InterimAnalysis, PairSeries, next_look
 from pytest_slmserve.analysis.gate.diagnosis import Change, Difference, Split
-from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated
+from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, OUTPUTS, SHOWN, SIDES, Gated, series_of
 from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.section import Legend, Look, Named, Part, Section, Table, markdown_table
+from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.section import Chart, Legend, Look, Named, Part, Section, Table, markdown_table
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
@@ -188,7 +190,28 @@ def gate_section(gated: Gated) -> Section:
     parts += [*(f"left out: {why}" for why in gated.dropped), interim, "", Legend(KEY)]
     for lines in failure_lines(gated):
         parts += ["", lines]
-    return Section(title(gated), parts, LOOKS[gated.outcome])
+    series = partial(series_of, (*GATED, *SHOWN), gated.pairs)
+    drawn = partial(gate_charts, gated.gated, gated.shown, series)
+    return Section(title(gated), parts, LOOKS[gated.outcome], drawn)
+
+
+def gate_charts(
+    gated: Sequence[Comparison], shown: Sequence[Comparison], series: Callable[[], Iterable[PairSeries]]
+) -> Iterator[Chart]:
+    """Yield the endpoints of a gate with each pair, and the interim analyses of each endpoint.
+
+    Args:
+        gated: Endpoints that are gated.
+        shown: Endpoints that are only shown.
+        series: Function that returns the pairs of each endpoint.
+    """
+    spec = charts.gate_forest([*gated, *shown], {each.name: each for each in series()}, (each.name for each in gated))
+    note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
+    yield Chart("Candidate over baseline", spec, note)
+    for each in gated:
+        if each.interim:
+            looks = "Dashed: the margin, and no change."
+            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), looks)
 
 
 def comparison_parts(gated: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> tuple[Table, Named, Table]:

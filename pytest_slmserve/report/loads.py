@@ -341,11 +341,12 @@ def _load_notes(m: Measurement) -> Iterator[str]:
         yield f"{own}; prefix-cache hit rate {hundredths(seen.share)} % ({seen.told_by})"
 
 
-def _requests_line(m: Measurement) -> str:
-    """Return the mean lengths of the requests, and where these are from if they vary."""
+def _requests(m: Measurement) -> tuple[str, str]:
+    """Return the model with its server, and the mean lengths of the requests with their source if they vary."""
     source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
     lengths = f"{m.workload.mean_prompt_tokens:,.4g} prompt and {m.workload.mean_output_tokens:,.4g} output tokens"
-    return f"{lengths} requested in the mean{source}"
+    place = m.spec.url or f"the {m.spec.interface} interface"
+    return f"{m.spec.model} at {place}", f"{lengths} requested in the mean{source}"
 
 
 def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) -> list[Section]:
@@ -385,7 +386,8 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
     if delay and is_windowed(m.load):
         sent = f"{figure(delay.requested_per_s, 4)} requests/s scheduled, {figure(delay.achieved_per_s, 4)} sent"
         described = f"{in_words(m.load.arrivals)}: {sent}"
-    parts: list[Part] = [_requests_line(m), *_load_notes(m), f"{described}{late}"]
+    title, lengths = _requests(m)
+    parts: list[Part] = [lengths, *_load_notes(m), f"{described}{late}"]
     if held := held_back(m.run):
         parts.append(
             f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
@@ -414,11 +416,7 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
     drawn: Callable[[], Iterator[Chart]] = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})
     if is_windowed(m.load):
         drawn = partial(_rate_charts, [m], terms.slo)
-    return Section(_load_title(m), parts, charts=drawn)
-
-
-def _load_title(m: Measurement) -> str:
-    return f"{m.spec.model} at {m.spec.url or f'the {m.spec.interface} interface'}"
+    return Section(title, parts, charts=drawn)
 
 
 def _rate_charts(points: Sequence[Measurement], slo: Slo | None) -> Iterator[Chart]:
@@ -471,7 +469,8 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     common = [text for text in notes[0][1] if all(text in told for _, told in notes)]
     single = (f"{offered_rate(m):g} requests/s: {text}" for m, told in notes for text in told if text not in common)
     rows = rate_rows(steps or points, terms)
-    parts: list[Part] = [_requests_line(first), *common, *single, timing]
+    title, lengths = _requests(first)
+    parts: list[Part] = [lengths, *common, *single, timing]
     parts += [Table(rows, RATES, caption="Rates", always=len(RATES)), "", Legend(RATES_LEGEND)]
     if terms.slo:
         parts += goodput_parts(_served(steps or points, terms), terms.slo, terms.attainment, RATE)
@@ -479,4 +478,4 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     for row in rows:
         doubts += lines_of(row["problems"], row["degraded"], row["noise"], name=f"{row['rate']:g} requests/s: ")
     parts += ["", *doubts] if doubts else []
-    return Section(_load_title(first), parts, charts=partial(_rate_charts, points, terms.slo))
+    return Section(title, parts, charts=partial(_rate_charts, points, terms.slo))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
@@ -252,18 +252,23 @@ def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]
         yield from screen(found)
 
 
+def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
+    """Return the sections of everything that was measured, with their legends, by heading. Gates, the history over
+    releases and single loads have sections of their own. A section is made when it is read."""
+    jobs = job_sections(found.jobs)
+    return {
+        "Models": sweep_sections(found),
+        "Replicas": replica_sections(found.curves, found.shared),
+        "Several GPUs": gpus_sections(found.curves),
+        "Interfaces": interfaces_sections(found.curves),
+        "Jobs": [*jobs, Legend(JOB_LEGEND)] if jobs else [],
+        "Energy": energy_sections(found.curves),
+    }
+
+
 def tables(found: Findings) -> Iterator[Line]:
     """Yield every table and verdict, as pieces of text with a colour."""
-    sections: list[Section | Legend] = [
-        *sweep_sections(found),
-        *replica_sections(found.curves, found.shared),
-        *gpus_sections(found.curves),
-        *interfaces_sections(found.curves),
-        *job_sections(found.jobs),
-        *([Legend(JOB_LEGEND)] if found.jobs else ()),
-        *energy_sections(found.curves),
-    ]
-    yield from ((text, None) for text in section_texts(sections))
+    yield from ((text, None) for each in subject_sections(found).values() for text in section_texts(each))
     if found.judged:
         yield from ((folded(text), colour) for text, colour in verdict_lines(found.judged, strict=found.strict))
     yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))

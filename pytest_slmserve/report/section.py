@@ -12,7 +12,7 @@ A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once,
             Legend("spread: standard deviation of a pair."),
         ],
         look="good",
-        charts=partial(gate_charts, gated),  # a function that yields `Chart` values
+        charts=partial(gate_charts, compared, [], series),  # a function that yields `Chart` values
     )
 
 `section_text` draws it for a terminal and leaves the charts out. The HTML report draws the charts and the tables, and

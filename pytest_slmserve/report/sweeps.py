@@ -104,6 +104,11 @@ def sweep_section(curve: Curve, label: str, found: Findings, fastest: Mapping[Pl
 
 def heading(curve: Curve) -> Iterator[str]:
     """Yield lines on the model, the hardware, the requests, the load, the engine and the number of measurements."""
+
+    def each(name: str) -> str:  # several values if launches differ
+        values = {getattr(r, name) for r in curve.resolved}
+        return " or ".join(sorted(ABSENT if v is None else f"{v:,}" if isinstance(v, int) else str(v) for v in values))
+
     spec, where = curve.spec, curve.environment
     if spec is None or where is None:
         yield f"{curve.subject}: nothing was measured"
@@ -133,22 +138,10 @@ def heading(curve: Curve) -> Iterator[str]:
     if spec.interface != "endpoint":
         limits = f"max_num_seqs {spec.max_num_seqs:,} asked for"
         if curve.resolved:
-            each = {}  # several values if launches differ
-            for name in (
-                "max_num_seqs",
-                "max_num_batched_tokens",
-                "kv_blocks",
-                "block_size",
-                "attention_backend",
-                "event_loop",
-            ):
-                values = {getattr(r, name) for r in curve.resolved}
-                texts = (ABSENT if v is None else f"{v:,}" if isinstance(v, int) else str(v) for v in values)
-                each[name] = " or ".join(sorted(texts))
             limits = (
-                f"max_num_seqs {each['max_num_seqs']}, max_num_batched_tokens {each['max_num_batched_tokens']}, "
-                f"KV {each['kv_blocks']} blocks x {each['block_size']} tokens, attention {each['attention_backend']}, "
-                f"event loop {each['event_loop']}"
+                f"max_num_seqs {each('max_num_seqs')}, max_num_batched_tokens {each('max_num_batched_tokens')}, "
+                f"KV {each('kv_blocks')} blocks x {each('block_size')} tokens, attention {each('attention_backend')}, "
+                f"event loop {each('event_loop')}"
             )
         capacity = ""
         if curve.kv_capacity is not None and curve.workload:

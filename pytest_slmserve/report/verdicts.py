@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from pytest_slmserve.analysis.claims.claim import ClaimRow
+from pytest_slmserve.analysis.claims.claim import Expected
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.findings import Judged
 from pytest_slmserve.report.section import Look
 from pytest_slmserve.report.text_table import counted, hanging
@@ -31,59 +31,60 @@ PLURALS = {  # of the words for an outcome
 STATES = len("fails, as expected")
 
 
-def outcome(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> Outcome:
-    """Return how a verdict compares with what its row of the claims table expects: that the claim passes, if there is
-    no row. If either is expected, each state is as expected. strict: a pass is expected of each claim."""
-    expected = "passes" if strict or row is None else row.expected
-    if verdict.state is State.INCONCLUSIVE and expected != "either":
-        return "inconclusive"
-    return "as expected" if expected in (verdict.state.value, "either") else "unexpected"
+@dataclass(frozen=True, slots=True)
+class ClaimOutcome:
+    """A verdict with what was expected of it.
+
+    words: "passes", "fails, as expected", "fails" if either is expected, "FAILS", "PASSES, UNEXPECTED" or
+        "inconclusive".
+    why: The reason, and for an unexpected verdict the evidence for what was expected.
+    """
+
+    verdict: Verdict
+    expected: Expected
+    outcome: Outcome
+    words: str
+    why: str
 
 
-def verdict_facts(verdict: Verdict, row: ClaimRow | None, *, strict: bool) -> dict[str, Any]:
-    """Return a verdict for JSON, with what was expected and how it came out."""
-    expected = "passes" if strict or row is None else row.expected
-    return {**facts(verdict), "expected": expected, "outcome": outcome(verdict, row, strict=strict)}
+def claim_outcomes(judged: Iterable[Judged], *, strict: bool = False) -> list[ClaimOutcome]:
+    """Return the verdicts with what their rows of the claims table expect. Without a row, and if `strict`, a claim is
+    expected to pass. If either is expected, each state is as expected."""
+    found = []
+    for verdict, row in judged:
+        expected: Expected = "passes" if strict or row is None else row.expected
+        outcome: Outcome = "as expected"
+        words, why = str(verdict.state.value), verdict.why
+        if expected != "either" and verdict.state is State.INCONCLUSIVE:
+            outcome = "inconclusive"
+        elif expected not in ("either", verdict.state.value):
+            outcome, words = "unexpected", "FAILS" if verdict.state is State.FAILS else "PASSES, UNEXPECTED"
+            if row is not None and row.evidence:
+                known = "does not know" if row.expected == "either" else f"expects that it {row.expected}"
+                why += f"; the claims table {known}: {row.evidence}"
+        elif expected == "fails":
+            words = "fails, as expected"
+        found.append(ClaimOutcome(verdict, expected, outcome, words, why))
+    return found
 
 
-def outcome_words(verdict: Verdict, row: ClaimRow | None, *, strict: bool) -> str:
-    """Return "passes", "fails, as expected", "fails" if either is expected, "FAILS", "PASSES, UNEXPECTED" or
-    "inconclusive"."""
-    fails = verdict.state is State.FAILS
-    match outcome(verdict, row, strict=strict):
-        case "as expected":
-            return "fails, as expected" if fails and row and row.expected == "fails" else verdict.state.value
-        case "unexpected":
-            return "FAILS" if fails else "PASSES, UNEXPECTED"
-    return "inconclusive"
-
-
-def verdict_reason(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:
-    """Return the reason of a verdict, and if it is unexpected the evidence for what was expected."""
-    if outcome(verdict, row, strict=strict) != "unexpected" or row is None or not row.evidence:
-        return verdict.why
-    expected = "does not know" if row.expected == "either" else f"expects that it {row.expected}"
-    return f"{verdict.why}; the claims table {expected}: {row.evidence}"
-
-
-def by_claim(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
+def by_claim(judged: Iterable[Judged], *, strict: bool = False) -> dict[str, list[ClaimOutcome]]:
     """Return the verdicts of each claim, in the order of the claims table."""
     order = {claim.name: number for number, claim in enumerate(CLAIMS)}
-    pairs = sorted(judged, key=lambda pair: order.get(pair[0].claim, len(order)))
-    return grouped(pairs, lambda pair: pair[0].claim)
+    found = sorted(claim_outcomes(judged, strict=strict), key=lambda each: order.get(each.verdict.claim, len(order)))
+    return grouped(found, lambda each: each.verdict.claim)
 
 
 def verdict_lines(judged: Sequence[Judged], *, strict: bool = False) -> Iterator[tuple[str, Colour | None]]:
     """Yield a line for each verdict below the statement of its claim, and how many of each kind there are; each with
     its colour."""
     width = max((len(v.subject) for v, _ in judged), default=0)
-    for claim, pairs in by_claim(judged).items():
+    for claim, group in by_claim(judged, strict=strict).items():
         statement = next((c.statement for c in CLAIMS if c.name == claim), "")
         yield f"{claim}: {statement}".rstrip(": "), None
-        for verdict, row in pairs:
-            words, why = (tell(verdict, row, strict=strict) for tell in (outcome_words, verdict_reason))
-            line = hanging(f"  {words:<{STATES}}  {verdict.subject:<{width}}  {why}", 6 + STATES + width)
-            yield line, OUTCOMES[outcome(verdict, row, strict=strict)]
+        for each in group:
+            line = f"  {each.words:<{STATES}}  {each.verdict.subject:<{width}}  {each.why}"
+            yield hanging(line, 6 + STATES + width), OUTCOMES[each.outcome]
     counts = f"{counted(len(judged), 'verdict')}: {tally(by_outcome(judged, strict=strict))}"
     yield counts if judged else "no claim was judged", None
 
@@ -93,10 +94,8 @@ def by_outcome(judged: Iterable[Judged], *, strict: bool = False) -> dict[str, l
     words that begin with EITHER."""
     kinds = (*PLURALS.values(), *(f"{EITHER}{PLURALS[state.value]}" for state in State))
     found: dict[str, list[Verdict]] = {kind: [] for kind in kinds}
-    for verdict, row in judged:
-        words = PLURALS[outcome_words(verdict, row, strict=strict)]
-        either = row is not None and row.expected == "either" and not strict
-        found[f"{EITHER}{words}" if either else words].append(verdict)
+    for each in claim_outcomes(judged, strict=strict):
+        found[f"{EITHER if each.expected == 'either' else ''}{PLURALS[each.words]}"].append(each.verdict)
     return found
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.stored import planned_curve, planned_curves
-from pytest_slmserve.analysis.claims.table import claim_of, judge_row, row_for
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
 from pytest_slmserve.analysis.points import by_series, job_points
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
@@ -84,7 +84,7 @@ class Verdicts:
         planner = self.planner
         interface = "endpoint" if planner.platform == "remote" else planner.options.interface
         ramp_up = overrides.ramp_up or planner.options.ramp_up
-        return row_for(name, model, planner.host.environment, interface, ramp_up)
+        return table.row_for(name, model, planner.host.environment, interface, ramp_up)
 
     def judge(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report."""
@@ -99,7 +99,7 @@ class Verdicts:
         what a user's own engine or load gave is another curve. Of several GPUs it is the curve on the fewest. A model
         of which nothing was measured here has no curve: what can be judged of it is arithmetic.
         """
-        of, subject, planner = claim_of(name).of, short_name(model), self.planner
+        of, subject, planner = table.claim_of(name).of, short_name(model), self.planner
         curve, jobs = Curve(subject=subject), job_points(self.results.measurements())
         if of == "gpus":
             mine = (each for each in self.curves() if each.subject == subject)
@@ -112,4 +112,4 @@ class Verdicts:
             found = self._by_series().get(series)
             curve = found or (self.curve(model) if planned else curve)
         curve = replace(curve, jobs=tuple(job for job in jobs if job.model == subject))
-        return judge_row(name, curve, self.row(name, model, overrides), with_jobs(self.curves(), jobs))
+        return table.judge_row(name, curve, self.row(name, model, overrides), with_jobs(self.curves(), jobs))

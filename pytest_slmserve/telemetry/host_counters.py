@@ -31,6 +31,8 @@ LIST_SHARE = 0.005  # of a core, for these listings: on a host with thousands of
 LATEST_S = 10.0  # but never so rare that a new engine, which takes longer to start, is not seen at its first reading
 BUSY = (0, 1, 2, 5, 6)  # of the line "cpu": user, nice, system, irq, softirq; guests' time is in user already
 STEAL = 7
+WAITED = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)  # time in which at least one task waited
+THROTTLED = re.compile(r"^throttled_usec (\d+)$", re.MULTILINE)
 
 K = TypeVar("K")
 
@@ -119,8 +121,8 @@ class HostSource:
         # Seconds since some moment, for each of these numbers.
         counters: dict[tuple[int, ...], Callable[[], tuple[float, ...]]] = {
             (of.HOST_CORES, of.STOLEN_CORES): partial(cpu_seconds, proc),
-            (of.CPU_PRESSURE,): partial(waited_seconds, proc / "pressure" / "cpu"),
-            (of.MEMORY_PRESSURE,): partial(waited_seconds, proc / "pressure" / "memory"),
+            (of.CPU_PRESSURE,): partial(seconds_in, proc / "pressure/cpu", WAITED, "total of 'some'"),
+            (of.MEMORY_PRESSURE,): partial(seconds_in, proc / "pressure/memory", WAITED, "total of 'some'"),
             (of.CPU_THROTTLED,): partial(throttled_seconds, proc, cgroup),
         }
         self._counters = dict(counters)
@@ -174,11 +176,11 @@ def cpu_seconds(proc: Path) -> tuple[float, float]:
     return sum(ticks[i] for i in BUSY) / per_s, ticks[STEAL] / per_s
 
 
-def waited_seconds(pressure: Path) -> tuple[float]:
-    """Seconds in which at least one task waited. Raises OSError or ValueError if the kernel does not say."""
-    found = re.search(r"^some .*\btotal=(\d+)$", pressure.read_text("utf-8"), re.MULTILINE)
+def seconds_in(path: Path, pattern: re.Pattern[str], name: str) -> tuple[float]:
+    """The seconds in a file that has them as microseconds. Raises OSError or ValueError if the kernel does not say."""
+    found = pattern.search(path.read_text("utf-8"))
     if found is None:
-        raise ValueError(f"{pressure} has no total of 'some'")
+        raise ValueError(f"{path} has no {name}")
     return (int(found[1]) / 1e6,)
 
 
@@ -187,10 +189,7 @@ def throttled_seconds(proc: Path, cgroup: Path) -> tuple[float]:
     limit = limiting_cgroup(proc, cgroup)
     if limit is None:
         raise ValueError("our cgroup has no CPU quota")
-    found = re.search(r"^throttled_usec (\d+)$", (limit[0] / "cpu.stat").read_text("utf-8"), re.MULTILINE)
-    if found is None:
-        raise ValueError(f"{limit[0] / 'cpu.stat'} has no throttled_usec")
-    return (int(found[1]) / 1e6,)
+    return seconds_in(limit[0] / "cpu.stat", THROTTLED, "throttled_usec")
 
 
 def limiting_cgroup(proc: Path, cgroup: Path) -> tuple[Path, float] | None:

@@ -53,12 +53,13 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A number that a function of NVML has. arguments: what follows the device."""
+    """A number that a function of NVML has. arguments: what follows the device. part: of an answer with several."""
 
     number: int
     function: str
     arguments: tuple[int, ...] = ()
-    convert: Callable[[Any], float] = float
+    unit: float = 1.0
+    part: str = ""
 
 
 # Rows of one number are alternatives, the best first. NVIDIA has moved the slowdowns: nvidia-ml-py 12.575 and 13.580.65
@@ -75,16 +76,16 @@ FIELDS = (
     *(Field(number, 251 + i, NANO, wide=True) for i, number in enumerate(SLOWDOWNS)),
 )
 ASKS = (
-    Ask(of.GPU_UTIL, "nvmlDeviceGetUtilizationRates", (), lambda rates: rates.gpu * PERCENT),
-    Ask(of.POWER, "nvmlDeviceGetPowerUsage", (), lambda milliwatts: milliwatts * MILLI),
-    Ask(of.ENERGY, "nvmlDeviceGetTotalEnergyConsumption", (), lambda millijoules: millijoules * MILLI),
-    Ask(of.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit", (), lambda milliwatts: milliwatts * MILLI),
-    Ask(of.SM_CLOCK, "nvmlDeviceGetClockInfo", (SM,), lambda megahertz: megahertz * MEGA),
-    Ask(of.MEMORY_CLOCK, "nvmlDeviceGetClockInfo", (MEMORY,), lambda megahertz: megahertz * MEGA),
+    Ask(of.GPU_UTIL, "nvmlDeviceGetUtilizationRates", (), PERCENT, "gpu"),
+    Ask(of.POWER, "nvmlDeviceGetPowerUsage", (), MILLI),
+    Ask(of.ENERGY, "nvmlDeviceGetTotalEnergyConsumption", (), MILLI),
+    Ask(of.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit", (), MILLI),
+    Ask(of.SM_CLOCK, "nvmlDeviceGetClockInfo", (SM,), MEGA),
+    Ask(of.MEMORY_CLOCK, "nvmlDeviceGetClockInfo", (MEMORY,), MEGA),
     Ask(of.TEMPERATURE, "nvmlDeviceGetTemperature", (0,)),
     Ask(of.TEMPERATURE, "nvmlDeviceGetTemperatureV", (0,)),
-    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", (MEMORY_V2,), lambda memory: float(memory.used)),
-    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", (), lambda memory: float(memory.used)),
+    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", (MEMORY_V2,), part="used"),
+    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", part="used"),
     Ask(of.CLOCK_REASONS, "nvmlDeviceGetCurrentClocksEventReasons"),
     Ask(of.CLOCK_REASONS, "nvmlDeviceGetCurrentClocksThrottleReasons"),
 )
@@ -284,7 +285,8 @@ class NvmlSource:
         for ask in self._asks:
             if ask.number not in skipped:
                 with errors_become_reasons(nv, answers, [ask.number]):
-                    answers[ask.number] = ask.convert(call(nv, ask.function, self._device, *ask.arguments))
+                    answer = call(nv, ask.function, self._device, *ask.arguments)
+                    answers[ask.number] = float(getattr(answer, ask.part) if ask.part else answer) * ask.unit
         if self._event_set is not None:
             try:
                 for _ in range(MOST_EVENTS):

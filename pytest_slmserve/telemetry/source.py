@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -113,6 +112,13 @@ POWER_W = 350.0
 QUIET = {of.TEMPERATURE: 50.0, of.GPU_PROCESSES: 1.0, of.FOREIGN_PROCESSES: 0.0}
 
 
+def simulated_values(at_s: float, power_w: float, *, slow_clock: bool = False, hot: bool = False) -> dict[int, float]:
+    """Values of a busy GPU in which nothing changes, `at_s` seconds after its energy counter began."""
+    power = {of.POWER: power_w, of.POWER_INSTANT: power_w, of.ENERGY: round(power_w * at_s, 3)}
+    reasons = float(HW_THERMAL_SLOWDOWN if hot else 0)
+    return {**STEADY, **QUIET, **power, of.SM_CLOCK: SLOW_HZ if slow_clock else CLOCK_HZ, of.CLOCK_REASONS: reasons}
+
+
 def simulated(
     window_s: tuple[float, float],
     ratios: Mapping[int, float],
@@ -127,24 +133,19 @@ def simulated(
 ) -> Telemetry:
     """Readings through the window and one interval around it, all alike except for what is planted. imbalance: share by
     which the last of several GPUs takes less power than the first."""
-    if gpus > 1:
-        alike = {"memory_used": memory_used, "slow_clock": slow_clock, "hot": hot, "lost": lost}
-        powers = [power_w * (1 - imbalance * i / (gpus - 1)) for i in range(gpus)]
-        each = [simulated(window_s, ratios, power_w=watts, **alike) for watts in powers]  # type: ignore[arg-type]
-        return replace(each[0], columns={}, gpus=tuple(one.columns for one in each))
     opens, closes = window_s
     rows = int((closes - opens) / INTERVAL_S) + 3  # from one before the window to one after it
     times = tuple(round(opens + (i - 1) * INTERVAL_S, 6) for i in range(rows))
-    clocks = [SLOW_HZ if slow_clock and i % 4 == 0 else CLOCK_HZ for i in range(rows)]
-    constant = {**STEADY, **QUIET, **ratios, of.POWER: power_w, of.POWER_INSTANT: power_w}
-    columns: dict[int, Sequence[float]] = {number: (value,) * rows for number, value in constant.items()}
-    if memory_used is not None:
-        columns[of.MEMORY_USED] = (float(memory_used),) * rows
-    columns[of.ENERGY] = tuple(round(power_w * at, 3) for at in times)
-    columns[of.SM_CLOCK] = tuple(clocks)
-    columns[of.CLOCK_REASONS] = (float(HW_THERMAL_SLOWDOWN if hot else 0),) * rows
+    more = {**ratios, **({} if memory_used is None else {of.MEMORY_USED: float(memory_used)})}
+    each = []
+    for gpu in range(gpus):
+        watts = power_w * (1 - imbalance * gpu / max(1, gpus - 1))
+        slow = (slow_clock and i % 4 == 0 for i in range(rows))
+        read = [simulated_values(at, watts, slow_clock=is_slow, hot=hot) | more for at, is_slow in zip(times, slow)]
+        each.append({number: tuple(values[number] for values in read) for number in read[0]})
+    columns, several = (each[0], ()) if gpus == 1 else ({}, tuple(each))
     notes = (f"simulated failed after {rows} readings: as it was told to",) if lost else ()
-    return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns, notes=notes)
+    return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns, notes=notes, gpus=several)
 
 
 class SimulatedSource:
@@ -158,9 +159,7 @@ class SimulatedSource:
     def read(self, now_s: float) -> Reading:
         span_s = None if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        power = {of.POWER: POWER_W, of.POWER_INSTANT: POWER_W, of.ENERGY: POWER_W * now_s}
-        clock = {of.SM_CLOCK: CLOCK_HZ, of.CLOCK_REASONS: 0.0}
-        return Reading({**STEADY, **QUIET, **BUSY, **power, **clock}, span_s)
+        return Reading({**simulated_values(now_s, POWER_W), **BUSY}, span_s)
 
     def close(self) -> None:
         """Nothing to free."""

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import H200, WELL, measurement, planted_run, planted_telemetry, point
+from strategies import H200, WELL, judge, measurement, planted_run, planted_telemetry, point
 
-from pytest_slmserve.analysis.compare.deployments import (
-    PAY,
-    SOONER,
-    TAIL,
-    compared_with_one,
-    has_replicas,
-    name_of,
-    replicas_pay,
-)
+from pytest_slmserve.analysis.compare.deployments import has_replicas
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies, goodput_of, parse_slo
 from pytest_slmserve.analysis.metrics.summary import Summary
@@ -37,6 +28,7 @@ from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Replica, Stream
 
+PAY, SOONER, TAIL = "replicas-pay-mps", "replicas-answer-sooner-mps", "replicas-keep-the-tail-mps"
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 
 
@@ -250,18 +242,18 @@ def test_the_gain_by_hand():
 )
 def test_do_replicas_pay(rates, state):
     runs = [m for i, rate in enumerate(rates) for m in together(rate, rate, repeat=i)]
-    verdict = replicas_pay(curve((1000.0, 1004.0), runs), "mps", 1.0)
-    assert (verdict.claim, verdict.state) == (name_of(PAY, "mps"), state)
+    verdict = judge(PAY, curve((1000.0, 1004.0), runs))
+    assert (verdict.claim, verdict.state) == (PAY, state)
     assert "2 replicas under MPS serve" in verdict.why and "at 16 in flight" in verdict.why
     assert verdict.n == 6 and verdict.value == pytest.approx(2 * sum(rates) / 2 / 1002)
     assert verdict.why.endswith(", of one launch")
 
 
-@pytest.mark.parametrize("judge", [replicas_pay, partial(compared_with_one, SOONER)], ids=["pay", "sooner"])
-def test_the_best_of_several_numbers_of_replicas_is_corrected_for_having_been_chosen(judge):
+@pytest.mark.parametrize("claim", [PAY, SOONER])
+def test_the_best_of_several_numbers_of_replicas_is_corrected_for_having_been_chosen(claim):
     two = [m for i in range(2) for m in together(600.0 + i, 600.0, repeat=i)]
     four = [m for i in range(2) for m in together(*[250.0 + i] * 4, repeat=i, concurrency=4, group="four")]
-    alone, best = (judge(curve((1000.0, 1004.0), runs), "mps", 1.0) for runs in (two, [*two, *four]))
+    alone, best = (judge(claim, curve((1000.0, 1004.0), runs)) for runs in (two, [*two, *four]))
     assert alone.value == best.value and best.low < alone.low < alone.high < best.high
 
 
@@ -269,16 +261,14 @@ def test_the_best_load_of_one_engine_is_corrected_for_having_been_chosen():
     """Three loads of one engine serve as much as the set: the largest mean of them is larger by chance."""
     shared = shared_points([m for i in range(2) for m in together(500.0 + i, 500.0, repeat=i)])
     single = [measurement(load, 1000.0 + load + i, repeat=i) for load in (4, 8, 16) for i in range(2)]
-    one, three = (
-        replicas_pay(with_shared([curve_of("opt-1.3b", of)], shared)[0], "mps", 1.0) for of in (single[-2:], single)
-    )
+    one, three = (judge(PAY, with_shared([curve_of("opt-1.3b", of)], shared)[0]) for of in (single[-2:], single))
     assert one.value == three.value and three.low < one.low < one.high < three.high
 
 
 def test_the_best_number_of_replicas_decides_and_the_others_are_told():
     runs = [m for i in range(2) for m in together(600.0 + i, 600.0 + i, repeat=i)]
     runs += [m for i in range(2) for m in together(*[260.0 + i] * 4, group="four", concurrency=4, repeat=i)]
-    verdict = replicas_pay(curve((1000.0, 1004.0), runs), "mps", 1.0)
+    verdict = judge(PAY, curve((1000.0, 1004.0), runs))
     assert verdict and verdict.why.startswith("2 replicas") and "(4: 1.04)" in verdict.why
 
 
@@ -288,7 +278,7 @@ def test_one_engine_is_held_against_them_at_its_best_load():
     single = [
         measurement(load, rate, repeat=i) for i in range(2) for load, rate in ((16, 1000.0 + i), (32, 1300.0 + i))
     ]
-    verdict = replicas_pay(with_shared([curve_of("opt-1.3b", single)], shared_points(runs))[0], "mps", 1.0)
+    verdict = judge(PAY, with_shared([curve_of("opt-1.3b", single)], shared_points(runs))[0])
     assert verdict.state is FAILS and verdict.value == pytest.approx(1201 / 1300.5, rel=1e-3)
     assert "at 16 in flight, and one engine serves most at 32" in verdict.why
 
@@ -300,33 +290,33 @@ def test_one_engine_of_another_host_says_nothing_of_them():
     mine = [measurement(16, 1000.0 + i, repeat=i, environment=here) for i in range(2)]
     theirs = [measurement(load, 1300.0 + i, repeat=i, environment=there) for i in range(2) for load in (16, 32)]
 
-    def judged(single, judge=replicas_pay):
-        return judge(with_shared([curve_of("opt-1.3b", single)], shared_points(runs))[0], "mps", 1.0)
+    def judged(single, claim=PAY):
+        return judge(claim, with_shared([curve_of("opt-1.3b", single)], shared_points(runs))[0])
 
     assert judged([*mine, *theirs]).state is PASSES
     assert judged([*mine, *theirs]).value == judged(mine).value == pytest.approx(1201 / 1000.5)
-    for judge in (replicas_pay, partial(compared_with_one, TAIL)):
-        assert judged(theirs, judge).why == "one engine alone was not measured at 16 in flight on their host"
+    for claim in (PAY, TAIL):
+        assert judged(theirs, claim).why == "one engine alone was not measured at 16 in flight on their host"
 
 
 @pytest.mark.parametrize(("bound", "state"), [(1.1, PASSES), (0.5, FAILS)])
 def test_the_tail(bound, state):
     runs = [m for i in range(2) for m in together(520.0 + i, 520.0 + i, repeat=i)]
-    verdict = compared_with_one(TAIL, curve((1000.0, 1004.0), runs), "mps", bound)
-    assert (verdict.claim, verdict.state) == (name_of(TAIL, "mps"), state)
+    verdict = judge(TAIL, curve((1000.0, 1004.0), runs), threshold=bound)
+    assert (verdict.claim, verdict.state) == (TAIL, state)
     assert verdict.value == pytest.approx(1002 / 1041, rel=0.03)
 
 
 def test_what_is_missing_is_said():
     runs = together(600.0, 600.0)
-    for judge in (replicas_pay, partial(compared_with_one, TAIL)):
-        none = judge(curve((1000.0,), runs), "time-slicing", 1.0)
+    for claim in (PAY, TAIL):
+        none = judge(claim.replace("mps", "time-slicing"), curve((1000.0,), runs))
         assert (none.state, none.why) == (INCONCLUSIVE, "no replicas were measured by time slicing")
         remote_executor = with_shared([curve_of("opt-1.3b", [measurement(8, 900.0)])], shared_points(runs))[0]
-        assert judge(remote_executor, "mps", 1.0).why == "one engine alone was not measured at 16 in flight"
-        broken = judge(curve((1000.0,), together(600.0, 600.0, failures=2)), "mps", 1.0)
+        assert judge(claim, remote_executor).why == "one engine alone was not measured at 16 in flight"
+        broken = judge(claim, curve((1000.0,), together(600.0, 600.0, failures=2)))
         assert broken.state is INCONCLUSIVE and "2 replicas have no valid repeat (replica 1: 2 requests" in broken.why
-    once = replicas_pay(curve((1000.0,), runs), "mps", 1.0)
+    once = judge(PAY, curve((1000.0,), runs))
     assert once.state is INCONCLUSIVE and "--slm-repeats 2" in once.why
     assert has_replicas(curve((1.0,), runs), "mps") and not has_replicas(curve((1.0,), runs), "mig")
 

@@ -121,6 +121,23 @@ def test_requests_in_flight_by_littles_law():
 
 
 @pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        *(
+            ({"rate": cell}, "row 1: output_throughput is .*, which is no number")
+            for cell in (None, "", "fast", "nan", "inf", True, [1.0], {}, 10**400, "1e999")
+        ),
+        *(({"rate": cell}, "no rate and no latency") for cell in (0, -1.0, 1e300, "1e-300")),
+        *(({"concurrency": cell}, "a knob has to be a positive whole number") for cell in (0, -8, 1.5, 1e10)),
+        ({"lost": -1}, "no number of preemptions"),
+    ],
+)
+def test_values_that_cannot_be(cells, words):
+    with pytest.raises(BadUsage, match=words):
+        points(rows(result(**{"concurrency": 8, "lost": 0, **cells})), replace(VLLM, preemptions="lost"))
+
+
+@pytest.mark.parametrize(
     ("name", "given_unit", "unit"),
     [
         ("mean_itl_ms", None, "ms"),
@@ -128,42 +145,18 @@ def test_requests_in_flight_by_littles_law():
         ("itl", "ms", "ms"),
         ("itl_s", "s", "s"),
         ("a_per_s", "s", "s"),
+        ("itl", None, "--latency-unit"),
+        ("tok_per_s", None, "--latency-unit"),
+        ("itl_ms", "s", "which is not s"),
     ],
 )
-def test_units(name, given_unit, unit):
-    assert unit_of(replace(COLUMNS, latency=name, latency_unit=given_unit)) == unit
-
-
-@pytest.mark.parametrize(
-    ("name", "given_unit", "words"),
-    [("itl", None, "--latency-unit"), ("tok_per_s", None, "--latency-unit"), ("itl_ms", "s", "which is not s")],
-)
-def test_no_unit_or_two(name, given_unit, words):
-    with pytest.raises(BadUsage, match=words):
-        unit_of(replace(COLUMNS, latency=name, latency_unit=given_unit))
-
-
-@pytest.mark.parametrize("cell", [None, "", "fast", "nan", "inf", True, [1.0], {}, 10**400, "1e999"])
-def test_numbers_that_are_none(cell):
-    with pytest.raises(BadUsage, match="row 1: output_throughput is .*, which is no number"):
-        points(rows(result(8, cell)), VLLM)
-
-
-@pytest.mark.parametrize("cell", [0, -1.0, 1e300, "1e-300"])
-def test_rates_that_are_none(cell):
-    with pytest.raises(BadUsage, match="no rate and no latency"):
-        points(rows(result(8, cell)), VLLM)
-
-
-@pytest.mark.parametrize("cell", [0, -8, 1.5, 1e10])
-def test_knobs_that_are_none(cell):
-    with pytest.raises(BadUsage, match="a knob has to be a positive whole number"):
-        points(rows(result(cell)), VLLM)
-
-
-def test_preemptions_that_are_none():
-    with pytest.raises(BadUsage, match="no number of preemptions"):
-        points(rows(result(8, lost=-1)), replace(VLLM, preemptions="lost"))
+def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
+    columns = replace(COLUMNS, latency=name, latency_unit=given_unit)
+    if unit in ("ms", "s"):
+        assert unit_of(columns) == unit
+    else:
+        with pytest.raises(BadUsage, match=unit):
+            unit_of(columns)
 
 
 def test_a_row_without_the_value():

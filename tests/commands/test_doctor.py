@@ -42,8 +42,6 @@ def put(path: Path, text: str) -> None:
 
 
 HEAVY = ("vl_convert", "numpy", "pytest", "torch", "vllm")
-
-
 PAGE = [Finding("a", "ok", "one"), Finding("longer", "warning", "two", "do it"), Finding("b", "problem", "three")]
 
 

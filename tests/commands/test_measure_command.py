@@ -116,21 +116,6 @@ def peak_of(archive):
     return max(sum(sent <= at < last for sent, last in spans) for at in samples.sent_s)
 
 
-def test_each_rate_is_exported_under_the_name_that_vllm_gives(there, tmp_path):
-    rates = ("--request-rate", "20,60", "--settle", "0.2", "--window", "0.8")
-    done = command(there, tmp_path, *rates, "--goodput", "e2e:2s", "--export", f"vllm-bench={tmp_path / 'results'}/")
-    assert done.status in (0, 1), done.err
-    names = sorted(path.name for path in (tmp_path / "results").iterdir())
-    assert [re.sub(r"\d{8}-\d{6}-[0-9a-f]{12}", "AT", name) for name in names] == [
-        "endpoint-20qps-slm-AT.json",
-        "endpoint-60qps-slm-AT.json",
-    ]
-    slow = json.loads((tmp_path / "results" / names[0]).read_text("utf-8"))
-    (first, _) = read(tmp_path / "r.jsonl").measurements
-    assert (slow["record_id"], slow["request_rate"], slow["max_concurrency"]) == (first.id, 20, None)
-    assert slow["request_goodput"] == pytest.approx(slow["completed"] / 0.8)
-
-
 def test_measure_at_a_rate_tells_goodput_and_delay(there, tmp_path):
     timing = ("--request-rate", "40", "--settle", "0.3", "--window", "1")
     found = measured(command(there, tmp_path, *timing, "--goodput", "ttft:1s,e2e:2s", "--json"))
@@ -146,10 +131,20 @@ SLO = ("--goodput", "ttft:1s,e2e:2s")
 
 
 def test_several_rates_are_measured_one_after_the_other(there, tmp_path):
-    done = command(there, tmp_path, "--request-rate", "20,60", *TIMING, *SLO, "--json")
+    results = tmp_path / "results"
+    words = ("--request-rate", "20,60", *TIMING, *SLO, "--json", "--export", f"vllm-bench={results}/")
+    done = command(there, tmp_path, *words)
     assert done.status in (0, 1), done.err
     found = json.loads(done.out)
     kept = read(tmp_path / "r.jsonl").measurements
+    exported = sorted(results.iterdir())
+    assert [re.sub(r"\d{8}-\d{6}-[0-9a-f]{12}", "AT", path.name) for path in exported] == [
+        "endpoint-20qps-slm-AT.json",
+        "endpoint-60qps-slm-AT.json",
+    ], "as vLLM names them"
+    slow = json.loads(exported[0].read_text("utf-8"))
+    assert (slow["record_id"], slow["request_rate"], slow["max_concurrency"]) == (kept[0].id, 20, None)
+    assert slow["request_goodput"] == pytest.approx(slow["completed"] / 0.8)
     assert [m.load.rate for m in kept] == [20, 60] == [each["rate"] for each in found["points"]]
     assert [m.id for m in kept] == [each["id"] for each in found["points"]]
     assert kept[0].workload.hash != kept[1].workload.hash, "no request is sent twice"
@@ -304,6 +299,15 @@ def test_a_ramp_is_told_step_by_step(there, tmp_path):
     assert sum(gaps) < whole
     assert kept.load.steps == ((20, 1), (60, 1)) and len(kept.run.samples) == 20 + 60 + 12
     assert found["id"] == kept.id and found["load"]["steps"] == [[20, 1], [60, 1]]
+    again = io.StringIO()
+    with redirect_stdout(again):
+        main(["report", str(tmp_path / "r.jsonl"), *SLO])
+    out = " ".join(again.getvalue().split())
+    assert (
+        "ramp 20,60/s, 1 s each, arrivals with constant gaps, seed 0; the first 0.2 s of a step are not judged" in out
+    )
+    lines = [line for line in again.getvalue().splitlines() if line.strip().startswith(("20 ", "60 "))]
+    assert len(lines) == 4, "a row of each step in both tables"
 
 
 def test_csv_has_a_line_for_each_load_or_step_and_the_keys_of_the_json(there, tmp_path):
@@ -327,12 +331,6 @@ def test_csv_has_a_line_for_each_load_or_step_and_the_keys_of_the_json(there, tm
 def test_json_and_csv_are_two_answers(there, tmp_path):
     done = command(there, tmp_path, "--max-concurrency", "1", "--num-prompts", "2", "--json", "--csv")
     assert done.status == 4 and "not allowed with argument" in done.err and done.out == ""
-
-
-def test_a_page_about_a_ramp(there, tmp_path):
-    out = command(there, tmp_path, "--ramp", "20,60", "--step", "1s", "--settle", "0.2").out
-    assert "ramp 20,60/s, 1 s each, Poisson arrivals, seed 0; the first 0.2 s of a step are not judged" in out
-    assert len([line for line in out.splitlines() if line.strip().startswith(("20 ", "60 "))]) == 2
 
 
 def test_measure_replays_a_trace(there, tmp_path):

@@ -70,37 +70,42 @@ def test_a_closed_loop_without_a_step_trace(endpoint):
     assert window.output_tokens_per_s(run) == pytest.approx(by_requests, rel=0.15)
 
 
-def test_all_tokens_are_in_the_stream(endpoint):
-    run = endpoint.run(small_workload(), ClosedLoop(2, requests=20))
+@pytest.fixture(scope="module")
+def counted(endpoint):
+    """A measurement of twenty requests."""
+    return measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
+
+
+@pytest.fixture(scope="module")
+def scheduled(endpoint):
+    """A measurement of a request every 20 ms."""
+    return measure(endpoint, small_workload(), EVERY_20_MS, this_host("remote"))
+
+
+def test_all_tokens_are_in_the_stream(counted):
+    run = counted.run
     assert sum(run.stream.tokens) == 160 == sum(run.samples.output_tokens)
     assert sum(run.stream.gaps["counts"].values()) == pytest.approx(20 * 7, abs=2), "but for those at the window's ends"
     assert run.stream.tokens_per_chunk == 1
 
 
-def test_requests_come_when_the_schedule_says(endpoint):
-    found = measure(endpoint, small_workload(), EVERY_20_MS, this_host("remote"))
-    run = found.run
+def test_requests_come_when_the_schedule_says_and_a_client_that_lagged_is_invalid(scheduled):
+    run = scheduled.run
     assert run.window_s == (0.5, 1.5)
     assert run.stream.scheduled_s == pytest.approx(SCHEDULE, abs=1e-5)
     late = [sent - at for at, sent in zip(SCHEDULE, run.samples.sent_s)]
     assert min(late) > -1e-4, "never early"
     assert sorted(late)[50] < 0.1, "a busy machine is late"
-
-
-def test_a_client_that_lagged_makes_a_run_invalid(endpoint):
-    found = measure(endpoint, small_workload(), EVERY_20_MS, this_host("remote"))
-    earlier = tuple(at - 0.05 for at in found.run.stream.scheduled_s)
-    lagged = replace(found, run=replace(found.run, stream=replace(found.run.stream, scheduled_s=earlier)))
+    earlier = tuple(at - 0.05 for at in run.stream.scheduled_s)
+    lagged = replace(scheduled, run=replace(run, stream=replace(run.stream, scheduled_s=earlier)))
     assert any("the client lagged" in text for text in problems(lagged))
 
 
-def test_a_record_keeps_the_stream_and_not_the_schedule_twice(endpoint):
-    found = measure(endpoint, small_workload(), EVERY_20_MS, this_host("remote"))
-    lines = json.loads(
-        json.dumps([engine_line(found.launch, found.spec, found.resolved, found.environment), measurement_line(found)])
-    )
+def test_a_record_keeps_the_stream_and_not_the_schedule_twice(scheduled):
+    engine = engine_line(scheduled.launch, scheduled.spec, scheduled.resolved, scheduled.environment)
+    lines = json.loads(json.dumps([engine, measurement_line(scheduled)]))
     again = measurement_of(lines[1], *engine_from_record(lines[0]))
-    assert again.run.stream == found.run.stream and again.load == found.load and again.id == found.id
+    assert again.run.stream == scheduled.run.stream and again.load == scheduled.load and again.id == scheduled.id
     assert "schedule_s" not in lines[1]["load"]
 
 
@@ -245,18 +250,14 @@ def test_an_error_in_the_stream_is_told_before_anything_is_measured(there, monke
         EndpointEngine(spec_of(there), "key")
 
 
-def test_requests_that_ended_early_are_counted(endpoint):
-    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
-    short = replace(found.run.samples, output_tokens=(4, *found.run.samples.output_tokens[1:]))
-    told = load_text(replace(found, run=replace(found.run, samples=short)))
-    assert "1 of 20 requests ended early, 7.8 output tokens in the mean" in told and "ended early" not in load_text(
-        found
-    )
-    steady = replace(found, load=ClosedLoop(2))
-    as_asked, early = (
-        summarize(replace(steady, run=replace(found.run, samples=s))) for s in (found.run.samples, short)
-    )
-    assert early.requests_per_s == pytest.approx(as_asked.requests_per_s * 8 / 7.8), "as many tokens, shorter requests"
+def test_requests_that_ended_early_are_counted(counted):
+    run = counted.run
+    short = replace(run, samples=replace(run.samples, output_tokens=(4, *run.samples.output_tokens[1:])))
+    told = "1 of 20 requests ended early, 7.8 output tokens in the mean"
+    assert told in load_text(replace(counted, run=short)) and "ended early" not in load_text(counted)
+    steady = replace(counted, load=ClosedLoop(2))
+    as_asked, early = (summarize(replace(steady, run=each)).requests_per_s for each in (run, short))
+    assert early == pytest.approx(as_asked * 8 / 7.8), "as many tokens, shorter requests"
 
 
 def test_a_server_that_has_nothing_more_to_say_is_slow_until_the_window_closes(endpoint):
@@ -268,28 +269,28 @@ def test_a_server_that_has_nothing_more_to_say_is_slow_until_the_window_closes(e
     assert sum(run.stream.tokens) == 12 * 8
 
 
-def test_the_page_says_what_a_chunk_is(endpoint):
-    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        (2.5, "2.50 tokens came in a chunk, in the mean: ITL is between chunks"),
+        (None, "the server does not say how many tokens it sent: each chunk counts as one"),
+        (1.0, ""),
+    ],
+)
+def test_the_page_says_what_a_chunk_is(counted, tokens, told):
+    stream = replace(counted.run.stream, tokens_per_chunk=tokens)
+    text = load_text(replace(counted, run=replace(counted.run, stream=stream)))
+    assert told in text and ("chunk" in text) == bool(told)
 
-    def page(tokens_per_chunk):
-        return load_text(
-            replace(found, run=replace(found.run, stream=replace(found.run.stream, tokens_per_chunk=tokens_per_chunk)))
-        )
 
-    assert "2.50 tokens came in a chunk, in the mean: ITL is between chunks" in page(2.5)
-    assert "the server does not say how many tokens it sent: each chunk counts as one" in page(None)
-    assert "chunk" not in page(1.0)
-
-
-def test_the_page_tells_the_throughput_of_requests_and_of_tokens_both_ways(endpoint):
-    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=40), this_host("remote"))
+def test_the_page_tells_the_throughput_of_requests_and_of_tokens_both_ways(counted):
     line = re.search(
-        r"^([\d.,]+) requests/s, ([\d.,]+) output and ([\d.,]+) prompt tokens/s over", load_text(found), re.M
+        r"^([\d.,]+) requests/s, ([\d.,]+) output and ([\d.,]+) prompt tokens/s over", load_text(counted), re.M
     )
     requests, outputs, prompts = (float(number.replace(",", "")) for number in line.groups())
-    seconds = found.run.window_s[1] - found.run.window_s[0]
-    assert prompts == pytest.approx(16 * 40 / seconds, rel=1e-3) and outputs == pytest.approx(8 * requests, rel=1e-3)
-    assert requests == pytest.approx(40 / seconds, rel=1e-3), "of all its time, and not from the first token on"
+    seconds = counted.run.window_s[1] - counted.run.window_s[0]
+    assert prompts == pytest.approx(16 * 20 / seconds, rel=1e-3) and outputs == pytest.approx(8 * requests, rel=1e-3)
+    assert requests == pytest.approx(20 / seconds, rel=1e-3), "of all its time, and not from the first token on"
 
 
 def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(monkeypatch):
@@ -302,6 +303,8 @@ def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(m
         )
         with pytest.raises(BadUsage, match="does not answer: "):
             EndpointEngine(spec)
+    with pytest.raises(BadUsage, match="127.0.0.1:1/v1/completions does not answer"):
+        EndpointEngine(replace(spec, url="http://127.0.0.1:1/v1/completions"))
 
 
 def comment(listening):
@@ -312,12 +315,6 @@ def comment(listening):
         while True:
             connection.sendall(b": wait\n\n")
             time.sleep(0.05)
-
-
-def test_nobody_there(there):
-    spec = replace(spec_of(there), url="http://127.0.0.1:1/v1/completions")
-    with pytest.raises(BadUsage, match="127.0.0.1:1/v1/completions does not answer"):
-        EndpointEngine(spec)
 
 
 @pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
@@ -352,10 +349,9 @@ def test_where_no_server_answers_no_model_is_asked_for():
             only_model(nobody, 10)
 
 
-def test_a_load_of_which_nothing_came_has_no_table_of_dashes(endpoint):
-    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), this_host("remote"))
-    none = replace(found.run, samples=Samples(*[()] * 8), stream=None, failures=20, first_failure="HTTP 400: no")
-    told = load_text(replace(found, run=none))
+def test_a_load_of_which_nothing_came_has_no_table_of_dashes(counted):
+    run = replace(counted.run, samples=Samples(*[()] * 8), stream=None, failures=20, first_failure="HTTP 400: no")
+    told = load_text(replace(counted, run=run))
     assert "TTFT" not in told and "INVALID: 20 requests failed, the first with HTTP 400: no" in told
 
 

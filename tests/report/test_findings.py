@@ -151,12 +151,6 @@ def test_the_best_load_and_what_lies_past_it():
     assert "most tokens/s" not in found(Curve(subject="x"))
 
 
-def test_pareto_optimal_points_are_named():
-    beaten = tuple(point(c, [rate] * 2) for c, rate in ((1, 100.0), (2, 190.0), (4, 180.0)))
-    assert found(Curve(subject="x", points=beaten))["Pareto-optimal"].startswith("1, 2 in flight")
-    assert found(sweep())["Pareto-optimal"].startswith("all points (from the means of tokens/s and E2E")
-
-
 def test_the_law_and_its_fixed_part_against_shapes():
     """b_half 45 at 10,000 tokens/s: 4.5 ms; the weights of OPT-1.3B take 2.6315 GB / 4.8 TB/s = 0.548 ms."""
     seen = found(sweep())
@@ -208,16 +202,6 @@ def test_too_few_points_for_a_law():
 def test_nothing_is_said_of_what_is_not_there():
     assert found(Curve(subject="x")) == {}
     assert found(noisy_curve({4: 1.0}, repeats=1)).keys() == {"most tokens/s"}
-
-
-def test_the_largest_share_of_the_roofline_and_the_regime():
-    curve = sweep()
-    best = max(curve.points, key=lambda p: p.roofline_fraction)
-    share, seen = round(100 * best.roofline_fraction, 1), found(curve)
-    assert seen["roofline"].startswith(f"at most {share:g} %") and seen["roofline"].endswith(
-        f"{best.concurrency} in flight"
-    )
-    assert seen["regime"].startswith("memory-bound by shapes") and "the ridge of H200 is 206" in seen["regime"]
 
 
 def test_latencies_of_a_load_that_was_still_rising_are_told():

@@ -16,7 +16,7 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import points, text_table
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.points import SENSOR_LEGEND as LEGEND
-from pytest_slmserve.report.points import SENSORS, STEP, SensedPoint, step_rows
+from pytest_slmserve.report.points import SENSORS, STEP, step_rows
 from pytest_slmserve.report.points import sensor_legend as legend
 from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.section import section_text
@@ -103,23 +103,6 @@ def test_a_row_shows_the_figures_of_its_point():
     )
 
 
-def test_the_table_fits_a_wide_terminal():
-    widest = LIFELIKE | {"power_w": 1_234.0, "energy_per_token_j": 123.4, "own_cores": 127.9, "power_capped": 1.0}
-    widely = seen(1024, **widest), replace(seen(1), degraded=("slow",))
-    table = text_table.table([SensedPoint(each, host_speed=1.0) for each in widely], SENSORS)
-    assert 120 < max(map(len, table.splitlines())) <= 150
-
-
-def test_columns_that_have_nothing_are_left_out():
-    assert head(sensor_table(sweep(gpu_util=0.98, power_w=301.0))) == "in flight|GPU util %|power W|sensors"
-    assert head(sensor_table(sweep(own_cores=1.9))) == "in flight|own cores|sensors"
-
-
-def test_a_column_that_one_load_has_is_shown_with_a_dash_for_the_others():
-    curve = Curve(subject="x", points=(seen(1, gpu_util=0.5), seen(2, gpu_util=0.6, power_w=300.0)))
-    assert rows(sensor_table(curve)) == [["1", "50.0", "-", "ok"], ["2", "60.0", "300", "ok"]]
-
-
 @pytest.mark.parametrize("figures", [{}, {"unexplained": 0.3, "bound": "memory"}])
 def test_without_sensors_there_is_no_table(figures):
     """What shapes say alone needs no table of sensors."""
@@ -151,14 +134,6 @@ def test_the_legend_is_of_the_columns_shown():
     assert both == " ".join(LEGEND[name] for name in ("GPU\nutil %", "cap\n%", "own\ncores"))
     assert legend([sweep(**LIFELIKE)]) == " ".join(LEGEND[name] for name in LEGEND if name != "host\nspeed %")
     assert legend([]) == ""
-
-
-def test_the_report_of_a_run_has_tables_and_legend_in_this_order():
-    curve = sweep(**LIFELIKE)
-    text = "\n".join(text for text, _ in tables(Findings(curves=[curve])))
-    places = [text.index(words) for words in ("Pareto  valid", "util %", "saturation law", "GPU util: time in which")]
-    assert places == sorted(places)
-    assert max(len(line) for line in text.splitlines()) <= 150
 
 
 # Energy
@@ -214,19 +189,6 @@ def test_repeats_under_two_limits_are_under_no_known_one():
     both = [replace(m, run=replace(m.run, telemetry=limits[i])) for i, m in enumerate(made)]
     [text] = energy_report([curve_of("opt-125m", both)])
     assert "under an unknown power limit" in text
-
-
-def test_records_without_sensors_have_no_table():
-    curve = curve_of("opt-1.3b", [measurement(c, law(c), repeat=i) for c in BATCHES for i in range(2)])
-    assert sensor_table(curve) == "" and (energy_report([curve])) == []
-
-
-def test_records_with_sensors_have_one():
-    made = [measurement(c, law(c), repeat=i) for c in (1, 2, 4) for i in range(2)]
-    watched = [replace(m, run=replace(m.run, telemetry=planted_telemetry(interval_s=0.001, until_s=0.7))) for m in made]
-    table = sensor_table(curve_of("opt-1.3b", watched))
-    assert len(rows(table)) == 3 and {row[-1] for row in rows(table)} <= {"ok", "degraded"}
-    assert "95.0" in rows(table)[0] and "400" in rows(table)[0]
 
 
 # The host

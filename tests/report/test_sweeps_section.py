@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from strategies import H200, RESOLVED, curves, law, measurement, noisy_curve, point, without
+from strategies import H200, RESOLVED, curves, law, measurement, noisy_curve, without
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.metrics.validity import trustworthy
@@ -60,37 +60,6 @@ def test_a_row_shows_the_figures_of_its_point():
     assert [float(s) for s in seen[8:12]] == pytest.approx([1e3 * v for v in in_ms], rel=0.005)
     assert seen[12] == f"{100 * curve.gains()[2].value:+.1f}"
     assert seen[13:] == [f"{100 * p.roofline_fraction:.1f}", "*", "yes"]
-
-
-def test_lines_fit_a_wide_terminal():
-    curve = sweep()
-    many = replace(curve, missing=tuple(range(1000, 1100)), cut=((2048, "a reason of many words " * 10),))
-    lines = [line for text, _ in tables(Findings(curves=[many])) for line in text.splitlines()]
-    assert 100 < max(map(len, lines)) <= 150
-
-
-def test_what_was_not_measured_is_a_dash():
-    seen = row(point_table(Curve(subject="x", points=(point(4, [100.0]),))), 4)
-    assert seen == ["4", "4.000", "0.3906", "100.0", "10.2", "*", "yes"], "columns of nothing but dashes are not shown"
-    made = [measurement(c, law(c), preempted=c == 16) for c in BATCHES]
-    assert row(point_table(curve_of("x", made)), 16)[1:] == [*["-"] * 12, "NO"]
-
-
-def test_the_heading_says_what_was_measured_where():
-    curve = sweep()
-    text = words(sweep_report(curve))
-    assert text.startswith(
-        "opt-1.3b on NVIDIA H200 vLLM 0.26.0, engine interface, float16, load format dummy workload: 64/32"
-    )
-    assert (
-        "planted, hash 0123456789ab load: closed loop, ramp-up staggered, window 5 s after a warm-up of 1 lifetime of"
-        in text
-    )
-    assert (
-        "max_num_seqs 1,024, max_num_batched_tokens -, KV 1,365 blocks x 16 tokens, attention -, event loop -" in text
-    )
-    assert "room for 227 requests of 96 tokens" in text
-    assert "measured: 6 points, 2 repeats each, 1 launch" in text and "host" not in text.split("measured:")[1][:60]
 
 
 def test_the_heading_counts_launches_and_hosts():

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.verdicts import outcome, verdict_lines
+from pytest_slmserve.report.verdicts import claim_outcomes, verdict_lines
 
 EXPECTED_TO_FAIL = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")
 EXPECTED_TO_HOLD = ClaimRow("throughput-plateau", evidence="raw results")
@@ -40,7 +40,7 @@ def words(text: str) -> str:
     ],
 )
 def test_outcome_is_against_what_was_expected(state, row, strict, seen):
-    assert outcome(verdict(state), row, strict=strict) == seen
+    assert claim_outcomes([(verdict(state), row)], strict=strict)[0].outcome == seen
 
 
 def verdict_text(judged):

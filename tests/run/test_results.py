@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from simulated_sessions import BATCHES, MODEL, point, records_of, sweep
 
+from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.table import CLAIMS, applies
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
@@ -14,7 +15,6 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import tables
-from pytest_slmserve.run import judge
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import ClosedLoop
 
@@ -78,5 +78,5 @@ def test_a_users_load_on_a_planned_curve_joins_it(opened):
 
 def test_the_interface_and_the_way_of_starting_choose_the_row(opened, monkeypatch):
     session = opened(ramp_up="burst")
-    monkeypatch.setattr(judge, "row_for", lambda *facts: facts)
+    monkeypatch.setattr(lookup, "row_for", lambda *facts: facts)
     assert session.verdicts.row("throughput-plateau", MODEL)[3:] == ("engine", "burst")

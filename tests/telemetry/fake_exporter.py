@@ -44,11 +44,13 @@ class Exporter:
 
 
 @contextmanager
-def serving(text: str) -> Iterator[Exporter]:
+def serving(text: str, version: str = "HTTP/1.0") -> Iterator[Exporter]:
     """A server on the loopback that shows the text, or what is put in its place; stopped at the end."""
     shown = Exporter(text=text)
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = version
+
         def do_GET(self) -> None:
             shown.asked.append(self.path)
             body = shown.text.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import math
 
 import pytest
@@ -24,7 +25,7 @@ from pytest_slmserve.schema.sensors import (
     TENSOR_ACTIVE,
     XID,
 )
-from pytest_slmserve.telemetry.dcgm_exporter import NUMBERS, ExporterSource, samples, values_of_gpu
+from pytest_slmserve.telemetry.dcgm_exporter import NUMBERS, ExporterSource, ask_once, samples, values_of_gpu
 
 DEFAULT = {
     "DCGM_FI_DEV_SM_CLOCK": 1980,
@@ -251,6 +252,22 @@ def test_only_http_is_asked(url):
 def test_an_address_that_cannot_be_asked_is_a_failure(url):
     with pytest.raises(SensorFailed, match="no page"):
         ExporterSource(url, GPU)
+
+
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+def test_an_answer_that_python_closes_at_its_end(version, monkeypatch):
+    """As 3.13 does; releases before do so with the next read."""
+    read1 = http.client.HTTPResponse.read1
+
+    def closing(self, n=-1):
+        piece = read1(self, n)
+        if piece and not self.length:
+            self._close_conn()
+        return piece
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", closing)
+    with serving("hello", version) as shown:
+        assert ask_once("GET", shown.url, {}, None, 5.0) == (200, "", "hello")
 
 
 # The format

@@ -10,7 +10,18 @@ from types import ModuleType
 
 import pynvml
 import pytest
-from fake_nvml import BAD_ARGUMENT, BUSY, GARBAGE, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN, FakeNvml, State, installed
+from fake_nvml import (
+    BAD_ARGUMENT,
+    BUSY,
+    GARBAGE,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    UNKNOWN,
+    UUID,
+    FakeNvml,
+    State,
+    installed,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,21 +139,15 @@ def test_ratios_are_means_over_the_span_that_is_told(busy, sm, occupancy, tensor
     assert reading.values[of.POWER_INSTANT] == pytest.approx(power_w, abs=1e-3)
 
 
-def test_all_ratios_come_from_one_call_over_one_pair():
-    with opened() as (gpu, source):
-        at(gpu, source, 0.0)
-        gpu.calls.clear()
-        at(gpu, source, 1.0)
-        assert (gpu.calls["nvmlGpmMetricsGet"], gpu.calls["nvmlGpmSampleGet"]) == (1, 1)
-        assert gpu.calls["nvmlDeviceGetFieldValues"] == 1
-
-
-def test_a_reading_is_few_calls():
+def test_a_reading_is_few_calls_and_all_ratios_come_from_one_over_one_pair():
     with opened(FakeNvml(State(processes=(OURS,)))) as (gpu, source):
+        assert (source.name, source.unsupported) == ("nvml-gpm", {})
         for now_s in (0.0, 0.25, 0.5):
             gpu.calls.clear()
             at(gpu, source, now_s)
         assert sum(gpu.calls.values()) <= 16
+        assert (gpu.calls["nvmlGpmMetricsGet"], gpu.calls["nvmlGpmSampleGet"]) == (1, 1)
+        assert gpu.calls["nvmlDeviceGetFieldValues"] == 1
 
 
 # Spans
@@ -190,20 +195,20 @@ def test_the_fake_does_give_garbage_over_short_spans():
 # What GPM does not know
 
 
-def test_nan_is_none_with_a_reason_and_the_others_stay():
-    reading = last(FakeNvml(State(sm=0.5, dram=0.4, gpm_nan=frozenset({2}))))
-    assert reading.values[of.SM_ACTIVE] is None
-    assert reasons(reading, of.SM_ACTIVE) == [f"{of.SM_ACTIVE}: nan"]
-    assert reading.values[of.DRAM_ACTIVE] == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(("metric", "number"), GPM.items())
-def test_an_error_of_one_metric_is_its_own(metric, number):
+@pytest.mark.parametrize(
+    ("later", "number", "reason"),
+    [
+        ({"gpm_nan": frozenset({2})}, of.SM_ACTIVE, "nan"),
+        ({"gpm_errors": {2: NOT_SUPPORTED}}, of.SM_ACTIVE, "NVML says Not Supported"),
+        *(({"gpm_errors": {metric: UNKNOWN}}, number, "NVML says Unknown Error") for metric, number in GPM.items()),
+    ],
+)
+def test_an_error_of_one_metric_is_its_own(later, number, reason):
     gpu = FakeNvml()
-    gpu.change(1.0, gpm_errors={metric: UNKNOWN})
+    gpu.change(1.0, **later)
     reading = last(gpu)
     assert [n for n in of.PROFILED if reading.values[n] is None] == [number]
-    assert reasons(reading, number) == [f"{number}: NVML says Unknown Error"]
+    assert reading.missing == (f"{number}: {reason}",)
 
 
 def test_a_metric_that_the_gpu_does_not_have_is_left_out():
@@ -221,14 +226,6 @@ def test_what_fails_over_no_time_when_opened_may_work_later(code):
         assert (source.name, source.unsupported) == ("nvml-gpm", {})
         at(gpu, source, 0.5)
         assert at(gpu, source, 1.0).values[of.SM_ACTIVE] == pytest.approx(0.5)
-
-
-def test_a_metric_that_is_refused_later_is_none():
-    gpu = FakeNvml()
-    gpu.change(1.0, gpm_errors={2: NOT_SUPPORTED})
-    reading = last(gpu)
-    assert reading.values[of.SM_ACTIVE] is None
-    assert len(reading.missing) == 1
 
 
 @pytest.mark.parametrize("function", ["nvmlGpmMetricsGet", "nvmlGpmSampleGet", "nvmlGpmSampleAlloc"])
@@ -276,11 +273,6 @@ def test_ratios_that_nobody_asked_for_are_not_taken():
         assert (source.name, source.unsupported) == ("nvml", {})
         assert at(gpu, source, 1.0).values.keys() == WITHOUT_GPM
         assert not [name for name in gpu.calls if "Gpm" in name]
-
-
-def test_with_gpm_the_name_says_so():
-    with opened() as (_, source):
-        assert (source.name, source.unsupported) == ("nvml-gpm", {})
 
 
 # Functions that are missing, refuse or fail
@@ -404,14 +396,10 @@ def test_counters_are_asked_seldom_and_are_not_missing_between(early_s):
             assert reading.values.keys() >= EVERYTHING - COUNTERS
 
 
-def test_seldom_asked_counters_are_asked_at_every_reading_of_a_long_interval():
+def test_seldom_asked_counters_are_in_every_reading_of_a_long_interval_and_not_asked_by_function_between():
     with opened() as (gpu, source):
         assert all(of.ENERGY in at(gpu, source, 2.0 * step).values for step in range(3))
-
-
-def test_seldom_asked_counters_are_neither_asked_by_function_between():
-    gpu = FakeNvml(State(power_w=100.0), missing=frozenset({"nvmlDeviceGetFieldValues"}))
-    with opened(gpu) as (_, source):
+    with opened(FakeNvml(missing=frozenset({"nvmlDeviceGetFieldValues"}))) as (gpu, source):
         assert of.ENERGY in at(gpu, source, 1.0).values
         assert of.ENERGY not in at(gpu, source, 1.25).values
 
@@ -592,37 +580,24 @@ def test_an_instance_whose_counters_cannot_be_had_has_no_ratios(function):
         assert not set(of.PROFILED) & at(gpu, source, 1.0).values.keys()
 
 
-def test_a_divided_gpu_is_refused():
-    with installed(FakeNvml(mig_mode=True)) as gpu:
-        with pytest.raises(SensorFailed, match="MIG divides GPU-.*\n  try: CUDA_VISIBLE_DEVICES=MIG-"):
-            open_nvml(gpu.uuid, own_pids=set)
-        assert gpu.initialised == 0
-
-
 # Opening and closing
 
 
-def test_there_is_no_such_gpu():
-    with installed() as gpu:
-        with pytest.raises(
-            SensorFailed, match="NVML does not answer for GPU-elsewhere: Not Found\n  try: nvidia-smi -L"
-        ):
-            open_nvml("GPU-elsewhere", own_pids=set)
-        assert gpu.initialised == 0
-
-
-def test_a_gpu_that_is_lost_already_leaves_nothing_open():
-    with installed(FakeNvml(State(lost=True))) as gpu:
-        with pytest.raises(SensorFailed, match="GPU is lost"):
-            open_nvml(gpu.uuid, own_pids=set)
-        assert (gpu.initialised, gpu.live_event_sets, gpu.faults) == (0, 0, [])
-
-
-@pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
-def test_a_gpu_lost_while_opening_leaves_nothing_open(function):
-    with installed(FakeNvml(State(refused={function: 15}))) as gpu:
-        with pytest.raises(SensorFailed, match="GPU is lost"):
-            open_nvml(gpu.uuid, own_pids=set)
+@pytest.mark.parametrize(
+    ("gpu", "uuid", "words"),
+    [
+        (FakeNvml(mig_mode=True), UUID, "MIG divides GPU-.*\n  try: CUDA_VISIBLE_DEVICES=MIG-"),
+        (FakeNvml(), "GPU-elsewhere", "NVML does not answer for GPU-elsewhere: Not Found\n  try: nvidia-smi -L"),
+        (FakeNvml(State(lost=True)), UUID, "GPU is lost"),
+        (FakeNvml(State(refused={"nvmlEventSetCreate": 15})), UUID, "GPU is lost"),
+        (FakeNvml(State(refused={"nvmlGpmSampleGet": 15})), UUID, "GPU is lost"),
+        (FakeNvml(State(refused={"nvmlGpmMetricsGet": 15})), UUID, "GPU is lost"),
+    ],
+)
+def test_a_gpu_that_cannot_be_read_leaves_nothing_open(gpu, uuid, words):
+    with installed(gpu):
+        with pytest.raises(SensorFailed, match=words):
+            open_nvml(uuid, own_pids=set)
         assert (gpu.initialised, gpu.live_event_sets, gpu.live_samples, gpu.faults) == (0, 0, 0, [])
 
 
@@ -633,15 +608,13 @@ def test_without_a_driver(monkeypatch):
             open_nvml(gpu.uuid, own_pids=set)
 
 
-def test_another_pynvml_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", ModuleType("pynvml"))
-    with pytest.raises(SensorFailed, match="not the one of nvidia-ml-py"):
-        open_nvml("GPU-1", own_pids=set)
-
-
-def test_no_pynvml_at_all(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(SensorFailed, match="no module pynvml.*\n  try: .*nvidia-ml-py"):
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [(ModuleType("pynvml"), "not the one of nvidia-ml-py"), (None, "no module pynvml.*\n  try: .*nvidia-ml-py")],
+)
+def test_without_the_module_of_nvidia_ml_py(monkeypatch, module, words):
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    with pytest.raises(SensorFailed, match=words):
         open_nvml("GPU-1", own_pids=set)
 
 

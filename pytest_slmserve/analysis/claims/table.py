@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.advice import subjects as advice
 from pytest_slmserve.analysis.advice import verification
-from pytest_slmserve.analysis.claims import gpu_claims, job_claims
+from pytest_slmserve.analysis.claims import deployment_claims, gpu_claims, job_claims
 from pytest_slmserve.analysis.claims.claim import (
     ANY,
     ANY_RELEASE,
@@ -55,7 +55,7 @@ def _read() -> tuple[tuple[Claim, ...], tuple[ClaimRow, ...]]:
             words = {"how": deployments.HOW[way], "where": "" if way == "gpus" else " on one GPU"}
             for entry in group:
                 of_way = {
-                    "name": deployments.name_of(entry["kind"], way),
+                    "name": f"{entry['kind']}-{way}",
                     "statement": entry["statement"].format(**words),
                     "parameters": {"sharing": way, **entry["parameters"]},
                 }
@@ -108,17 +108,11 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
             return gpu_claims.util_saturates_first(curve, threshold, parameters["full"])
         case advice.CLAIM:
             return advice.advised_batch_costs_little(curve, threshold)
-        case deployments.PAY:
-            return deployments.replicas_pay(curve, parameters["sharing"], threshold)
-        case deployments.PER_GPU | deployments.SLOWER:
-            return deployments.serves_less(known.kind, curve, threshold)
-        case deployments.STILL_GAINS:
-            return deployments.still_gains(curve, parameters["fewer"], parameters["more"], threshold)
-        case deployments.REPLICAS:
-            return deployments.replicas_beat(curve, threshold)
+        case "tensor-parallel-loses-per-gpu" | "tensor-parallel-serves-less-in-all":
+            return deployment_claims.serves_less(known.kind, curve, threshold)
         case "throughput-grows-with-kv-blocks":
             return job_claims.throughput_grows_with_kv_blocks(curve, threshold, parameters["flat"])
-    return deployments.compared_with_one(known.kind, curve, parameters["sharing"], threshold)
+    raise LookupError(f"no function judges {known.kind}")
 
 
 def _evidence(kind: str, curve: Curve, others: Others, parameters: Parameters) -> Evidence | str:
@@ -134,6 +128,10 @@ def _evidence(kind: str, curve: Curve, others: Others, parameters: Parameters) -
             return gpu_claims.largest_over_smallest_load(kind, curve)
         case "energy-per-token-grows-with-model" | "larger-models-draw-more-power":
             return gpu_claims.larger_over_smaller_model(kind, curve, others)
+        case "tensor-parallel-still-gains":
+            return deployment_claims.over_fewer_gpus_at_best(curve, parameters["fewer"], parameters["more"])
+        case "replicas-per-gpu-beat-tensor-parallel":
+            return deployment_claims.replicas_over_tensor_parallel(curve)
         case "throughput-follows-arrivals":
             return job_claims.served_over_came(curve)
         case "all-at-once-waits-longer":
@@ -148,7 +146,11 @@ def _evidence(kind: str, curve: Curve, others: Others, parameters: Parameters) -
             return job_claims.continuous_over_other_batching(curve)
         case "dynamic-batching-answers-sooner":
             return job_claims.dynamic_over_static_batching(curve)
-    return job_claims.longest_over_shortest(kind, curve)
+        case (
+            "longer-outputs-fewer-requests" | "longer-outputs-shrink-the-batch" | "longer-outputs-wait-slightly-longer"
+        ):
+            return job_claims.longest_over_shortest(kind, curve)
+    return deployment_claims.replicas_over_one_engine(kind, curve, parameters["sharing"])
 
 
 def _kv_blocks(curve: Curve, tolerance: int) -> Verdict:
@@ -171,8 +173,8 @@ def applies(claim: Claim, curve: Curve) -> bool:
             return deployments.has_replicas(curve, claim.parameters["sharing"])
         case "gpus":
             degrees = {c.spec.tensor_parallel_size for c in (curve, *curve.wider) if c.spec}
-            still_gains = kind != deployments.STILL_GAINS or degrees >= {2, 4}
-            beats = kind != deployments.REPLICAS or deployments.has_replicas(curve, "gpus")
+            still_gains = kind != "tensor-parallel-still-gains" or degrees >= {2, 4}
+            beats = kind != "replicas-per-gpu-beat-tensor-parallel" or deployments.has_replicas(curve, "gpus")
             return bool(curve.wider) and still_gains and beats
         case "jobs":
             return bool(curve.jobs) and job_claims.has_jobs_for(kind, curve, AFTER)

@@ -164,7 +164,8 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
         what = f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times"
         yield f"{what} what {environment.gpu_name} can do at most"
     if is_burst(load) and len(run.steps):
-        periods = (len(window.window_steps(run)) - 1) / convoy_period(measurement)
+        period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
+        periods = (len(window.window_steps(run)) - 1) / period
         if abs(periods - max(1, round(periods))) > CONVOY_TOLERANCE:
             yield f"the window holds {periods:.2f} periods of a convoy, not a whole number, and their parts differ"
     asked, made = sum(run.samples.output_tokens), sum(run.steps.new_tokens)
@@ -252,18 +253,13 @@ def _rates_of_halves(measurement: Measurement) -> tuple[float, float] | None:
         middle = bisect_left(times, (times[steps[0]] + times[steps[-1]]) / 2, steps[0], steps[-1])
         halves = range(steps[0], middle + 1), range(middle, steps[-1] + 1)
     else:
-        period = convoy_period(measurement)
+        period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
         each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0]) if len(run.steps) else 0
         halves = range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
     if min(map(len, halves)) <= MIN_STEPS_PER_HALF:
         return None
     first, second = (window.tokens_per_s(run, half) for half in halves)
     return (first, second) if first and second else None
-
-
-def convoy_period(measurement: Measurement) -> int:
-    """Engine steps of one period of a convoy."""
-    return round(measurement.workload.mean_output_tokens + 1)
 
 
 @dataclass(frozen=True, slots=True)

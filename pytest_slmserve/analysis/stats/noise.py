@@ -65,7 +65,7 @@ class Differences:
 
     @cached_property
     def known(self) -> bool:
-        """Was anything repeated? Without it no noise is known, and intervals have no ends."""
+        """Whether anything was repeated. Without repeats no noise is known, and intervals have no ends."""
         return any(len(sample) > 1 for sample in self.samples)
 
     @cached_property
@@ -182,7 +182,11 @@ def prior(variances: Sequence[tuple[float, int]]) -> Prior:
     beyond = variance(logs) - fmean(trigamma(df / 2) for _, df in variances)
     if beyond <= 0:
         return pooled
-    half = _trigamma_inverse(beyond)
+    low, high = 1e-3, 1e6  # of the x with trigamma(x) = beyond, which falls with x
+    for _ in range(60):
+        half = math.sqrt(low * high)
+        low, high = (half, high) if trigamma(half) > beyond else (low, half)
+    half = math.sqrt(low * high)
     return Prior(math.exp(fmean(logs) + digamma(half) - math.log(half)), 2 * half, total)
 
 
@@ -202,12 +206,3 @@ def trigamma(x: float) -> float:
         below, x = below + 1 / x**2, x + 1
     y = 1 / x**2
     return below + 1 / x + y / 2 + y / x * (1 / 6 - y * (1 / 30 - y / 42))
-
-
-def _trigamma_inverse(value: float) -> float:
-    """x with trigamma(x) = value; it falls, so the interval is halved."""
-    low, high = 1e-3, 1e6
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if trigamma(middle) > value else (low, middle)
-    return math.sqrt(low * high)

@@ -254,7 +254,7 @@ class Peak:
 
     @property
     def bracketed(self) -> bool:
-        """Was no more seen on both sides, and is nothing unknown in between?"""
+        """Whether smaller goodput was measured on both sides, and nothing is unknown in between."""
         return self.below is not None and self.above is not None and not self.unknown
 
     @property

@@ -165,8 +165,14 @@ class Curve:
         return gains.plateau(self.points, tolerance, self.looks)
 
     def pareto_front(self) -> tuple[Point, ...]:
-        """Valid points that no other beats in throughput and mean E2E."""
-        return gains.pareto_front(self.points)
+        """Return the valid points that no other beats: none has as much throughput and as low a mean E2E, and one of
+        them better. Means are compared, without regard to noise."""
+        means = [(p, fmean(p.repeats), fmean(p.e2e_repeats)) for p in self.valid]
+        return tuple(
+            p
+            for p, rate, wait in means
+            if not any(min(other - rate, wait - its) >= 0 < max(other - rate, wait - its) for _, other, its in means)
+        )
 
     def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
         """Return the verdict on whether throughput reaches a plateau within the points measured.
@@ -277,7 +283,7 @@ def curve_of(
 
     planned: every concurrency that was to be measured, so that one that is not there makes a claim inconclusive.
     adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on. looks: see `Curve`.
-    Raises BadUsage where engines, workloads or environments differ (`sweep_points.by_series` sorts them).
+    Raises BadUsage where engines, workloads or environments differ (`points.by_series` sorts them).
     """
     series = by_series(measurements)
     if len(series) > 1:
@@ -331,12 +337,13 @@ def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
 
 
 def is_sweep(curve: Curve) -> bool:
-    """Was it planned or measured over enough loads to have a shape? Some points are measured for a figure alone."""
+    """Return whether a curve was planned or measured over enough loads to have a shape. Some points are measured only
+    for their own figures."""
     return curve.adaptive or len(curve.points) + len(curve.cut) + len(curve.missing) >= FEWEST_POINTS
 
 
 def is_main_sweep(curve: Curve) -> bool:
-    """Was it one of the sweeps that its run was for?"""
+    """Return whether a curve is one of the sweeps that its run was for."""
     return is_sweep(curve) and not curve.beside
 
 

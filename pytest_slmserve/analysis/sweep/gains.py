@@ -97,17 +97,6 @@ def plateau(points: Sequence[Point], tolerance: float = 0.10, looks: Sequence[in
     return ChosenLoad(start("value"), start("low"), start("high"), any(step.low is not None for step in steps))
 
 
-def pareto_front(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the valid points that no other beats: none has as much throughput and as low a mean E2E, and one of them
-    better. Means are compared, without regard to noise."""
-    means = [(p, fmean(p.repeats), fmean(p.e2e_repeats)) for p in valid_points(points)]
-    return tuple(
-        p
-        for p, rate, wait in means
-        if not any(min(other - rate, wait - its) >= 0 < max(other - rate, wait - its) for _, other, its in means)
-    )
-
-
 def advantages(
     points: Sequence[Point], point: Point, looks: Sequence[int] = (), several: int = 1
 ) -> list[tuple[Point, Interval]]:
@@ -153,12 +142,12 @@ class Fit:
 
     @property
     def identified(self) -> bool:
-        """Is it a law that can be?"""
+        """Whether its half-saturation batch is possible."""
         return self.b_half.value >= 0
 
     @property
     def describes(self) -> bool:
-        """Is the law near enough to every point to speak of its parts?"""
+        """Whether the law is near enough to every point to speak of its parts."""
         return self.error_max <= DESCRIBES
 
     def tokens_per_s(self, batch: float) -> float:

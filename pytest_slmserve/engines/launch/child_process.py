@@ -81,18 +81,17 @@ class Child:
         if len(str(self._temporary)) <= LONGEST:
             # Temporary files lie in its folder, but not what is compiled, because that is used again.
             user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())  # as torch names the folder
-            compiled = str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))
+            compiled = env.get("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{user}")))
             own |= {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": compiled}
-            own |= {name: env[name] for name in ("TORCHINDUCTOR_CACHE_DIR",) if name in env}
         self.socket, theirs = socket.socketpair()
         try:
             with theirs, self.log.open("wb") as log:
                 self.process = subprocess.Popen(
                     [*command, str(theirs.fileno()), str(os.getpid())],
                     pass_fds=[theirs.fileno()],
-                    # A group, to end it by, but no session: where a kernel shares cores by session
-                    # (`kernel.sched_autogroup_enabled`), a client that shares them with its server was held up for
-                    # seconds, of which it needed a few milliseconds (Linux 6.18).
+                    # A group, to end it by, but no session: if a kernel shares cores by session
+                    # (`kernel.sched_autogroup_enabled`), a client that shares cores with its server is held up for
+                    # seconds, of which it needs a few milliseconds (Linux 6.18).
                     process_group=0,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 SHARED_CYCLES = 2.5  # of the slowest: two of each engine are whole then, also if they last a fifth longer than before
 
@@ -108,57 +108,34 @@ class ClosedLoopPacer:
         return self.opened_at, self.closed_at
 
 
-@dataclass
-class SchedulePacer:
+class SchedulePacer(ClosedLoopPacer):
     """Requests at given times since the beginning, ascending, each with a user of its own, whatever becomes of the
-    requests before it. The phase is "over" as soon as the last one has been sent, and there is no window.
+    requests before it.
 
     Latencies count from the time at which a request is due, so that a request that a busy front end sends late does not
     look fast.
     """
 
-    gated: ClassVar = False
-    settled: ClassVar = True
-    window: ClassVar = None
-
-    times: Sequence[float]
-    due: int = 0
-    sent: int = 0
-    started: int = 0
-
-    def __post_init__(self) -> None:
-        self.requests = self.concurrency = len(self.times)
+    def __init__(self, times: Sequence[float]) -> None:
+        super().__init__(len(times), lifetime_steps=1.0, requests=len(times))
+        self.times = times
 
     @property
     def next_s(self) -> float | None:
         """The time at which the next request is due, in seconds since the beginning; None after the last one."""
-        return self.times[self.due] if self.due < len(self.times) else None
+        return self.times[self.started] if self.started < len(self.times) else None
 
-    def users_due(self, elapsed_s: float) -> int:
+    def users_due(self, elapsed_s: float = 0.0) -> int:
         """The number of users to start now: one for each request that became due since the last call."""
-        self.due = bisect_right(self.times, elapsed_s, self.due)
-        due, self.started = self.due - self.started, self.due
-        return due
-
-    def stepped(self, now: float) -> None:
-        """Do nothing: steps do not change a schedule."""
+        due, self.started = self.started, bisect_right(self.times, elapsed_s, self.started)
+        return self.started - due
 
     def sent_s(self, number: int, elapsed_s: float) -> float:
         return self.times[number]
 
     def next_request(self) -> int | None:
         """The number of the request that a user sends now; None if no request is due."""
-        if self.sent >= self.due:
-            return None
-        self.sent += 1
-        return self.sent - 1
-
-    @property
-    def phase(self) -> str:
-        return "over" if self.sent >= self.requests else "window"
-
-
-Pacer = ClosedLoopPacer | SchedulePacer
+        return super().next_request() if self.sent < self.started else None
 
 
 def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:

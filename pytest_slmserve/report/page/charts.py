@@ -255,8 +255,8 @@ def line_chart(
     """Return a chart of one or several series: points with their intervals, joined in the order of x.
 
     Args:
-        rows: x, y, low and high (optional), series, hollow (not filled), stroke, order and text (optional), shown (the
-            value as a page shows it).
+        rows: x, y, low and high (optional), series, hollow (not filled), stroke, order and text (optional), predicted
+            (dashed interval), shown (the value as a page shows it).
         names: All series in the order of their colors. By default those of the rows.
         looks: Color and shape of each series, if they have a meaning.
         strokes: Kinds of line of one series, solid first; `stroke` of each row is one of them.
@@ -287,7 +287,9 @@ def line_chart(
     if joined:
         layers.append(layer(LINE if dots else {"type": "line", "aria": False}, x="x", y="y", **line))
     if any(row.get("low") is not None for row in rows):
-        layers.append(whiskers(color))
+        dashed = {"condition": {"test": "datum.predicted", "value": [3, 3]}, "value": [1, 0]}
+        predicted = any(row.get("predicted") for row in rows)
+        layers.append(whiskers(color, **({"strokeDash": dashed} if predicted else {})))
     if dots:
         told = [{"field": "series", "title": ""}, {"field": "x", "title": "at"}, {"field": "shown", "title": "value"}]
         fill = {"condition": {"test": "datum.hollow", "value": 0}, "value": 1}
@@ -333,7 +335,9 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
             roofs |= {at: {"x": at[0], "y": at[1], "series": name} for at in bound if at not in roofs}
         for p in curve.predictions:
             row = interval_row(p.concurrency, p.tokens_per_s, name)
-            predicted.append({**row, "hollow": True, "shown": f"{shown(row['y'])} tokens/s, predicted"})
+            predicted.append(
+                {**row, "hollow": True, "predicted": True, "shown": f"{shown(row['y'])} tokens/s, predicted"}
+            )
     highest = max(min(row["high"] or row["y"], 2 * row["y"]) for row in points)  # wider intervals leave the chart
     most = max(1.3 * max(row["y"] for row in points), 1.15 * highest)
     y = axis("y", axes.throughput if axes.knob else TOKENS_PER_S)
@@ -346,8 +350,9 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
         plateau = [{"from": flat, "to": single.valid[-1].concurrency}]
         under.append(layer(shade, plateau, x="from", x2="to"))
     below = [row for row in roofs.values() if row["y"] <= most]
-    under.append(layer(LINE, laws, x="x", y="y", color=color))
-    under.append(layer({**LINE, "strokeDash": DASHES}, below, x="x", y="y", color=color))
+    thin = {**LINE, "strokeWidth": 1.2}
+    under.append(layer(thin, laws, x="x", y="y", color=color))
+    under.append(layer({**thin, "strokeDash": DASHES}, below, x="x", y="y", color=color))
     ring = {"type": "point", "filled": False, "size": 260, "strokeWidth": 2, "aria": False}
     under.append(layer(ring, rings, x="x", y="y", color=color))
     full = single.kv_capacity if single else None
@@ -372,11 +377,11 @@ def load_chart(curve: Curve, rows: Values, y: Spec, description: str, height: in
     return line_chart(rows, x, y, description=words, height=height, **more) if rows else None
 
 
-def latency(curve: Curve) -> Spec:
-    """Return latencies over the load, in ms."""
+def latency(curve: Curve) -> Spec | None:
+    """Return latencies over the load, in ms; None if none is known."""
     rows = [row for name, field in LATENCIES.items() for row in point_rows(curve.valid, field, name, 1e3, "ms")]
     words = f"latency over {IN_FLIGHT}"
-    return load_chart(curve, rows, axis("y", "ms", scale="log"), words, 300) or {}
+    return load_chart(curve, rows, axis("y", "ms", scale="log"), words, 300)
 
 
 def batch(curve: Curve) -> Spec | None:

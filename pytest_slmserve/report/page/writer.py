@@ -15,8 +15,7 @@ import tomllib
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from importlib.resources import files
 from itertools import takewhile
@@ -24,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, series_of
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
 from pytest_slmserve.analysis.stats.estimates import grouped
@@ -34,16 +31,14 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
 from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report import screen, verdicts
-from pytest_slmserve.report.as_json import plain
+from pytest_slmserve.report.as_json import facts, plain
 from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
-from pytest_slmserve.report.deployments import best_deployments, gpus_sections, interfaces_sections, replica_sections
+from pytest_slmserve.report.deployments import best_deployments
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import (
-    JOB_LEGEND,
     ValidityCriteria,
     goodput_columns,
     goodput_rows,
-    job_sections,
     load_sections,
 )
 from pytest_slmserve.report.page import charts
@@ -124,21 +119,16 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
         *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
     ]
-    gate_sections = []
-    for gated in found.gates:
-        made = partial(gate_charts, gated.gated, gated.shown, series_of((*GATED, *SHOWN), gated.pairs))
-        gate_sections.append(replace(gates.gate_section(gated), charts=made))
+    others = screen.subject_sections(found)
+    del others["Models"]  # they have a place of their own
     subjects = [
-        page_section("Gate", gate_sections),
+        page_section("Gate", map(gates.gate_section, found.gates)),
         *sections,
-        page_section("Replicas", replica_sections(found.curves, found.shared)),
-        page_section("Several GPUs", gpus_sections(found.curves)),
-        page_section("Interfaces", interfaces_sections(found.curves)),
-        page_section("Jobs", [*job_sections(found.jobs), Legend(JOB_LEGEND)]),
+        *(page_section(heading, each) for heading, each in others.items()),
         page_section("Loads", load_sections(found.loads, ValidityCriteria(found.slo))),
         page_section("History", history_sections(found.history)),
     ]
-    title, facts = _measured(measurements)
+    title, measured = _measured(measurements)
     with laid_out(WIDE):
         disturbed = screen.disturbances(found)
         return {
@@ -148,7 +138,7 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*verdicts.unexpected(kinds), *failures, *found.failed],
             "inconclusive": [*verdicts.inconclusive(kinds, found.curves), *found.inconclusive],
-            "facts": facts.items(),
+            "facts": measured.items(),
             "reproduce": found.command or reproduce(measurements),
             "overview": [shown.cells for shown in overview_tables(found)],
             "deployments": list(best_deployments(found)),
@@ -169,14 +159,14 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
 
 def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]:
     """Return the devices and releases, or that these are simulated, and names and values of what was measured."""
-    facts = measured_facts(measurements)
-    devices, releases, models = (", ".join(facts[name]) for name in ("devices", "vllm", "models"))
+    known = measured_facts(measurements)
+    devices, releases, models = (", ".join(known[name]) for name in ("devices", "vllm", "models"))
     title = f"{devices}, vLLM {releases}" if releases and devices else devices
     if measurements and all(m.environment.platform == "simulated" for m in measurements):
         title = SIMULATED
     each = {"machine": devices, "vLLM": releases, "models": models, "measured": days_of(measurements)}
     if measurements:
-        each["measurements"] = f"{facts['measurements']:,}, of {facts['launches']:,} launches"
+        each["measurements"] = f"{known['measurements']:,}, of {known['launches']:,} launches"
     return title, {name: value for name, value in each.items() if value}
 
 
@@ -213,15 +203,17 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
 
 def _claims(found: Findings) -> Iterator[dict[str, Any]]:
     """Yield each claim with its statement, its chart and a row for each verdict."""
-    for name, pairs in verdicts.by_claim(found.judged).items():
+    for name, group in verdicts.by_claim(found.judged, strict=found.strict).items():
         claim = next((claim for claim in CLAIMS if claim.name == name), None)
-        spec = charts.forest([verdict for verdict, _ in pairs])
-        rows = []
-        for verdict, row in pairs:
-            words = verdicts.outcome_words(verdict, row, strict=found.strict)
-            look = "open" if words == "inconclusive" else "bad" if words.isupper() else "good"
-            said = {"subject": verdict.subject, "why": verdicts.verdict_reason(verdict, row, strict=found.strict)}
-            rows.append({"state": verdict.state.value, "words": words.lower(), "look": look, **said})
+        spec = charts.forest([each.verdict for each in group])
+        rows = [
+            {
+                **facts(each, "words", "why"),
+                **facts(each.verdict, "state", "subject"),
+                "look": "open" if each.words == "inconclusive" else "bad" if each.words.isupper() else "good",
+            }
+            for each in group
+        ]
         chart = Chart("Interval of each subject against its bound", spec) if spec else None
         about = {"statement": claim.statement if claim else "", "source": claim.source if claim else ""}
         yield {"name": name, **about, "chart": chart, "verdicts": rows}
@@ -317,25 +309,6 @@ def _tallies(found: Findings) -> Iterator[dict[str, Any]]:
         yield {"count": sum(map(len, either.values())), "words": verdicts.tally(either), "look": "open"}
     for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
         yield {"count": len(judged), "words": f"gate: {gates.WORDS[state]}", "look": gates.LOOKS[state]}
-
-
-def gate_charts(
-    gated: Sequence[Comparison], shown: Sequence[Comparison], series: Iterable[PairSeries]
-) -> Iterator[Chart]:
-    """Yield the endpoints of a gate with each pair, and the interim analyses of each endpoint.
-
-    Args:
-        gated: Endpoints that are gated.
-        shown: Endpoints that are only shown.
-        series: Pairs of each endpoint.
-    """
-    spec = charts.gate_forest([*gated, *shown], {each.name: each for each in series}, (each.name for each in gated))
-    note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
-    yield Chart("Candidate over baseline", spec, note)
-    for each in gated:
-        if each.interim:
-            looks = "Dashed: the margin, and no change."
-            yield Chart(f"Interim analyses: {each.name}", charts.interim(each), looks)
 
 
 def write_page(path: Path, page: str) -> None:

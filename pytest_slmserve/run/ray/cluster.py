@@ -19,7 +19,7 @@ from typing import Any
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case, PlannedItem, clock, engine_title, gpus_of, start_estimate_s
+from pytest_slmserve.plan.cases import Case, PlannedItem, clock, engine_title, start_estimate_s
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.plan.schedule import Group, groups_of, in_order
 from pytest_slmserve.report.text_table import counted
@@ -215,7 +215,7 @@ class RayEngines:
 
     def _need(self, group: Group) -> connect.Need:
         if self.slots:
-            return connect.Need(gpus_of(group.engine) if self.host.gpus else 1, 0)
+            return connect.Need(len(group.engine.gpus) if self.host.gpus else 1, 0)
         return connect.need_of(group.engine, self.nodes, self.options.ray_resource)
 
     def _missing(self, case: Case) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 from pytest_slmserve.engines.launch.child_process import FOLDER, GUARDIAN
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Engines, gpus_of
+from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.ray.remote import look_around
 from pytest_slmserve.schema.environment import Environment, differences
@@ -97,7 +97,7 @@ def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
     if engine.platform == "cpu":
         return Need(0, min(node.cpus for node in nodes), resource)
     on_gpus = any(node.gpus for node in nodes)
-    need = Need(gpus_of(engine) if on_gpus else 0, min(1, *(node.cpus for node in nodes), 1), resource)
+    need = Need(len(engine.gpus) if on_gpus else 0, min(1, *(node.cpus for node in nodes), 1), resource)
     if not any(map(need.fits, nodes)):
         most = max(node.gpus for node in nodes)
         raise BadUsage(f"an engine takes {need}, and no node of this cluster has more than {most}", f"{most} or fewer")

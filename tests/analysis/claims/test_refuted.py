@@ -11,7 +11,6 @@ from gpus import replicas as one_on_each
 from strategies import RESOLVED, job_point, measurement, point
 
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, row_for
-from pytest_slmserve.analysis.compare.deployments import DRAW_MORE, KEEP_POWER, PAY, SOONER, TAIL, USE_MORE, name_of
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
@@ -145,17 +144,17 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
         at_table_1("opt-125m", 512, 0.01),
     ),
     **{
-        name_of(claim, sharing): lambda sharing=sharing: (slow_replicas(sharing),)
-        for claim in (PAY, TAIL, SOONER)
+        f"{claim}-{sharing}": lambda sharing=sharing: (slow_replicas(sharing),)
+        for claim in ("replicas-pay", "replicas-keep-the-tail", "replicas-answer-sooner")
         for sharing in ("time-slicing", "mps", "mig", "gpus")
     },
     **{
-        name_of(claim, sharing): lambda sharing=sharing: (sensed_replicas(sharing, with_two=0.9),)
-        for claim in (USE_MORE, DRAW_MORE)
+        f"{claim}-{sharing}": lambda sharing=sharing: (sensed_replicas(sharing, with_two=0.9),)
+        for claim in ("replicas-use-the-gpu-more", "replicas-draw-more-power")
         for sharing in ("time-slicing", "mps", "mig", "gpus")
     },
     **{
-        name_of(KEEP_POWER, sharing): lambda sharing=sharing: (sensed_replicas(sharing, with_two=0.9),)
+        f"replicas-keep-the-power-{sharing}": lambda sharing=sharing: (sensed_replicas(sharing, with_two=0.9),)
         for sharing in ("time-slicing", "mps", "mig", "gpus")
     },
     "marginal-after-128": lambda: (sweep((100.0, 200.0, 400.0), loads=(64, 128, 256)),),

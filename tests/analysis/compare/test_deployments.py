@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 from gpus import alone, engine, on_gpus, replicas
+from strategies import judge
 
-from pytest_slmserve.analysis.compare import deployments as tp
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus, with_wider
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import GIB
+
+LESS_IN_ALL, LOSES_PER_GPU = "tensor-parallel-serves-less-in-all", "tensor-parallel-loses-per-gpu"
+STILL_GAINS, REPLICAS_BEAT = "tensor-parallel-still-gains", "replicas-per-gpu-beat-tensor-parallel"
 
 
 def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_on_the_fewest():
@@ -41,32 +44,32 @@ def test_engines_of_other_hosts_are_not_compared():
     ("all_reduce_s", "ratio", "state"), [(1e-3, 2 * 16 / (16 + 4), State.FAILS), (8e-3, 32 / (16 + 32), State.PASSES)]
 )
 def test_whether_it_serves_less_in_all_is_what_was_planted(all_reduce_s, ratio, state):
-    verdict = tp.serves_less(tp.SLOWER, on_gpus((1, 2), all_reduce_s=all_reduce_s), 1.0)
+    verdict = judge(LESS_IN_ALL, on_gpus((1, 2), all_reduce_s=all_reduce_s))
     assert verdict.state is state and verdict.value == pytest.approx(ratio, rel=0.02)
     assert verdict.low < verdict.value < verdict.high and len(verdict.records) == 4
     assert "on 2 GPUs it serves" in verdict.why and "what it does on 1 GPU at 16 in flight" in verdict.why
 
 
 def test_per_gpu_it_is_the_number_of_gpus_that_loses_least_which_decides():
-    verdict = tp.serves_less(tp.PER_GPU, on_gpus(all_reduce_s=1e-3), 1.0)
+    verdict = judge(LOSES_PER_GPU, on_gpus(all_reduce_s=1e-3))
     assert verdict.state is State.PASSES and verdict.value == pytest.approx(16 / 20, rel=0.02)
-    free = tp.serves_less(tp.PER_GPU, on_gpus(all_reduce_s=0.0), 0.5)
+    free = judge(LOSES_PER_GPU, on_gpus(all_reduce_s=0.0), threshold=0.5)
     assert free.state is State.FAILS and free.value == pytest.approx(1.0, rel=0.02)
-    assert tp.serves_less(tp.PER_GPU, on_gpus(all_reduce_s=0.0, noise=0.05), 1.0).state is State.INCONCLUSIVE
+    assert judge(LOSES_PER_GPU, on_gpus(all_reduce_s=0.0, noise=0.05)).state is State.INCONCLUSIVE
 
 
 def test_from_two_gpus_to_four():
-    verdict = tp.still_gains(on_gpus(all_reduce_s=1e-3), 2, 4, 1.0)
+    verdict = judge(STILL_GAINS, on_gpus(all_reduce_s=1e-3))
     assert verdict.state is State.PASSES and verdict.value == pytest.approx(20 / 12, rel=0.02)
-    assert tp.still_gains(on_gpus(all_reduce_s=1e-3), 2, 4, 1.8).state is State.FAILS
-    missing = tp.still_gains(on_gpus((1, 2)), 2, 4, 1.0)
+    assert judge(STILL_GAINS, on_gpus(all_reduce_s=1e-3), threshold=1.8).state is State.FAILS
+    missing = judge(STILL_GAINS, on_gpus((1, 2)))
     assert missing.state is State.INCONCLUSIVE and "on 2 and on 4 GPUs" in missing.why
 
 
 def test_the_gain_of_more_gpus_is_with_their_memory():
     """Two GPUs run 4 of 16 at once, four all of them: each has its best load."""
     curve = on_gpus(all_reduce_s=1e-3, room={1: 2, 2: 4})
-    verdict = tp.still_gains(curve, 2, 4, 1.0)
+    verdict = judge(STILL_GAINS, curve)
     assert verdict.state is State.PASSES and verdict.value > 1.5 * 20 / 12
     assert "1024 requests fit at once on the more GPUs, 4 on the fewer" in verdict.why
 
@@ -76,18 +79,18 @@ def test_a_load_that_waits_for_memory_is_no_measure_of_speed():
     curve = on_gpus((1, 2), room={1: 4}, all_reduce_s=1e-3)
     waiting = next(d for d in deployments(curve) if (d.gpus, d.concurrency) == (1, 16))
     assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
-    verdict = tp.serves_less(tp.SLOWER, curve, 1.0)
+    verdict = judge(LESS_IN_ALL, curve)
     assert "at 4 in flight, the largest load that fits" in verdict.why
     assert verdict.value == pytest.approx(20 / (10 + 4), rel=0.02)
     nowhere = on_gpus((1, 2), room={1: 2}, loads=(4,))
-    assert tp.serves_less(tp.PER_GPU, nowhere, 1.0).state is State.INCONCLUSIVE
+    assert judge(LOSES_PER_GPU, nowhere).state is State.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("all_reduce_s", "state"), [(0.0, State.FAILS), (8e-3, State.PASSES)])
 def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_reading_weights_twice(all_reduce_s, state):
     """Two replicas of 8: (16 + 8)/1000 s a step, 667 tokens/s together."""
     curve = on_gpus((1, 2), shared=replicas(2, all_reduce_s=all_reduce_s), all_reduce_s=all_reduce_s)
-    verdict = tp.replicas_beat(curve, 1.0)
+    verdict = judge(REPLICAS_BEAT, curve)
     planted = (16 / 0.024) / (16 / (0.016 + 4 * all_reduce_s))
     assert verdict.state is state and verdict.value == pytest.approx(planted, rel=0.02)
     assert "2 replicas serve" in verdict.why and "memory" not in verdict.why
@@ -98,13 +101,13 @@ def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_reading_
 
 def test_of_replicas_too_it_is_said_where_one_gpu_had_no_room():
     curve = on_gpus((1, 2), shared=replicas(2), room={1: 4})
-    assert "of which one GPU runs 4 at once" in tp.replicas_beat(curve, 1.0).why
-    assert tp.replicas_beat(on_gpus((1, 2)), 1.0).state is State.INCONCLUSIVE
-    assert tp.replicas_beat(Curve(subject="opt-tiny"), 1.0).state is State.INCONCLUSIVE
+    assert "of which one GPU runs 4 at once" in judge(REPLICAS_BEAT, curve).why
+    assert judge(REPLICAS_BEAT, on_gpus((1, 2))).state is State.INCONCLUSIVE
+    assert judge(REPLICAS_BEAT, Curve(subject="opt-tiny")).state is State.INCONCLUSIVE
 
 
 def test_one_repeat_decides_nothing():
-    verdict = tp.serves_less(tp.SLOWER, on_gpus((1, 2), repeats=1), 1.0)
+    verdict = judge(LESS_IN_ALL, on_gpus((1, 2), repeats=1))
     assert verdict.state is State.INCONCLUSIVE and "--slm-repeats 2" in verdict.why
 
 

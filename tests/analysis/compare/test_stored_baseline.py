@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import combinations
 
 import pytest
@@ -18,6 +18,7 @@ from pytest_slmserve.analysis.compare.changes import (
     HOST,
     STORED,
     against_stored,
+    compare,
     compared_cases,
     compared_pair,
     of_model,
@@ -58,6 +59,14 @@ def test_on_one_host_the_launches_noise_decides(factor, state):
     assert rate.threshold == pytest.approx(1 / 1.03) and e2e.threshold == 1.03
     assert rate.low == pytest.approx(1 / e2e.high) and rate.high == pytest.approx(1 / e2e.low)
     assert rate.n == len(rate.records) == 6 and rate.subject == e2e.subject == "opt-1.3b at 8 in flight"
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.02, 1.1])
+def test_on_one_host_it_is_the_comparison_of_two_runs(factor):
+    there, here = BASELINE, candidate(factor)
+    changes = {each.metric: each.ratio for each in compare(there, here, TOLERANCE).changes}
+    for verdict, metric in zip(judged(there, here), STORED, strict=True):
+        assert (verdict.value, verdict.low, verdict.high) == astuple(changes[metric])
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 from strategies import curves, law, noisy_curve, plateau_batch, point, without
 
 from pytest_slmserve.analysis.points import point_differences
-from pytest_slmserve.analysis.sweep.gains import ChosenLoad, advantages, gains, pareto_front, plateau
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.gains import ChosenLoad, advantages, gains, plateau
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+def pareto_front(points):
+    return Curve(subject="opt-1.3b", points=tuple(points)).pareto_front()
 
 
 def test_gain_per_doubling():

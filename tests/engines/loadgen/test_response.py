@@ -1,4 +1,4 @@
-"""Answers: what is counted as a token, when it came, and in how many ways a stream can fail."""
+"""Answers: HTTP responses and events in pieces of any size, tokens and when they came, and how a stream can fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,180 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import EVENT_STREAM, chunked, cuts, pieces, stream, token, usage
 
-from pytest_slmserve.engines.loadgen.response import Answer, RequestFailed
+from pytest_slmserve.engines.loadgen import response
+from pytest_slmserve.engines.loadgen.response import (
+    HEAD_LIMIT,
+    LINE_LIMIT,
+    Answer,
+    Events,
+    Malformed,
+    RequestFailed,
+    Response,
+)
+
+# HTTP responses
+
+OK = b"HTTP/1.1 200 OK\r\nX-One: 1\r\n"
+contents = st.binary(max_size=300)
+
+
+def fed(parts: list[bytes]) -> tuple[Response, bytes]:
+    found = Response()
+    return found, b"".join(found.feed(part) for part in parts)
+
+
+@given(
+    contents,
+    st.lists(st.integers(1, 40), max_size=8),
+    cuts,
+    st.sampled_from([b"\r\n", b"\n"]),
+    st.sampled_from([b"", b"X-Sum: 1\r\n", b"A: b\r\nC: d\r\n"]),
+    st.sampled_from([b"", b";name=value", b" ;x"]),
+)
+def test_chunks_of_any_size_in_pieces_of_any_size(body, sizes, cut, line, trailer, note):
+    data = OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(body, sizes, line, trailer, note)
+    found, got = fed(pieces(data, cut))
+    assert (got, found.ended, found.reusable) == (body, True, True)
+    assert (found.status, found.headers["x-one"]) == (200, "1")
+
+
+@given(contents, cuts)
+def test_a_body_of_a_told_length_in_pieces_of_any_size(body, cut):
+    found, got = fed(pieces(OK + b"CONTENT-LENGTH:  %d\r\n\r\n" % len(body) + body, cut))
+    assert (got, found.ended, found.reusable) == (body, True, True)
+
+
+@given(contents, cuts)
+def test_a_body_that_ends_with_the_connection(body, cut):
+    found, got = fed(pieces(OK + b"\r\n" + body, cut))
+    assert (got, found.ended, found.reusable) == (body, False, False)
+    found.close()
+    assert found.ended
+
+
+@given(contents, cuts, st.integers(1, 60))
+def test_it_does_not_end_early_and_a_connection_that_breaks_off_is_no_end(body, cut, missing):
+    data = OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(body, [7, 7])
+    found, _ = fed(pieces(data[:-missing], cut))
+    assert not found.ended
+    with pytest.raises(Malformed, match="broke off|unanswered"):
+        found.close()
+
+
+@given(cuts)
+def test_interim_responses_are_passed_over(cut):
+    data = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nok"
+    found, got = fed(pieces(data, cut))
+    assert (got, found.status, found.ended) == (b"ok", 200, True)
+
+
+@pytest.mark.parametrize(
+    ("head", "reusable"),
+    [
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nConnection: Keep-Alive\r\n", True),
+        (b"HTTP/1.0 200 OK\r\n", False),
+        (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n", True),
+        (b"HTTP/1.1 200\r\n", True),
+    ],
+)
+def test_whether_a_connection_may_be_used_again(head, reusable):
+    found, _ = fed([head + b"Content-Length: 1\r\n\r\nx"])
+    assert (found.ended, found.reusable) == (True, reusable)
+
+
+def test_what_comes_unasked_after_the_end_makes_the_connection_useless():
+    found, got = fed([OK + b"Content-Length: 1\r\n\r\nxHTTP/1.1 200 OK"])
+    assert (got, found.ended, found.reusable) == (b"x", True, False)
+    with pytest.raises(Malformed, match="after the end"):
+        found.feed(b"y")
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_no_body_is_waited_for_where_there_is_none(status):
+    found, _ = fed([b"HTTP/1.1 %d None\r\n\r\n" % status])
+    assert found.ended
+
+
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", "no HTTP response"),
+        (b"HTTP/2 200\r\n\r\n", "no HTTP/1.1 status line"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * HEAD_LIMIT, "no HTTP response"),
+        (OK + b"Content-Length: -1\r\n\r\n", "content length"),
+        (CHUNKED + b"what?\r\n", "malformed chunk: its size is b'what"),
+        (CHUNKED + b"-5\r\n", "malformed chunk"),
+        (CHUNKED + b"0x5\r\nhello\r\n", "malformed chunk"),
+        (CHUNKED + b"\r\n", "malformed chunk"),
+        (CHUNKED + b"2\r\nabcd\r\n", "malformed chunk: it is followed by b'cd"),
+        (CHUNKED + b"2\r\nabX", "malformed chunk"),
+        (CHUNKED + b"1" * 20 + b"\r\n", "malformed chunk"),
+        (CHUNKED + b"1" * (LINE_LIMIT + 1), "malformed chunk: its size has no end"),
+        (CHUNKED + b"0\r\nX" + b"x" * LINE_LIMIT, "trailer"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 500, "interim"),
+    ],
+)
+def test_what_is_no_response_is_said_to_be_none(data, why):
+    with pytest.raises(Malformed, match=why):
+        fed([data])
+
+
+# Events
+
+texts = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), min_size=1, max_size=20)
+lines = st.sampled_from(["\n", "\r\n", "\r"])
+
+
+@given(st.lists(texts, max_size=8), lines, cuts, st.sampled_from(["data: ", "data:"]))
+def test_any_split_gives_the_same_events(data, line, cut, name):
+    body = "".join(f": ping{line}event: x{line}{name}{text}{line}{line}" for text in data).encode()
+    events = Events()
+    got = [event for piece in pieces(body, cut) for event in events.feed(piece)] + events.end()
+    assert [event.decode() for event in got] == [t.removeprefix(" ") if name == "data:" else t for t in data]
+
+
+@given(st.lists(texts, max_size=8))
+def test_the_usual_piece_is_one_event(data):
+    """The short way gives what the long one gives."""
+    events, slow = Events(), Events()
+    for text in data:
+        body = f"data: {text}\n\n".encode()
+        assert events.feed(body) == [text.encode()]
+        assert [e for byte in body for e in slow.feed(bytes([byte]))] == [text.encode()]
+
+
+def test_an_event_is_told_with_its_last_byte_whatever_the_line_end():
+    for line in (b"\n", b"\r\n", b"\r"):
+        events = Events()
+        assert events.feed(b"data: a" + line) == []
+        assert events.feed(line) == [b"a"]
+
+
+def test_lines_of_data_are_joined_and_other_fields_passed_over():
+    events = Events()
+    assert events.feed(b"id: 7\ndata: a\ndata: b\nretry: 5\ndata\n\n: nothing\n\nevent: x\n\n") == [b"a\nb\n"]
+
+
+def test_an_event_without_its_blank_line_is_told_at_the_end():
+    events = Events()
+    assert events.feed(b"data: [DONE]") == []
+    assert events.end() == [b"[DONE]"]
+    assert events.end() == []
+
+
+def test_an_event_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr(response, "EVENT_LIMIT", 100)
+    events = Events()
+    with pytest.raises(ValueError, match="no end"):
+        for _ in range(20):
+            events.feed(b"data: no line end")
+
+
+# Answers
 
 HEAD = EVENT_STREAM + b"Transfer-Encoding: chunked\r\n\r\n"
 

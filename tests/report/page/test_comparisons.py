@@ -77,3 +77,5 @@ def test_external_results_are_drawn_under_their_own_names(page, tmp_path):
     assert spec["description"].startswith("tok over batch")
     assert [row["y"] for row in values_of(spec) if "shown" in row] == [100, 190, 350, 600, 800, 820]
     assert "closed form" in printed and "closed form" in seen.text and status == 0
+    as_csv, _, printed = page("report", tmp_path / "sweep.csv", *columns, "--csv")
+    assert printed.startswith("kind,subject,") and as_csv.charts == seen.charts

@@ -137,6 +137,14 @@ def test_a_simulated_sweep_says_so_and_a_law_that_does_not_describe_is_not_drawn
     assert law_of["data"]["values"] == []
 
 
+def test_predicted_loads_are_hollow_and_their_intervals_dashed():
+    contents = read(BASELINES / "h200-vllm-0.26.0-adaptive.jsonl.xz")
+    load, _ = by_name(stored_curves(contents.measurements, contents.plans))["sweeps"].panels
+    predicted = [row for row in load["data"]["values"] if row.get("predicted")]
+    assert predicted and all(row["hollow"] and row["low"] < row["y"] < row["high"] for row in predicted)
+    assert [layer for layer in load["layer"] if layer["encoding"].get("strokeDash", {}).get("value") == [1, 0]]
+
+
 def test_models_of_any_speed_are_on_one_scale():
     fast, slow, short = swept("fast"), swept("slow", t_inf=10.0), noisy_curve({1: 1.0, 2: 2.0})
     (panel,) = by_name([fast, slow, short])["relative-throughput"].panels
