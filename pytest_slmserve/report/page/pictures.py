@@ -80,18 +80,24 @@ Named = Sequence[tuple[str, Curve]]  # curves with their labels
 
 
 class Gauge(NamedTuple):
-    """What a sensor reads, from 0 to 1, by fields of a point. largest: its largest readings. reach: what it reads at
-    the achievable peak."""
+    """A figure that a panel shows, by a field of a point.
+
+    kind: How it is shown: as a share from 0 to 1, as it is, or over the figure of one engine, each ("relative") or
+        under the same load ("ratio").
+    largest: Field of the largest readings of a sensor.
+    reach: What a sensor reads at the achievable peak.
+    """
 
     heading: str
     field: str
+    kind: Literal["share", "amount", "ratio", "relative"] = "share"
     largest: str = ""
     reach: float | None = None
 
 
 SMS = (
-    Gauge("SMs with work (SM active)", "sm_active", "sm_active_max"),
-    Gauge("resident warps (SM occupancy)", "sm_occupancy", "sm_occupancy_max"),
+    Gauge("SMs with work (SM active)", "sm_active", largest="sm_active_max"),
+    Gauge("resident warps (SM occupancy)", "sm_occupancy", largest="sm_occupancy_max"),
 )
 UNITS = (
     Gauge("DRAM active", "dram_active", reach=REACHABLE_DRAM),
@@ -104,28 +110,20 @@ DECODING = (
 )
 
 
-class ReplicaFigure(NamedTuple):
-    """A figure of replicas, by a field of a point. kind: how it is shown."""
-
-    heading: str
-    field: str
-    kind: Literal["ratio", "share", "amount", "relative"]  # relative: each over that of one engine
-
-
-GAINS = (ReplicaFigure(GAIN, RATE, "ratio"),)
+GAINS = (Gauge(GAIN, RATE, "ratio"),)
 WAITS = (
-    ReplicaFigure("largest mean E2E over one engine's", "largest_e2e_s", "ratio"),
-    ReplicaFigure("99th percentile of E2E over one engine's", "e2e_p99_s", "ratio"),
+    Gauge("largest mean E2E over one engine's", "largest_e2e_s", "ratio"),
+    Gauge("99th percentile of E2E over one engine's", "e2e_p99_s", "ratio"),
 )
 BUSY = (
-    ReplicaFigure("busy (some kernel ran)", "engine_active", "share"),
-    ReplicaFigure("GPU utilisation", "gpu_util", "share"),
+    Gauge("busy (some kernel ran)", "engine_active"),
+    Gauge("GPU utilisation", "gpu_util"),
 )
 DEVICE = (
-    ReplicaFigure("SM active", "sm_active", "share"),
-    ReplicaFigure("DRAM active", "dram_active", "share"),
-    ReplicaFigure("power, W", "power_w", "amount"),
-    ReplicaFigure("energy per token over one engine's", "energy_per_token_j", "relative"),
+    Gauge("SM active", "sm_active"),
+    Gauge("DRAM active", "dram_active"),
+    Gauge("power, W", "power_w", "amount"),
+    Gauge("energy per token over one engine's", "energy_per_token_j", "relative"),
 )
 
 
@@ -456,7 +454,7 @@ def _replicas(named: Named) -> list[Picture]:
     return [replace(picture, origins=origins) for picture in drawn]
 
 
-def _by_count(figure: ReplicaFigure, pairs: Sequence[Pair]) -> Iterator[tuple[int, Interval, bool]]:
+def _by_count(figure: Gauge, pairs: Sequence[Pair]) -> Iterator[tuple[int, Interval, bool]]:
     """Yield numbers of engines with a figure and whether it is degraded: ratios to one engine, or one engine and then
     each number of replicas."""
     field = figure.field
@@ -485,7 +483,7 @@ def _over_counts(
     name: str,
     found: Sequence[ReplicaSet],
     ways: Sequence[Sharing],
-    figures: Sequence[ReplicaFigure],
+    figures: Sequence[Gauge],
     engines: str,
     columns: int = 2,
 ) -> Picture:
@@ -560,7 +558,7 @@ def _several_gpus(named: Named) -> list[Picture]:
     the load with the most tokens/s. Ways: one engine over all GPUs, and replicas on GPUs of their own."""
     over_all = "one engine over all"
     several = [(name, curve) for name, curve in named if on_several_gpus(curve)]
-    total, each, blocks = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    total, blocks = list[dict[str, Any]](), list[dict[str, Any]]()
     for name, curve in several:
         model, found = name.split(",")[0], deployments(curve)
         alone = [one for one in found if one.sharing is None]
@@ -573,18 +571,15 @@ def _several_gpus(named: Named) -> list[Picture]:
             most = [max(same, key=lambda d: d.tokens_per_s) for same in grouped(line, lambda d: d.gpus).values()]
             for one in sorted(most, key=lambda d: d.gpus):
                 (seen,) = charts.intervals([one.served])
-                seen, series = Interval(one.tokens_per_s, seen.low, seen.high), f"{model}, {way}"
-                total.append(charts.interval_row(one.gpus, seen, series, one.served.degraded))
-                low, high = (None if end is None else end / one.gpus for end in (seen.low, seen.high))
-                each.append(
-                    charts.interval_row(
-                        one.gpus, Interval(seen.value / one.gpus, low, high), series, one.served.degraded
-                    )
-                )
+                seen = Interval(one.tokens_per_s, seen.low, seen.high)
+                total.append(charts.interval_row(one.gpus, seen, f"{model}, {way}", one.served.degraded))
                 if way == over_all and one.kv_blocks:
-                    blocks.append(charts.interval_row(one.kv_blocks, seen, series, one.served.degraded))
+                    blocks.append(total[-1] | {"x": one.kv_blocks})
     if not several:
         return []
+    each = [
+        row | {name: row[name] / row["x"] for name in ("y", "low", "high") if row[name] is not None} for row in total
+    ]
     names = list(dict.fromkeys(row["series"] for row in total))
     gpus_ = charts.load_axis((row["x"] for row in total), "GPUs")
     served = axis("y", "most output tokens/s", scale="log")
