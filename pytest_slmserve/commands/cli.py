@@ -57,10 +57,11 @@ class Parser(argparse.ArgumentParser):
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 Taker: TypeAlias = "Parser | argparse._ArgumentGroup"  # of arguments
-CarryOut = Callable[[argparse.Namespace], int]
 
 
-def add_command(commands: Commands, name: str, status: str, carry_out: CarryOut, summary: str = "") -> Parser:
+def add_command(
+    commands: Commands, name: str, status: str, carry_out: Callable[[argparse.Namespace], int], summary: str = ""
+) -> Parser:
     """Add a command, or an action of one, whose `summary` is not among those of the commands.
 
     Args:

@@ -29,7 +29,6 @@ from pytest_slmserve.report.text_table import (
     table,
 )
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Measurement
 
 AT_ANOTHER_TIME = "both sides were measured at different times, and machines drift: --slm-gate measures them in turns"
@@ -54,7 +53,7 @@ def measured_facts(measurements: Sequence[Measurement]) -> dict[str, Any]:
     values: dict[str, list[str | None]] = {
         "models": [short_name(m.spec.model) for m in measurements],
         "vllm": [each.vllm for each in where],
-        "devices": [device_of(each) for each in where],
+        "devices": [each.gpu_name or each.url or each.cpu or each.platform for each in where],
         "hosts": [each.host for each in where],
     }
     return {
@@ -68,11 +67,6 @@ def days_of(measurements: Iterable[Measurement]) -> str:
     """Return "2026-01-01 to 2026-01-03", or one day; empty of nothing."""
     days = sorted({m.measured_at[:10] for m in measurements})
     return " to ".join(dict.fromkeys((*days[:1], *days[-1:])))
-
-
-def device_of(environment: Environment) -> str | None:
-    """Return a short name of the device, or the URL."""
-    return environment.gpu_name or environment.url or environment.cpu or environment.platform
 
 
 def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:

@@ -310,7 +310,15 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
             groups.append((group[0], loads))
     if not groups:
         return Picture("rates", why_not="no load at a request rate is valid")
-    names = _names_of_rates([first for first, _ in groups])
+    facts = []
+    for first, _ in groups:
+        assert isinstance(first.load, OpenLoop)
+        process = "" if first.load.steps else first.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
+        judged = f"each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
+        timing = "ramp" if first.load.steps else judged
+        facts.append([short_name(first.spec.model), _origin(first.environment, first.workload), timing, process])
+    differ = [True, *(len({*column} - {""}) > 1 for column in [*zip(*facts, strict=True)][1:])]
+    names = [", ".join(fact for fact, told in zip(row, differ) if told and fact) for row in facts]
     x, within = axis("x", "requests/s sent"), f"good: {slo}"
     served: Values = []
     latencies: dict[str, Values] = {"ttft": [], "tpot": [], "e2e": []}
@@ -330,18 +338,6 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
     panels += _latency_panels(latencies, x, names, slo)
     origins = dict.fromkeys(_origin(first.environment, first.workload) for first, _ in groups)
     return Picture("rates", tuple(origins), tuple(panels))
-
-
-def _names_of_rates(firsts: Sequence[Measurement]) -> list[str]:
-    """Return the model of each series, with the facts in which it differs from the others."""
-    rows = []
-    for m in firsts:
-        assert isinstance(m.load, OpenLoop)
-        process = "" if m.load.steps else m.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
-        timing = "ramp" if m.load.steps else f"each judged for {m.load.window_s:g} s after {m.load.settle_s:g} s"
-        rows.append([short_name(m.spec.model), _origin(m.environment, m.workload), timing, process])
-    differ = [len({*column} - {""}) > 1 for column in zip(*rows, strict=True)]
-    return [", ".join([row[0], *(fact for fact, told in zip(row[1:], differ[1:]) if told and fact)]) for row in rows]
 
 
 def _gauges(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str) -> Picture:
