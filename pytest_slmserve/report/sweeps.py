@@ -424,15 +424,12 @@ def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
     """Yield the charts of a sweep over its load, quantiles of latencies, and the course of one window."""
     flat = curve.plateau(tolerance).value if is_main_sweep(curve) or curve.axes.knob else None
     if curve.axes.knob:
-        yield Chart(f"{curve.axes.throughput} over the load", charts.throughput(curve, flat))
+        yield Chart(f"{curve.axes.throughput} over the load", charts.throughputs([(curve.subject, curve)], flat))
     if curve.axes.knob or not curve.valid:
         return
     made = {
-        "Throughput over load": charts.throughput(curve, flat),
-        "Latency over load": charts.latency(curve),
-        "Batch held": charts.batch(curve),
-        "Use of the device": charts.shares(curve),
-        "Energy": charts.energy(curve),
+        "Throughput over load": charts.throughputs([(curve.subject, curve)], flat),
+        **charts.load_charts(curve),
         STEP_TITLE: charts.step_parts_chart(step_rows(curve), curve.subject),
     }
     yield from (Chart(title, spec, CHART_NOTES.get(title, "")) for title, spec in made.items())
