@@ -25,7 +25,7 @@ from pytest_slmserve.analysis.sweep.curve import (
     peaks_of_curve,
     work_of_curve,
 )
-from pytest_slmserve.analysis.sweep.gains import DESCRIBES, fit, fixed_s_from_shapes
+from pytest_slmserve.analysis.sweep.gains import DESCRIBES, fit
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
@@ -325,7 +325,7 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
         seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
         shapes = f"b_half from shapes is {figure(work.b_half)} sequences" if work else ""
         if work and peaks:
-            reading = fixed_s_from_shapes(work, peaks)
+            reading = work.weight_bytes / peaks.bytes_per_s
             rate = f"{figure(peaks.bytes_per_s / 1e9, 4)} GB/s"
             seen = f"{seen}, {milliseconds(reading)} ms to read the weights at {rate} ({shapes})"
             more, low = law.fixed_s.value - reading, law.fixed_s.low
