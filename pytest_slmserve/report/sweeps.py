@@ -25,7 +25,7 @@ from pytest_slmserve.analysis.sweep.curve import (
     peaks_of_curve,
     work_of_curve,
 )
-from pytest_slmserve.analysis.sweep.gains import DESCRIBES, fit, fixed_s_from_shapes
+from pytest_slmserve.analysis.sweep.gains import DESCRIBES, fit
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
@@ -325,7 +325,7 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
         seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
         shapes = f"b_half from shapes is {figure(work.b_half)} sequences" if work else ""
         if work and peaks:
-            reading = fixed_s_from_shapes(work, peaks)
+            reading = work.weight_bytes / peaks.bytes_per_s
             rate = f"{figure(peaks.bytes_per_s / 1e9, 4)} GB/s"
             seen = f"{seen}, {milliseconds(reading)} ms to read the weights at {rate} ({shapes})"
             more, low = law.fixed_s.value - reading, law.fixed_s.low
@@ -424,15 +424,12 @@ def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
     """Yield the charts of a sweep over its load, quantiles of latencies, and the course of one window."""
     flat = curve.plateau(tolerance).value if is_main_sweep(curve) or curve.axes.knob else None
     if curve.axes.knob:
-        yield Chart(f"{curve.axes.throughput} over the load", charts.throughput(curve, flat))
+        yield Chart(f"{curve.axes.throughput} over the load", charts.throughputs([(curve.subject, curve)], flat))
     if curve.axes.knob or not curve.valid:
         return
     made = {
-        "Throughput over load": charts.throughput(curve, flat),
-        "Latency over load": charts.latency(curve),
-        "Batch held": charts.batch(curve),
-        "Use of the device": charts.shares(curve),
-        "Energy": charts.energy(curve),
+        "Throughput over load": charts.throughputs([(curve.subject, curve)], flat),
+        **charts.load_charts(curve),
         STEP_TITLE: charts.step_parts_chart(step_rows(curve), curve.subject),
     }
     yield from (Chart(title, spec, CHART_NOTES.get(title, "")) for title, spec in made.items())

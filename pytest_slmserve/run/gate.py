@@ -25,6 +25,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
     series_of,
 )
 from pytest_slmserve.analysis.metrics.validity import is_clean
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, place_of, read_calibrations, read_waivers
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs, check_fits
@@ -39,7 +40,7 @@ from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema import errors
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError, naming
-from pytest_slmserve.schema.loads import ClosedLoop, Load, Workload
+from pytest_slmserve.schema.loads import ClosedLoop, Workload
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -133,7 +134,7 @@ def run_gate(session: Session, model: str) -> Gated:
                     if _is_over(gated, session):
                         break
         assert gated is not None
-        traced = one.traced(gated.failing_load) if options.profile and not options.calibrate else ""
+        traced = one.traced(gated) if options.profile and not options.calibrate else ""
     except KeyboardInterrupt:
         if gated:  # the summary says how far it came
             session.gates.append(gated)
@@ -334,11 +335,15 @@ class OneGate:
             found += [m for group in repeats for m in group]
         return found
 
-    def traced(self, load: Load | None) -> str:
-        """Serve `load` with one more launch of each side under its profiler. Returns a sentence with the paths of the
-        traces, or with the reason why there are none: the measurements stand. Empty if there is no load."""
-        if load is None:
+    def traced(self, gated: Gated) -> str:
+        """Serve the load of the first failing endpoint with one more launch of each side under its profiler. Returns a
+        sentence with the paths of the traces, or with the reason why there are none: the measurements stand. Empty if
+        no endpoint fails that is read at a load."""
+        failed = {each.name for each in gated.gated if each.outcome is State.FAILS}
+        places = [each.load for each in GATED if each.label_in(gated.pairs) in failed and each.load is not None]
+        if not places:
             return ""
+        load = gated.pairs[0].baseline.measurements[places[0]].load
         written = []
         for side in SIDES:
             folder = Path(self.session.options.profile).absolute() / short_name(self.model) / side

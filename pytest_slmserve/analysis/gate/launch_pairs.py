@@ -21,7 +21,6 @@ from pytest_slmserve.analysis.stats.estimates import ends, grouped, possible, st
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import Caches, Side
-from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
@@ -175,15 +174,6 @@ class Gated:
         chance stays inconclusive."""
         waiting = [each for each in self.gated if each.outcome is State.INCONCLUSIVE and each.n == len(self.pairs)]
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
-
-    @property
-    def failing_load(self) -> Load | None:
-        """Load of the first failing endpoint that is read at a load; None if no such endpoint fails."""
-        failed = {each.name for each in self.gated if each.outcome is State.FAILS}
-        for endpoint in GATED:
-            if endpoint.load is not None and endpoint.label_in(self.pairs) in failed:
-                return self.pairs[0].baseline.measurements[endpoint.load].load
-        return None
 
     def verdict(self, endpoint: str) -> Verdict | None:
         """Verdict on an endpoint, for a test. None if the pairs that count have no value of it; inconclusive if no

@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from pytest_slmserve.analysis.metrics.window import finished_in_window
-from pytest_slmserve.analysis.stats.estimates import mean, once, per_second, percentile
+from pytest_slmserve.analysis.stats.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement, Run, Samples
 
@@ -208,7 +208,7 @@ def percentiles(values: Sequence[float | None]) -> Percentiles:
     padded = sorted(known) + [math.inf] * (len(values) - len(known))
     found = (percentile(padded, share) for share in SHARES)
     seen = (value if value is not None and math.isfinite(value) else None for value in found)
-    return Percentiles(len(values), len(known), mean(known) if len(known) == len(values) else None, *seen)
+    return Percentiles(len(values), len(known), mean_of_known(known) if len(known) == len(values) else None, *seen)
 
 
 @dataclass(frozen=True, slots=True)

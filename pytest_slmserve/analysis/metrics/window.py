@@ -16,7 +16,7 @@ from operator import mul, sub
 from statistics import fmean, variance
 from typing import TypeVar
 
-from pytest_slmserve.analysis.stats.estimates import mean, once, per_second, percentile
+from pytest_slmserve.analysis.stats.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.loads import OpenLoop, is_steady
 from pytest_slmserve.schema.records import Failures, Measurement, Run
 
@@ -289,7 +289,7 @@ def delay_of(run: Run) -> ScheduleDelay | None:
         requested_per_s=per_second(len(wanted), run.window_s),
         achieved_per_s=per_second(sum(sent is not None and opens <= sent < closes for _, sent in rows), run.window_s),
         unsent=len(wanted) - len(delays),
-        mean_s=mean(delays),
+        mean_s=mean_of_known(delays),
         p99_s=percentile(delays, 0.99),
         max_s=max(delays, default=None),
     )
