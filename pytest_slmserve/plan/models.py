@@ -20,7 +20,7 @@ from typing import Any
 
 from pytest_slmserve.schema.catalog import CATALOGUE, KNOWN_AS, catalogue_name, short_name
 from pytest_slmserve.schema.errors import BadUsage, SlmError
-from pytest_slmserve.schema.files import content, is_file, is_folder, user_cache
+from pytest_slmserve.schema.files import content, is_file, user_cache
 from pytest_slmserve.schema.models import AS_CONFIGURED, Model, ModelSource, is_tied, model_from_config
 from pytest_slmserve.schema.secret_words import passed_on
 from pytest_slmserve.schema.specs import short_hash
@@ -48,7 +48,7 @@ def model_of(name: str) -> Model:
         raise BadUsage(f"unknown model {name!r}", _instead_of(name))
     config = read_config(folder)
     entries, uncompared = config.items(), ("_token_id", "dtype")
-    source: ModelSource = "folder" if is_folder(Path(name)) else "hub"
+    source: ModelSource = "folder" if folder == Path(name) else "hub"
     own = Path(name).resolve().name if source == "folder" else short_name(name)
     for twin in CATALOGUE.values():
         if all(entry in entries for entry in twin.config if not entry[0].endswith(uncompared)):
@@ -72,8 +72,9 @@ def config_folder(model: str) -> Path | None:
     one."""
     if is_file(Path(model) / "config.json"):
         return Path(model)
-    if is_folder(Path(model)):
-        raise BadUsage(f"the folder {model} holds no config.json", "the config.json that came with the model")
+    with suppress(OSError):  # a name that no folder can have
+        if Path(model).is_dir():
+            raise BadUsage(f"the folder {model} holds no config.json", "the config.json that came with the model")
     if not ON_THE_HUB.fullmatch(model):
         return None
     home = Path(os.environ.get("HF_HOME") or user_cache("huggingface"))

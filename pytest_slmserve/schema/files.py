@@ -49,14 +49,6 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def is_folder(path: Path) -> bool:
-    """Whether it names a folder."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
-
-
 def user_cache(name: str = "pytest-slmserve") -> Path:
     """A folder for what can be made again, in the user's cache by the XDG Base Directory Specification: ours, or that
     of this name."""
