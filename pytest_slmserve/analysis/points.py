@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from statistics import mode
 from typing import Any, TypeVar
@@ -199,9 +199,24 @@ class ReplicaPoint(Point, ReplicaSummary):
 
 
 def summary_of(*group: Measurement) -> Summary:
-    """Return the figures of one repeat: of one engine under a load, of a job, or of several engines together."""
+    """Return the figures of one repeat: of one engine under a load, of a job, or of several engines together, where a
+    sum is None if one of its engines' is not known."""
     if len(group) > 1:
-        return summarize_shared(group)
+        runs = window.common_span(group)
+        rates = [window.output_tokens_per_s(run) for run in runs]
+        own = [window.output_tokens_per_s(m.run) for m in group]
+        total, by_itself = (None if None in each else sum(filter(None, each)) for each in (rates, own))
+        means = (pooled_latencies([run]).e2e_s.mean for run in runs)
+        device = sensed(ReplicaSummary, next((run for run in runs if run.telemetry), runs[0]), total)
+        return ReplicaSummary(
+            output_tokens_per_s=total,
+            each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
+            sum_tokens_per_s=by_itself,
+            largest_e2e_s=max((mean for mean in means if mean is not None), default=None),
+            step_s=mean_of_known(window.step_s(run) for run in runs),
+            **pooled_latencies(runs).figures,
+            **{name: device[name] for name in OF_THE_DEVICE},
+        )
     [measurement] = group
     plain, run = summarize(measurement), measurement.run
     if not is_job(measurement.load):
@@ -226,25 +241,6 @@ def summary_of(*group: Measurement) -> Summary:
     return JobSummary(**figures, rate=rate, seconds=ended - began, preemptions=preemptions, waste=waste)
 
 
-def summarize_shared(members: ReplicaGroup) -> ReplicaSummary:
-    """Return the figures of one repeat of several engines; a sum is None if one of its engines' is not known."""
-    runs = window.common_span(members)
-    rates = [window.output_tokens_per_s(run) for run in runs]
-    own = [window.output_tokens_per_s(m.run) for m in members]
-    total, by_itself = (None if None in each else sum(filter(None, each)) for each in (rates, own))
-    means = (pooled_latencies([run]).e2e_s.mean for run in runs)
-    device = sensed(ReplicaSummary, next((run for run in runs if run.telemetry), runs[0]), total)
-    return ReplicaSummary(
-        output_tokens_per_s=total,
-        each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
-        sum_tokens_per_s=by_itself,
-        largest_e2e_s=max((mean for mean in means if mean is not None), default=None),
-        step_s=mean_of_known(window.step_s(run) for run in runs),
-        **pooled_latencies(runs).figures,
-        **{name: device[name] for name in OF_THE_DEVICE},
-    )
-
-
 T = TypeVar("T")
 Found = tuple[T, CheckResult]
 
@@ -256,11 +252,8 @@ def choose(repeats: Iterable[T], findings: Callable[[T], CheckResult]) -> tuple[
     """
     judged = [(repeat, findings(repeat)) for repeat in repeats]
     any_clean = any(not found.problems and not found.degradations for _, found in judged)
-
-    def counts(found: CheckResult) -> bool:
-        return not found.problems and not (any_clean and found.degradations)
-
-    return [one for one in judged if counts(one[1])], [one for one in judged if not counts(one[1])]
+    counts = [not found.problems and not (any_clean and found.degradations) for _, found in judged]
+    return list(compress(judged, counts)), [one for one, counted in zip(judged, counts) if not counted]
 
 
 P = TypeVar("P", bound=Point)

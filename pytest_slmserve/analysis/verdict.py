@@ -162,9 +162,9 @@ def every(
 def every_within(least: float, most: float, seen: Callable[[int], Sequence[Seen[T]]]) -> tuple[State, Interval, T]:
     """Return the state of the promise that each of several estimates lies between two limits, and the estimate that
     decides; see `every`."""
-
-    def least_sure(side: tuple[State, Interval, T]) -> tuple[int, float]:
+    surest = (State.FAILS, State.INCONCLUSIVE, State.PASSES)
+    sides = []
+    for side in (every(below, most, seen), every(above, least, seen)):
         low, high = ends(side[1])
-        return (State.FAILS, State.INCONCLUSIVE, State.PASSES).index(side[0]), min(low - least, most - high)
-
-    return min(every(below, most, seen), every(above, least, seen), key=least_sure)
+        sides.append((surest.index(side[0]), min(low - least, most - high), side))
+    return min(sides, key=lambda ranked: ranked[:2])[2]

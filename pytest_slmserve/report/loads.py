@@ -287,8 +287,8 @@ def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[
     """Return the peak of goodput and the highest rate at which enough requests are good; null without an SLO."""
     best, highest = goodput_found(_served(points, terms), terms.attainment, RATE)
     return {
-        "peak": best and {**facts(best), **facts(best, "bracketed", "why")},
-        "highest_load": highest and {**facts(highest), "why": highest.why},
+        "peak": best and facts(best),
+        "highest_load": highest and facts(highest),
     }
 
 

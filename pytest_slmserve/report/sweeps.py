@@ -10,7 +10,6 @@ from statistics import fmean, median
 
 from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
 from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces, memory_in_use
-from pytest_slmserve.analysis.metrics.roofline import regime
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.analysis.sweep.adaptive import law_error
@@ -26,7 +25,7 @@ from pytest_slmserve.analysis.sweep.curve import (
     peaks_of_curve,
     work_of_curve,
 )
-from pytest_slmserve.analysis.sweep.gains import DESCRIBES, fit, fixed_s_from_shapes
+from pytest_slmserve.analysis.sweep.gains import DESCRIBES, fit
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
@@ -326,7 +325,7 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
         seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
         shapes = f"b_half from shapes is {figure(work.b_half)} sequences" if work else ""
         if work and peaks:
-            reading = fixed_s_from_shapes(work, peaks)
+            reading = work.weight_bytes / peaks.bytes_per_s
             rate = f"{figure(peaks.bytes_per_s / 1e9, 4)} GB/s"
             seen = f"{seen}, {milliseconds(reading)} ms to read the weights at {rate} ({shapes})"
             more, low = law.fixed_s.value - reading, law.fixed_s.low
@@ -344,10 +343,9 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
             f"at most {percent(max(shares)[0])} of what the data sheet allows, at {max(shares)[1]} in flight",
         )
     if work and peaks and ours:
-        limit = regime(work, peaks)
-        tends = f"decoding tends to {figure(limit.intensity)} FLOP/byte as the batch grows"
-        ridge = f"the ridge of {peaks.family} is {figure(limit.ridge)}"
-        yield "regime", f"{limit.bound}-bound by shapes: {tends}, {ridge}"
+        bound = "compute" if work.intensity > peaks.ridge else "memory"
+        tends = f"decoding tends to {figure(work.intensity)} FLOP/byte as the batch grows"
+        yield "regime", f"{bound}-bound by shapes: {tends}, the ridge of {peaks.family} is {figure(peaks.ridge)}"
 
 
 def _latency_findings(curve: Curve) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.points import (
     ratio,
     replica_groups,
     shared_points,
-    summarize_shared,
+    summary_of,
     system_throughput,
 )
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
@@ -63,14 +63,14 @@ def curve(rates, shared):
 
 
 def test_what_all_serve_is_added_up():
-    seen = summarize_shared(tuple(together(400.0, 600.0)))
+    seen = summary_of(*together(400.0, 600.0))
     assert seen.output_tokens_per_s == pytest.approx(1000.0) == seen.sum_tokens_per_s
     assert seen.each_tokens_per_s == pytest.approx((400.0, 600.0))
 
 
 def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
     slow, fast = together(400.0, 800.0)
-    seen = summarize_shared((slow, fast))
+    seen = summary_of(slow, fast)
     each = [closed_loop_latencies(run) for run in window.common_span([slow, fast])]
     assert seen.largest_e2e_s == pytest.approx(max(one.e2e_s.mean for one in each))
     requests = [one.requests for one in each]
@@ -96,9 +96,9 @@ def test_gaps_of_engines_at_once_are_counted_together():
     made = together(400.0, 600.0)
     streams = [Stream(0.1, 0.0, (1.0,), {"growth": 1.01, "least_s": 1e-4, "counts": each}) for each in counts]
     members = tuple(replace(m, run=replace(m.run, stream=s)) for m, s in zip(made, streams))
-    seen = summarize_shared(members)
+    seen = summary_of(*members)
     assert (seen.itl_p50_s, seen.itl_p90_s) == pytest.approx((1e-4 * 1.01**10.5, 1e-4 * 1.01**20.5))
-    assert summarize_shared((members[0], made[1])).itl_p50_s is None, "of one of them nobody counted"
+    assert summary_of(members[0], made[1]).itl_p50_s is None, "of one of them nobody counted"
 
 
 def test_rates_are_of_the_span_that_all_windows_have_in_common():
@@ -115,12 +115,12 @@ def test_of_requests_that_start_together_each_engine_keeps_its_whole_convoys():
     first, second = together(400.0, 600.0, began_s=(100.0, 100.5), output_tokens=32, steps=66, load=load)
     assert window.common_span([first, second]) == [first.run, second.run]
     assert not check(first, second).problems
-    assert summarize_shared((first, second)).output_tokens_per_s == pytest.approx(1000.0)
+    assert summary_of(first, second).output_tokens_per_s == pytest.approx(1000.0)
 
 
 def test_windows_with_nothing_in_common_have_no_rate():
     first, second = together(400.0, 400.0, began_s=(100.0, 900.0))
-    seen = summarize_shared((first, second))
+    seen = summary_of(first, second)
     assert seen.output_tokens_per_s is None and seen.sum_tokens_per_s == pytest.approx(800.0)
     assert check(first, second)[0] == ("the windows of the replicas have no time in common",)
 
@@ -129,7 +129,7 @@ def test_the_sensors_are_of_all():
     first, second = together(400.0, 600.0)
     columns = {**WELL, sensors.ENERGY: None, sensors.POWER_INSTANT: 500.0, sensors.POWER: 500.0}
     telemetry = planted_telemetry(columns, until_s=first.run.window_s[1], interval_s=0.05)
-    seen = summarize_shared((replace(first, run=replace(first.run, telemetry=telemetry)), second))
+    seen = summary_of(replace(first, run=replace(first.run, telemetry=telemetry)), second)
     assert (seen.power_w, seen.dram_active) == pytest.approx((500.0, 0.6))
     assert seen.energy_per_token_j == pytest.approx(0.5)
 

@@ -12,7 +12,7 @@ from real_engine import SPEC
 from traces import share_a_window
 
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.points import summarize_shared
+from pytest_slmserve.analysis.points import summary_of
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
@@ -38,7 +38,7 @@ def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
         found = measure_case(replicas, case)
         assert [m.replica.index for m in found] == [0, 1] and len({m.launch for m in found}) == 2
         assert share_a_window([m.run for m in found])
-        shared = summarize_shared(found)
+        shared = summary_of(*found)
         assert shared.output_tokens_per_s == pytest.approx(sum(shared.each_tokens_per_s))
         assert all(rate > 0 for rate in shared.each_tokens_per_s)
         assert not any("failed" in text or "Little" in text for m in found for text in problems(m))

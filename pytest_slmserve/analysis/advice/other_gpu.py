@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.points import Point, job_points, limit_groups, poi
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor, percent, percent_interval
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.sweep.gains import Fit, fit, fit_step, with_batches
+from pytest_slmserve.analysis.sweep.gains import Fit, fit, fit_law, with_batches
 from pytest_slmserve.analysis.verdict import Verdict, every_within
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 from pytest_slmserve.schema.records import Measurement
@@ -132,7 +132,7 @@ def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple
     halves = [ends(log)[1] - log.value for log in logs]
     pairs = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in fitted]
     # T_inf and b_half of the law if the throughput of one point is larger by STEP, point by point.
-    laws = [fit_step([*pairs[:i], (b, rate * (1 + STEP)), *pairs[i + 1 :]]) for i, (b, rate) in enumerate(pairs)]
+    laws = [fit_law([*pairs[:i], (b, rate * (1 + STEP)), *pairs[i + 1 :]]) for i, (b, rate) in enumerate(pairs)]
     found = []
     for i, point in enumerate(there.valid):
         batch = fmean(point.batch_repeats)

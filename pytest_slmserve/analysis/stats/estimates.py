@@ -122,14 +122,10 @@ def ends(seen: Interval) -> tuple[float, float]:
     )
 
 
-def mean(values: Sequence[float]) -> float | None:
-    """Arithmetic mean, None of nothing."""
-    return fmean(values) if values else None
-
-
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Mean of those that were measured."""
-    return mean([v for v in values if v is not None])
+    """Return the mean of the values that were measured, None if there is none."""
+    known = [v for v in values if v is not None]
+    return fmean(known) if known else None
 
 
 def per_second(number: float, window_s: tuple[float, float]) -> float:

@@ -117,29 +117,23 @@ class Differences:
 
 
 def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
-    """Contrast of two samples: paired where they were measured in turn."""
+    """Return the contrast of two samples. Their repeats are paired with their neighbours in time if all were measured
+    in turn and, where both samples are of the same launches, each pair is of one."""
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
     scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
-    pairs = _in_turn(first, second)
-    differences = launch_means([((a.launch, b.launch), math.log(b.value / a.value)) for a, b in pairs])
-    if (df := len(differences) - 1) > 0:
-        return Contrast(value, scale, variance(differences) / len(differences) / scale, df, True)
-    spreads = [_spread(sample) for sample in (first, second)]
-    df = sum(df for _, df in spreads)
-    return Contrast(value, scale, sum(ratio * df for ratio, df in spreads) / df if df else 0.0, df, False)
-
-
-def _in_turn(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[tuple[Repeat, Repeat]]:
-    """Repeats of both next to each other in time, each in one pair; empty where they were not all measured in turn.
-    Where both are of the same launches, so is each pair."""
     order = sorted([*((r.at, 0, r) for r in first), *((r.at, 1, r) for r in second)], key=lambda row: row[:2])
-    pairs = list(zip(order[::2], order[1::2]))
+    pairs = [sorted(pair, key=itemgetter(1)) for pair in zip(order[::2], order[1::2])]
     together = {r.launch for r in first} & {r.launch for r in second}
     apart = any(a[1] == b[1] or (together and a[2].launch != b[2].launch) for a, b in pairs)
     timed = len({at for at, _, _ in order}) == len(order)
-    if len(first) != len(second) or apart or not timed:
-        return []
-    return [(a[2], b[2]) if a[1] == 0 else (b[2], a[2]) for a, b in pairs]
+    if len(first) == len(second) and timed and not apart:
+        logs = [((a.launch, b.launch), math.log(b.value / a.value)) for (*_, a), (*_, b) in pairs]
+        differences = launch_means(logs)
+        if (df := len(differences) - 1) > 0:
+            return Contrast(value, scale, variance(differences) / len(differences) / scale, df, True)
+    spreads = [_spread(sample) for sample in (first, second)]
+    df = sum(df for _, df in spreads)
+    return Contrast(value, scale, sum(ratio * df for ratio, df in spreads) / df if df else 0.0, df, False)
 
 
 def launch_means(values: Iterable[tuple[object, float]]) -> list[float]:

@@ -13,7 +13,7 @@ Throughput is a function of the requested load. Everything here is pure: points 
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -97,47 +97,46 @@ def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
 
 def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) -> Wanted | None:
     """Return the next load that the plateau depends on; None if all are known. Loads without a valid repeat, though
-    they were tried, are passed over."""
+    they were tried, are passed over.
+
+    Past the plateau's beginning it is a load between two from which throughput grows so much that a doubling in between
+    may gain more than the tolerance. A single load next to the beginning is left alone: it moves that by no more.
+    """
     known = [p for p in points if p.concurrency in grid]
     rates, invalid = _rates(known), {p.concurrency for p in known if not p.valid}
-    deciding = _deciding(sorted(set(grid) - invalid), rates, tolerance)
+    loads = sorted(set(grid) - invalid)
+    if not loads:
+        return None
+    # A load that is not known stands before all that depend on it.
+    deciding = [
+        (loads[0], "the smallest load: what a step takes, whatever the batch"),
+        (loads[-1], "the largest load: no prediction tells whether there is more to come"),
+    ]
+    if loads[0] in rates and loads[-1] in rates:
+        expected = [(load, predicted(rates, load)) for load in loads]
+        imagined = [Point(concurrency=load, repeats=(rate,), e2e_repeats=(load / rate,)) for load, rate in expected]
+        start = plateau(imagined, tolerance).value
+        if start is None:
+            deciding.append((loads[max(len(loads) - 2, 0)], "the last doubling decides whether there is a plateau"))
+        else:
+            before = loads[max(loads.index(start) - 1, 0)]
+            deciding.append((start, "the plateau should begin here"))
+            deciding.append((before, "the load before the plateau, which must still gain"))
+            for a, b in pairwise(sorted(load for load in rates if load >= start)):
+                between, grown = [load for load in loads if a < load < b], rates[b] / rates[a] - 1
+                if grown >= tolerance and len(between) >= (2 if a == start else 1):
+                    where = between[0] if a == start else between[len(between) // 2]
+                    why = f"from {a} to {b} in flight throughput grows by {percent(grown)}, perhaps in one doubling"
+                    deciding.append((where, why))
+        if len(rates) < min(FEWEST_BATCHES, len(loads)):
+            unknown = [load for load in loads if load not in rates]
+            deciding.append((unknown[len(unknown) // 2], "two loads cannot tell whether the law holds"))
     return next((Wanted(load, 1, why) for load, why in deciding if load not in rates), None)
 
 
 def _rates(points: Iterable[Point]) -> dict[int, float]:
     """Return the mean output tokens/s of the valid points, by load."""
     return {p.concurrency: fmean(p.repeats) for p in valid_points(points)}
-
-
-def _deciding(loads: Sequence[int], rates: Mapping[int, float], tolerance: float) -> Iterator[tuple[int, str]]:
-    """Yield loads that must be known, each with the reason, in the order in which they are asked for; a load that is
-    not known stands before all that depend on it.
-
-    Past the plateau's beginning it is a load between two from which throughput grows so much that a doubling in between
-    may gain more than the tolerance. A single load next to the beginning is left alone: it moves that by no more.
-    """
-    if not loads:
-        return
-    yield loads[0], "the smallest load: what a step takes, whatever the batch"
-    yield loads[-1], "the largest load: no prediction tells whether there is more to come"
-    if loads[0] not in rates or loads[-1] not in rates:
-        return
-    expected = [(load, predicted(rates, load)) for load in loads]
-    imagined = [Point(concurrency=load, repeats=(rate,), e2e_repeats=(load / rate,)) for load, rate in expected]
-    start = plateau(imagined, tolerance).value
-    if start is None:
-        yield loads[max(len(loads) - 2, 0)], "the last doubling decides whether there is a plateau"
-    else:
-        yield start, "the plateau should begin here"
-        yield loads[max(loads.index(start) - 1, 0)], "the load before the plateau, which must still gain"
-        for a, b in pairwise(sorted(load for load in rates if load >= start)):
-            between, grown = [load for load in loads if a < load < b], rates[b] / rates[a] - 1
-            if grown >= tolerance and len(between) >= (2 if a == start else 1):
-                where = between[0] if a == start else between[len(between) // 2]
-                yield where, f"from {a} to {b} in flight throughput grows by {percent(grown)}, perhaps in one doubling"
-    if len(rates) < min(FEWEST_BATCHES, len(loads)):
-        unknown = [load for load in loads if load not in rates]
-        yield unknown[len(unknown) // 2], "two loads cannot tell whether the law holds"
 
 
 def predicted(rates: Mapping[int, float], load: int) -> float:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise, takewhile
+from operator import itemgetter
 from statistics import fmean
 
 from pytest_slmserve.analysis.points import Point, e2e_s, point_differences
@@ -135,7 +136,13 @@ def batching(
     """
     valid = valid_points(points)
     waits = latency_law(valid, b_half)
-    base = base_of(valid, law)
+    base = measured_base(valid)
+    if base is None:
+        if law is None or not law.identified:
+            why = "batching efficiency needs T(1): no valid point at 1, and no law to tell it"
+            raise TooFewPoints(why, "a point at 1")
+        trust = f"which is off by up to {percent(law.error_max)} elsewhere"
+        base = Base(law.tokens_per_s(1), 0, f"no valid point at 1: T(1) is by the saturation law, {trust}")
     limit = None if slo is None else limit_of(slo, valid, waits)
     choice, rates = b_opt(valid, base, limit, threshold), {p.concurrency: fmean(p.repeats) for p in valid}
     # eff(B) = (1 + b_half)/(B + b_half) by the law; the latency is within the objective up to 0 if no batch is.
@@ -152,16 +159,6 @@ def batching(
         share=None if choice.value is None else rates[choice.value] / max(rates.values()),
         caps=Caps(efficient, soon),
     )
-
-
-def base_of(points: Sequence[Point], law: Fit | None) -> Base:
-    """Return T(1), as measured, or by the law. Raises TooFewPoints if there is neither."""
-    if measured := measured_base(points):
-        return measured
-    if law is None or not law.identified:
-        raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it", "a point at 1")
-    trust = f"which is off by up to {percent(law.error_max)} elsewhere"
-    return Base(law.tokens_per_s(1), 0, f"no valid point at 1: T(1) is by the saturation law, {trust}")
 
 
 def measured_base(points: Sequence[Point]) -> Base | None:
@@ -243,34 +240,18 @@ class Peak:
 
     below, above: None where the peak is the smallest or the largest load of which something is known. Then more goodput
     is not excluded on that side. unknown: loads between these two whose measurements are invalid. unit: of loads.
+    bracketed: whether smaller goodput was measured on both sides, and nothing is unknown in between. why: the finding
+    in a sentence.
     """
 
     load: float
     per_s: float
     below: float | None
     above: float | None
-    unknown: tuple[float, ...] = ()
-    unit: str = RATE
-
-    @property
-    def bracketed(self) -> bool:
-        """Whether smaller goodput was measured on both sides, and nothing is unknown in between."""
-        return self.below is not None and self.above is not None and not self.unknown
-
-    @property
-    def why(self) -> str:
-        """The finding in a sentence."""
-        known = "with a valid measurement" if self.unknown else "measured"
-        if not self.per_s:
-            return f"no request is good at any load {known}{_but_unknown(self.unknown)}"
-        if self.above is None:
-            end = f"the largest load {known}: a larger one may have more"
-        elif self.below is None:
-            end = f"the smallest load {known}: a smaller one may have more"
-        else:
-            end = f"no more at {self.below:g} and {self.above:g}"
-        found = f"most goodput, {self.per_s:.4g}/s, at {self.load:g} {self.unit}, {end}"
-        return f"{found}{_but_unknown(self.unknown)}"
+    unknown: tuple[float, ...]
+    unit: str
+    bracketed: bool
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,75 +261,84 @@ class HighestLoad:
 
     load, attainment: None where it is not reached at the smallest load. above: the next load with what is attained
     there; None where `load` is the largest of which something is known. unknown: loads up to `above` whose measurements
-    are invalid. unit: of loads.
+    are invalid. unit: of loads. why: the finding in a sentence.
     """
 
     goal: float
     load: float | None
     attainment: float | None
     above: tuple[float, float] | None
-    unknown: tuple[float, ...] = ()
-    unit: str = RATE
-
-    @property
-    def why(self) -> str:
-        """The finding in a sentence."""
-        more = "" if self.above is None else f"{percent(self.above[1])} are at {self.above[0]:g}"
-        if self.load is None:
-            known = "the smallest with a valid measurement" if self.unknown else "the smallest"
-            found = f"at no load measured are {percent(self.goal)} of the requests good: {more}, {known}"
-        else:
-            seen = f"{self.load:g} {self.unit} ({percent(self.attainment or 0.0)})"
-            end = f"; {more}" if more else ", the largest load measured: the limit is not reached"
-            found = f"{percent(self.goal)} of the requests are good up to {seen}{end}"
-        return f"{found}{_but_unknown(self.unknown)}"
+    unknown: tuple[float, ...]
+    unit: str
+    why: str
 
 
 def peak(points: Sequence[tuple[float, float]], invalid: Sequence[float] = (), unit: str = RATE) -> Peak | None:
-    """The load with the highest goodput, from pairs of (load, goodput), repeats of a load averaged; None for no pairs.
+    """Return the load with the highest goodput, of equal ones the smallest; None without points.
 
-    Among loads with equal goodput the smallest: more load for the same is no gain. invalid: loads with measurements
-    that are not valid; a load that also has a valid repeat is not unknown.
+    Args:
+        points: Pairs of load and goodput in requests/s; repeats of a load are averaged.
+        invalid: Loads with invalid measurements; a load that also has a valid repeat is not unknown.
+        unit: Unit of the loads.
     """
     means = _means(points)
     if not means:
         return None
     best = max(range(len(means)), key=lambda index: means[index][1])
+    load, per_s = means[best]
     below = means[best - 1][0] if best > 0 else None
     above = means[best + 1][0] if best + 1 < len(means) else None
-    return Peak(*means[best], below=below, above=above, unknown=_between(below, above, means, invalid), unit=unit)
+    unknown, doubt = _unknown(below, above, means, invalid)
+    known = "with a valid measurement" if unknown else "measured"
+    end = "" if below is None or above is None else f"no more at {below:g} and {above:g}"
+    if above is None:
+        end = f"the largest load {known}: a larger one may have more"
+    elif below is None:
+        end = f"the smallest load {known}: a smaller one may have more"
+    why = f"most goodput, {per_s:.4g}/s, at {load:g} {unit}, {end}{doubt}"
+    if not per_s:
+        why = f"no request is good at any load {known}{doubt}"
+    bracketed = below is not None and above is not None and not unknown
+    return Peak(load, per_s, below, above, unknown, unit, bracketed, why)
 
 
 def highest_load(
     points: Sequence[tuple[float, float]], goal: float = ATTAINMENT, invalid: Sequence[float] = (), unit: str = RATE
 ) -> HighestLoad | None:
-    """The highest load at which a share `goal` of the requests is good, as at every smaller load. points: pairs of
-    (load, attainment); repeats of a load are averaged. None for no pairs. invalid: loads with measurements that are not
-    valid; a load that also has a valid repeat is not unknown."""
+    """Return the highest load at which a share `goal` of the requests is good, as at every smaller load; None without
+    points.
+
+    Args:
+        points: Pairs of load and attained share; repeats of a load are averaged.
+        invalid, unit: See `peak`.
+    """
     means = _means(points)
     if not means:
         return None
     kept = list(takewhile(lambda point: point[1] >= goal, means))
     load, attainment = kept[-1] if kept else (None, None)
     above = means[len(kept)] if len(kept) < len(means) else None
-    unknown = _between(None, above and above[0], means, invalid)
-    return HighestLoad(goal, load, attainment, above, unknown, unit)
-
-
-def _between(
-    below: float | None, above: float | None, known: Sequence[tuple[float, float]], invalid: Sequence[float]
-) -> tuple[float, ...]:
-    """Invalid loads between these two that have no valid measurement beside."""
-    valid, low, high = {rate for rate, _ in known}, below or 0.0, math.inf if above is None else above
-    return tuple(rate for rate in sorted({*invalid}) if low < rate < high and rate not in valid)
-
-
-def _but_unknown(rates: Sequence[float]) -> str:
-    if not rates:
-        return ""
-    return f"; what was measured at {', '.join(f'{rate:g}' for rate in rates)} is invalid and may not be believed"
+    unknown, doubt = _unknown(None, above and above[0], means, invalid)
+    more = f"{percent(above[1])} are at {above[0]:g}" if above else ""
+    if load is None:
+        smallest = "the smallest with a valid measurement" if unknown else "the smallest"
+        why = f"at no load measured are {percent(goal)} of the requests good: {more}, {smallest}"
+    else:
+        end = f"; {more}" if more else ", the largest load measured: the limit is not reached"
+        why = f"{percent(goal)} of the requests are good up to {load:g} {unit} ({percent(attainment or 0.0)}){end}"
+    return HighestLoad(goal, load, attainment, above, unknown, unit, why + doubt)
 
 
 def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    by_load = groupby(sorted(points), key=lambda point: point[0])
+    by_load = groupby(sorted(points), key=itemgetter(0))
     return [(load, fmean(value for _, value in same)) for load, same in by_load]
+
+
+def _unknown(
+    below: float | None, above: float | None, known: Sequence[tuple[float, float]], invalid: Sequence[float]
+) -> tuple[tuple[float, ...], str]:
+    """Return the invalid loads between these two that have no valid measurement, and a clause that says so."""
+    valid, low, high = {load for load, _ in known}, below or 0.0, math.inf if above is None else above
+    loads = tuple(load for load in sorted({*invalid}) if low < load < high and load not in valid)
+    named = ", ".join(f"{load:g}" for load in loads)
+    return loads, f"; what was measured at {named} is invalid and may not be believed" if loads else ""

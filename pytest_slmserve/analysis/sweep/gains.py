@@ -16,7 +16,6 @@ from itertools import pairwise
 from operator import mul
 from statistics import fmean
 
-from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.stats.estimates import Interval, growth, possible, student_interval, tails
 from pytest_slmserve.analysis.stats.noise import TAIL, launch_means
@@ -155,29 +154,6 @@ class Fit:
         return self.t_inf.value * batch / (batch + self.b_half.value)
 
 
-def fit_step(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return (T_inf, b_half) from pairs of batch and output tokens/s, three batches or more. Raises TooFewPoints.
-
-    Least squares on the relative error of the step time B/T: 1 = T/T_inf + (T/B)(b_half/T_inf), which is linear in
-    1/T_inf and b_half/T_inf and needs no starting values.
-    """
-    rows = list(points)
-    if len({batch for batch, _ in rows}) < FEWEST_BATCHES:
-        raise TooFewPoints(
-            f"the saturation law needs {FEWEST_BATCHES} batches, there are {len({b for b, _ in rows})}",
-            "a sweep over more concurrencies",
-        )
-    x = [rate for _, rate in rows]
-    z = [rate / batch for batch, rate in rows]
-    xx, xz, zz = (math.fsum(a * b for a, b in zip(p, q, strict=True)) for p, q in ((x, x), (x, z), (z, z)))
-    sx, sz = math.fsum(x), math.fsum(z)
-    per_sequence, fixed = (sx * zz - sz * xz), (sz * xx - sx * xz)  # both times the determinant, which is positive
-    determinant = xx * zz - xz * xz
-    if per_sequence <= 0 or determinant <= 0:
-        raise TooFewPoints("throughput grows as fast as the batch: no saturation to fit", "larger concurrencies")
-    return determinant / per_sequence, fixed / per_sequence
-
-
 def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
     """Return the law through the means of the valid points, with intervals from the repeats. Raises TooFewPoints.
 
@@ -211,20 +187,28 @@ def with_batches(points: Iterable[Point]) -> list[Point]:
     return [p for p in valid_points(points) if len(p.batch_repeats) == len(p.repeats)]
 
 
-def fit_law(pairs: Sequence[tuple[float, float]], b_half: float | None) -> tuple[float, float]:
-    """Return (T_inf, b_half) from pairs of batch and output tokens/s, both fitted, or T_inf alone if b_half is known.
+def fit_law(points: Iterable[tuple[float, float]], b_half: float | None = None) -> tuple[float, float]:
+    """Return (T_inf, b_half) from pairs of batch and output tokens/s. Raises TooFewPoints.
 
-    That is by least squares on the relative error of the step time as well: 1 = (B + b_half)(T/B)/T_inf. Raises
-    TooFewPoints.
+    Least squares on the relative error of the step time B/T: 1 = T/T_inf + (T/B)(b_half/T_inf), which is linear in
+    1/T_inf and b_half/T_inf and needs no starting values, but three batches. If `b_half` is known, only T_inf is
+    fitted: 1 = (B + b_half)(T/B)/T_inf.
     """
-    if b_half is None:
-        return fit_step(pairs)
-    x = [(batch + b_half) * rate / batch for batch, rate in pairs]
-    if not x:
-        raise TooFewPoints("the saturation law needs a point, there is none", "a sweep over some concurrencies")
-    return math.fsum(v * v for v in x) / math.fsum(x), b_half
-
-
-def fixed_s_from_shapes(work: Work, peaks: Peaks) -> float:
-    """Return the seconds to read the weights once at the data sheet's bandwidth."""
-    return work.weight_bytes / peaks.bytes_per_s
+    rows = list(points)
+    if b_half is not None:
+        if not rows:
+            raise TooFewPoints("the saturation law needs a point, there is none", "a sweep over some concurrencies")
+        x = [(batch + b_half) * rate / batch for batch, rate in rows]
+        return math.fsum(v * v for v in x) / math.fsum(x), b_half
+    if (batches := len({batch for batch, _ in rows})) < FEWEST_BATCHES:
+        needed = f"the saturation law needs {FEWEST_BATCHES} batches, there are {batches}"
+        raise TooFewPoints(needed, "a sweep over more concurrencies")
+    x = [rate for _, rate in rows]
+    z = [rate / batch for batch, rate in rows]
+    xx, xz, zz = (math.fsum(a * b for a, b in zip(p, q, strict=True)) for p, q in ((x, x), (x, z), (z, z)))
+    sx, sz = math.fsum(x), math.fsum(z)
+    per_sequence, fixed = (sx * zz - sz * xz), (sz * xx - sx * xz)  # both times the determinant, which is positive
+    determinant = xx * zz - xz * xz
+    if per_sequence <= 0 or determinant <= 0:
+        raise TooFewPoints("throughput grows as fast as the batch: no saturation to fit", "larger concurrencies")
+    return determinant / per_sequence, fixed / per_sequence

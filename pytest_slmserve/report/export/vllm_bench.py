@@ -73,7 +73,11 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
 def _latencies(measurement: Measurement, rows: Sequence[int]) -> dict[str, float]:
     """Return latency statistics in ms by vLLM's names; a request that did not finish is left out, as vLLM does. Those
     of the ITL are from the gap histogram. Its deviation uses the middles of the bins, which are 1 % wide."""
-    seen = [each for each in (latency.request_latency(measurement.run.samples, row) for row in rows) if each.finished]
+    seen = [
+        each
+        for each in (latency.request_latency(measurement.run.samples, row) for row in rows)
+        if each.e2e_s is not None
+    ]
     found: dict[str, dict[str, float]] = {}
     for name, attribute in {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}.items():
         values = [value for each in seen if (value := getattr(each, attribute)) is not None]

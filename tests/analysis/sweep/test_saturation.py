@@ -10,7 +10,7 @@ from strategies import law, measurement, noisy_curve, point
 from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_model
 from pytest_slmserve.analysis.points import point_of
 from pytest_slmserve.analysis.stats.estimates import Interval, student_interval
-from pytest_slmserve.analysis.sweep.gains import fit, fit_law, fit_step, fixed_s_from_shapes
+from pytest_slmserve.analysis.sweep.gains import fit, fit_law
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import TooFewPoints
 
@@ -64,14 +64,14 @@ def test_a_known_half_asks_for_a_point():
 def test_the_fixed_part_shows_the_host():
     """A step's fixed part was 3.95 ms where reading the weights takes 1.61 ms at the bandwidth of that GPU."""
     found = fit([point(b, [b / ms * 1e3]) for b, ms in PUBLISHED_STEP_MS.items()])
-    shapes = fixed_s_from_shapes(work_of_model(model_of("opt-1.3b"), 161, 338), peaks_of("NVIDIA H100 64GB HBM2"))
-    assert shapes == pytest.approx(1.61e-3, rel=0.01)
+    work, peaks = work_of_model(model_of("opt-1.3b"), 161, 338), peaks_of("NVIDIA H100 64GB HBM2")
+    assert work.weight_bytes / peaks.bytes_per_s == pytest.approx(1.61e-3, rel=0.01)
     assert found.fixed_s.value == pytest.approx(3.95e-3, rel=0.01)
 
 
 @given(st.floats(10, 1e6), st.floats(0.1, 500), st.sets(st.integers(1, 1024), min_size=3, max_size=9))
 def test_a_planted_law_is_found(t_inf, b_half, batches):
-    found = fit_step([(b, law(b, t_inf, b_half)) for b in batches])
+    found = fit_law([(b, law(b, t_inf, b_half)) for b in batches])
     assert found == pytest.approx((t_inf, b_half), rel=1e-3)
 
 
