@@ -27,7 +27,6 @@ from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lin
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import is_file
-from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
 STATUS = (
@@ -175,20 +174,19 @@ def list_baselines(given: argparse.Namespace) -> int:
 def show_baseline(given: argparse.Namespace) -> int:
     """Print launches, dates, environment and the tables of `report` of one baseline, and return the exit status."""
     found = baselines.baseline(given.folder, given.show)
-    seen = measured_facts(found.measurements)
+    seen = _baseline_facts(found)
     tables = replace(judged_again(Contents(found.measurements, ())), judged=[], history=[])
     if given.json:
-        points = point_facts(tables.curves, tables.shared, tables.jobs)
-        print(as_json({**_baseline_facts(found), "points": points}))
+        print(as_json({**seen, "points": point_facts(tables.curves, tables.shared, tables.jobs)}))
         return PASSES
-    launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["hosts"]), "host")
+    launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["environment"]["host"]), "host")
     count, days = counted(seen["measurements"], "measurement"), days_of(found.measurements) or ABSENT
     print(f"{found.name}: {count}, {launches}, {hosts}, measured {days}")
     about = []
     for line, names in LINES.items():
         known = []
         for words, name in names:
-            values = _values(found.measurements, name)
+            values = seen["environment"][name]
             shown = [f"{size / GIB:.0f} GiB" for size in values] if name == "gpu_memory_bytes" else map(str, values)
             known += [f"{words}{' and '.join(shown)}"] if values else []
         about.append((line, ", ".join(known) or ABSENT))
@@ -200,17 +198,16 @@ def show_baseline(given: argparse.Namespace) -> int:
 
 
 def _baseline_facts(found: Baseline) -> dict[str, Any]:
-    """Return facts on a baseline for JSON. measured: when, first and last."""
+    """Return facts on a baseline for JSON. measured: when, first and last. environment: of each entry the distinct
+    values in the order met; none if it is not known."""
     seen = found.measurements
+    environments = [m.environment for m in seen]
+    values = {
+        name: dict.fromkeys(getattr(each, name) for each in environments) for line in LINES.values() for _, name in line
+    }
     return {
         **facts(found, "name", "path", "notes"),
         **{name: measured_facts(seen)[name] for name in ("measurements", "launches", "models")},
         "measured": sorted(m.measured_at for m in seen)[:: max(len(seen) - 1, 1)],
-        "environment": {name: _values(seen, name) for line in LINES.values() for _, name in line},
+        "environment": {name: [each for each in met if each is not None] for name, met in values.items()},
     }
-
-
-def _values(measurements: Iterable[Measurement], name: str) -> list[Any]:
-    """Return the distinct values of one entry of the environment, in the order met; none if it is not known."""
-    seen = (getattr(m.environment, name) for m in measurements)
-    return list(dict.fromkeys(value for value in seen if value is not None))

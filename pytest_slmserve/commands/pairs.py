@@ -57,15 +57,12 @@ def run_pairs(given: argparse.Namespace) -> int:
     values = [[rate_of(row, side) if text_of(row, side) else None for side in SIDES] for row in rows]
     series = decision.PairSeries(given.path.name, given.direction, tuple((old, new) for old, new in values))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
-    text = section_text(Section("", report.comparison_parts([found]))).lstrip("\n")
+    parts = report.comparison_parts([found])
+    text = section_text(Section("", parts)).lstrip("\n")
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
         drawn = partial(report.gate_charts, [found], [], lambda: [series])
-        section = Section(
-            f"{series.name}: {report.WORDS[found.outcome]}",
-            report.comparison_parts([found]),
-            report.LOOKS[found.outcome],
-            drawn,
-        )
+        heading = f"{series.name}: {report.WORDS[found.outcome]}"
+        section = Section(heading, parts, report.LOOKS[found.outcome], drawn)
         write_section(given.html, "Gate", [section], status=exit_status(found.outcome))
     return exit_status(found.outcome)

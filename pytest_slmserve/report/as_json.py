@@ -66,11 +66,10 @@ def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def _cells(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
     for name, value in facts.items():
-        match value:
-            case dict():
-                yield from _cells(value, f"{above}{name}.")
-            case _:
-                yield f"{above}{name}", _cell(value)
+        if isinstance(value, dict):
+            yield from _cells(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", _cell(value)
 
 
 def _cell(value: Any) -> str:

@@ -109,8 +109,8 @@ def tally(kinds: Mapping[str, Sequence[Verdict]]) -> str:
 
 def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> list[str]:
     """Return a sentence on each verdict that is not as expected."""
-    words = {"FAIL": "FAILS", "PASS, UNEXPECTED": "PASSES, UNEXPECTED"}
-    return [f"{word} {v.claim}, {v.subject}: {v.why}" for kind, word in words.items() for v in kinds[kind]]
+    words = ("FAILS", "PASSES, UNEXPECTED")
+    return [f"{word} {v.claim}, {v.subject}: {v.why}" for word in words for v in kinds[PLURALS[word]]]
 
 
 def inconclusive(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:

@@ -13,7 +13,9 @@ from scripts import BASELINES, in_checkout
 from stored_records import KNOWN, engine_alone, repeats
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.compare.changes import compare
 from pytest_slmserve.archive.store import Archive
+from pytest_slmserve.report.compare import RunSide, comparison_section
 
 NEW = replace(KNOWN, vllm="0.27.0")
 RATE = "--metric=output_tokens_per_s"
@@ -78,6 +80,9 @@ def test_nothing_in_common_is_inconclusive(before, capsys, monkeypatch):
     assert max(map(len, out.splitlines())) <= 80
     assert "measured by the baseline alone: opt-1.3b at 8 in flight" in out
     assert "measured by the candidate alone: opt-1.3b at 64 in flight" in out
+    sides = RunSide("before", repeats([1000])), RunSide("after", repeats([900], 64))
+    found = compare(*(side.measurements for side in sides), 0.03)
+    assert comparison_section(*sides, found).look == "open", "not as if all were well"
 
 
 def test_cases_that_are_called_alike_are_counted(before, capsys):

@@ -311,7 +311,7 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
     Args:
         flat: The load from which on the only sweep is flat: its plateau is shaded, and there is no ring.
     """
-    axes, single = named[0][1].axes, named[0][1] if len(named) == 1 else None
+    names, axes, single = [name for name, _ in named], named[0][1].axes, named[0][1] if len(named) == 1 else None
     points, rings, laws = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     roofs: dict[tuple[float, float], dict[str, Any]] = {}
     predicted: Values = []
@@ -343,7 +343,7 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
     y = axis("y", axes.throughput if axes.knob else TOKENS_PER_S)
     y["scale"] = {"domain": [0, max([most, *(1.05 * row["y"] for row in predicted)])], "nice": False}
     x = load_axis((row["x"] for row in (*points, *predicted)), axes.knob or IN_FLIGHT)
-    color = series_looks([name for name, _ in named])["color"]
+    color = series_looks(names)["color"]
     under: list[Spec] = []
     if single and flat is not None and flat < single.valid[-1].concurrency:  # the loads of the plateau, shaded
         shade = {"type": "rect", "opacity": 0.12, "color": COLOURS[2], "aria": False}
@@ -359,8 +359,7 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
     rules = []
     if single and full and single.valid[0].concurrency < full < single.valid[-1].concurrency:
         rules.append({"x": full, "text": "KV cache full"})
-    words = f"{y['title']} over {x['title']}, {', '.join(name for name, _ in named)}"
-    names = [name for name, _ in named]
+    words = f"{y['title']} over {x['title']}, {', '.join(names)}"
     return line_chart([*points, *predicted], x, y, names, rules=rules, joined=False, under=under, description=words)
 
 

@@ -518,9 +518,8 @@ def _over_counts(
 def _replica_busy(found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Picture:
     """Gain of replicas over the time in which one engine runs a kernel, whatever the load. Engines that take turns on
     one GPU gain at most one over that share."""
-    name = "replica-busy"
-    by_way = {way: [(each.model, pair) for each in found for pair in each.pairs.get(way, [])] for way in ways}
-    on_one = {way: pairs for way, pairs in by_way.items() if way not in APART}
+    name, on_one_gpu = "replica-busy", [way for way in ways if way not in APART]
+    on_one = {way: [(each.model, pair) for each in found for pair in each.pairs.get(way, [])] for way in on_one_gpu}
     alone = [pair[1] for pairs in on_one.values() for _, pair in pairs]
     if not alone:
         return Picture(name, why_not="no replicas shared a GPU")
