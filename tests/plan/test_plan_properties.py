@@ -12,7 +12,7 @@ from strategies import H200
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.case_lists import batched, job_case, point_cases, shortened_workload, with_kv_cache
-from pytest_slmserve.plan.cases import PlannedItem, job_estimate_s, start_estimate_s
+from pytest_slmserve.plan.cases import PlannedItem, repeat_estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner, check_there, requests_for, workload_spec
@@ -31,7 +31,7 @@ def workload(requests: int, prompt: int, output: int) -> Workload:
 
 
 def job_s(spec: EngineSpec, requests: int, prompt: int, output: int, rate: float = float("inf")) -> float:
-    return job_estimate_s(spec, OpenLoop(requests=requests, rate=rate), workload(requests, prompt, output))
+    return repeat_estimate_s(spec, workload(requests, prompt, output), OpenLoop(requests=requests, rate=rate))
 
 
 def planner(**given: object) -> Planner:
@@ -122,7 +122,7 @@ def test_cases_have_one_key_if_they_measure_the_same_and_else_two():
 def test_a_batch_of_transformers_waits_for_its_longest():
     spec = batched(replace(ENGINES[1], max_num_seqs=2), "static")
     uneven = Workload(WorkloadSpec(), tuple(Request((7,), n) for n in (1, 9, 4, 2)), "planted")
-    assert job_estimate_s(spec, OpenLoop(requests=4), uneven) == pytest.approx((9 + 4) * 12e-3)
+    assert repeat_estimate_s(spec, uneven, OpenLoop(requests=4)) == pytest.approx((9 + 4) * 12e-3)
 
 
 def test_an_interpreter_of_its_own_is_looked_at_once(monkeypatch):

@@ -28,7 +28,6 @@ from pytest_slmserve.analysis.stats.estimates import factor, grouped, percent, t
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Seen, State, Verdict, above, all_of, below, every
-from pytest_slmserve.schema.catalog import short_name
 
 FULL_BATCH = 1.25  # a larger limit that makes the batch larger by less was not what bound it: the KV cache was
 # The OPT that others of its size are compared with.
@@ -327,8 +326,3 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     if preempted:
         why += f"; {preempted[0].kv_blocks:,} blocks, though they hold all, preempt"
     return Verdict.from_interval(claim, curve.subject, all_of(states), why, seen, threshold, *points)
-
-
-def compared_models(model: str) -> tuple[str, ...]:
-    """Return the models that the claim on models of one size reads: this one, and the OPT of its size."""
-    return model, SIZED_AS.get(short_name(model), model)

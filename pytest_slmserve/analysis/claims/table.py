@@ -207,7 +207,7 @@ def models_read(claim: Claim, model: str) -> tuple[str, ...]:
         case "larger-models-draw-more-power":
             return model, *gpu_claims.SMALL
         case "alike-at-one-size":
-            return job_claims.compared_models(model)
+            return model, job_claims.SIZED_AS.get(short_name(model), model)
     return () if claim.of == "arithmetic" else (model,)
 
 

@@ -316,14 +316,13 @@ def curve_of(
 def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list[Curve]:
     """Return each curve with what replicas of its engine served, on the same kind of host and with the same
     requests."""
-
-    def is_of(point: ReplicaPoint, curve: Curve) -> bool:
-        there = point.environment.per_gpu_key
-        theirs = {(family, there, point.workload, point.ramp_up) for family in point.families}
-        same_gpus = curve.spec is not None and curve.spec.tensor_parallel_size == point.tensor_parallel_size
-        return same_gpus and theirs == {curve.family}
-
-    return [replace(curve, shared=tuple(point for point in shared if is_of(point, curve))) for curve in curves]
+    found: dict[Any, list[ReplicaPoint]] = {}
+    for point in shared:
+        if len(point.families) == 1:
+            family = *point.families, point.environment.per_gpu_key, point.workload, point.ramp_up
+            found.setdefault((family, point.tensor_parallel_size), []).append(point)
+    keys = ((curve, curve.family, curve.spec and curve.spec.tensor_parallel_size) for curve in curves)
+    return [replace(curve, shared=tuple(found.get((family, gpus), ()))) for curve, family, gpus in keys]
 
 
 def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
