@@ -101,7 +101,12 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
         case deployments.CLAIM:
             return deployments.neighbours_do_not_disturb(curve, parameters["margin"])
         case verification.KV_BLOCKS:
-            return _kv_blocks(curve, parameters["blocks"])
+            if curve.spec is None or not curve.resolved:
+                return Verdict.inconclusive(verification.KV_BLOCKS, curve.subject, "no engine was measured")
+            records, tolerance = tuple(i for p in curve.points for i in p.records), parameters["blocks"]
+            each = [verification.kv_blocks_as_predicted(curve.spec, r, tolerance, records) for r in curve.resolved]
+            # Of the launch that is farthest off, so that one bad launch among many shows.
+            return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
     threshold = parameters["threshold"]
     match known.kind:
         case "gpu-util-saturates-first":
@@ -151,16 +156,6 @@ def _evidence(kind: str, curve: Curve, others: Others, parameters: Parameters) -
         ):
             return job_claims.longest_over_shortest(kind, curve)
     return deployment_claims.replicas_over_one_engine(kind, curve, parameters["sharing"])
-
-
-def _kv_blocks(curve: Curve, tolerance: int) -> Verdict:
-    """Return the verdict on the KV blocks of the launch that is farthest off, so that one bad launch among many
-    shows."""
-    if curve.spec is None or not curve.resolved:
-        return Verdict.inconclusive(verification.KV_BLOCKS, curve.subject, "no engine was measured")
-    records = tuple(i for p in curve.points for i in p.records)
-    each = [verification.kv_blocks_as_predicted(curve.spec, r, tolerance, records) for r in curve.resolved]
-    return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
 
 
 def applies(claim: Claim, curve: Curve) -> bool:
