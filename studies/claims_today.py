@@ -20,7 +20,7 @@ from pytest_slmserve.report.text_table import between, figure
 PAGE = CHECKOUT / "docs" / "claims.md"
 BEGINS = "## Today, on an H200"
 HEAD = (
-    "| claim | then: what its source has, or what speaks for it | bound | today, with what was held against it |",
+    "| claim | then: what its source has, or what speaks for it | threshold | today, with what was compared with it |",
     "|---|---|---:|---|",
 )
 ARCHIVES = (

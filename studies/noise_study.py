@@ -174,7 +174,8 @@ def recorded(name: str, model: str) -> tuple[float, ...]:
     windows: dict[int, list[list[float]]] = defaultdict(list)
     for m in read(BASELINES / name).measurements:
         if m.spec.model == model and by_series([m]):
-            (times, tokens), steps = window.spans(m.run), window.window_steps(m.run)
+            trace = window.window_trace(m.run)
+            steps, times, tokens = trace.steps, trace.ends_s, trace.tokens
             ticks = Counter[int]()
             for at, made in zip(times[steps.start + 1 : steps.stop], tokens[steps.start + 1 : steps.stop]):
                 ticks[int((at - times[steps.start]) / TICK_S)] += made

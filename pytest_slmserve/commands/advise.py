@@ -47,7 +47,7 @@ def add_advise(commands: cli.Commands) -> None:
     command.add_argument("--gpu-memory-utilization", metavar="SHARE", type=float, default=0.9, help=part)
     price = "price of the GPU in any currency: adds what a million output tokens cost"
     command.add_argument("--price-per-hour", metavar="PRICE", type=float, help=price)
-    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    cli.add_formats(command)
     cli.add_html(command)
 
 

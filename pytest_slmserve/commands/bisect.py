@@ -64,7 +64,7 @@ def add_bisect(commands: cli.Commands) -> None:
     command.add_argument("--python", metavar="PATTERN", default="", help=where)
     folder = "for the archives, by which it goes on (default: .slm/bisect)"
     command.add_argument("--folder", metavar="PATH", type=Path, default=Path(".slm/bisect"), help=folder)
-    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    cli.add_formats(command)
     options = (
         "needed, after --: options for pytest, for example -- --slm-gpu --slm-models opt-1.3b, and tests of your own"
     )

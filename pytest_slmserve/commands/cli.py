@@ -57,10 +57,11 @@ class Parser(argparse.ArgumentParser):
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 Taker: TypeAlias = "Parser | argparse._ArgumentGroup"  # of arguments
-CarryOut = Callable[[argparse.Namespace], int]
 
 
-def add_command(commands: Commands, name: str, status: str, carry_out: CarryOut, summary: str = "") -> Parser:
+def add_command(
+    commands: Commands, name: str, status: str, carry_out: Callable[[argparse.Namespace], int], summary: str = ""
+) -> Parser:
     """Add a command, or an action of one, whose `summary` is not among those of the commands.
 
     Args:
@@ -87,11 +88,12 @@ def add_since(command: Parser) -> None:
     command.add_argument("--since", metavar="DATE", default="", help=since)
 
 
-def add_formats(command: Parser, csv: str) -> None:
-    """csv: what has a line of its own there."""
+def add_formats(command: Parser, csv: str = "") -> None:
+    """csv: what has a line of its own in CSV; empty if the command prints no CSV."""
     formats = command.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    formats.add_argument("--csv", action="store_true", help=f"CSV instead of text: a line for {csv}")
+    if csv:
+        formats.add_argument("--csv", action="store_true", help=f"CSV instead of text: a line for {csv}")
 
 
 def add_goodput(command: Taker, adds: str = "goodput") -> None:

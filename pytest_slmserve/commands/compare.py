@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.claims.stored import unique
-from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, Judgement, compare, compared_cases, served
+from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, compare, compared_cases
+from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.archive.baselines import Baseline, LeftOut
-from pytest_slmserve.archive.store import RunChoice, chosen, read, run_named, runs_of
+from pytest_slmserve.archive.store import Contents, RunChoice, chosen, read, run_named, runs_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import FAILS, INCONCLUSIVE, PASSES, USAGE, print_notes
-from pytest_slmserve.commands.report import read_all
+from pytest_slmserve.commands.report import judged_again, read_all, report_lines
 from pytest_slmserve.report import compare as report
-from pytest_slmserve.report.as_json import as_csv, as_json, facts
+from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts
 from pytest_slmserve.report.compare import RunSide, days_of, measured_facts
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import section_text
-from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, named_lines, table
+from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lines, table
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import is_file
-from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
@@ -39,16 +40,6 @@ LINES = {
     "software": (("vLLM ", "vllm"), ("torch ", "torch"), ("CUDA ", "cuda"), ("Python ", "python")),
     "host": (("", "cpu"), ("cores: ", "cores"), ("", "operating_system"), ("", "host")),
 }
-LOADS: tuple[Column[dict[str, Any]], ...] = (
-    Column("model", lambda row: row["model"], "left"),
-    Column("in flight", lambda row: str(row["in_flight"])),
-    Column("ramp-up", lambda row: row["ramp_up"], "left"),
-    Column("window/s", lambda row: figure(row["window_s"])),
-    Column("in/out", lambda row: row["tokens"]),
-    Column("repeats", lambda row: str(row["repeats"])),
-    Column("launches", lambda row: str(row["launches"])),
-    Column("tokens/s", lambda row: figure(row["tokens_per_s"])),
-)
 
 
 def add_compare(commands: cli.Commands) -> None:
@@ -108,12 +99,7 @@ def run_compare(given: argparse.Namespace) -> int:
         print(as_csv(rows), end="")
     else:
         print("\n\n".join(section_text(report.comparison_section(*each)) for each in found))
-    verdicts = {change.verdict for *_, comparison in found for change in comparison.changes}
-    if Judgement.WORSE in verdicts:
-        status = FAILS
-    else:
-        nothing = any(not comparison.changes for *_, comparison in found)
-        status = INCONCLUSIVE if nothing or Judgement.INCONCLUSIVE in verdicts else PASSES
+    status = cli.exit_status(all_of(comparison.state for *_, comparison in found))
     if given.html:
         sections = [report.comparison_section(*each) for each in found]
         measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
@@ -187,11 +173,13 @@ def list_baselines(given: argparse.Namespace) -> int:
 
 
 def show_baseline(given: argparse.Namespace) -> int:
-    """Print models, loads, repeats, launches, dates and environment of one baseline, and return the exit status."""
+    """Print launches, dates, environment and the tables of `report` of one baseline, and return the exit status."""
     found = baselines.baseline(given.folder, given.show)
-    rows, seen = _load_rows(found.measurements), measured_facts(found.measurements)
+    seen = measured_facts(found.measurements)
+    tables = replace(judged_again(Contents(found.measurements, ())), judged=[], history=[])
     if given.json:
-        print(as_json({**_baseline_facts(found), "loads": rows}))
+        points = point_facts(tables.curves, tables.shared, tables.jobs)
+        print(as_json({**_baseline_facts(found), "points": points}))
         return PASSES
     launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["hosts"]), "host")
     count, days = counted(seen["measurements"], "measurement"), days_of(found.measurements) or ABSENT
@@ -204,8 +192,8 @@ def show_baseline(given: argparse.Namespace) -> int:
             shown = [f"{size / GIB:.0f} GiB" for size in values] if name == "gpu_memory_bytes" else map(str, values)
             known += [f"{words}{' and '.join(shown)}"] if values else []
         about.append((line, ", ".join(known) or ABSENT))
-    print(f"{named_lines(about)}\n\n{table(rows, LOADS)}")
-    others = len(found.measurements) - sum(row["measured"] for row in rows)
+    print("\n".join([f"{named_lines(about)}\n", *report_lines(tables, "tables")]))
+    others = len(found.measurements) - sum(map(len, compared_cases(found.measurements, steady=True).values()))
     missing = f"{others} of loads without a window, or of engines among several of which some are missing"
     print_notes([*found.notes, *([missing] if others else [])])
     return PASSES
@@ -220,30 +208,6 @@ def _baseline_facts(found: Baseline) -> dict[str, Any]:
         "measured": sorted(m.measured_at for m in seen)[:: max(len(seen) - 1, 1)],
         "environment": {name: _values(seen, name) for line in LINES.values() for _, name in line},
     }
-
-
-def _load_rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return a row for each model and load. repeats: the valid ones, of those measured."""
-    rows = []
-    for case, group in compared_cases(measurements, steady=True).items():
-        point, load, workload = served(case, group), case.loads[0], group[0].workload
-        assert is_steady(load)
-        rows.append(
-            {
-                "model": case.engines,
-                "in_flight": case.concurrency,
-                "ramp_up": load.ramp_up,
-                "window_s": load.window_s,
-                "tokens": f"{workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f}",
-                "measured": len(group),
-                "repeats": len(point.repeats),
-                "launches": measured_facts(group)["launches"],
-                "tokens_per_s": point.output_tokens_per_s,
-            }
-        )
-    return sorted(
-        rows, key=lambda row: (row["model"], row["ramp_up"], row["tokens"], row["window_s"], row["in_flight"])
-    )
 
 
 def _values(measurements: Iterable[Measurement], name: str) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -124,9 +124,9 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
         problem = f"{counted(len(curve.valid), 'value')} of {columns.knob}{without}, {FEWEST_POINTS} are needed"
         raise TooFewPoints("; ".join([problem, *notes]), "results of more loads, or other conditions")
     found = plan([ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish)
-    section = external_section(curve, found, columns, given.tolerance, notes)
+    section = external_section(results, found, given.tolerance)
     if given.json:
-        print(as_json(external_facts(curve, found, columns, given.tolerance, notes)))
+        print(as_json(external_facts(results, found, given.tolerance)))
     elif given.csv:
         print(as_csv(point_facts([curve], (), ())), end="")
         cli.print_notes(notes, sys.stderr)
@@ -137,7 +137,7 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
     return PASSES
 
 
-def external_section(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes: Sequence[str]) -> Section:
+def external_section(results: ExternalResults, found: Plan, tolerance: float) -> Section:
     """Return the section of a sweep with the batch to choose and notes.
 
     Args:
@@ -145,35 +145,33 @@ def external_section(curve: Curve, found: Plan, columns: Columns, tolerance: flo
         tolerance: Gain per doubling below which throughput counts as flat.
     """
     (advice,) = found.advices
-    b_half = advice.subject.b_half
-    section = sweep_section(curve, curve.subject, Findings(flat=tolerance, b_half=b_half))
+    flat = Findings(flat=tolerance, b_half=advice.subject.b_half)
+    section = sweep_section(results.curve, results.curve.subject, flat)
     *parts, findings = section.parts
     assert isinstance(findings, Named)
     pairs = [*findings.pairs, ("batch", batch_text(advice, found))]
     pairs += [("closed form", caps)] if (caps := caps_text(advice.decision)) else []
-    pairs += [("note", note) for note in _notes(curve, found, columns, notes)]
+    pairs += [("note", note) for note in _notes(results, found)]
     return replace(section, parts=[*parts, Named(pairs)])
 
 
-def external_facts(
-    curve: Curve, found: Plan, columns: Columns, tolerance: float, notes: Sequence[str]
-) -> dict[str, Any]:
+def external_facts(results: ExternalResults, found: Plan, tolerance: float) -> dict[str, Any]:
     """Return the points and the sweep as of archives, the columns, and the batch to choose. Seconds and shares; null is
     what is not known or not reached."""
     (advice,) = found.advices
-    notes, law, seen = list(_notes(curve, found, columns, notes)), None, advice.decision
+    notes, law, seen = list(_notes(results, found)), None, advice.decision
     try:
-        law = fit(curve.points, advice.subject.b_half)
+        law = fit(results.curve.points, advice.subject.b_half)
         if not law.identified:
             law = None
             notes.append("the saturation law is not identified: the points fit a b_half below 0, which cannot be")
     except TooFewPoints as error:
         notes.append(f"the saturation law is not fitted: {error.problem}")
     return {
-        "columns": columns,
+        "columns": results.columns,
         "objectives": found.wish,
-        "points": point_facts([curve], (), ()),
-        "sweeps": sweep_facts([curve], tolerance),
+        "points": point_facts([results.curve], (), ()),
+        "sweeps": sweep_facts([results.curve], tolerance),
         "saturation_law": law
         and {"t_inf_tokens_per_s": law.t_inf, **facts(law, "b_half", "fixed_s", "error_mean", "error_max")},
         "b_opt": {"value": seen.batch, **facts(seen, "low", "high", "known")},
@@ -184,9 +182,10 @@ def external_facts(
     }
 
 
-def _notes(curve: Curve, found: Plan, columns: Columns, notes: Sequence[str]) -> Iterator[str]:
+def _notes(results: ExternalResults, found: Plan) -> Iterator[str]:
     """Yield caveats, and findings by Little's law: output rate times latency is the number of requests in flight."""
-    yield from notes
+    curve, columns = results.curve, results.columns
+    yield from results.notes
     yield from found.advices[0].decision.notes
     if found.wish.slo is None:
         yield "no latency limit was given (--slo-itl): the batch is by efficiency alone"

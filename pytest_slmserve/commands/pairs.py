@@ -17,6 +17,7 @@ from pytest_slmserve.commands.cli import (
     USAGE,
     Commands,
     add_command,
+    add_formats,
     add_html,
     check_share,
     exit_status,
@@ -42,7 +43,7 @@ def add_pairs(commands: Commands) -> None:
     margin = "largest accepted change: less for certain passes; worse for certain, by over half of it, fails"
     margin += f" (default: {MARGIN})"
     command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)
-    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_formats(command)
     add_html(command)
 
 

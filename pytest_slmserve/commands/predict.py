@@ -12,7 +12,6 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.report.advice import predicted_sweep, prediction_facts, prediction_text
 from pytest_slmserve.report.as_json import as_csv, as_json
-from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import TooFewPoints
 
 STATUS = (
@@ -50,7 +49,6 @@ def run_predict(given: argparse.Namespace) -> int:
         print(as_csv(row for one in found for rows in one.loads for row in rows), end="")
     else:
         print("\n\n".join("\n".join(prediction_text(one)) for one in found) or "nothing can be predicted")
-        for note in notes:
-            print(hanging(f"note: {note}", 2))
+        cli.print_notes(notes)
     checked = [verdict.state for one in found for verdict in one.verdicts]
     return cli.exit_status(all_of(checked)) if checked else cli.PASSES if found else cli.INCONCLUSIVE

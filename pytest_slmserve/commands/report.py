@@ -18,6 +18,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
+from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive import store
 from pytest_slmserve.archive.baselines import beside, find, place_of
 from pytest_slmserve.archive.store import Archive, Contents, RunChoice, chosen, embedded, read, runs_of
@@ -126,20 +127,18 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     notes = [*contents.notes, *remarks, *found.notes]
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
-    kinds = {"as expected": cli.PASSES, "unexpected": cli.FAILS, "inconclusive": cli.INCONCLUSIVE}
-    statuses = {kinds[each.outcome] for each in claim_outcomes(found.judged, strict=given.strict)}
-    statuses |= {cli.exit_status(each.outcome) for each in gates}
-    statuses |= (
-        {cli.PASSES} if found.curves or found.jobs or found.loads else set()
-    )  # because nothing is claimed of them
-    status = next((each for each in (cli.FAILS, cli.INCONCLUSIVE, cli.PASSES) if each in statuses), cli.INCONCLUSIVE)
+    kinds = {"as expected": State.PASSES, "unexpected": State.FAILS, "inconclusive": State.INCONCLUSIVE}
+    states = [kinds[each.outcome] for each in claim_outcomes(found.judged, strict=given.strict)]
+    states += [each.outcome for each in gates]
+    if found.curves or found.jobs or found.loads:
+        states.append(State.PASSES)  # because nothing is claimed of them
     commands = [*{str(session.plan.get("command", "")) for session in contents.sessions}]
     try:  # the command that made these records, unless they are of several commands
         command = printable(shlex.join(shlex.split(commands[0]))) if len(commands) == 1 else ""
     except ValueError:  # a quotation without an end: none of ours
         command = ""
     paths = list(map(str, given.paths))
-    return replace(found, gates=gates, notes=notes, archives=paths, command=command), status
+    return replace(found, gates=gates, notes=notes, archives=paths, command=command), cli.exit_status(all_of(states))
 
 
 def draw_figures(given: argparse.Namespace, found: Findings) -> list[str]:

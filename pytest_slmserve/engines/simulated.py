@@ -193,12 +193,13 @@ class SimulatedEngine(Engine):
         noise = self.faults.host_noise
         self.host = HostNoise(noise, f"host {spec.seed}") if noise else None
         self.ran_s = 0.0  # of all runs so far, because the host's noise goes on
-        per_token = kv_cache.kv_bytes_per_token(spec) or LAYOUT_UNKNOWN
-        blocks = spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * per_token)
+        layout = kv_cache.kv_layout(spec)
+        block_bytes = BLOCK_SIZE * (layout.bytes_per_token or LAYOUT_UNKNOWN)
+        blocks = spec.kv_cache_bytes * spec.tensor_parallel_size // block_bytes
         self.resolved = Resolved(
             kv_blocks=None if self.jobs_only else blocks,
             block_size=BLOCK_SIZE,
-            kv_windows=kv_cache.kv_windows(spec) or (None,),
+            kv_windows=layout.windows or (None,),
             weight_bytes=kv_cache.weight_bytes(spec, 2),
             attention_backend="simulated",
             max_num_seqs=self.limits.max_num_seqs,
@@ -216,9 +217,8 @@ class SimulatedEngine(Engine):
     def law(self, workload: Workload) -> tuple[float, float]:
         """t_inf in output tokens/s and b_half in sequences, of one GPU."""
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-        per_sequence = (
-            self.model.kv_read_bytes(context, kv_cache.kv_value_bytes(self.spec) or 2) or context * LAYOUT_UNKNOWN
-        )
+        each = kv_cache.kv_layout(self.spec).value_bytes or 2
+        per_sequence = self.model.kv_read_bytes(context, each) or context * LAYOUT_UNKNOWN
         weights = self.resolved.weight_bytes or per_sequence
         speed = min(BYTES_PER_S, weights / LEAST_READ_S)
         return self.faults.t_inf or speed / per_sequence, self.faults.b_half or weights / per_sequence

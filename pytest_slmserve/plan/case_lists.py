@@ -233,7 +233,7 @@ def job_case(
         pass
     elif kv_requests is not None:
         why = kv_cache.no_room(spec, workload.longest, kv_requests)
-        if kv_cache.kv_bytes_per_token(spec) is None:
+        if kv_cache.kv_layout(spec).bytes_per_token is None:
             why = "what its layers keep is not known beforehand, so no KV cache can be sized for it"
     if why is not None:
         return Case(model=model, id=name, skip_reason=why)
@@ -249,17 +249,14 @@ def job_case(
 def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:
     """A copy of `spec` whose KV cache holds `requests` requests of `longest` tokens. It sets the bytes of the cache, or
     on the CPU, where those are whole GiB, its blocks. Raises BadUsage where the bytes of a token are unknown."""
-    size, per_token, windows = (
-        kv_cache.block_size_of(spec),
-        kv_cache.kv_bytes_per_token(spec),
-        kv_cache.kv_windows(spec),
-    )
-    if per_token is None or windows is None:
+    layout = kv_cache.kv_layout(spec)
+    if layout.bytes_per_token is None or layout.windows is None:
         raise BadUsage(f"{spec.model}: the bytes of its KV cache are not known", "a model of the catalogue")
-    blocks = requests * kv_cache.request_blocks(windows, size, longest, kv_cache.in_flight(spec)) + kv_cache.NULL_BLOCKS
+    each = kv_cache.request_blocks(layout.windows, layout.block_size, longest, kv_cache.in_flight(spec))
+    blocks = requests * each + kv_cache.NULL_BLOCKS
     if spec.platform == "cpu":
         return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
-    return replace(spec, kv_cache_bytes=blocks * size * per_token)
+    return replace(spec, kv_cache_bytes=blocks * layout.block_size * layout.bytes_per_token)
 
 
 def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:

@@ -266,7 +266,8 @@ class SessionHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         told = getattr(report, "user_properties", ())  # a file that could not be imported has none
-        inconclusive = report.when == "call" and (STATE, "inconclusive") in told
+        in_setup = report.when == "setup" and report.failed  # a fixture used the truth of an inconclusive verdict
+        inconclusive = (in_setup or report.when == "call") and (STATE, "inconclusive") in told
         if inconclusive and report.passed and not hasattr(report, "context"):  # as pytest fails such a test
             report.outcome, report.longrepr = "failed", "its failed subtests are inconclusive"
         if inconclusive and report.failed:

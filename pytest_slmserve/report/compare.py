@@ -13,10 +13,11 @@ from pytest_slmserve.analysis.claims.stored import stored_curves
 from pytest_slmserve.analysis.compare.changes import LAUNCHES, METRICS, Judgement, MetricChange, RunComparison
 from pytest_slmserve.analysis.compare.history import WORDS, ReleaseHistory, ReleaseMean
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
+from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.gate import difference_text
+from pytest_slmserve.report.gate import LOOKS, difference_text
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Chart, Look, Named, Part, Section, Table, section_text
+from pytest_slmserve.report.section import Chart, Named, Part, Section, Table, section_text
 from pytest_slmserve.report.text_table import (
     ABSENT,
     Column,
@@ -28,7 +29,6 @@ from pytest_slmserve.report.text_table import (
     table,
 )
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Measurement
 
 AT_ANOTHER_TIME = "both sides were measured at different times, and machines drift: --slm-gate measures them in turns"
@@ -53,7 +53,7 @@ def measured_facts(measurements: Sequence[Measurement]) -> dict[str, Any]:
     values: dict[str, list[str | None]] = {
         "models": [short_name(m.spec.model) for m in measurements],
         "vllm": [each.vllm for each in where],
-        "devices": [device_of(each) for each in where],
+        "devices": [each.gpu_name or each.url or each.cpu or each.platform for each in where],
         "hosts": [each.host for each in where],
     }
     return {
@@ -67,11 +67,6 @@ def days_of(measurements: Iterable[Measurement]) -> str:
     """Return "2026-01-01 to 2026-01-03", or one day; empty of nothing."""
     days = sorted({m.measured_at[:10] for m in measurements})
     return " to ".join(dict.fromkeys((*days[:1], *days[-1:])))
-
-
-def device_of(environment: Environment) -> str | None:
-    """Return a short name of the device, or the URL."""
-    return environment.gpu_name or environment.url or environment.cpu or environment.platform
 
 
 def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
@@ -168,9 +163,8 @@ def comparison_section(baseline: RunSide, candidate: RunSide, found: RunComparis
     tally = [f"{count} {verdict.value}" for verdict, count in found.counts.items() if count or verdict in always]
     answer = f"of {counted(len(found.changes), 'metric')}: {', '.join(tally)}; tolerance {percent(found.tolerance)}"
     parts.append(answer if found.changes else NOTHING_IN_COMMON)
-    look: Look = "bad" if Judgement.WORSE in by_verdict else "open" if Judgement.INCONCLUSIVE in by_verdict else "good"
     title = f"{candidate.name} against {baseline.name}: {parts[-1]}"
-    return Section(title, parts, look, partial(comparison_charts, baseline, candidate, found))
+    return Section(title, parts, LOOKS[found.state], partial(comparison_charts, baseline, candidate, found))
 
 
 def comparison_charts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Iterator[Chart]:
@@ -224,8 +218,7 @@ def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section]:
             f"{concerned[0][1].step_words}: {why} ({', '.join(dict.fromkeys(each.release for _, each in concerned))})"
             for why, concerned in grouped(inconclusive, lambda pair: pair[0].why).items()
         ]
-        worse = any(step.verdict is Judgement.WORSE for step, _ in steps)
-        look: Look = "bad" if worse else "open" if inconclusive else "good"
+        look = LOOKS[all_of(step.verdict.state for step, _ in steps)]
         shown = Table(rows, HISTORY, caption=f"History of {title}", always=len(HISTORY))
         yield Section(f"History: {title}", [shown, *reasons], look, partial(history_charts, alike))
 

@@ -14,7 +14,6 @@ from pytest_slmserve.analysis.compare.deployments import (
     at_both_interfaces,
     deployments,
     on_several_gpus,
-    speedup,
 )
 from pytest_slmserve.analysis.device.gpu_figures import figures_of_each_gpu
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
@@ -252,7 +251,7 @@ def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Colu
 
     def gain(one: Deployment) -> Interval | None:
         first = base.get(one.concurrency, one)
-        return None if first is one else speedup(first, one)
+        return None if first is one else ratio(one.served, first.served)
 
     return (
         Column("in\nflight", lambda one: str(one.concurrency)),

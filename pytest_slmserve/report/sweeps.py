@@ -10,7 +10,6 @@ from statistics import fmean, median
 
 from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
 from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces, memory_in_use
-from pytest_slmserve.analysis.metrics.roofline import regime
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.analysis.sweep.adaptive import law_error
@@ -344,10 +343,9 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
             f"at most {percent(max(shares)[0])} of what the data sheet allows, at {max(shares)[1]} in flight",
         )
     if work and peaks and ours:
-        limit = regime(work, peaks)
-        tends = f"decoding tends to {figure(limit.intensity)} FLOP/byte as the batch grows"
-        ridge = f"the ridge of {peaks.family} is {figure(limit.ridge)}"
-        yield "regime", f"{limit.bound}-bound by shapes: {tends}, {ridge}"
+        bound = "compute" if work.intensity > peaks.ridge else "memory"
+        tends = f"decoding tends to {figure(work.intensity)} FLOP/byte as the batch grows"
+        yield "regime", f"{bound}-bound by shapes: {tends}, the ridge of {peaks.family} is {figure(peaks.ridge)}"
 
 
 def _latency_findings(curve: Curve) -> Iterator[tuple[str, str]]:
@@ -426,15 +424,12 @@ def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
     """Yield the charts of a sweep over its load, quantiles of latencies, and the course of one window."""
     flat = curve.plateau(tolerance).value if is_main_sweep(curve) or curve.axes.knob else None
     if curve.axes.knob:
-        yield Chart(f"{curve.axes.throughput} over the load", charts.throughput(curve, flat))
+        yield Chart(f"{curve.axes.throughput} over the load", charts.throughputs([(curve.subject, curve)], flat))
     if curve.axes.knob or not curve.valid:
         return
     made = {
-        "Throughput over load": charts.throughput(curve, flat),
-        "Latency over load": charts.latency(curve),
-        "Batch held": charts.batch(curve),
-        "Use of the device": charts.shares(curve),
-        "Energy": charts.energy(curve),
+        "Throughput over load": charts.throughputs([(curve.subject, curve)], flat),
+        **charts.load_charts(curve),
         STEP_TITLE: charts.step_parts_chart(step_rows(curve), curve.subject),
     }
     yield from (Chart(title, spec, CHART_NOTES.get(title, "")) for title, spec in made.items())

@@ -34,11 +34,7 @@ def naming(who: str, kind: type[SlmError] = SlmError) -> Iterator[None]:
     try:
         yield
     except kind as error:
-        raise named(who, error) from error
-
-
-def named(who: str, error: SlmError) -> SlmError:
-    return type(error)(f"{who}: {error.problem}", error.hint)
+        raise type(error)(f"{who}: {error.problem}", error.hint) from error
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Resolved
@@ -71,7 +72,8 @@ def check_quantization(spec: EngineSpec) -> None:
         raise BadUsage(problem, "a model that was quantized so, or --slm-quantization fp8")
 
 
-BLOCK_SIZE = {"cuda": 16, "cpu": 128, "simulated": 16}  # tokens; the defaults of vLLM's two platforms, and ours
+# Tokens: the defaults of vLLM's two platforms, and ours; of an endpoint, which seldom tells, vLLM's on a GPU.
+BLOCK_SIZE = {"cuda": 16, "cpu": 128, "simulated": 16, "remote": 16}
 NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets
 STATE_BLOCKS = 2  # of a layer with a state in place of a cache, at most (vLLM's mamba_cache_mode "align")
 STEPS_AHEAD = 2  # steps whose tokens are scheduled and not settled, with asynchronous scheduling
@@ -89,49 +91,39 @@ def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | Non
     return VALUE_BYTES.get(str(dtype))
 
 
-def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of one number of the KV cache; None for an unknown type."""
-    asked = str(dict(spec.extra).get("kv_cache_dtype", "auto"))
-    if asked == "auto" and spec.model_facts and spec.model_facts.quantization:
-        asked = spec.model_facts.quantization.kv_cache_dtype
-    if asked == "auto":
-        return value_bytes(spec, resolved)
-    return KV_VALUE_BYTES.get(asked)
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The layout of an engine's KV cache.
+
+    value_bytes: of one number; None for an unknown type. bytes_per_token: of a token's keys and values in the layers
+    that share a block, over all GPUs; None if layout or type are not known. windows: of each group of layers in tokens,
+    None for all tokens, 0 for a state of a fixed size; None instead if the groups are not known. block_size: tokens per
+    block.
+    """
+
+    value_bytes: int | None
+    bytes_per_token: int | None
+    windows: tuple[int | None, ...] | None
+    block_size: int
 
 
-def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of a token's keys and values in the layers that share a block, over all GPUs; None if layout or type are
-    not known."""
-    model, each = spec.model_facts, kv_value_bytes(spec, resolved)
-    if model is None or each is None or dict(spec.extra).get("disable_hybrid_kv_cache_manager"):
-        return None
-    return model.kv_bytes_per_token(each, spec.tensor_parallel_size)
-
-
-def kv_windows(spec: EngineSpec, resolved: Resolved | None = None) -> tuple[int | None, ...] | None:
-    """The window of each group of layers in tokens: None for all tokens, 0 for a state of a fixed size. As the engine
-    reported it, else by the model's configuration; None if neither is known."""
-    if resolved and resolved.kv_windows is not None:
-        return resolved.kv_windows
-    groups = spec.model_facts and spec.model_facts.kv_groups
-    return groups[1] if groups else None
-
-
-def block_size_of(spec: EngineSpec, resolved: Resolved | None = None) -> int:
-    """Tokens per KV block: as the engine reported it, as the specification has it, or the platform's default."""
-    if resolved and resolved.block_size and resolved.block_size > 0:
-        return resolved.block_size
-    return int(dict(spec.extra).get("block_size") or BLOCK_SIZE[spec.platform])
-
-
-def kv_blocks(kv_bytes: int, block_size: int, bytes_per_token: int) -> int:
-    """Whole blocks of `block_size` tokens in `kv_bytes`."""
-    return kv_bytes // (block_size * bytes_per_token)
-
-
-def requests_that_fit(blocks: int, block_size: int, longest: int) -> int:
-    """Number of requests of `longest` tokens (prompt and output) that fit at full length, so that none is preempted."""
-    return max(0, (blocks - NULL_BLOCKS) // -(-longest // block_size))
+def kv_layout(spec: EngineSpec, resolved: Resolved | None = None) -> KvLayout:
+    """The layout of the KV cache: what the engine reported, else what specification and model say, else the default of
+    the platform."""
+    extra, model = dict(spec.extra), spec.model_facts
+    dtype = str(extra.get("kv_cache_dtype", "auto"))
+    if dtype == "auto" and model and model.quantization:
+        dtype = model.quantization.kv_cache_dtype
+    each = value_bytes(spec, resolved) if dtype == "auto" else KV_VALUE_BYTES.get(dtype)
+    per_token = None
+    if model and each is not None and not extra.get("disable_hybrid_kv_cache_manager"):
+        per_token = model.kv_bytes_per_token(each, spec.tensor_parallel_size)
+    windows, size = (resolved.kv_windows, resolved.block_size) if resolved else (None, None)
+    if windows is None and model and (groups := model.kv_groups):
+        windows = groups[1]
+    if not size or size < 0:
+        size = int(extra.get("block_size") or BLOCK_SIZE[spec.platform])
+    return KvLayout(each, per_token, windows, size)
 
 
 def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: int, in_flight: int) -> int:
@@ -139,7 +131,7 @@ def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: in
     and the tokens that are scheduled and not yet settled (`SlidingWindowSpec.max_admission_blocks_per_request`).
 
     Args:
-        windows: Of each group, see `kv_windows`.
+        windows: Of each group, see `KvLayout`.
         longest: Tokens of the request, prompt and output.
         in_flight: Tokens that are scheduled and not yet settled.
     """
@@ -153,11 +145,6 @@ def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: in
 def in_flight(spec: EngineSpec) -> int:
     """Largest number of tokens that are scheduled and not yet settled."""
     return STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens")
-
-
-def kv_bytes_asked(spec: EngineSpec) -> int:
-    """Bytes of the KV cache by the specification, over all GPUs; 0 if the engine takes what is left of the memory."""
-    return given_limit(spec, "kv_cache_memory_bytes", "kv_cache_bytes") * spec.tensor_parallel_size
 
 
 def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
@@ -175,30 +162,37 @@ def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """Number of KV blocks that follows from the specification. None if layout or type are unknown, if the engine takes
     what is left of the memory, and for an endpoint or Transformers, which manage their own cache."""
-    if asked := dict(spec.extra).get("num_gpu_blocks_override"):
-        return int(asked)
-    own_affair = spec.platform == "remote" or spec.interface == "transformers" or not kv_bytes_asked(spec)
-    per_token = None if own_affair else kv_bytes_per_token(spec, resolved)
-    return None if per_token is None else kv_blocks(kv_bytes_asked(spec), block_size_of(spec, resolved), per_token)
+    if given := dict(spec.extra).get("num_gpu_blocks_override"):
+        return int(given)
+    layout, cache_bytes = kv_layout(spec, resolved), specified_kv_bytes(spec)
+    own_affair = spec.platform == "remote" or spec.interface == "transformers" or not cache_bytes
+    if own_affair or layout.bytes_per_token is None:
+        return None
+    return cache_bytes // (layout.block_size * layout.bytes_per_token)
+
+
+def specified_kv_bytes(spec: EngineSpec) -> int:
+    """Bytes of the KV cache by the specification, over all GPUs; 0 if the engine takes what is left of the memory."""
+    return given_limit(spec, "kv_cache_memory_bytes", "kv_cache_bytes") * spec.tensor_parallel_size
 
 
 def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
     """Bytes of the engine's KV cache, over all GPUs: by its own number of blocks, or else by the predicted one. If
     blocks or bytes per token are not known, the bytes of the specification; 0 is "not known"."""
-    blocks, per_token = resolved.kv_blocks or predicted_blocks(spec, resolved), kv_bytes_per_token(spec, resolved)
-    if blocks is None or per_token is None:
-        return kv_bytes_asked(spec)
-    return blocks * block_size_of(spec, resolved) * per_token
+    layout, blocks = kv_layout(spec, resolved), resolved.kv_blocks or predicted_blocks(spec, resolved)
+    if blocks is None or layout.bytes_per_token is None:
+        return specified_kv_bytes(spec)
+    return blocks * layout.block_size * layout.bytes_per_token
 
 
 def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None) -> int | None:
     """Number of requests of `longest` tokens that fit, by the engine's own number of blocks or else by the predicted
     one. None if the blocks, or the blocks of a request, are not known."""
     blocks = resolved.kv_blocks if resolved and resolved.kv_blocks else predicted_blocks(spec, resolved)
-    windows = kv_windows(spec, resolved)
-    if blocks is None or windows is None:
+    layout = kv_layout(spec, resolved)
+    if blocks is None or layout.windows is None:
         return None
-    each = request_blocks(windows, block_size_of(spec, resolved), longest, in_flight(spec))
+    each = request_blocks(layout.windows, layout.block_size, longest, in_flight(spec))
     return max(0, blocks - NULL_BLOCKS) // max(1, each)
 
 

@@ -163,11 +163,6 @@ def is_steady(load: Load) -> TypeGuard[ClosedLoop]:
     return isinstance(load, ClosedLoop) and load.requests is None
 
 
-def is_burst(load: Load) -> bool:
-    """Check whether the requests of a point of a sweep start together, and go on ending together: a convoy."""
-    return is_steady(load) and load.ramp_up == "burst"
-
-
 def is_job(load: Load) -> TypeGuard[OpenLoop]:
     """Check whether a load is a number of requests that come by a schedule and are served to the end."""
     return isinstance(load, OpenLoop) and load.requests is not None

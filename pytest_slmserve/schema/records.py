@@ -31,7 +31,7 @@ class Resolved:
 
     kv_blocks: int | None = None
     block_size: int | None = None
-    kv_windows: tuple[int | None, ...] | None = None  # of each group of layers with a cache; see `kv_cache.kv_windows`
+    kv_windows: tuple[int | None, ...] | None = None  # of each group of layers with a cache; see `kv_cache.KvLayout`
     weight_bytes: int | None = None
     attention_backend: str | None = None
     max_num_seqs: int | None = None
@@ -87,11 +87,6 @@ class Failures:
 
     def __len__(self) -> int:
         return len(self.request)
-
-    def kept(self, rows: Sequence[int]) -> Failures:
-        """A copy with only these rows, in their order."""
-        columns = {column.name: getattr(self, column.name) for column in fields(self)}
-        return Failures(**{name: values and tuple(values[row] for row in rows) for name, values in columns.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +201,8 @@ class Replica:
     thread_percentage: int | None = None
 
     def key(self, alone: str) -> str:
-        """The key of this engine's measurement. alone: its key without regard to the engines measured beside it."""
+        """The key of this engine's measurement. alone: its key without regard to the engines measured at the same
+        time."""
         return short_hash([alone, self.set, self.index])
 
 

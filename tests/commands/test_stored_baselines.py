@@ -94,17 +94,20 @@ def test_list_as_json(folder, capsys):
     assert found["environment"]["driver"] == ["580.159.04"] and found["environment"]["vllm"] == ["0.26.0"]
 
 
-def test_show_tells_models_loads_repeats_launches_date_and_environment(folder, capsys):
+def test_show_tells_launches_date_and_environment_and_has_the_tables_of_report(folder, capsys):
     status, out, err = run(capsys, "--show", NAME, "--folder", folder)
-    head, device, software, host, _, columns, _, first, second = out.splitlines()
+    head, device, software, host, _, title, *table = out.splitlines()
     assert (status, err) == (0, "")
     assert head == f"{NAME}: 3 measurements, 1 launch, 1 host, measured 2026-01-01"
     assert device.split(maxsplit=1) == ["device", "NVIDIA H200, 140 GiB, driver 580.159.04"]
     assert software.split(maxsplit=1) == ["software", "vLLM 0.26.0, torch 2.11.0, CUDA 13.0"]
     assert host.split(maxsplit=1) == ["host", "Xeon, cores: 16, Linux, one"]
-    assert " ".join(columns.split()) == "model in flight ramp-up window/s in/out repeats launches tokens/s"
-    assert first.split() == ["opt-1.3b", "8", "staggered", "5.00", "64/32", "2", "1", "1,002"]
-    assert second.split() == ["opt-1.3b", "16", "staggered", "5.00", "64/32", "1", "1", "1,900"]
+    assert title == "opt-1.3b on NVIDIA H200" and "ramp-up staggered, window 5 s" in " ".join(table)
+    assert "2 points, 1 to 2 repeats each, 1 launch, 1 host" in " ".join(table)
+    rows = [line.split() for line in table]
+    assert [row[0] for row in rows if row and row[-1] == "yes"] == ["8", "16"]
+    main(["report", str(folder / f"{NAME}.jsonl.xz")])
+    assert set(table) <= set(capsys.readouterr().out.splitlines())
 
 
 def test_show_takes_a_path_as_slm_baseline_does(folder, capsys):
@@ -112,9 +115,9 @@ def test_show_takes_a_path_as_slm_baseline_does(folder, capsys):
     assert (status, out, err) == run(capsys, "--show", NAME, "--folder", folder) and out.startswith(f"{NAME}: 3 meas")
 
 
-def test_show_as_json_has_the_loads(folder, capsys):
+def test_show_as_json_has_the_points(folder, capsys):
     found = json.loads(run(capsys, "--show", NAME, "--folder", folder, "--json")[1])
-    assert [(row["in_flight"], row["measured"], row["repeats"]) for row in found["loads"]] == [(8, 2, 2), (16, 1, 1)]
+    assert [(row["concurrency"], len(row["repeats"])) for row in found["points"]] == [(8, 2), (16, 1)]
 
 
 def test_show_of_any_archive_says_what_is_no_part_of_a_baseline(tmp_path, capsys):

@@ -49,6 +49,25 @@ def test_an_expected_failure_does_not_swallow_what_is_inconclusive(pytester):
     result.assert_outcomes(xfailed=0)
 
 
+def test_a_fixture_whose_verdict_is_inconclusive_makes_its_test_inconclusive(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_slmserve import State, Verdict
+
+        @pytest.fixture
+        def quick_enough():
+            assert Verdict("claim", "model", State.INCONCLUSIVE, "too noisy")
+
+        @pytest.mark.slm
+        def test_it(quick_enough):
+            raise AssertionError("its fixture was not inconclusive")
+        """
+    )
+    result = pytester.runpytest_inprocess("--slm-simulate")
+    assert (result.ret, result.parseoutcomes()) == (10, {"inconclusive": 1})
+
+
 @pytest.mark.parametrize(("second", "status", "failed", "inconclusive"), [("True", 10, 0, 2), ("False", 1, 2, 1)])
 def test_subtests_that_are_inconclusive_fail_no_run(pytester, second, status, failed, inconclusive):
     pytest.importorskip("_pytest.subtests", reason="pytest has subtests from 9 on")

@@ -10,11 +10,11 @@ from inside import ALL_OF_IT, SWEEP, usage_error
 from interfaces import problems_of, somebodys_server, url_of
 from shipped import BENCHMARKS, put
 
+from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.options.table import urls
 from pytest_slmserve.plan.planner import url_lock
-from pytest_slmserve.run import judge
 from pytest_slmserve.schema.loads import is_job
 
 # endpoint
@@ -80,8 +80,8 @@ def test_the_shipped_sweep_and_its_claims(pytester, at, there, key, archive):
 
 
 def test_what_is_expected_of_a_claim_is_looked_up_by_its_interface(pytester, at, monkeypatch):
-    interfaces, row_for = set(), judge.row_for
-    monkeypatch.setattr(judge, "row_for", lambda *by: interfaces.add(by[3]) or row_for(*by))
+    interfaces, row_for = set(), table.row_for
+    monkeypatch.setattr(table, "row_for", lambda *by: interfaces.add(by[3]) or row_for(*by))
     put(pytester.path, "test_pareto_plateau")
     at("-k", "throughput_reaches_a_plateau").assert_outcomes()  # inconclusive: nothing is measured
     assert interfaces == {"endpoint"}

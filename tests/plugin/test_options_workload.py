@@ -7,7 +7,7 @@ import json
 import pytest
 from inside import ALL_OF_IT, SWEEP, usage_error
 
-from pytest_slmserve.analysis.metrics.window import window_steps
+from pytest_slmserve.analysis.metrics.window import window_trace
 
 # concurrency
 
@@ -199,7 +199,7 @@ def test_together_starts_all_and_measures_whole_periods(sweep, archive):
     sweep("--slm-concurrency=64", "--slm-ramp-up=burst")
     for measurement in archive().measurements:
         assert sent_within_a_step(measurement) == 64
-        assert (len(window_steps(measurement.run)) - 1) % 257 == 0
+        assert (len(window_trace(measurement.run).steps) - 1) % 257 == 0
 
 
 # window

@@ -9,7 +9,7 @@ from strategies import H200, measurement
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.compare.deployments import at_both_interfaces
-from pytest_slmserve.analysis.metrics.window import window_steps
+from pytest_slmserve.analysis.metrics.window import window_trace
 from pytest_slmserve.analysis.sweep.curve import curve_of, labels
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.report.deployments import interfaces_sections
@@ -66,7 +66,7 @@ def test_where_more_prompts_come_together_fewer_steps_have_one():
 
 def with_prompts(run, prompts):
     """The same steps, of which each in the window processed so many prompt tokens, over and over."""
-    inside = window_steps(run)
+    inside = window_trace(run).steps
     column = [prompts[(i - inside.start) % len(prompts)] for i in range(len(run.steps))]
     return replace(run, steps=replace(run.steps, prompt_tokens=tuple(column)))
 

@@ -17,7 +17,8 @@ from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 def test_blocks_that_a_published_engine_logged():
     """arXiv:2503.08311's OPT-1.3B: 54.41 GiB of KV cache, 18,573 blocks of 16 tokens (the log rounds the GiB)."""
-    assert abs(kv_cache.kv_blocks(int(54.41 * GIB), 16, 196_608) - 18_573) <= 2
+    spec = EngineSpec("opt-1.3b", kv_cache_bytes=int(54.41 * GIB))
+    assert abs(kv_cache.predicted_blocks(spec) - 18_573) <= 2
 
 
 @pytest.mark.parametrize(
@@ -48,14 +49,10 @@ def test_what_the_engine_reports_goes_before_defaults():
 
 
 @given(st.integers(1, 10_000), st.sampled_from([16, 32, 128]), st.integers(1, 4096))
-def test_requests_that_fit_do_fit_and_one_more_does_not(blocks, size, longest):
+def test_the_requests_that_fit_leave_one_block_and_one_more_does_not_fit(blocks, size, longest):
     each = -(-longest // size)
-    fit = kv_cache.requests_that_fit(blocks, size, longest)
-    assert fit * each <= max(blocks - 1, 0) < (fit + 1) * each
-
-
-def test_one_block_is_never_given_away():
-    assert [kv_cache.requests_that_fit(n, 16, 32) for n in (0, 2, 3, 5)] == [0, 0, 1, 2]
+    fit = kv_cache.kv_capacity(EngineSpec("opt-1.3b"), longest, Resolved(kv_blocks=blocks, block_size=size))
+    assert fit * each <= blocks - 1 < (fit + 1) * each
 
 
 def test_capacity_takes_the_engines_own_count():
@@ -68,7 +65,7 @@ def test_capacity_takes_the_engines_own_count():
 @pytest.mark.parametrize("said", [0, -1, -1000])
 def test_a_record_whose_blocks_have_no_size_is_taken_as_one_that_does_not_say(said):
     spec = EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB)
-    assert kv_cache.block_size_of(spec, Resolved(block_size=said)) == kv_cache.block_size_of(spec) == 16
+    assert kv_cache.kv_layout(spec, Resolved(block_size=said)).block_size == kv_cache.kv_layout(spec).block_size == 16
     assert kv_cache.kv_capacity(spec, 768, Resolved(kv_blocks=481, block_size=said)) == 10
 
 
@@ -143,8 +140,8 @@ def test_what_only_the_engine_knows_it_tells():
 )
 def test_bytes_of_a_number_in_the_cache(asked, each):
     spec = EngineSpec("opt-125m", extra=(("kv_cache_dtype", asked),))
-    assert kv_cache.kv_value_bytes(spec) == each
-    assert kv_cache.kv_bytes_per_token(spec) == (None if each is None else 18_432 * each)
+    layout = kv_cache.kv_layout(spec)
+    assert (layout.value_bytes, layout.bytes_per_token) == (each, None if each is None else 18_432 * each)
 
 
 @pytest.mark.parametrize(

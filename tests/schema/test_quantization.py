@@ -11,7 +11,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import (
     check_quantization,
     computes_in_fp8,
-    kv_value_bytes,
+    kv_layout,
     quantization_of,
     weight_bytes,
 )
@@ -91,8 +91,9 @@ FLOAT8 = {"num_bits": 8, "type": "float"}
 def test_the_cache_that_a_checkpoint_asks_for(own, dtype):
     """As `resolve_kv_cache_dtype_string` and `Attention` of vLLM have it."""
     spec = EngineSpec("mine", dtype="bfloat16", model_facts=quantized(own))
-    assert kv_value_bytes(spec) == {"auto": 2, "fp8": 1, "": None}[dtype]
-    assert kv_value_bytes(replace(spec, extra=(("kv_cache_dtype", "bfloat16"),))) == 2, "asked for, it counts first"
+    assert kv_layout(spec).value_bytes == {"auto": 2, "fp8": 1, "": None}[dtype]
+    given = replace(spec, extra=(("kv_cache_dtype", "bfloat16"),))
+    assert kv_layout(given).value_bytes == 2, "what the specification says counts first"
 
 
 def test_what_is_computed_in_fp8():

@@ -150,14 +150,10 @@ def _served(
 ) -> ServedEngine:
     """A model as it was served. longest: tokens of a request at full length, None if unknown. resolved: as reported by
     the engine; None for external results. beyond_kv_bytes: memory in use beyond the KV cache, 0 without sensors."""
-    each, per_token, windows = (
-        kv_cache.value_bytes(spec, resolved),
-        kv_cache.kv_bytes_per_token(spec, resolved),
-        kv_cache.kv_windows(spec, resolved),
-    )
+    each, layout = kv_cache.value_bytes(spec, resolved), kv_cache.kv_layout(spec, resolved)
     weights = (resolved and resolved.weight_bytes) or (kv_cache.weight_bytes(spec, each) if each else None)
     footprint, why_not = None, ""
-    if weights is None or per_token is None or windows is None:
+    if weights is None or layout.bytes_per_token is None or layout.windows is None:
         why_not = f"its {'weights are' if weights is None else 'KV cache is'} not known"
         why_not = why_not if resolved is None else "the shape or the data type of the model is not known"
     elif longest is None:
@@ -166,10 +162,10 @@ def _served(
         beyond = beyond_kv_bytes - weights
         footprint = Footprint(
             weight_bytes=weights,
-            kv_bytes_per_token=per_token,
+            kv_bytes_per_token=layout.bytes_per_token,
             longest=longest,
-            groups=len(windows),
-            block_size=kv_cache.block_size_of(spec, resolved),
+            groups=len(layout.windows),
+            block_size=layout.block_size,
             allowance_bytes=beyond if beyond > 0 else kv_cache.RESERVE_BYTES,
             allowance_seen=beyond > 0,
         )

@@ -12,7 +12,7 @@ from pytest_slmserve.analysis.stats.estimates import percent, percent_interval, 
 from pytest_slmserve.analysis.sweep.gains import valid_points
 from pytest_slmserve.analysis.verdict import State, Verdict, below, unsure, within
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.kv_cache import block_size_of, predicted_blocks
+from pytest_slmserve.schema.kv_cache import kv_layout, predicted_blocks
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
@@ -31,7 +31,10 @@ def kv_blocks_as_predicted(
     if predicted is None or seen is None:
         unknown = "the engine did not report its KV blocks" if seen is None else "its shape or data type is unknown"
         return Verdict(KV_BLOCKS, subject, State.INCONCLUSIVE, unknown, records=records)
-    size, state = block_size_of(spec, resolved), State.PASSES if abs(seen - predicted) <= tolerance else State.FAILS
+    size, state = (
+        kv_layout(spec, resolved).block_size,
+        State.PASSES if abs(seen - predicted) <= tolerance else State.FAILS,
+    )
     why = f"{seen:,} blocks of {size} tokens, {predicted:,} predicted from shapes (bound {tolerance} apart)"
     n = max(1, len(records))
     return Verdict(KV_BLOCKS, subject, state, why, value=seen - predicted, threshold=tolerance, n=n, records=records)

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.stats.estimates import percent, percent_interval, 
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Seen, State, Verdict, above, below, every, every_within, unsure
 from pytest_slmserve.schema.catalog import CATALOGUE, short_name
-from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
+from pytest_slmserve.schema.kv_cache import NULL_BLOCKS
 from pytest_slmserve.schema.specs import GIB
 
 Expected = Literal["passes", "fails", "either"]
@@ -160,8 +160,8 @@ def largest_batch(model: str, tokens: int = KNOWN, budget_bytes: int = BUDGET_BY
 
 def paged_batch(model: str, tokens: int, budget_bytes: int = BUDGET_BYTES) -> int:
     """Return the requests that fit in pages of 16 tokens: at the `MEAN` length what an engine holds at one moment."""
-    left = budget_bytes - (CATALOGUE[model].weight_bytes() or 0)
-    return requests_that_fit(kv_blocks(left, BLOCK_SIZE, request_bytes(model, 1)), BLOCK_SIZE, tokens)
+    blocks = (budget_bytes - (CATALOGUE[model].weight_bytes() or 0)) // (BLOCK_SIZE * request_bytes(model, 1))
+    return max(0, (blocks - NULL_BLOCKS) // -(-tokens // BLOCK_SIZE))
 
 
 def judge_arithmetic(claim: str, model: str) -> Verdict:

@@ -16,7 +16,6 @@ from pytest_slmserve.analysis.compare.deployments import (
     compared,
     deployments,
     one_engine_each,
-    speedup,
 )
 from pytest_slmserve.analysis.points import figure_ratio, on_hosts_of, ratio
 from pytest_slmserve.analysis.stats.estimates import percent, times
@@ -112,7 +111,8 @@ def serves_less(claim: str, curve: Curve, threshold: float) -> Verdict:
 
     def ratios(several: int) -> list[Seen[Pair]]:
         shares = [1.0 if in_all else base.gpus / other.gpus for base, other in pairs]
-        return [(speedup(*pair, several).mapped(partial(mul, share)), pair) for share, pair in zip(shares, pairs)]
+        gains = [ratio(other.served, base.served, several=several) for base, other in pairs]
+        return [(gain.mapped(partial(mul, share)), pair) for gain, share, pair in zip(gains, shares, pairs)]
 
     state, seen, (base, other) = every(below, threshold, ratios)
     much = "what it does" if in_all else "as much per GPU as"

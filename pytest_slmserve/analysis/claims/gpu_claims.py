@@ -95,7 +95,7 @@ def memory_over_tensor_cores(curve: Curve) -> Evidence | str:
     these ran. Counters are read while the engine decodes and processes no prompt.
 
     arXiv:2503.08311: decode stays memory-bound at large batches; by shapes, grouped keys at a short context need not
-    (`roofline.regime`).
+    (`roofline.Work.intensity`).
     """
     gap, tensor, decoding = map(figure_named, ("saturation_gap", "tensor_active", "decode_tensor"))
     unseen = _unseen(NO_PROFILE, {p.concurrency: tensor(p) if p.dram_active else [] for p in curve.valid})

@@ -41,7 +41,7 @@ from pytest_slmserve.analysis.points import (
 )
 from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, Interval, factor, grouped, percent
 from pytest_slmserve.analysis.stats.noise import Differences, Repeat
-from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.analysis.verdict import State, Verdict, all_of
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import Load, is_job, is_steady
 from pytest_slmserve.schema.records import Measurement
@@ -73,6 +73,11 @@ class Judgement(enum.Enum):
     NO_WORSE = "no worse"
     INCONCLUSIVE = "inconclusive"
 
+    @property
+    def state(self) -> State:
+        """The state of the promise that the metric is not worse."""
+        return {Judgement.WORSE: State.FAILS, Judgement.INCONCLUSIVE: State.INCONCLUSIVE}.get(self, State.PASSES)
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -84,6 +89,10 @@ class Metric:
     scale: float = 1e3
     higher_is_better: bool = False
     bounded: bool = False
+
+    def threshold(self, tolerance: float) -> float:
+        """Return the worst ratio, candidate over baseline, that is within the tolerance."""
+        return 1 / (1 + tolerance) if self.higher_is_better else 1 + tolerance
 
 
 METRICS = {
@@ -209,6 +218,11 @@ class RunComparison:
         """The number of metrics by what became of them."""
         seen = Counter(each.verdict for each in self.changes)
         return {verdict: seen[verdict] for verdict in Judgement}
+
+    @property
+    def state(self) -> State:
+        """The state of the promise that no metric is worse; inconclusive if nothing was compared."""
+        return all_of(each.verdict.state for each in self.changes)
 
 
 def compare(
@@ -445,7 +459,7 @@ def against_stored(
     verdicts = []
     for pair, (name, (claim, words)) in product(found.pairs, STORED.items()):
         subject, metric = f"{pair.case.engines} at {pair.load}", METRICS[name]
-        threshold = 1 / (1 + tolerance) if metric.higher_is_better else 1 + tolerance
+        threshold = metric.threshold(tolerance)
         change = change_of(pair, metric, tolerance, stored=True)
         if change is None or pair.unseen is None or pair.obstacle:
             why = f"cannot be compared: {pair.obstacle or NO_SENSOR}"
@@ -464,13 +478,7 @@ def against_stored(
             why += f"; widened by a factor of {math.exp(pair.unseen):.4g} each way for another {where}"
             if (idle := pair.idle_share) is not None:
                 why += f", and a GPU that waits for its host for {percent(idle)} of the time"
-        match change.verdict:
-            case Judgement.WORSE:
-                state = State.FAILS
-            case Judgement.INCONCLUSIVE:
-                state = State.INCONCLUSIVE
-            case _:
-                state = State.PASSES
-        verdict = Verdict.from_interval(claim, subject, state, why, seen, threshold, pair.baseline, pair.candidate)
+        state, points = change.verdict.state, (pair.baseline, pair.candidate)
+        verdict = Verdict.from_interval(claim, subject, state, why, seen, threshold, *points)
         verdicts.append(replace(verdict, why=why))  # without its clause on launches, which the interval knows of
     return verdicts, notes

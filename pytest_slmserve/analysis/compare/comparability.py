@@ -79,9 +79,7 @@ def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
         found.append("it is not known whether the baseline is of this host: hosts of one kind differ")
     elif not one_boot(baseline, candidate):
         found.append("the baseline is of another host, or from before a boot: hosts of one kind differ")
-    if there.operating_system != here.operating_system:
-        systems = there.operating_system or "not known", here.operating_system or "not known"
-        found.append(f"operating system {systems[0]} there, {systems[1]} here")
+    found += why_not(baseline, candidate, [OPERATING_SYSTEM])
     try:
         days = (moment(candidate.measured_at) - moment(baseline.measured_at)).total_seconds() / 86_400
     except ValueError:
@@ -161,6 +159,7 @@ MACHINE_FACTS: tuple[Fact, ...] = (
     Fact("CPU", attrgetter("environment.cpu"), optional=True),
     Fact("cores", attrgetter("environment.cores")),
 )
+OPERATING_SYSTEM = Fact("operating system", attrgetter("environment.operating_system"), optional=True)
 FACTS = (
     *MACHINE_FACTS,
     *(Fact(name, attrgetter(f"resolved.{name}")) for name in LIMITS),

@@ -113,11 +113,6 @@ def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployme
     return {gpus: {one.concurrency: one for one in each} for gpus, each in alone.items()}
 
 
-def speedup(base: Deployment, other: Deployment, several: int = 1) -> Interval:
-    """Return the factor of the throughput of `other` over that of `base`. several: see `points.ratio`."""
-    return ratio(other.served, base.served, several=several)
-
-
 @dataclass(frozen=True, slots=True)
 class AtBothInterfaces:
     """One load without and with the server. ratio: output tokens/s through the server over those without it; its noise
@@ -171,19 +166,14 @@ def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
 CLAIM = "neighbours-do-not-disturb"
 
 
-def neighbour_pairs(curve: Curve) -> tuple[list[tuple[Point, Point]], list[Point]]:
-    """Return the points beside others and alone, of each load that was measured in both ways, and all points."""
+def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
+    """Judge whether each case that was measured in both ways is the same within the margin. value, low, high: of output
+    tokens/s alone over those beside others, at the load that decides."""
     beside, alone = (
         [p for p in points_of(m for m in curve.measurements if bool(m.neighbours) is busy) if p.valid]
         for busy in (True, False)
     )
-    return at_common_loads(beside, alone)
-
-
-def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
-    """Judge whether each case that was measured in both ways is the same within the margin. value, low, high: of output
-    tokens/s alone over those beside others, at the load that decides."""
-    pairs, among = neighbour_pairs(curve)
+    pairs, among = at_common_loads(beside, alone)
     if not pairs:
         why = "none of its loads was measured both alone and beside others"
         return Verdict.inconclusive(CLAIM, curve.subject, why, margin)

@@ -57,17 +57,8 @@ class ReleaseHistory:
     releases: tuple[ReleaseMean, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryCase:
-    """A case of one engine, and the measurements and point of each release that has it, the oldest first."""
-
-    case: ComparedCase
-    releases: list[tuple[list[Measurement], Point]]
-
-    @property
-    def first(self) -> Measurement:
-        """The first measurement of the oldest release."""
-        return self.releases[0][0][0]
+# A case of one engine, and the measurements and point of each release that has it, the oldest first.
+HistoryCase = tuple[ComparedCase, list[tuple[list[Measurement], Point]]]
 
 
 def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistory]:
@@ -81,13 +72,14 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
 
     usable = [m for m in measurements if m.alone and m.paired is None and is_steady(m.load) and m.environment.vllm]
     lines = [line for alike in grouped(usable, family).values() for line in lines_of_engines(alike)]
-    found = [case for line in lines if len(line) > 1 and (case := at_largest_load(line))]
+    found = [each for line in lines if (each := at_largest_load(line))]
     histories = []
-    for cases in grouped(found, lambda each: each.first.environment.title).values():
-        loads = changes.load_names([each.case for each in cases])
-        names = [f"{each.case.engines} at {load}" for each, load in zip(cases, loads)]
-        for each, name in zip(cases, names):
-            more = f", {each.first.spec.interface} interface, engine {requested_engine(each.first)[:6]}"
+    for alike in grouped(found, lambda each: each[1][0][0][0].environment.title).values():
+        loads = changes.load_names([case for case, _ in alike])
+        names = [f"{case.engines} at {load}" for (case, _), load in zip(alike, loads)]
+        for each, name in zip(alike, names):
+            first = each[1][0][0][0]
+            more = f", {first.spec.interface} interface, engine {requested_engine(first)[:6]}"
             subject = name + (more if names.count(name) > 1 else "")
             histories += [release_history(each, subject, metric) for metric in FOLLOWED]
     return [each for each in histories if len(each.releases) > 1]
@@ -129,20 +121,21 @@ def at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None
                 if (point := changes.served(case, there)).valid:
                     releases.append((there, point))
         if len(releases) > 1:
-            found.append(HistoryCase(case, releases))
-    return max(found, key=lambda each: (len(each.releases), each.case.concurrency), default=None)
+            found.append((case, releases))
+    return max(found, key=lambda each: (len(each[1]), each[0].concurrency), default=None)
 
 
 def release_history(of: HistoryCase, subject: str, metric: str) -> ReleaseHistory:
     """Return the history of one metric, of the releases that measured it."""
-    known = [(each, side) for each, point in of.releases if (side := changes.repeats_by_launch(point, metric))]
+    case, releases = of
+    known = [(each, side) for each, point in releases if (side := changes.repeats_by_launch(point, metric))]
     noise = changes.repeat_noise([side for _, side in known])
     steps: list[MetricChange | None] = [None]
     for (one, _), (other, _) in pairwise(known):
-        pair = changes.compared_pair(of.case, of.case.load, one, other)
+        pair = changes.compared_pair(case, case.load, one, other)
         steps.append(changes.change_of(pair, changes.METRICS[metric], changes.TOLERANCE))
     means = []
     for i, ((each, side), step) in enumerate(zip(known, steps)):
         mean = replace(factor(noise.mean(i)), value=changes.mean_of_repeats(side))
         means.append(ReleaseMean(each[0].environment.vllm or "", mean, len(side), step))
-    return ReleaseHistory(subject, of.first.environment.title, metric, changes.TOLERANCE, tuple(means))
+    return ReleaseHistory(subject, releases[0][0][0].environment.title, metric, changes.TOLERANCE, tuple(means))

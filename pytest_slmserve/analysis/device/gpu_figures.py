@@ -28,21 +28,22 @@ def joined_gpus(telemetry: Telemetry) -> Telemetry:
         return telemetry
     columns = dict(telemetry.columns)
     for number in sorted(set.intersection(*map(set, telemetry.gpus))):
-        rows = zip(*(gpu[number] for gpu in telemetry.gpus), strict=True)
-        known = ([value for value in row if value is not None] for row in rows)
-        columns[number] = tuple(_of_all(number, row) if len(row) == len(telemetry.gpus) else None for row in known)
+        unit = of.SENSORS[number].unit if number in of.SENSORS else ""
+        joined: list[float | None] = []
+        for row in zip(*(gpu[number] for gpu in telemetry.gpus), strict=True):
+            known = [value for value in row if value is not None]
+            if len(known) < len(row):
+                joined.append(None)
+            elif number == of.CLOCK_REASONS:
+                joined.append(float(reduce(or_, map(int, known))))
+            elif number in SLOWEST:
+                joined.append(min(known))
+            elif number in WORST:
+                joined.append(max(known))
+            else:
+                joined.append(fmean(known) if unit == "ratio" else sum(known))
+        columns[number] = tuple(joined)
     return replace(telemetry, columns=columns, gpus=())
-
-
-def _of_all(number: int, values: Sequence[float]) -> float:
-    """The value of one sensor for all GPUs together, by the values of each."""
-    if number == of.CLOCK_REASONS:
-        return float(reduce(or_, map(int, values)))
-    if number in SLOWEST:
-        return min(values)
-    if number in WORST:
-        return max(values)
-    return fmean(values) if number in of.SENSORS and of.SENSORS[number].unit == "ratio" else sum(values)
 
 
 def each_gpu(telemetry: Telemetry) -> tuple[Telemetry, ...]:

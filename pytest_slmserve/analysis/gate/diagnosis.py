@@ -190,7 +190,7 @@ def _windows(measurements: Sequence[Measurement], lag: int) -> Windows:
     that names a prompt which its work may have delayed."""
     requests, seconds, steps, with_prompt, alone_s = [], [], 0, 0, []
     for m in measurements:
-        trace, rows = m.run.steps, window.window_steps(m.run)[1:]
+        trace, rows = m.run.steps, window.window_trace(m.run).steps[1:]
         requests.append(sum(trace.new_tokens[i] for i in rows) / m.workload.mean_output_tokens)  # no whole number
         steps += len(rows)
         for i in rows:

@@ -107,10 +107,6 @@ class RequestLatency(NamedTuple):  # made for each request of an archive: three 
     normalized_latency_s: float | None
     single: bool
 
-    @property
-    def finished(self) -> bool:
-        return self.e2e_s is not None
-
 
 def sent_in(samples: Samples, window_s: tuple[float, float]) -> list[int]:
     """Rows that were sent from the window's opening until before its close."""
@@ -197,7 +193,7 @@ def latencies(seen: Sequence[RequestLatency], gaps: GapHistogram | None) -> Late
     itl = None if gaps is None else Percentiles(gaps.gaps, gaps.gaps, gaps.mean_s, *map(gaps.percentile, SHARES))
     return Latencies(
         requests=len(seen),
-        unfinished=sum(not each.finished for each in seen),
+        unfinished=sum(each.e2e_s is None for each in seen),
         ttft_s=percentiles([each.ttft_s for each in seen]),
         tpot_s=percentiles([each.tpot_s for each in seen if not each.single]),
         e2e_s=percentiles([each.e2e_s for each in seen]),
@@ -373,7 +369,8 @@ def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
     if slo.itl_s is not None:
         return None
     run, bounds, failed, rows = measurement.run, slo.bounds, judged_failures(measurement), judged_rows(measurement)
-    finished = [seen for row in rows if (seen := request_latency(run.samples, row)).finished]
+    each = (request_latency(run.samples, row) for row in rows)
+    finished = [seen for seen in each if seen.e2e_s is not None]
     good, kept = 0, dict.fromkeys(bounds, 0)
     for seen in finished:
         values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_fi
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_value_bytes, value_bytes, weight_bytes
+from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_layout, value_bytes, weight_bytes
 from pytest_slmserve.schema.loads import WorkloadReference
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.records import Measurement, Resolved
@@ -86,20 +86,18 @@ class Work:
         """FLOPs of one decoded token, at the mean context."""
         return 2 * self.parameters + 4 * self.heads_width * self.context
 
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte of decoding as the batch grows without limit: the FLOPs of a token over the bytes of its
+        context. Above the ridge of a GPU, arithmetic bounds decoding, else memory. It is b_half + query heads per KV
+        head."""
+        return self.token_flops / (self.context * self.kv_bytes_per_token)
+
     def weights_read(self, tokens: float) -> float:
         """Bytes of the weights that a step of so many tokens reads; of the experts those that one of them is sent to,
         as many as there are if each token chooses at random."""
         untouched: float = (1 - self.routed_share) ** max(0.0, tokens - 1)
         return self.weight_bytes * (1 - self.idle_share * untouched)
-
-
-@dataclass(frozen=True, slots=True)
-class Regime:
-    """intensity: FLOP per byte of decoding as the batch grows without limit, against the ridge of the GPU."""
-
-    intensity: float
-    ridge: float
-    bound: Literal["memory", "compute"]
 
 
 def peaks_of(gpu_name: str | None) -> Peaks | None:
@@ -169,7 +167,7 @@ def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadRef
         workload.mean_output_tokens,
         weight_bytes=resolved.weight_bytes or weight_bytes(spec, each),
         each=each,
-        kv_each=kv_value_bytes(spec, resolved),
+        kv_each=kv_layout(spec, resolved).value_bytes,
         gpus=spec.tensor_parallel_size,
     )
 
@@ -201,13 +199,6 @@ def roofline_fraction(
     if peaks is None or work is None or tokens_per_s is None or batch is None:
         return None
     return tokens_per_s / ceiling_tokens_per_s(work, peaks, batch, overlap=overlap)
-
-
-def regime(work: Work, peaks: Peaks) -> Regime:
-    """The resource that bounds decoding at the largest batches. Its intensity tends to b_half + query heads per KV
-    head, that is FLOPs of a token over bytes of its context."""
-    intensity = work.token_flops / (work.context * work.kv_bytes_per_token)
-    return Regime(intensity, peaks.ridge, "compute" if intensity > peaks.ridge else "memory")
 
 
 Bound = Literal["memory", "compute", "host", "mixed"]
@@ -260,14 +251,14 @@ def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | No
     Each step reads the weights once and the contexts of the sequences it decodes; the keys and values of prompts are
     written. A prompt's last step yields its first token, so that token is the prefill's.
     """
-    run, span, step_s = measurement.run, window.span_s(measurement.run), window.step_s(measurement.run)
+    run, trace, step_s = measurement.run, window.window_trace(measurement.run), window.step_s(measurement.run)
+    steps, span = trace.steps[1:], trace.span_s
     peaks = peaks_of_engine(measurement.spec, measurement.environment)
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
     if peaks is None or work is None or span is None or step_s is None:
         return None
     rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
     prompts = [tokens for tokens, first in rows if first is not None and span[0] < first <= span[1]]
-    steps = window.window_steps(run)[1:]
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
     kv_tokens = decoded * work.context + sum(prompts)
     prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)

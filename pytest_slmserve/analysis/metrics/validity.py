@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
 from pytest_slmserve.analysis.stats.estimates import grouped, percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.loads import is_burst, is_job, is_steady
+from pytest_slmserve.schema.loads import is_job, is_steady
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run
 
 # What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
@@ -77,7 +77,7 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
     )
     starved = all(found.starved for found in each if found.problems)
     runs = window.common_span(group)
-    if not problems and any(window.span_s(run) is None for run in runs):
+    if not problems and any(window.window_trace(run).span_s is None for run in runs):
         problems, starved = ("the windows of the replicas have no time in common",), False
     if not problems:
         within = (replace(m, run=run) for m, run in zip(group, runs, strict=True))
@@ -137,7 +137,7 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
         return
     if preempted := window.preemptions(run):
         yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
-    if (steps := len(window.window_steps(run))) < MIN_STEPS or window.span_s(run) is None:
+    if (steps := len(window.window_trace(run).steps)) < MIN_STEPS or window.window_trace(run).span_s is None:
         told = f"{steps} engine steps in the window, {MIN_STEPS} are needed"
         if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
             bin_s = run.stream.bin_s
@@ -163,9 +163,9 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     if rate is not None and fraction is not None and fraction > 1:
         what = f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times"
         yield f"{what} what {environment.gpu_name} can do at most"
-    if is_burst(load) and len(run.steps):
+    if is_steady(load) and load.ramp_up == "burst" and len(run.steps):
         period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
-        periods = (len(window.window_steps(run)) - 1) / period
+        periods = (len(window.window_trace(run).steps) - 1) / period
         if abs(periods - max(1, round(periods))) > CONVOY_TOLERANCE:
             yield f"the window holds {periods:.2f} periods of a convoy, not a whole number, and their parts differ"
     asked, made = sum(run.samples.output_tokens), sum(run.steps.new_tokens)
@@ -246,11 +246,12 @@ def _rates_of_halves(measurement: Measurement) -> tuple[float, float] | None:
     steady the engine is. So of convoys the ends are equal numbers of whole periods, and a run without steps has none.
     """
     load, run = measurement.load, measurement.run
-    if not is_steady(load) or window.span_s(run) is None:
+    if not is_steady(load) or window.window_trace(run).span_s is None:
         return None
-    steps, (times, _) = window.window_steps(run), window.spans(run)
+    trace = window.window_trace(run)
+    steps, ends = trace.steps, trace.ends_s
     if load.ramp_up == "staggered":
-        middle = bisect_left(times, (times[steps[0]] + times[steps[-1]]) / 2, steps[0], steps[-1])
+        middle = bisect_left(ends, (ends[steps[0]] + ends[steps[-1]]) / 2, steps[0], steps[-1])
         halves = range(steps[0], middle + 1), range(middle, steps[-1] + 1)
     else:
         period = round(measurement.workload.mean_output_tokens + 1)  # engine steps

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from operator import mul, sub
 from statistics import fmean, variance
 from typing import TypeVar
 
 from pytest_slmserve.analysis.stats.estimates import mean_of_known, once, per_second, percentile
-from pytest_slmserve.schema.loads import OpenLoop, is_burst
-from pytest_slmserve.schema.records import Measurement, Run
+from pytest_slmserve.schema.loads import OpenLoop, is_steady
+from pytest_slmserve.schema.records import Failures, Measurement, Run
 
 T = TypeVar("T")
 
@@ -36,19 +36,33 @@ class LittlesLaw:
     deviation: float
 
 
-def spans(run: Run) -> tuple[Sequence[float], Sequence[float]]:
-    """End times and output tokens of the engine steps, as two columns. Where a server reports no steps: those of the
-    equal spans of time in which its client received the tokens."""
-    stream = run.stream
-    if len(run.steps) or stream is None:
-        return run.steps.time_s, run.steps.new_tokens
-    return [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))], stream.tokens
+@dataclass(frozen=True, slots=True)
+class WindowTrace:
+    """The trace of a run, and its part in the window.
+
+    ends_s, tokens: end times and output tokens of all engine steps, as two columns. Where a server reports no steps:
+    those of the equal spans of time in which its client received the tokens. steps: indices of those whose end lies in
+    the window. span_s: the first and the last of these ends in seconds; None where no time lies between them.
+    """
+
+    ends_s: Sequence[float]
+    tokens: Sequence[float]
+    steps: range
+    span_s: tuple[float, float] | None
 
 
-def window_steps(run: Run) -> range:
-    """Indices of the steps, or spans, whose end lies in the window."""
-    (opens, closes), (times, _) = run.window_s, spans(run)
-    return range(bisect_left(times, opens), bisect_right(times, closes))
+@once
+def window_trace(run: Run) -> WindowTrace:
+    """The trace of a run with its window."""
+    stream, (opens, closes) = run.stream, run.window_s
+    ends: Sequence[float] = run.steps.time_s
+    tokens: Sequence[float] = run.steps.new_tokens
+    if not len(run.steps) and stream is not None:
+        ends = [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))]
+        tokens = stream.tokens
+    steps = range(bisect_left(ends, opens), bisect_right(ends, closes))
+    span = (ends[steps[0]], ends[steps[-1]]) if len(steps) > 1 else (0.0, 0.0)
+    return WindowTrace(ends, tokens, steps, span if span[1] > span[0] else None)
 
 
 def piece(column: Sequence[T], steps: range) -> Sequence[T]:
@@ -56,28 +70,19 @@ def piece(column: Sequence[T], steps: range) -> Sequence[T]:
     return column[steps.start : steps.stop]
 
 
-def span_s(run: Run) -> tuple[float, float] | None:
-    """First and last step boundary in the window, in seconds; None where no time lies between them."""
-    steps, (times, _) = window_steps(run), spans(run)
-    if len(steps) < 2:
-        return None
-    began, ended = times[steps[0]], times[steps[-1]]
-    return (began, ended) if ended > began else None
-
-
 def tokens_per_s(run: Run, steps: range) -> float | None:
     """Output tokens per second between the ends of the first and the last of `steps`."""
     if len(steps) < 2:
         return None
-    times, tokens = spans(run)
-    seconds = times[steps[-1]] - times[steps[0]]
-    return sum(piece(tokens, steps[1:])) / seconds if seconds > 0 else None
+    trace = window_trace(run)
+    seconds = trace.ends_s[steps[-1]] - trace.ends_s[steps[0]]
+    return sum(piece(trace.tokens, steps[1:])) / seconds if seconds > 0 else None
 
 
 @once
 def output_tokens_per_s(run: Run) -> float | None:
     """Output tokens of the trace in the window / window; None below two steps."""
-    return tokens_per_s(run, window_steps(run))
+    return tokens_per_s(run, window_trace(run).steps)
 
 
 @once
@@ -87,12 +92,13 @@ def relative_variance(run: Run) -> float | None:
 
     Over the committed sweeps it explains why loads differ in noise, with 4 to 32 parts alike (docs/intervals.md).
     """
-    steps, (times, tokens) = window_steps(run), spans(run)
-    if len(steps) < 2 * BATCHES or (span := span_s(run)) is None:
+    trace = window_trace(run)
+    steps, span = trace.steps, trace.span_s
+    if len(steps) < 2 * BATCHES or span is None:
         return None
     parts, each = [0.0] * BATCHES, (span[1] - span[0]) / BATCHES
     before = span[0]
-    for at, made in zip(piece(times, steps[1:]), piece(tokens, steps[1:])):
+    for at, made in zip(piece(trace.ends_s, steps[1:]), piece(trace.tokens, steps[1:])):
         first, last = (min(int((moment - span[0]) / each), BATCHES - 1) for moment in (before, at))
         for part in range(first, last + 1):  # a step across a boundary belongs to both parts, by its time
             inside = min(at, span[0] + (part + 1) * each) - max(before, span[0] + part * each)
@@ -112,15 +118,17 @@ def prompt_tokens_per_s(run: Run) -> float | None:
 
 def step_s(run: Run) -> float | None:
     """Mean time between successive engine steps, which a running request waits; None without a trace of steps."""
-    span = span_s(run) if len(run.steps) else None
-    return None if span is None else (span[1] - span[0]) / (len(window_steps(run)) - 1)
+    trace = window_trace(run)
+    if trace.span_s is None or not len(run.steps):
+        return None
+    return (trace.span_s[1] - trace.span_s[0]) / (len(trace.steps) - 1)
 
 
 def steps_with_prompts(run: Run) -> float | None:
     """Share of the window's steps that processed a prompt, or a part of one. None where a server tells no steps."""
     if not len(run.steps):
         return None
-    prompts = piece(run.steps.prompt_tokens, window_steps(run))
+    prompts = piece(run.steps.prompt_tokens, window_trace(run).steps)
     return sum(tokens > 0 for tokens in prompts) / len(prompts) if prompts else None
 
 
@@ -135,12 +143,11 @@ def mean_batch(run: Run) -> float | None:
     """
     if not len(run.steps) and run.stream is not None:
         return _mean_open(run, run.samples.sent_s)
-    if (span := span_s(run)) is None:
+    trace = window_trace(run)
+    if trace.span_s is None:
         return None
-    steps = window_steps(run)
-    times = piece(run.steps.time_s, steps)
-    tokens = piece(run.steps.new_tokens, steps[1:])
-    return math.fsum(map(mul, tokens, map(sub, times[1:], times))) / (span[1] - span[0])
+    ends, tokens = piece(trace.ends_s, trace.steps), piece(trace.tokens, trace.steps[1:])
+    return math.fsum(map(mul, tokens, map(sub, ends[1:], ends))) / (trace.span_s[1] - trace.span_s[0])
 
 
 @once
@@ -155,7 +162,7 @@ def requests_in_flight(run: Run) -> float | None:
 
 def _mean_open(run: Run, begins: Sequence[float | None]) -> float | None:
     """Mean number of requests between their beginning and their last token."""
-    span, samples = span_s(run), run.samples
+    span, samples = window_trace(run).span_s, run.samples
     if span is None or all(at is None for at in begins):
         return None
     inside, (opens, closes) = [], span
@@ -189,12 +196,12 @@ def littles_law(run: Run) -> LittlesLaw | None:
 
 def kv_usage(run: Run) -> float | None:
     """Largest share of the KV blocks in use in the window, 0 to 1; None without a trace of steps."""
-    return max((v for v in piece(run.steps.kv_usage, window_steps(run)) if v is not None), default=None)
+    return max((v for v in piece(run.steps.kv_usage, window_trace(run).steps) if v is not None), default=None)
 
 
 def preemptions(run: Run) -> int:
     """Requests thrown out of the engine in the window, to be computed again later; 0 without a trace of steps."""
-    return sum(piece(run.steps.preempted, window_steps(run)))
+    return sum(piece(run.steps.preempted, window_trace(run).steps))
 
 
 @once
@@ -210,7 +217,7 @@ def common_span(group: Sequence[Measurement]) -> list[Run]:
     of requests that start together: their windows are whole convoys, and parts of one differ."""
     runs = [m.run for m in group]
     began = [run.began_s for run in runs if run.began_s is not None]
-    if len(began) < len(runs) or any(is_burst(m.load) for m in group):
+    if len(began) < len(runs) or any(is_steady(m.load) and m.load.ramp_up == "burst" for m in group):
         return runs
     opens = max(at + run.window_s[0] for at, run in zip(began, runs))
     closes = min(at + run.window_s[1] for at, run in zip(began, runs))
@@ -235,8 +242,10 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
             unknown = {**stream.gaps, "counts": {}, "sum_s": None}
             stream = replace(stream, gaps=stream.step_gaps[number] if stream.step_gaps else unknown, step_gaps=())
         if failed is not None:  # the step's own, those of its settling time included
-            failed = failed.kept([row for row, at in enumerate(failed.sent_s) if begin - load.settle_s <= at < end])
-            failures = len(failed)
+            rows = [row for row, at in enumerate(failed.sent_s) if begin - load.settle_s <= at < end]
+            columns = {column.name: getattr(failed, column.name) for column in fields(failed)}
+            own = {name: values and tuple(values[row] for row in rows) for name, values in columns.items()}
+            failed, failures = Failures(**own), len(rows)
         part = replace(run, window_s=(begin, end), stream=stream, failed=failed, failures=failures)
         step = replace(load, rate=rate, window_s=end - begin, steps=())
         found.append(replace(measurement, load=step, run=part))

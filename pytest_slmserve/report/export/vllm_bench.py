@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import summary_of
 from pytest_slmserve.analysis.stats.estimates import per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import OpenLoop, is_job, load_facts
+from pytest_slmserve.schema.loads import ClosedLoop, is_job, load_facts
 from pytest_slmserve.schema.records import Measurement
 
 PERCENTILES = (50, 90, 95, 99)
@@ -72,7 +73,11 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
 def _latencies(measurement: Measurement, rows: Sequence[int]) -> dict[str, float]:
     """Return latency statistics in ms by vLLM's names; a request that did not finish is left out, as vLLM does. Those
     of the ITL are from the gap histogram. Its deviation uses the middles of the bins, which are 1 % wide."""
-    seen = [each for each in (latency.request_latency(measurement.run.samples, row) for row in rows) if each.finished]
+    seen = [
+        each
+        for each in (latency.request_latency(measurement.run.samples, row) for row in rows)
+        if each.e2e_s is not None
+    ]
     found: dict[str, dict[str, float]] = {}
     for name, attribute in {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}.items():
         values = [value for each in seen if (value := getattr(each, attribute)) is not None]
@@ -108,7 +113,11 @@ class Export:
                     file.write(f"{result}\n")
             else:
                 self.path.mkdir(parents=True, exist_ok=True)
-                (self.path / file_name(measurement)).write_text(f"{result}\n", "utf-8")
+                load, model = measurement.load, measurement.spec.model.rstrip("/").rpartition("/")[2]
+                users = f"infqps-concurrency{load.concurrency}" if isinstance(load, ClosedLoop) else f"{load.rate:g}qps"
+                at = re.sub("[-:]", "", measurement.measured_at[:19]).replace("T", "-")
+                name = f"{measurement.spec.interface}-{users}-{model}-{at}-{measurement.id}.json"
+                (self.path / name).write_text(f"{result}\n", "utf-8")
         except OSError as error:
             raise BadUsage(f"cannot write {self.path}: {error.strerror}", EXAMPLE) from None
 
@@ -119,12 +128,3 @@ def export_to(text: str, slo: Slo | None = None) -> Export:
     if name != FORMAT or not path:
         raise BadUsage(f"{text!r} is no export", EXAMPLE)
     return Export(Path(path), slo)
-
-
-def file_name(m: Measurement) -> str:
-    """vLLM's: label, rate, users, model and time."""
-    rate = f"{m.load.rate:g}" if isinstance(m.load, OpenLoop) else "inf"
-    users = "" if isinstance(m.load, OpenLoop) else f"-concurrency{m.load.concurrency}"
-    model = m.spec.model.rstrip("/").rpartition("/")[2]
-    at = m.measured_at[:19].replace("-", "").replace(":", "").replace("T", "-")
-    return f"{m.spec.interface}-{rate}qps{users}-{model}-{at}-{m.id}.json"

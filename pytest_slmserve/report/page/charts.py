@@ -364,48 +364,34 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
     return line_chart([*points, *predicted], x, y, names, rules=rules, joined=False, under=under, description=words)
 
 
-def throughput(curve: Curve, flat: int | None) -> Spec:
-    """Return output tokens/s of one sweep over the load. flat: the load from which on it is flat."""
-    return throughputs([(curve.subject, curve)], flat)
+def load_charts(curve: Curve) -> dict[str, Spec | None]:
+    """Return charts over the loads of a sweep by their titles; None if nothing that one shows is known.
 
-
-def load_chart(curve: Curve, rows: Values, y: Spec, description: str, height: int = 200, **more: Any) -> Spec | None:
-    """Return a chart over the loads of a sweep; None without rows."""
+    They show latencies in ms, the sequences of an engine step with the line on which all requests are in the batch,
+    what the sensors and the data sheet say in per cent, and the energy of an output token in mJ.
+    """
     loads = [p.concurrency for p in curve.valid] + [p.concurrency for p in curve.predictions]
     x = load_axis(loads, curve.axes.knob or IN_FLIGHT)
-    words = f"{description}, {curve.subject}"
-    return line_chart(rows, x, y, description=words, height=height, **more) if rows else None
 
+    def drawn(rows: Values, y: Spec, words: str, height: int = 200, **more: Any) -> Spec | None:
+        description = f"{words}, {curve.subject}"
+        return line_chart(rows, x, y, description=description, height=height, **more) if rows else None
 
-def latency(curve: Curve) -> Spec | None:
-    """Return latencies over the load, in ms; None if none is known."""
-    rows = [row for name, field in LATENCIES.items() for row in point_rows(curve.valid, field, name, 1e3, "ms")]
-    words = f"latency over {IN_FLIGHT}"
-    return load_chart(curve, rows, axis("y", "ms", scale="log"), words, 300)
-
-
-def batch(curve: Curve) -> Spec | None:
-    """Return the sequences of an engine step over the load, beside the line on which all requests are in the batch."""
-    rows = point_rows(curve.valid, "batch", "batch held", noise=False)
-    full: Values = [{"x": row["x"], "y": row["x"]} for row in (*rows[:1], *rows[-1:])]
-    y = axis("y", "batch, sequences", scale="log")
-    return load_chart(curve, rows, y, f"batch held over {IN_FLIGHT}", joined=False, guide=full)
-
-
-def shares(curve: Curve) -> Spec | None:
-    """Return what the sensors and the data sheet say, in per cent over the load."""
-    rows: Values = []
-    for name, field in SHARES.items():
-        rows += point_rows(curve.valid, field, name, 100.0, "%", noise=False)
-    return load_chart(curve, rows, axis("y", "%"), "use of the device")
-
-
-def energy(curve: Curve) -> Spec | None:
-    """Return the energy of an output token over the load, in mJ."""
-    known = [p for p in curve.valid if p.energy_per_token_j]
-    rows = point_rows(known, "energy_per_token_j", "energy", 1e3, "mJ", noise=False)
-    y = axis("y", "mJ per output token", scale="log")
-    return load_chart(curve, rows, y, f"energy over {IN_FLIGHT}", joined=False)
+    waits = [row for name, field in LATENCIES.items() for row in point_rows(curve.valid, field, name, 1e3, "ms")]
+    held = point_rows(curve.valid, "batch", "batch held", noise=False)
+    full: Values = [{"x": row["x"], "y": row["x"]} for row in (*held[:1], *held[-1:])]
+    used = [
+        row for name, field in SHARES.items() for row in point_rows(curve.valid, field, name, 100.0, "%", noise=False)
+    ]
+    known = [point for point in curve.valid if point.energy_per_token_j]
+    spent = point_rows(known, "energy_per_token_j", "energy", 1e3, "mJ", noise=False)
+    batches, joules = axis("y", "batch, sequences", "log"), axis("y", "mJ per output token", "log")
+    return {
+        "Latency over load": drawn(waits, axis("y", "ms", "log"), f"latency over {IN_FLIGHT}", 300),
+        "Batch held": drawn(held, batches, f"batch held over {IN_FLIGHT}", joined=False, guide=full),
+        "Use of the device": drawn(used, axis("y", "%"), "use of the device"),
+        "Energy": drawn(spent, joules, f"energy over {IN_FLIGHT}", joined=False),
+    }
 
 
 def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
@@ -660,12 +646,10 @@ def gain_chart(found: Sequence[tuple[str, Interval]], over: str = "one engine") 
 def change_chart(found: Sequence[MetricChange], tolerance: float, description: str) -> Spec | None:
     """Return candidate over baseline of one metric at each load, and the ratio from which on it is worse by the
     tolerance."""
-    states = {Judgement.WORSE: State.FAILS, Judgement.INCONCLUSIVE: State.INCONCLUSIVE}
     values = []
     for each in found:
-        bound = 1 / (1 + tolerance) if METRICS[each.metric].higher_is_better else 1 + tolerance
-        state = states.get(each.verdict, State.PASSES)
-        values.append(estimate(each.load, each.ratio, bound, state, shown(each.ratio.value, 4)))
+        bound = METRICS[each.metric].threshold(tolerance)
+        values.append(estimate(each.load, each.ratio, bound, each.verdict.state, shown(each.ratio.value, 4)))
     return interval_chart(values, "candidate / baseline", description)
 
 

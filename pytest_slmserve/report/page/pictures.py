@@ -80,18 +80,24 @@ Named = Sequence[tuple[str, Curve]]  # curves with their labels
 
 
 class Gauge(NamedTuple):
-    """What a sensor reads, from 0 to 1, by fields of a point. largest: its largest readings. reach: what it reads at
-    the achievable peak."""
+    """A figure that a panel shows, by a field of a point.
+
+    kind: How it is shown: as a share from 0 to 1, as it is, or over the figure of one engine, each ("relative") or
+        under the same load ("ratio").
+    largest: Field of the largest readings of a sensor.
+    reach: What a sensor reads at the achievable peak.
+    """
 
     heading: str
     field: str
+    kind: Literal["share", "amount", "ratio", "relative"] = "share"
     largest: str = ""
     reach: float | None = None
 
 
 SMS = (
-    Gauge("SMs with work (SM active)", "sm_active", "sm_active_max"),
-    Gauge("resident warps (SM occupancy)", "sm_occupancy", "sm_occupancy_max"),
+    Gauge("SMs with work (SM active)", "sm_active", largest="sm_active_max"),
+    Gauge("resident warps (SM occupancy)", "sm_occupancy", largest="sm_occupancy_max"),
 )
 UNITS = (
     Gauge("DRAM active", "dram_active", reach=REACHABLE_DRAM),
@@ -104,28 +110,20 @@ DECODING = (
 )
 
 
-class ReplicaFigure(NamedTuple):
-    """A figure of replicas, by a field of a point. kind: how it is shown."""
-
-    heading: str
-    field: str
-    kind: Literal["ratio", "share", "amount", "relative"]  # relative: each over that of one engine
-
-
-GAINS = (ReplicaFigure(GAIN, RATE, "ratio"),)
+GAINS = (Gauge(GAIN, RATE, "ratio"),)
 WAITS = (
-    ReplicaFigure("largest mean E2E over one engine's", "largest_e2e_s", "ratio"),
-    ReplicaFigure("99th percentile of E2E over one engine's", "e2e_p99_s", "ratio"),
+    Gauge("largest mean E2E over one engine's", "largest_e2e_s", "ratio"),
+    Gauge("99th percentile of E2E over one engine's", "e2e_p99_s", "ratio"),
 )
 BUSY = (
-    ReplicaFigure("busy (some kernel ran)", "engine_active", "share"),
-    ReplicaFigure("GPU utilisation", "gpu_util", "share"),
+    Gauge("busy (some kernel ran)", "engine_active"),
+    Gauge("GPU utilisation", "gpu_util"),
 )
 DEVICE = (
-    ReplicaFigure("SM active", "sm_active", "share"),
-    ReplicaFigure("DRAM active", "dram_active", "share"),
-    ReplicaFigure("power, W", "power_w", "amount"),
-    ReplicaFigure("energy per token over one engine's", "energy_per_token_j", "relative"),
+    Gauge("SM active", "sm_active"),
+    Gauge("DRAM active", "dram_active"),
+    Gauge("power, W", "power_w", "amount"),
+    Gauge("energy per token over one engine's", "energy_per_token_j", "relative"),
 )
 
 
@@ -312,7 +310,15 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
             groups.append((group[0], loads))
     if not groups:
         return Picture("rates", why_not="no load at a request rate is valid")
-    names = _names_of_rates([first for first, _ in groups])
+    facts = []
+    for first, _ in groups:
+        assert isinstance(first.load, OpenLoop)
+        process = "" if first.load.steps else first.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
+        judged = f"each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
+        timing = "ramp" if first.load.steps else judged
+        facts.append([short_name(first.spec.model), _origin(first.environment, first.workload), timing, process])
+    differ = [True, *(len({*column} - {""}) > 1 for column in [*zip(*facts, strict=True)][1:])]
+    names = [", ".join(fact for fact, told in zip(row, differ) if told and fact) for row in facts]
     x, within = axis("x", "requests/s sent"), f"good: {slo}"
     served: Values = []
     latencies: dict[str, Values] = {"ttft": [], "tpot": [], "e2e": []}
@@ -332,18 +338,6 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None) -> Pictu
     panels += _latency_panels(latencies, x, names, slo)
     origins = dict.fromkeys(_origin(first.environment, first.workload) for first, _ in groups)
     return Picture("rates", tuple(origins), tuple(panels))
-
-
-def _names_of_rates(firsts: Sequence[Measurement]) -> list[str]:
-    """Return the model of each series, with the facts in which it differs from the others."""
-    rows = []
-    for m in firsts:
-        assert isinstance(m.load, OpenLoop)
-        process = "" if m.load.steps else m.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
-        timing = "ramp" if m.load.steps else f"each judged for {m.load.window_s:g} s after {m.load.settle_s:g} s"
-        rows.append([short_name(m.spec.model), _origin(m.environment, m.workload), timing, process])
-    differ = [len({*column} - {""}) > 1 for column in zip(*rows, strict=True)]
-    return [", ".join([row[0], *(fact for fact, told in zip(row[1:], differ[1:]) if told and fact)]) for row in rows]
 
 
 def _gauges(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str) -> Picture:
@@ -456,7 +450,7 @@ def _replicas(named: Named) -> list[Picture]:
     return [replace(picture, origins=origins) for picture in drawn]
 
 
-def _by_count(figure: ReplicaFigure, pairs: Sequence[Pair]) -> Iterator[tuple[int, Interval, bool]]:
+def _by_count(figure: Gauge, pairs: Sequence[Pair]) -> Iterator[tuple[int, Interval, bool]]:
     """Yield numbers of engines with a figure and whether it is degraded: ratios to one engine, or one engine and then
     each number of replicas."""
     field = figure.field
@@ -485,7 +479,7 @@ def _over_counts(
     name: str,
     found: Sequence[ReplicaSet],
     ways: Sequence[Sharing],
-    figures: Sequence[ReplicaFigure],
+    figures: Sequence[Gauge],
     engines: str,
     columns: int = 2,
 ) -> Picture:
@@ -560,7 +554,7 @@ def _several_gpus(named: Named) -> list[Picture]:
     the load with the most tokens/s. Ways: one engine over all GPUs, and replicas on GPUs of their own."""
     over_all = "one engine over all"
     several = [(name, curve) for name, curve in named if on_several_gpus(curve)]
-    total, each, blocks = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    total, blocks = list[dict[str, Any]](), list[dict[str, Any]]()
     for name, curve in several:
         model, found = name.split(",")[0], deployments(curve)
         alone = [one for one in found if one.sharing is None]
@@ -573,18 +567,15 @@ def _several_gpus(named: Named) -> list[Picture]:
             most = [max(same, key=lambda d: d.tokens_per_s) for same in grouped(line, lambda d: d.gpus).values()]
             for one in sorted(most, key=lambda d: d.gpus):
                 (seen,) = charts.intervals([one.served])
-                seen, series = Interval(one.tokens_per_s, seen.low, seen.high), f"{model}, {way}"
-                total.append(charts.interval_row(one.gpus, seen, series, one.served.degraded))
-                low, high = (None if end is None else end / one.gpus for end in (seen.low, seen.high))
-                each.append(
-                    charts.interval_row(
-                        one.gpus, Interval(seen.value / one.gpus, low, high), series, one.served.degraded
-                    )
-                )
+                seen = Interval(one.tokens_per_s, seen.low, seen.high)
+                total.append(charts.interval_row(one.gpus, seen, f"{model}, {way}", one.served.degraded))
                 if way == over_all and one.kv_blocks:
-                    blocks.append(charts.interval_row(one.kv_blocks, seen, series, one.served.degraded))
+                    blocks.append(total[-1] | {"x": one.kv_blocks})
     if not several:
         return []
+    each = [
+        row | {name: row[name] / row["x"] for name in ("y", "low", "high") if row[name] is not None} for row in total
+    ]
     names = list(dict.fromkeys(row["series"] for row in total))
     gpus_ = charts.load_axis((row["x"] for row in total), "GPUs")
     served = axis("y", "most output tokens/s", scale="log")

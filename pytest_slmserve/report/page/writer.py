@@ -92,12 +92,9 @@ UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environm
 
 def page_section(heading: str, shown: Iterable[Section | Legend]) -> dict[str, Any]:
     """Return sections below one heading for the template. The text of each is that of a terminal, with the legends."""
-    sections, legends = list[Section](), list[Legend]()
-    for each in shown:
-        if isinstance(each, Legend):
-            legends.append(each)
-        else:
-            sections.append(each)
+    everything = list(shown)
+    sections = [each for each in everything if isinstance(each, Section)]
+    legends = [each for each in everything if isinstance(each, Legend)]
     with laid_out(TEXT_WIDTH):
         texts = ["\n\n".join([section_text(each), *map(section_text, legends)]) for each in sections]
     return {"heading": heading, "parts": [{**_part(each), "text": text} for each, text in zip(sections, texts)]}

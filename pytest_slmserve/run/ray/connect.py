@@ -24,7 +24,7 @@ from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.ray.remote import look_around
 from pytest_slmserve.schema.environment import Environment, differences
-from pytest_slmserve.schema.errors import BadUsage, Platform, SlmError, named
+from pytest_slmserve.schema.errors import BadUsage, Platform, SlmError
 from pytest_slmserve.telemetry.host import Host
 
 ANSWER_S = 30.0  # seen: 2 s
@@ -158,7 +158,7 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
         hint = "pytest-slmserve installed there, or named in slm_ray_env, and the same Python"
         raise BadUsage(f"{node.name} cannot run what it is sent ({last})", hint) from None
     if isinstance(host, SlmError):
-        raise named(node.name, host)
+        raise type(host)(f"{node.name}: {host.problem}", host.hint)
     return host
 
 

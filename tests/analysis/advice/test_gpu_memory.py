@@ -12,8 +12,9 @@ from pytest_slmserve.analysis.advice.advisor import (
     replicas_that_split,
     utilization,
 )
-from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
-from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.records import Resolved
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 OPT_1_3B = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)
 FOOTPRINTS = st.builds(
@@ -42,8 +43,9 @@ def test_a_batch_has_room_for_all_of_its_requests_at_full_length():
 
 @given(FOOTPRINTS, BATCHES)
 def test_the_kv_bytes_hold_the_batch_and_not_one_more(footprint, batch):
-    blocks = kv_blocks(footprint.kv_bytes(batch), footprint.block_size, footprint.kv_bytes_per_token)
-    assert requests_that_fit(blocks, footprint.block_size, footprint.longest) == batch
+    blocks = footprint.kv_bytes(batch) // footprint.block_bytes
+    told = Resolved(kv_blocks=blocks, block_size=footprint.block_size)
+    assert kv_capacity(EngineSpec("opt-1.3b"), footprint.longest, told) == batch
 
 
 def test_replicas_by_hand():

@@ -60,7 +60,7 @@ def test_of_requests_that_start_together_each_has_whole_convoys_while_all_are_un
         runs = measured(replicas, replace(LOAD, ramp_up="burst", window_s=0.01))
     output_tokens = WORKLOAD.mean_output_tokens
     for run in runs:
-        steps = len(window.window_steps(run)) - 1
+        steps = len(window.window_trace(run).steps) - 1
         periods = round(steps / (output_tokens + 1))
         assert periods >= 2 and abs(steps - periods * (output_tokens + 1)) <= 1
     ends = [(run.began_s + run.window_s[1], run.began_s + run.steps.time_s[-1]) for run in runs]

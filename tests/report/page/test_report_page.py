@@ -275,7 +275,7 @@ def test_a_page_of_nothing_says_so():
 
 def test_throughput_has_plateau_predictions_and_intervals():
     made = sweep(rates=(100, 180, 300, 305, 308))
-    spec = charts.throughput(made, 4)
+    spec = charts.throughputs([(made.subject, made)], 4)
     rows = values_of(spec)
     assert {"from": 4, "to": 16} in rows
     points = [row for row in rows if "shown" in row]
