@@ -43,9 +43,10 @@ def test_doublings(largest):
 def test_the_default_sweep_doubles_up_to_the_capacity_and_says_what_it_cuts():
     spec = engine_spec(options(), "cuda", "opt-1.3b", H200)
     sweep = plan_sweep(options(), spec, 768)
-    assert sweep.capacity is not None and 512 < sweep.capacity < 1024
+    capacity = kv_capacity(spec, 768)
+    assert capacity is not None and 512 < capacity < 1024
     assert sweep.concurrencies == doublings(512)
-    assert sweep.cut == ((1024, f"the KV cache holds {sweep.capacity} requests of 768 tokens"),)
+    assert sweep.cut == ((1024, f"the KV cache holds {capacity} requests of 768 tokens"),)
     assert {(load.window_s, load.ramp_up, load.settle_lifetimes) for load in sweep.loads} == {(2.0, "staggered", 1.0)}
 
 
@@ -118,7 +119,7 @@ def test_of_a_model_whose_weights_nobody_counted_the_engine_is_asked(tmp_path):
     spec = engine_spec(options(), "cuda", str(tmp_path), H200)
     assert spec.kv_cache_bytes == 0 and "kv_cache_memory_bytes" not in engine_arguments(spec, "x")
     assert predicted_blocks(spec) is kv_capacity(spec, 768) is None
-    assert plan_sweep(options(), spec, 48).capacity is None
+    assert plan_sweep(options(), spec, 48).cut == ()
     assert engine_spec(options(), "simulated", str(tmp_path), H200).kv_cache_bytes > 0, (
         "an imagined one has nothing to ask"
     )

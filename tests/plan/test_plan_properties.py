@@ -16,7 +16,7 @@ from pytest_slmserve.plan.cases import PlannedItem, repeat_estimate_s, start_est
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner, check_there, requests_for, workload_spec
-from pytest_slmserve.plan.schedule import Group, in_order
+from pytest_slmserve.plan.schedule import groups_of, in_order
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request, Workload
@@ -168,11 +168,10 @@ def test_a_cache_for_more_requests_is_larger():
 
 
 def test_a_group_costs_its_start_and_its_cells_and_the_longest_is_first():
-    groups = [
-        Group.from_items(replace(ENGINES[0], seed=i), [PlannedItem("a", ENGINES[0], s), PlannedItem("b", None, 1.0)])
-        for i, s in enumerate((3.0, 9.0, 5.0))
-    ]
-    assert [g.seconds - start_estimate_s(g.engine) for g in in_order(groups)] == [10.0, 6.0, 4.0]
+    engines = [replace(ENGINES[0], seed=i) for i in range(3)]
+    cells = [PlannedItem("a", engine, s) for engine, s in zip(engines, (3.0, 9.0, 5.0), strict=True)]
+    groups = in_order(groups_of([*cells, *(PlannedItem("b", engine, 1.0) for engine in engines)]))
+    assert [g.seconds - start_estimate_s(g.engine) for g in groups] == [10.0, 6.0, 4.0]
 
 
 def test_a_closed_loop_of_a_longer_window_costs_as_much_more():
