@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -428,9 +429,10 @@ output_rate: Figure = attrgetter("repeats")
 e2e_s: Figure = attrgetter("e2e_repeats")
 
 
-def figure_named(name: str) -> Figure:
-    """Return a figure by its name: its values in the repeats that know it."""
-    return lambda point: [value for s in point.each if (value := getattr(s, name)) is not None]
+def figure_named(name: str, least: float = -math.inf) -> Figure:
+    """Return a figure by its name: its finite values above `least` in the repeats of a point; others count as not
+    measured."""
+    return lambda point: [v for s in point.each if (v := getattr(s, name)) is not None and least < v < math.inf]
 
 
 # Claims read the same points many times, and their common noise takes time to estimate.

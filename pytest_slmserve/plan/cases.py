@@ -12,7 +12,7 @@ from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import given_limit, kv_capacity
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
+from pytest_slmserve.schema.loads import ClosedLoop, Load, Workload, is_job
 from pytest_slmserve.schema.records import Replica, measurement_key, replica_set, series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
 
@@ -65,22 +65,40 @@ class PlannedItem(NamedTuple):
 
 
 def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:
-    """Return the seconds that one repeat will take, roughly. concurrency: of all engines that share the device of
-    `spec`: they are taken to be as fast as if one engine served it all."""
-    if is_job(load):
-        return job_estimate_s(spec, load, workload)
-    if not isinstance(load, ClosedLoop):
+    """Return the seconds that one repeat will take, roughly: of a closed loop the ramp, settling and the window; of a
+    job the longer of two times, that of all work, and that of all arrivals and the last request.
+
+    Prompts take 4e14 operations per second, as measured on an H200. A step of Transformers is taken to cost 20 ms on a
+    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did; a batch takes as many as its longest output has
+    tokens.
+
+    Args:
+        concurrency: Of all engines that share the device of `spec`: they are taken to be as fast as if one engine
+            served it all.
+    """
+    prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
+    on_cpu, context = spec.platform == "cpu", prompt + output / 2
+    if isinstance(load, ClosedLoop):
+        if spec.platform == "simulated":
+            return 0.1
+        whole = load if concurrency is None else replace(load, concurrency=concurrency)
+        return whole.duration_s(output * _step_s(spec, whole.concurrency, context))
+    if not is_job(load):
         return 0.0
-    context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-    whole = load if concurrency is None else replace(load, concurrency=concurrency)
-    return estimate_s(spec, whole, workload.mean_output_tokens, context)
-
-
-def estimate_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
-    """Return the seconds that one measurement will take, roughly: the ramp, settling, and the window."""
     if spec.platform == "simulated":
         return 0.1
-    return load.duration_s(output_tokens * _step_s(spec, load.concurrency, context))
+    requests = load.requests or 0
+    if spec.interface == "transformers":
+        batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
+        tokens = [request.output_tokens for request in workload.requests]
+        steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
+        return max(steps * (12e-3 if on_cpu else 20e-3), requests / load.rate)
+    capacity = kv_capacity(spec, workload.longest)
+    batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), capacity or requests))
+    step_s = _step_s(spec, batch, context)
+    prompts_s = requests * prompt * (1e-5 if on_cpu else (spec.known_model.active or 0) / 2e14)
+    work_s = prompts_s + requests / batch * output * step_s
+    return max(work_s, requests / load.rate + output * step_s)
 
 
 def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
@@ -97,31 +115,6 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
     model = spec.known_model
     read = (model.weight_bytes() or 0) + running * (model.kv_read_bytes(context) or 0)
     return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel_size)) * batch / running
-
-
-def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:
-    """Return the seconds that one job will take, roughly: the longer of two times, that of all work, and that of all
-    arrivals and the last request.
-
-    Prompts take 4e14 operations per second, as measured on an H200. A step of Transformers is taken to cost 20 ms on a
-    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did; a batch takes as many as its longest output has
-    tokens.
-    """
-    prompt, output, requests = workload.mean_prompt_tokens, workload.mean_output_tokens, job.requests or 0
-    on_cpu = spec.platform == "cpu"
-    if spec.platform == "simulated":
-        return 0.1
-    if spec.interface == "transformers":
-        batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
-        tokens = [request.output_tokens for request in workload.requests]
-        steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
-        return max(steps * (12e-3 if on_cpu else 20e-3), requests / job.rate)
-    capacity = kv_capacity(spec, workload.longest)
-    batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), capacity or requests))
-    step_s = _step_s(spec, batch, prompt + output / 2)
-    prompts_s = requests * prompt * (1e-5 if on_cpu else (spec.known_model.active or 0) / 2e14)
-    work_s = prompts_s + requests / batch * output * step_s
-    return max(work_s, requests / job.rate + output * step_s)
 
 
 def start_estimate_s(spec: Engines) -> float:

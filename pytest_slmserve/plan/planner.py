@@ -30,13 +30,12 @@ TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests en
 class Sweep:
     """One model's points on one engine.
 
-    capacity: full-length requests that its KV cache holds. cut: loads left out, and why. adaptive: only those are
-    measured that decide where the plateau is. cases: of the loads, once they are planned.
+    cut: loads left out, and why. adaptive: only those are measured that decide where the plateau is. cases: of the
+    loads, once they are planned.
     """
 
     spec: EngineSpec
     loads: tuple[ClosedLoop, ...]
-    capacity: int | None
     cut: tuple[tuple[int, str], ...] = ()
     adaptive: bool = False
     cases: tuple[Case, ...] = ()
@@ -90,15 +89,14 @@ def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
     """
     if spec.platform != "remote":
         check_length(spec.model, longest, spec.max_model_len)
-    defaults, capacity = DEFAULTS[spec.platform], kv_capacity(spec, longest)
-    wanted = options.concurrency or doublings(defaults.largest)
+    wanted = options.concurrency or doublings(DEFAULTS[spec.platform].largest)
     cut = tuple((n, why) for n in wanted if (why := no_room(spec, longest, n)))
     if cut and options.concurrency:
         why = f"--slm-concurrency: {cut[0][0]} requests in flight do not fit {spec.model}: {cut[0][1]}"
-        smaller = f"up to {capacity}, shorter requests (--slm-input-len)"
+        smaller = f"up to {kv_capacity(spec, longest)}, shorter requests (--slm-input-len)"
         raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
     loads = tuple(closed_loop_of(options, spec.platform, n) for n in wanted if n not in dict(cut))
-    return Sweep(spec, loads, capacity, cut, options.sweep == "adaptive")
+    return Sweep(spec, loads, cut, options.sweep == "adaptive")
 
 
 def closed_loop_of(options: Options, platform: Platform, concurrency: int, ramp_up: RampUp | None = None) -> ClosedLoop:

@@ -29,12 +29,6 @@ class Group:
     gpus: int
     seconds: float
 
-    @classmethod
-    def from_items(cls, engine: Engines, cells: Sequence[PlannedItem]) -> Group:
-        """Return the group of an engine that starts once for all of these cells."""
-        seconds = start_estimate_s(engine) + sum(cell.seconds for cell in cells)
-        return cls(engine, tuple(cells), len(engine.gpus), seconds)
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -49,8 +43,12 @@ class Placement:
 def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
     """Return groups of cells by engine, in the order in which the engines first occur. Cells without an engine are left
     out because they take no GPU: they read, or hold launches of their own."""
-    found = grouped(cells, lambda cell: cell.engine)
-    return [Group.from_items(engine, its) for engine, its in found.items() if engine is not None]
+    found = []
+    for engine, its in grouped(cells, lambda cell: cell.engine).items():
+        if engine is not None:
+            seconds = start_estimate_s(engine) + sum(cell.seconds for cell in its)
+            found.append(Group(engine, tuple(its), len(engine.gpus), seconds))
+    return found
 
 
 def in_order(groups: Sequence[Group]) -> list[Group]:

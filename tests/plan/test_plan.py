@@ -13,7 +13,7 @@ from strategies import H200
 from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import PlannedItem, clock, estimate_s, start_estimate_s
+from pytest_slmserve.plan.cases import PlannedItem, clock, repeat_estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner, doublings, plan_sweep, workload_spec
@@ -22,8 +22,8 @@ from pytest_slmserve.schema.catalog import CATALOGUE, hub_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
-from pytest_slmserve.schema.loads import ClosedLoop, Workload
-from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
+from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec, WorkloadSpec
 from pytest_slmserve.telemetry.host import Host
 
 HEADING = "  min:s  what begins then, and how long it takes"
@@ -43,9 +43,10 @@ def test_doublings(largest):
 def test_the_default_sweep_doubles_up_to_the_capacity_and_says_what_it_cuts():
     spec = engine_spec(options(), "cuda", "opt-1.3b", H200)
     sweep = plan_sweep(options(), spec, 768)
-    assert sweep.capacity is not None and 512 < sweep.capacity < 1024
+    capacity = kv_capacity(spec, 768)
+    assert capacity is not None and 512 < capacity < 1024
     assert sweep.concurrencies == doublings(512)
-    assert sweep.cut == ((1024, f"the KV cache holds {sweep.capacity} requests of 768 tokens"),)
+    assert sweep.cut == ((1024, f"the KV cache holds {capacity} requests of 768 tokens"),)
     assert {(load.window_s, load.ramp_up, load.settle_lifetimes) for load in sweep.loads} == {(2.0, "staggered", 1.0)}
 
 
@@ -118,7 +119,7 @@ def test_of_a_model_whose_weights_nobody_counted_the_engine_is_asked(tmp_path):
     spec = engine_spec(options(), "cuda", str(tmp_path), H200)
     assert spec.kv_cache_bytes == 0 and "kv_cache_memory_bytes" not in engine_arguments(spec, "x")
     assert predicted_blocks(spec) is kv_capacity(spec, 768) is None
-    assert plan_sweep(options(), spec, 48).capacity is None
+    assert plan_sweep(options(), spec, 48).cut == ()
     assert engine_spec(options(), "simulated", str(tmp_path), H200).kv_cache_bytes > 0, (
         "an imagined one has nothing to ask"
     )
@@ -142,14 +143,15 @@ def test_the_requests_that_options_ask_for(given, platform, lengths, source, pat
 
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])
-@given(st.integers(1, 1023), st.sampled_from(["staggered", "burst"]), st.floats(1, 2000), st.floats(1, 2000))
-def test_a_price_is_positive_and_grows_with_the_load(platform, concurrency, ramp_up, output, context):
+@given(st.integers(1, 1023), st.sampled_from(["staggered", "burst"]), st.integers(1, 2000), st.integers(1, 2000))
+def test_a_price_is_positive_and_grows_with_the_load(platform, concurrency, ramp_up, output, prompt):
     spec = EngineSpec("opt-1.3b", platform=platform, kv_cache_bytes=GIB)
+    requests = Workload(WorkloadSpec(), (Request((7,) * prompt, output),), "planted")
     less, more = (
-        estimate_s(spec, ClosedLoop(n, ramp_up=ramp_up), output, context) for n in (concurrency, concurrency + 1)
+        repeat_estimate_s(spec, requests, ClosedLoop(n, ramp_up=ramp_up)) for n in (concurrency, concurrency + 1)
     )
     assert 5.0 < less < more
-    longer = estimate_s(spec, ClosedLoop(concurrency, ramp_up=ramp_up, settle_lifetimes=2.0), output, context)
+    longer = repeat_estimate_s(spec, requests, ClosedLoop(concurrency, ramp_up=ramp_up, settle_lifetimes=2.0))
     assert longer > less
 
 
@@ -158,9 +160,10 @@ def test_what_an_argument_of_the_engine_limits_takes_as_long_as_what_the_engine_
     load, kv = ClosedLoop(64), {"platform": platform, "kv_cache_bytes": GIB}
     free, few = EngineSpec("opt-125m", **kv), EngineSpec("opt-125m", max_num_seqs=8, **kv)
     given = replace(free, extra=(("max_num_seqs", 8),))
-    assert estimate_s(given, load, 256, 640) == estimate_s(few, load, 256, 640) > estimate_s(free, load, 256, 640)
     none = replace(free, extra=(("max_num_seqs", 0),))  # which vLLM refuses, when it starts
-    assert estimate_s(none, load, 256, 640) == estimate_s(free, load, 256, 640)
+    requests = Workload(WorkloadSpec(), (Request((7,) * 512, 256),), "planted")
+    by_argument, by_limit, freely, refused = (repeat_estimate_s(e, requests, load) for e in (given, few, free, none))
+    assert by_argument == by_limit > freely == refused
 
 
 def test_a_start_costs_what_the_backend_takes():

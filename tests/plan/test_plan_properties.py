@@ -12,11 +12,11 @@ from strategies import H200
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.case_lists import batched, job_case, point_cases, shortened_workload, with_kv_cache
-from pytest_slmserve.plan.cases import PlannedItem, job_estimate_s, start_estimate_s
+from pytest_slmserve.plan.cases import PlannedItem, repeat_estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner, check_there, requests_for, workload_spec
-from pytest_slmserve.plan.schedule import Group, in_order
+from pytest_slmserve.plan.schedule import groups_of, in_order
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request, Workload
@@ -31,7 +31,7 @@ def workload(requests: int, prompt: int, output: int) -> Workload:
 
 
 def job_s(spec: EngineSpec, requests: int, prompt: int, output: int, rate: float = float("inf")) -> float:
-    return job_estimate_s(spec, OpenLoop(requests=requests, rate=rate), workload(requests, prompt, output))
+    return repeat_estimate_s(spec, workload(requests, prompt, output), OpenLoop(requests=requests, rate=rate))
 
 
 def planner(**given: object) -> Planner:
@@ -122,7 +122,7 @@ def test_cases_have_one_key_if_they_measure_the_same_and_else_two():
 def test_a_batch_of_transformers_waits_for_its_longest():
     spec = batched(replace(ENGINES[1], max_num_seqs=2), "static")
     uneven = Workload(WorkloadSpec(), tuple(Request((7,), n) for n in (1, 9, 4, 2)), "planted")
-    assert job_estimate_s(spec, OpenLoop(requests=4), uneven) == pytest.approx((9 + 4) * 12e-3)
+    assert repeat_estimate_s(spec, uneven, OpenLoop(requests=4)) == pytest.approx((9 + 4) * 12e-3)
 
 
 def test_an_interpreter_of_its_own_is_looked_at_once(monkeypatch):
@@ -168,11 +168,10 @@ def test_a_cache_for_more_requests_is_larger():
 
 
 def test_a_group_costs_its_start_and_its_cells_and_the_longest_is_first():
-    groups = [
-        Group.from_items(replace(ENGINES[0], seed=i), [PlannedItem("a", ENGINES[0], s), PlannedItem("b", None, 1.0)])
-        for i, s in enumerate((3.0, 9.0, 5.0))
-    ]
-    assert [g.seconds - start_estimate_s(g.engine) for g in in_order(groups)] == [10.0, 6.0, 4.0]
+    engines = [replace(ENGINES[0], seed=i) for i in range(3)]
+    cells = [PlannedItem("a", engine, s) for engine, s in zip(engines, (3.0, 9.0, 5.0), strict=True)]
+    groups = in_order(groups_of([*cells, *(PlannedItem("b", engine, 1.0) for engine in engines)]))
+    assert [g.seconds - start_estimate_s(g.engine) for g in groups] == [10.0, 6.0, 4.0]
 
 
 def test_a_closed_loop_of_a_longer_window_costs_as_much_more():

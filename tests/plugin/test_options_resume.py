@@ -138,7 +138,7 @@ def test_what_cannot_be_resumed_is_one_sentence(sweep, pytester, given, says):
 
 
 def test_a_plan_prices_what_is_missing_and_refuses_what_a_run_would(sweep, pytester, monkeypatch):
-    monkeypatch.setattr(costs, "estimate_s", lambda *_: 10.0)
+    monkeypatch.setattr(costs, "repeat_estimate_s", lambda *_: 10.0)
     sweep("--slm-concurrency=1,16", "--slm-records=old.jsonl")
     result = sweep("--slm-plan", "--slm-resume=old.jsonl", "--slm-concurrency=1,16,64")
     result.stdout.fnmatch_lines(

@@ -20,6 +20,7 @@ from pytest_slmserve.analysis.compare.deployments import (
 from pytest_slmserve.analysis.points import figure_ratio, on_hosts_of, ratio
 from pytest_slmserve.analysis.stats.estimates import percent, times
 from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.gains import valid_points
 from pytest_slmserve.analysis.verdict import Seen, Verdict, below, every, unsure
 from pytest_slmserve.schema.errors import Sharing
 
@@ -57,7 +58,8 @@ def replicas_over_one_engine(kind: str, curve: Curve, sharing: Sharing) -> Evide
         sentence += f"{shared.concurrency} in flight"
         return Evidence(estimates=lambda several: [(seen, sentence)], points=[alone, shared])
     shared = max((pair[0] for pair in pairs), key=lambda point: fmean(point.repeats))
-    engines = [here for point in curve.of_one_engine if (here := on_hosts_of(point, shared))]
+    single = [*valid_points(curve.alone), *curve.valid]
+    engines = [here for point in single if (here := on_hosts_of(point, shared))]
     alone = max(engines, key=lambda point: fmean(point.repeats))
     others = ", ".join(
         f"{p.count}{'' if p.concurrency == shared.concurrency else f' at {p.concurrency}'}: {ratio(p, alone).value:.3g}"

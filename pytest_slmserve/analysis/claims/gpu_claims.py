@@ -13,7 +13,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.claims.claim import NEXT_SMALLER, PUBLISHED, Evidence, Others
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM
-from pytest_slmserve.analysis.points import Figure, Point, ratio
+from pytest_slmserve.analysis.points import Figure, Point, figure_named, ratio
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
     ends,
@@ -36,14 +36,8 @@ NO_DECODING = "no reading of the sensors fell between prompts (many do after a b
 IDLE_TENSOR = "the tensor cores did not run at any load"
 
 
-def sensed_figure(name: str, least: float = -math.inf) -> Figure:
-    """Return a figure by its name: its finite values above `least` in the repeats of a point, others count as not
-    measured."""
-    return lambda point: [v for s in point.each if (v := getattr(s, name)) is not None and least < v < math.inf]
-
-
 # What reads 0 of a GPU that serves was not measured.
-UTILIZATION, ENERGY, POWER = (sensed_figure(name, 0.0) for name in ("gpu_util", "energy_per_token_j", "power_w"))
+UTILIZATION, ENERGY, POWER = (figure_named(name, 0.0) for name in ("gpu_util", "energy_per_token_j", "power_w"))
 
 
 def at_the_largest_load(kind: str, curve: Curve) -> Evidence | str:
@@ -57,7 +51,7 @@ def at_the_largest_load(kind: str, curve: Curve) -> Evidence | str:
     """
     if reason := obstacle(curve):
         return reason
-    largest, occupancy, dram = curve.valid[-1], sensed_figure("sm_occupancy"), sensed_figure("decode_dram")
+    largest, occupancy, dram = curve.valid[-1], figure_named("sm_occupancy"), figure_named("decode_dram")
     if kind == "occupancy-below-a-saturated-kernel":
         if not occupancy(largest):
             return NO_PROFILE
@@ -79,7 +73,7 @@ def at_every_load(kind: str, curve: Curve) -> Evidence | str:
     arXiv:2404.03353: "average SM activity remains low" (figure 3), and CPU overheads take up to 50 % of the latency.
     """
     points, of_sms = curve.valid, kind == "sm-activity-stays-low"
-    counter = sensed_figure("sm_active" if of_sms else "engine_active")
+    counter = figure_named("sm_active" if of_sms else "engine_active")
     words = "of the SMs have work" if of_sms else "of the time no kernel runs"
 
     def share(point: Point) -> list[float]:
@@ -103,7 +97,7 @@ def memory_over_tensor_cores(curve: Curve) -> Evidence | str:
     arXiv:2503.08311: decode stays memory-bound at large batches; by shapes, grouped keys at a short context need not
     (`roofline.Work.intensity`).
     """
-    gap, tensor, decoding = map(sensed_figure, ("saturation_gap", "tensor_active", "decode_tensor"))
+    gap, tensor, decoding = map(figure_named, ("saturation_gap", "tensor_active", "decode_tensor"))
     unseen = _unseen(NO_PROFILE, {p.concurrency: tensor(p) if p.dram_active else [] for p in curve.valid})
     unseen = unseen or _unseen(NO_DECODING, {p.concurrency: decoding(p) if p.decode_dram else [] for p in curve.valid})
     points = [p for p in curve.valid if gap(p)]
@@ -236,7 +230,7 @@ def _unseen(what: str, seen: Mapping[int, Sequence[float]]) -> str:
 
 def _other_limits(points: Sequence[Point]) -> str:
     """Return the reason why energies under different power limits cannot be compared; "" for one limit at most."""
-    limits = sorted({limit for p in points for limit in sensed_figure("power_limit_w")(p)})
+    limits = sorted({limit for p in points for limit in figure_named("power_limit_w")(p)})
     return f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W" if len(limits) > 1 else ""
 
 

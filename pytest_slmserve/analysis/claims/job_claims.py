@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from operator import mul
+from operator import attrgetter, mul
 
 from pytest_slmserve.analysis.claims.claim import Evidence, Others
 from pytest_slmserve.analysis.points import (
@@ -28,16 +28,10 @@ from pytest_slmserve.analysis.stats.estimates import factor, grouped, percent, t
 from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Seen, State, Verdict, above, all_of, below, every
-from pytest_slmserve.schema.catalog import short_name
 
 FULL_BATCH = 1.25  # a larger limit that makes the batch larger by less was not what bound it: the KV cache was
 # The OPT that others of its size are compared with.
 SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
-
-
-def kv_blocks_of_job(point: JobPoint) -> int:
-    """Return the KV blocks of a job's engine, 0 if it did not report them."""
-    return point.kv_blocks or 0
 
 
 def most_varied(groups: Iterable[list[JobPoint]], varied: Callable[[JobPoint], Hashable]) -> list[JobPoint]:
@@ -301,7 +295,7 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     one less than `flat` times what the one before it does, and none that holds them preempts. value: throughput of the
     first that holds them over that of the smallest.
     """
-    claim, points = "throughput-grows-with-kv-blocks", sorted(caches_of(curve.jobs), key=kv_blocks_of_job)
+    claim, points = "throughput-grows-with-kv-blocks", sorted(caches_of(curve.jobs), key=attrgetter("kv_blocks"))
     fitting = [p for p in points if p.fits]
     reason = _obstacle(points, 2, "jobs on engines with two sizes of a KV cache are needed")
     if not reason and (not fitting or len(fitting) == len(points)):
@@ -327,8 +321,3 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
     if preempted:
         why += f"; {preempted[0].kv_blocks:,} blocks, though they hold all, preempt"
     return Verdict.from_interval(claim, curve.subject, all_of(states), why, seen, threshold, *points)
-
-
-def compared_models(model: str) -> tuple[str, ...]:
-    """Return the models that the claim on models of one size reads: this one, and the OPT of its size."""
-    return model, SIZED_AS.get(short_name(model), model)

@@ -101,7 +101,12 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
         case deployments.CLAIM:
             return deployments.neighbours_do_not_disturb(curve, parameters["margin"])
         case verification.KV_BLOCKS:
-            return _kv_blocks(curve, parameters["blocks"])
+            if curve.spec is None or not curve.resolved:
+                return Verdict.inconclusive(verification.KV_BLOCKS, curve.subject, "no engine was measured")
+            records, tolerance = tuple(i for p in curve.points for i in p.records), parameters["blocks"]
+            each = [verification.kv_blocks_as_predicted(curve.spec, r, tolerance, records) for r in curve.resolved]
+            # Of the launch that is farthest off, so that one bad launch among many shows.
+            return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
     threshold = parameters["threshold"]
     match known.kind:
         case "gpu-util-saturates-first":
@@ -153,16 +158,6 @@ def _evidence(kind: str, curve: Curve, others: Others, parameters: Parameters) -
     return deployment_claims.replicas_over_one_engine(kind, curve, parameters["sharing"])
 
 
-def _kv_blocks(curve: Curve, tolerance: int) -> Verdict:
-    """Return the verdict on the KV blocks of the launch that is farthest off, so that one bad launch among many
-    shows."""
-    if curve.spec is None or not curve.resolved:
-        return Verdict.inconclusive(verification.KV_BLOCKS, curve.subject, "no engine was measured")
-    records = tuple(i for p in curve.points for i in p.records)
-    each = [verification.kv_blocks_as_predicted(curve.spec, r, tolerance, records) for r in curve.resolved]
-    return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
-
-
 def applies(claim: Claim, curve: Curve) -> bool:
     """Return whether the curve has something that the claim judges, for a report on whatever was measured."""
     kind, loads = claim.kind, {p.concurrency for p in curve.points}
@@ -207,7 +202,7 @@ def models_read(claim: Claim, model: str) -> tuple[str, ...]:
         case "larger-models-draw-more-power":
             return model, *gpu_claims.SMALL
         case "alike-at-one-size":
-            return job_claims.compared_models(model)
+            return model, job_claims.SIZED_AS.get(short_name(model), model)
     return () if claim.of == "arithmetic" else (model,)
 
 

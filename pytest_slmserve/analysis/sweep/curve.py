@@ -6,7 +6,7 @@ Every judgement is total: what is missing, invalid or drowned in noise makes it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
 from typing import Any
@@ -137,13 +137,9 @@ class Curve:
     def one_engine(self, concurrency: int, replicas: ReplicaPoint | None = None) -> Point | None:
         """The point of one engine alone under a load, measured for comparisons or in the sweep; None where there is
         none. replicas: only what their hosts measured."""
-        found = (point for point in self.of_one_engine if point.concurrency == concurrency)
+        valid = [*gains.valid_points(self.alone), *self.valid]
+        found = (point for point in valid if point.concurrency == concurrency)
         return next(filter(None, (on_hosts_of(point, replicas) if replicas else point for point in found)), None)
-
-    @property
-    def of_one_engine(self) -> list[Point]:
-        """Points of one engine alone on which a claim may rest: those measured for comparisons, then the sweep's."""
-        return [*gains.valid_points(self.alone), *self.valid]
 
     @property
     def valid(self) -> list[Point]:
@@ -316,14 +312,13 @@ def curve_of(
 def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list[Curve]:
     """Return each curve with what replicas of its engine served, on the same kind of host and with the same
     requests."""
-
-    def is_of(point: ReplicaPoint, curve: Curve) -> bool:
-        there = point.environment.per_gpu_key
-        theirs = {(family, there, point.workload, point.ramp_up) for family in point.families}
-        same_gpus = curve.spec is not None and curve.spec.tensor_parallel_size == point.tensor_parallel_size
-        return same_gpus and theirs == {curve.family}
-
-    return [replace(curve, shared=tuple(point for point in shared if is_of(point, curve))) for curve in curves]
+    found: dict[Any, list[ReplicaPoint]] = {}
+    for point in shared:
+        if len(point.families) == 1:
+            family = *point.families, point.environment.per_gpu_key, point.workload, point.ramp_up
+            found.setdefault((family, point.tensor_parallel_size), []).append(point)
+    keys = ((curve, curve.family, curve.spec and curve.spec.tensor_parallel_size) for curve in curves)
+    return [replace(curve, shared=tuple(found.get((family, gpus), ()))) for curve, family, gpus in keys]
 
 
 def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
@@ -449,15 +444,8 @@ def labels(curves: Sequence[Curve]) -> list[str]:
         words = [fact for i, fact in enumerate(own) if any(rival[i : i + 1] != [fact] for rival in rivals)]
         if first is not None:
             measured = [other.first for other in alike if other.first]
-            words += _differing(_requests(first), list(map(_requests, measured)))
-            # The KV cache is no difference where the number of GPUs is another: that number tells them apart.
-            specs = [
-                other.spec
-                if other.spec.tensor_parallel_size == first.spec.tensor_parallel_size
-                else replace(other.spec, kv_cache_bytes=first.spec.kv_cache_bytes)
-                for other in measured
-            ]
-            words += _differing(_arguments(first.spec), list(map(_arguments, specs)))
+            for mine, *theirs in zip(_settings(first, first), *(_settings(other, first) for other in measured)):
+                words += _differing(mine, theirs)
         found.append(", ".join([curve.subject, *words]))
     return found
 
@@ -493,34 +481,30 @@ def _differing(own: _Named, others: Sequence[_Named]) -> list[str]:
     return [*told, *(f"{name} unset" for name in elsewhere)] or [of_all]
 
 
-def _requests(first: Measurement) -> _Named:
-    spec = first.workload.spec
-    lengths = (
-        f"{spec.prompt_tokens or 'natural'}/{spec.output_tokens} tokens" if spec.output_tokens else "natural lengths"
-    )
-    others = {name: value for name, value in asdict(spec).items() if name not in ("prompt_tokens", "output_tokens")}
-    return {"lengths": lengths, **_settings(others)}, f"workload {first.workload.hash[:6]}"
+def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]:
+    """Return the settings of the requests and those of the engine, by the names that vLLM has for them: "max_num_seqs
+    256", "no enforce_eager". Left out is what a label names separately: server, front ends, GPUs.
 
-
-def _arguments(spec: EngineSpec) -> _Named:
-    """Return limits and arguments of the engine, without those that a label names separately: server, front ends,
-    GPUs."""
+    The KV cache is that of `like` if the number of GPUs is another, because that number tells them apart.
+    """
+    requests, spec = asdict(measured.workload.spec), measured.spec
+    if spec.tensor_parallel_size != like.spec.tensor_parallel_size:
+        spec = replace(spec, kv_cache_bytes=like.spec.kv_cache_bytes)
     spec = replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1)
-    own = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in NAMED_APART}
-    settings = _settings({**own, **dict(spec.env), **dict(spec.extra)})
-    return settings | {"kv_cache_bytes": f"KV cache {spec.kv_cache_bytes / GIB:.6g} GiB"}, f"engine {spec.key[:6]}"
-
-
-def _settings(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return a label for each value, by the name that vLLM has for it: "max_num_seqs 256", "no enforce_eager"."""
-    plain = {name: isinstance(value, bool) or value == "" for name, value in values.items()}
-    return {
-        name: (name if value else f"no {name}") if plain[name] else f"{name} {value}" for name, value in values.items()
-    }
+    prompt, output = requests.pop("prompt_tokens"), requests.pop("output_tokens")
+    engine = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in NAMED_APART}
+    of_requests = {"lengths": f"{prompt or 'natural'}/{output} tokens" if output else "natural lengths"}
+    of_engine: dict[str, str] = {}
+    for named, values in ((of_requests, requests), (of_engine, engine | dict(spec.env) | dict(spec.extra))):
+        for name, value in values.items():
+            plain = isinstance(value, bool) or value == ""
+            named[name] = (name if value else f"no {name}") if plain else f"{name} {value}"
+    of_engine["kv_cache_bytes"] = f"KV cache {spec.kv_cache_bytes / GIB:.6g} GiB"
+    return (of_requests, f"workload {measured.workload.hash[:6]}"), (of_engine, f"engine {spec.key[:6]}")
 
 
 def front_ends(spec: EngineSpec | None) -> str:
-    """ " with 4 front ends"; empty for one."""
+    """Return a clause with the number of front ends, such as " with 4 front ends"; empty for one."""
     return f" with {spec.front_ends} front ends" if spec and spec.front_ends > 1 else ""
 
 

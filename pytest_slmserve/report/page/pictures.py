@@ -604,12 +604,13 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
     tokens = {"output_tokens_per_s": TOKENS_PER_S, "e2e_s": "mean E2E latency, s"}
     served = {"requests_per_s": "requests/s", "e2e_s": "mean E2E latency, s"}
     held = {"output_tokens_per_s": TOKENS_PER_S, "batch": "requests in the engine", "preemptions": "preemptions"}
-    caches = by_model(job_claims.caches_of, job_claims.kv_blocks_of_job)
+    blocks = attrgetter("kv_blocks")
+    caches = by_model(job_claims.caches_of, blocks)
     found = [
         _job_picture("output-length", others, length, "output tokens of a request", served),
         _job_picture("models-of-one-size", [*filter(None, of_one_size)], length, "output tokens of a request", served),
         _job_picture("batch-limit", limits, limit, "max_num_seqs", tokens),
-        _job_picture("kv-blocks", caches, job_claims.kv_blocks_of_job, "KV blocks", held),
+        _job_picture("kv-blocks", caches, blocks, "KV blocks", held),
     ]
     ways = by_model(job_claims.ways_of, lambda p: p.batching)
     jobs = [p for g in ways for p in sorted(g, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]

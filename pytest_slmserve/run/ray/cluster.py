@@ -184,7 +184,7 @@ class RayEngines:
             if all(m.neighbours for (m,) in session.results.repeats[case.key] if not problems(m)):
                 while self._calls:  # engines whose last case has come may still be stopping
                     self._hear()
-                group = Group.from_items(spec, ())
+                group = Group(spec, (), len(spec.gpus), start_estimate_s(spec))
                 self._waiting.append(RunningEngine(group, self._need(group), {case.key: case}, again=True))
                 self._begin()
                 self.fetch(case)

@@ -11,22 +11,19 @@ from pytest_slmserve.analysis.sweep.batching import IN_FLIGHT, highest_load, pea
 CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
 
 
-def test_the_peak_stands_between_its_neighbours():
-    seen = peak(CURVE)
-    assert (seen.load, seen.per_s, seen.below, seen.above, seen.bracketed) == (8, 6.0, 4, 16, True)
-    assert seen.why == "most goodput, 6/s, at 8 requests/s, no more at 4 and 16"
-
-
-def test_a_peak_at_the_largest_rate_says_that_more_is_not_excluded():
-    seen = peak(CURVE[:4])
-    assert (seen.load, seen.below, seen.above, seen.bracketed) == (8, 4, None, False)
-    assert "the largest load measured: a larger one may have more" in seen.why
-
-
-def test_a_peak_at_the_smallest_rate_says_that_too():
-    seen = peak(CURVE[3:])
-    assert (seen.below, seen.above, seen.bracketed) == (None, 16, False)
-    assert "a smaller one may have more" in seen.why
+@pytest.mark.parametrize(
+    ("points", "below", "above", "end"),
+    [
+        (CURVE, 4, 16, "no more at 4 and 16"),
+        (CURVE[:4], 4, None, "the largest load measured: a larger one may have more"),
+        (CURVE[3:], None, 16, "the smallest load measured: a smaller one may have more"),
+    ],
+)
+def test_a_peak_at_an_end_says_that_more_is_not_excluded(points, below, above, end):
+    seen = peak(points)
+    assert (seen.load, seen.per_s, seen.below, seen.above) == (8, 6.0, below, above)
+    assert seen.bracketed is (None not in (below, above))
+    assert seen.why == f"most goodput, 6/s, at 8 requests/s, {end}"
 
 
 def test_repeats_are_averaged_and_order_does_not_matter():

@@ -22,6 +22,7 @@ from pytest_slmserve.plan.planner import plan_sweep
 from pytest_slmserve.schema.catalog import CATALOGUE, MODELS
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.models import AS_CONFIGURED, model_from_config
 
 if find_spec("transformers") is None or find_spec("torch") is None:
@@ -100,13 +101,13 @@ def outcome(folder: Path) -> str:
         length = min(shape.positions, 512) // 2
         asked = read_options({"input_len": f"{length}", "output_len": f"{length}"}, {}, {})
         spec = engine_spec(asked, "cuda", str(folder), replace(H200, gpu_memory_bytes=1 << 44))
-        sweep = plan_sweep(asked, spec, 2 * length)
+        plan_sweep(asked, spec, 2 * length)
         plan_sweep(
             asked, engine_spec(asked, "simulated", str(folder), Environment(gpu_memory_bytes=1 << 44)), 2 * length
         )
     except BadUsage as error:
         return error.problem
-    return "asks the engine" if sweep.capacity is None else "planned"
+    return "asks the engine" if kv_capacity(spec, 2 * length) is None else "planned"
 
 
 @pytest.mark.skipif(not ARCHITECTURES, reason="needs vLLM's registry of models")
