@@ -87,6 +87,7 @@ def run_compare(given: argparse.Namespace) -> int:
         (baseline, each, compare(baseline.measurements, each.measurements, given.tolerance, given.metric or METRICS))
         for each in candidates
     ]
+    sections = [report.comparison_section(*each) for each in found]
     if given.json:
         print(as_json({"tolerance": given.tolerance, "comparisons": [report.change_facts(*each) for each in found]}))
     elif given.csv:
@@ -97,10 +98,9 @@ def run_compare(given: argparse.Namespace) -> int:
         )
         print(as_csv(rows), end="")
     else:
-        print("\n\n".join(section_text(report.comparison_section(*each)) for each in found))
+        print("\n\n".join(map(section_text, sections)))
     status = cli.exit_status(all_of(comparison.state for *_, comparison in found))
     if given.html:
-        sections = [report.comparison_section(*each) for each in found]
         measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
         write_section(given.html, "Comparison", sections, measurements, given.paths, status=status)
     return status

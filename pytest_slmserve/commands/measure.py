@@ -393,20 +393,21 @@ def run_measure(given: argparse.Namespace) -> int:
     if given.attainment is not None and len(wanted) == 1 and not given.ramp:
         raise BadUsage("--attainment needs several rates or steps", "--request-rate 10,20,40")
     found, moved = measured(given, wanted, export, own_prompts)
+    section = loads.measured_section(found, terms)
     if given.csv:
         print(as_csv(row for m in found for row in rows_of_load(m, terms)), end="")
     elif given.json:
         print(as_json(loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)))
     else:
-        print(section_text(loads.measured_section(found, terms)))
+        print(section_text(section))
     if moved:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
     windows = [each for m in found for each in (m, *steps_of(m))]  # of a ramp each step
     valid = not any(problems(each, terms.failed_share) for each in windows)
     status = cli.PASSES if valid and not moved else cli.FAILS
     if given.html:
-        section = replace(loads.measured_section(found, terms), look="good" if status == cli.PASSES else "bad")
-        write_section(given.html, "Load", [section], found, [given.records], status=status)
+        shown = replace(section, look="good" if status == cli.PASSES else "bad")
+        write_section(given.html, "Load", [shown], found, [given.records], status=status)
     return status
 
 

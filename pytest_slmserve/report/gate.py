@@ -205,7 +205,7 @@ def gate_charts(
         shown: Endpoints that are only shown.
         series: Function that returns the pairs of each endpoint.
     """
-    spec = charts.gate_forest([*gated, *shown], {each.name: each for each in series()}, (each.name for each in gated))
+    spec = charts.gate_forest(gated, shown, series())
     note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
     yield Chart("Candidate over baseline", spec, note)
     for each in gated:

@@ -29,7 +29,7 @@ from pytest_slmserve.report.deployments import (
 )
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
-from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind
+from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import Legend, Section, Table, section_texts
 from pytest_slmserve.report.sweeps import energy_sections, overview_tables, sweep_sections
 from pytest_slmserve.report.text_table import (
@@ -208,17 +208,11 @@ def _judged_parts(found: Findings, of_verdicts: int, of_others: int) -> Iterator
         yield ScreenPart([*(_block(found.written, of_others) if found.written else []), *_plain(more)], [], "path")
 
 
-STANDINGS = ("INVALID", "degraded", "some left out", "noisy, kept")  # the worst first
+STANDINGS = {"NO": "INVALID", "degraded": "degraded", "partly": "some left out", "noisy": "noisy, kept"}  # worst first
 
 
 def disturbances(found: Findings) -> tuple[str, list[str]]:
     """Return how many points were disturbed, and a sentence for each kind of reason, the worst first."""
-
-    def standing(point: AnyPoint) -> str:
-        invalid, degraded, left_out, noisy = STANDINGS
-        if not point.valid or point.degraded:
-            return degraded if point.valid else invalid
-        return left_out if point.left_out else noisy if point.noise else ""
 
     def reason(point: AnyPoint) -> str:
         return "; ".join(dict.fromkeys((*point.degraded, *point.problems))) or first_of_each_kind(point.noise)
@@ -228,8 +222,9 @@ def disturbances(found: Findings) -> tuple[str, list[str]]:
         points += [(label, f"{point.concurrency}", point) for point in curve.points]
     points += [(f"{engines(p.models)}, {deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
     points += [(f"{p.model}, jobs", "once" if p.load.at_once else f"{p.load.rate:g}/s", p) for p in found.jobs]
-    wrong = [(standing(point), label, load, point) for label, load, point in points]
-    wrong = sorted((each for each in wrong if each[0]), key=lambda each: STANDINGS.index(each[0]))
+    wrong = [(STANDINGS.get(valid_cell(point), ""), label, load, point) for label, load, point in points]
+    worst = [*STANDINGS.values()]
+    wrong = sorted((each for each in wrong if each[0]), key=lambda each: worst.index(each[0]))
     sentences = []
     for (kind, _), group in grouped(wrong, lambda each: (each[0], reason_kind(reason(each[3])))).items():
         loads = grouped(dict.fromkeys((label, load) for _, label, load, _ in group), itemgetter(0)).items()

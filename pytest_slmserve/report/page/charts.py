@@ -595,16 +595,17 @@ def forest(verdicts: Sequence[Verdict]) -> Spec | None:
     return interval_chart(values, "", f"{verdicts[0].claim}: intervals and bounds")
 
 
-def gate_forest(compared: Sequence[Comparison], series: Mapping[str, PairSeries], gated: Iterable[str]) -> Spec | None:
-    """Return candidate over baseline of each endpoint: every pair, the estimate with its interval, and the margin."""
-    judged = set(gated)
+def gate_forest(gated: Sequence[Comparison], shown: Sequence[Comparison], series: Iterable[PairSeries]) -> Spec | None:
+    """Return candidate over baseline of each endpoint: every pair and the estimate with its interval, and the margin of
+    those that are gated."""
+    judged, pairs_of = {each.name for each in gated}, {each.name: each.pairs for each in series}
     values: Values = []
     pairs: Values = []
-    for each in compared:
+    for each in (*gated, *shown):
         if each.ratio is not None:
             state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.INCONCLUSIVE, None)
             values.append(estimate(each.name, each.ratio, bound, state, f"{each.ratio.value:.4f}"))
-            both = [(before, after) for before, after in series[each.name].pairs if before and after is not None]
+            both = [(before, after) for before, after in pairs_of[each.name] if before and after is not None]
             pairs += [{"subject": each.name, "pair": after / before} for before, after in both]
     mark = {**TICK, "thickness": 1.5, "height": 8, "yOffset": 8, "opacity": 0.6}
     rows = row_axis(row["subject"] for row in values)
@@ -636,10 +637,10 @@ def interim(found: Comparison) -> Spec:
     return line_chart(rows, x, y, [*INTERIM], rules=fixed, description=words, height=200)
 
 
-def gain_chart(found: Sequence[tuple[str, Interval]], over: str = "one engine") -> Spec | None:
+def gain_chart(found: Sequence[tuple[str, Interval]]) -> Spec | None:
     """Return the throughput of several engines over that of one, by the name of the deployment."""
     values = [estimate(name, gain, 1.0, above(gain, 1.0), f"{shown(gain.value)} times") for name, gain in found]
-    return interval_chart(values, "times the throughput of one engine", f"gain over {over}")
+    return interval_chart(values, "times the throughput of one engine", "gain over one engine")
 
 
 def change_chart(found: Sequence[MetricChange], tolerance: float, description: str) -> Spec | None:

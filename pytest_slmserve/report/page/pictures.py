@@ -191,8 +191,7 @@ def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
     drawn = []
     for gated in gates:
         name = f"gate-{gated.model}" + (f"-{gated.gate}" if often[gated.model] > 1 else "")
-        series = {each.name: each for each in series_of((*GATED, *SHOWN), gated.pairs)}
-        spec = charts.gate_forest([*gated.gated, *gated.shown], series, (each.name for each in gated.gated))
+        spec = charts.gate_forest(gated.gated, gated.shown, series_of((*GATED, *SHOWN), gated.pairs))
         if spec is None:
             drawn.append(Picture(name, why_not=nothing_counts(gated.dropped)))
             continue

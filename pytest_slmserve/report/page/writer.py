@@ -13,7 +13,7 @@ import shlex
 import time
 import tomllib
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from hashlib import sha256
@@ -27,7 +27,7 @@ from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
 from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
-from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
 from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report import screen, verdicts
@@ -130,7 +130,7 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
         disturbed = screen.disturbances(found)
         return {
             "title": title or " and ".join(section["heading"] for section in sections) or NOTHING,
-            "tallies": list(_tallies(found)),
+            "tallies": list(_tallies(found, kinds)),
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*verdicts.unexpected(kinds), *failures, *found.failed],
@@ -294,10 +294,9 @@ def _window(group: Sequence[Measurement]) -> dict[str, Any]:
     }
 
 
-def _tallies(found: Findings) -> Iterator[dict[str, Any]]:
+def _tallies(found: Findings, kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[dict[str, Any]]:
     """Yield the numbers of verdicts of each outcome of claims, those of which either is expected together, and of
     gates."""
-    kinds = verdicts.by_outcome(found.judged, strict=found.strict)
     either = {name: each for name, each in kinds.items() if name.startswith(verdicts.EITHER) and each}
     for name, each in kinds.items():
         if each and name not in either:
