@@ -441,9 +441,10 @@ def measured(
             archive.begin({}, {"claims": []})  # else `report` would judge all claims of the papers
         client = {"timeout_s": given.timeout, "processes": given.processes}
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
+        here = this_host("remote")
         for load, workload in wanted:
             line.begin(status())
-            found.append(measure(engine, workload, load, this_host("remote"), show))
+            found.append(measure(engine, workload, load, here, show))
             archive.add(found[-1])
             if export:
                 export.add(found[-1])

@@ -14,7 +14,7 @@ from pytest_slmserve.telemetry.dcgm import ADDRESS, open_dcgm
 from pytest_slmserve.telemetry.dcgm_exporter import ExporterSource
 from pytest_slmserve.telemetry.host_counters import HostSource, open_speed_probe
 from pytest_slmserve.telemetry.nvml import open_nvml
-from pytest_slmserve.telemetry.sampler import Sampler, merged_readings
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, merged_readings
 
 
 class SeveralGpus:
@@ -103,7 +103,6 @@ def _tried(opened: Callable[[], SensorSource], notes: list[str]) -> list[SensorS
         return []
 
 
-INTERVAL_S = 0.25
 CLOCK_HZ, SLOW_HZ = 1.98e9, 1.6e9
 HW_THERMAL_SLOWDOWN = 0x40  # of NVML's clock event reasons
 STEADY = {of.GPU_UTIL: 1.0, of.ENGINE_ACTIVE: 0.97, of.SM_ACTIVE: 0.7, of.POWER_LIMIT: 700.0}

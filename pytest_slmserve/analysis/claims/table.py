@@ -236,13 +236,13 @@ def row_for(
     devices = [ANY, where.platform, peaks.family if peaks else None]
     version = None if where.vllm is None else release(where.vllm)
     fitting = []
-    for row in rows:
+    for row in (each for each in rows if each.claim == claim):
         first, last = map(release, row.vllm)
         released = row.vllm == ANY_RELEASE or (
             version is not None and first <= version and (not last or version < last)
         )
         here = row.model in (ANY, short_name(model)) and row.device in devices and released
-        if row.claim == claim and here and row.interface in (ANY, interface) and row.ramp_up in (ANY, ramp_up):
+        if here and row.interface in (ANY, interface) and row.ramp_up in (ANY, ramp_up):
             device, open_release = devices.index(row.device), row.vllm == ANY_RELEASE
             open_entries = row.interface == ANY, row.ramp_up == ANY, open_release
             fitting.append(((row.model != ANY, device, *(not each for each in open_entries)), row))

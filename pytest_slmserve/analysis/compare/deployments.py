@@ -104,7 +104,7 @@ def deployments(curve: Curve) -> tuple[Deployment, ...]:
 
 def on_several_gpus(curve: Curve) -> bool:
     """Return whether its engine was measured on several numbers of GPUs, or as replicas with a GPU each."""
-    return bool(curve.wider) or any(shared.sharing == "gpus" for shared in curve.shared)
+    return bool(curve.wider) or has_replicas(curve, "gpus")
 
 
 def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployment]]:

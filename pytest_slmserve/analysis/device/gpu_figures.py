@@ -154,6 +154,7 @@ class SensorWindow:
         return [*[v for v in earlier if v is not None][:1], *self.values(number)]
 
 
+@once
 def watched(run: Run) -> SensorWindow | None:
     """The run's telemetry with its window; None if no reading belongs to the window. A reading belongs to the window if
     more than half of its span lies in it, or without a span its moment."""
@@ -217,10 +218,16 @@ def sensed(kind: type, run: Run, tokens_per_s: float | None) -> dict[str, Any]:
     return {name: getattr(seen, name) for name in names} | {"energy_per_token_j": energy}
 
 
+@once
+def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
+    """The run with the telemetry of each GPU of an engine that has several; none of an engine that has one."""
+    gpus = each_gpu(run.telemetry) if run.telemetry else ()
+    return tuple(replace(run, telemetry=telemetry) for telemetry in gpus)
+
+
 def figures_of_each_gpu(run: Run) -> tuple[DeviceFigures, ...]:
     """The figures of each GPU of an engine that has several; none of one that has one."""
-    gpus = each_gpu(run.telemetry) if run.telemetry else ()
-    return tuple(device_figures(replace(run, telemetry=telemetry)) for telemetry in gpus)
+    return tuple(map(device_figures, runs_of_each_gpu(run)))
 
 
 @once

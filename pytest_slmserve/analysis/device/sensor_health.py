@@ -4,7 +4,7 @@ sentence with its numbers."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 from statistics import fmean, median
@@ -72,8 +72,8 @@ def health(
         replica: The engine's part in a run of several engines, whose processes use the GPU as well.
         even: Whether the load is the same all through the window.
     """
-    if run.telemetry and (gpus := gpu_figures.each_gpu(run.telemetry)):
-        found = [health(replace(run, telemetry=one), environment, replica, even) for one in gpus]
+    if gpus := gpu_figures.runs_of_each_gpu(run):
+        found = [health(one, environment, replica, even) for one in gpus]
         reasons = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.reasons)
         noise = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.noise)
         worst = min((one.state for one in found), key=get_args(HealthState).index)

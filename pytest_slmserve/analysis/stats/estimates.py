@@ -17,7 +17,7 @@ CLOSE = 1e-14
 TERMS = 500
 HALVINGS = 200
 POINTS = 400  # of an integral over the spread that a sample may have
-STUDENT_T_NORMAL = NormalDist()
+NORMAL = NormalDist()
 
 
 def survival(t: float, df: float) -> float:
@@ -86,7 +86,7 @@ def shift(power: float, critical: float, df: int) -> float:
     weights = [math.exp(log_front + (df - 1) * math.log(s) - df * s * s / 2) for s in spreads]
 
     def exceeds(mean: float) -> float:
-        return sum(w * STUDENT_T_NORMAL.cdf(mean - critical * s) for s, w in zip(spreads, weights))
+        return sum(w * NORMAL.cdf(mean - critical * s) for s, w in zip(spreads, weights))
 
     low, high = 0.0, 1.0
     while exceeds(high) < power:
@@ -240,7 +240,6 @@ SMALL_SAMPLES = 1.15  # with 3 to 11 degrees of freedom the approach spends 10 t
 GRID = 200  # intervals
 REACH = 7.0  # standard deviations; nothing that matters lies farther out
 BISECTIONS = 60
-NORMAL = NormalDist()
 
 
 def looks_until(pairs: int) -> tuple[int, ...]:
