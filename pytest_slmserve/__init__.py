@@ -10,19 +10,19 @@ from typing import Any
 
 _PUBLIC = {
     "Claim": "pytest_slmserve.analysis.claims.claim",
-    "ClosedLoop": "pytest_slmserve.schema.loads",
+    "ClosedLoop": "pytest_slmserve.schema.specs",
     "Curve": "pytest_slmserve.analysis.sweep.curve",
     "Engine": "pytest_slmserve.engines.base",
     "EngineSpec": "pytest_slmserve.schema.specs",
     "SimulatedEngine": "pytest_slmserve.engines.simulated",
     "Model": "pytest_slmserve.schema.models",
     "Measurement": "pytest_slmserve.schema.records",
-    "OpenLoop": "pytest_slmserve.schema.loads",
+    "OpenLoop": "pytest_slmserve.schema.specs",
     "SlmError": "pytest_slmserve.schema.errors",
     "State": "pytest_slmserve.analysis.verdict",
     "Inconclusive": "pytest_slmserve.analysis.verdict",
     "Verdict": "pytest_slmserve.analysis.verdict",
-    "Workload": "pytest_slmserve.schema.loads",
+    "Workload": "pytest_slmserve.schema.specs",
     "WorkloadSpec": "pytest_slmserve.schema.specs",
     "model_of": "pytest_slmserve.plan.models",
 }

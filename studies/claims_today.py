@@ -11,7 +11,7 @@ from __future__ import annotations
 from common import BASELINES, CHECKOUT
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again

@@ -41,8 +41,8 @@ from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.engines.loadgen.load_run import GROWTH, LEAST_S
 from pytest_slmserve.report.text_table import grid
-from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Samples
+from pytest_slmserve.schema.specs import ClosedLoop
 
 HERE = Path(__file__).parent
 WORDS, WRONG, WARM_UP = 64, 0.10, 4

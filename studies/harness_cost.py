@@ -22,16 +22,15 @@ from pathlib import Path
 
 from common import engine_parser, keep, results_in
 
-from pytest_slmserve.analysis.stats.estimates import student_interval
-from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.analysis.estimates import student_interval
+from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import workload_spec
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop, Workload
-from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, Workload
 from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.workload.requests import build_workload
 

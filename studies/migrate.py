@@ -32,11 +32,9 @@ from pytest_slmserve.archive.codec import (
 )
 from pytest_slmserve.archive.store import FORMAT, line_of
 from pytest_slmserve.plan.models import known_model
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Measurement, Resolved, replica_set, series_key
+from pytest_slmserve.schema.records import Environment, Measurement, Resolved, replica_set, series_key
 from pytest_slmserve.schema.sensors import SPEED_PROBE
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, ReplicaSpec, short_hash
 
 Facts = dict[str, Any]
 Engine = tuple[EngineSpec, Resolved, Environment]

@@ -26,14 +26,13 @@ import psutil
 from common import engine_parser, keep, results_in
 from sampler_cost import measured, rate, sources_of
 
-from pytest_slmserve.analysis.stats.estimates import ends, sample_sd, student_interval
-from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.analysis.estimates import ends, sample_sd, student_interval
+from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Run
+from pytest_slmserve.schema.records import Environment, Run
 from pytest_slmserve.schema.sensors import ENGINE_ACTIVE, HOST_CORES, PROBE, PROBE_CPU, SM_CLOCK, STOLEN_CORES
+from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.telemetry.base import Reading, SensorSource
 from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler

@@ -25,14 +25,14 @@ from common import BASELINES, parser_of
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.points import Point, by_series
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve
-from pytest_slmserve.analysis.sweep.gains import looks_from
+from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.simulated import TICK_S, HostNoise
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.run.sweeps import Rounds
-from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run, Samples, Steps
+from pytest_slmserve.schema.specs import ClosedLoop
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEP_S = 0.02  # of the largest load, as on a GPU

@@ -26,13 +26,12 @@ from typing import get_args
 from common import parser_of
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.cases import Case, PlannedItem, clock
-from pytest_slmserve.plan.schedule import groups_of, makespan_s, plan_lines, spread
+from pytest_slmserve.plan.cases import Case, PlannedItem, clock, groups_of, makespan_s, plan_lines, spread
 from pytest_slmserve.plugin.items import ItemPlan, parameters_of
 from pytest_slmserve.plugin.progress import plan_rows
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import OwnInterface
+from pytest_slmserve.schema.models import CATALOGUE
 
 LIMIT_S = 1.0
 RUNS = 5

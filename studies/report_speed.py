@@ -38,10 +38,8 @@ from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Measurement, Run
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.records import Environment, Measurement, Run
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

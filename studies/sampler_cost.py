@@ -32,7 +32,7 @@ from typing import Any
 
 from common import engine_parser, keep, results_in
 
-from pytest_slmserve.analysis.stats.estimates import Interval, ends, quantile, student_interval
+from pytest_slmserve.analysis.estimates import Interval, ends, quantile, student_interval
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.options.read import read_options
@@ -40,15 +40,12 @@ from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import workload_spec
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop, Load
-from pytest_slmserve.schema.records import Run
+from pytest_slmserve.schema.records import Environment, Run
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
+from pytest_slmserve.schema.specs import ClosedLoop, Load
 from pytest_slmserve.telemetry.base import Reading, SensorSource
-from pytest_slmserve.telemetry.host import Host, probe
-from pytest_slmserve.telemetry.host_counters import SpeedProbeSource
-from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
-from pytest_slmserve.telemetry.source import open_sampler
+from pytest_slmserve.telemetry.host import Host, SpeedProbeSource, probe
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, open_sampler
 from pytest_slmserve.workload.requests import build_workload
 
 LOSS, CORE = 0.005, 0.02  # at most 0.5 % of throughput, and 2 % of one core

@@ -11,10 +11,8 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.run.executor import measure, measure_case
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
-from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.schema.records import Environment, Measurement
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, ReplicaSpec, Request, Workload, WorkloadSpec
 
 WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
 HERE = Environment(platform="simulated")

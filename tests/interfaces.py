@@ -14,9 +14,8 @@ from real_engine import SPEC
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.schema.loads import Workload
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.specs import EngineSpec, Workload, WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
 
 STAND_IN = Path(__file__).parent / "engines" / "stand_in"

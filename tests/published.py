@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.metrics.latency import Summary
 from pytest_slmserve.analysis.points import Point
 
 # max_num_seqs, output tokens/s, tokens/s, mean time between tokens in ms, mean of running requests as reported

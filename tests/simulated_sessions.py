@@ -9,9 +9,8 @@ import pytest
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
 
 MODEL = "opt-125m"
 BATCHES = (8, 64, 256, 512)

@@ -9,7 +9,7 @@ from itertools import cycle
 from strategies import point
 
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.sweep.adaptive import Grid, Seconds, Wanted, next_measurement
+from pytest_slmserve.analysis.sweep.plateau import Grid, Seconds, Wanted, next_measurement
 
 Answer = Callable[[int], float]
 

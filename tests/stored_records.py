@@ -8,8 +8,7 @@ from dataclasses import replace
 from strategies import H200, RESOLVED, WELL, Column, measurement, planted_telemetry
 
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.records import Measurement, Resolved
+from pytest_slmserve.schema.records import Environment, Measurement, Resolved
 
 KNOWN = replace(
     H200, driver="580.159.04", cuda="13.0", torch="2.11.0", operating_system="Linux", cpu="Xeon", cores=16, host="one"

@@ -16,11 +16,19 @@ from pytest_slmserve.analysis.points import JobPoint, JobSummary, Point, Replica
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import Sharing
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, WorkloadReference
-from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica, Resolved, Run, Samples, Steps, Telemetry
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.records import (
+    Environment,
+    GateLaunch,
+    Measurement,
+    Replica,
+    Resolved,
+    Run,
+    Samples,
+    Steps,
+    Telemetry,
+)
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, WorkloadReference, WorkloadSpec
 
 H200 = Environment(platform="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
 

@@ -17,11 +17,10 @@ from scripts import BASELINES, in_checkout
 from pytest_slmserve.analysis.points import all_groups, by_series, group_key, job_points, replica_groups
 from pytest_slmserve.archive.store import FORMAT, Contents, read
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.kv_cache import predicted_blocks, weight_bytes
-from pytest_slmserve.schema.loads import ClosedLoop, load_facts
+from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, ReplicaSpec, load_facts, short_hash
 
 TESTS = Path(__file__).parent
 ARCHIVES = sorted(BASELINES.glob("*.jsonl.xz"))

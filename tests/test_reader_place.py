@@ -13,7 +13,7 @@ from sealed_lines import reseal
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.models import CATALOGUE
 
 ARCHIVES = sorted(BASELINES.glob("*.jsonl.xz"))
 RENAMED = "h100-vllm-0.26.0-core-opt-125m.jsonl.xz"

@@ -9,7 +9,7 @@ from hypothesis import given
 from strategies import loads
 
 from pytest_slmserve.archive.codec import converted
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, is_job, is_steady, load_facts, load_of
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, is_job, is_steady, load_facts, load_of
 
 WINDOW = {"rate": 4.0, "settle_s": 5.0, "window_s": 10.0, "arrivals": "gamma 1, 4/s, seed 0"}
 STORED = [  # as archives hold them, and their keys with them

@@ -27,13 +27,13 @@ from interfaces import SIMULATED, small_workload
 from scripts import BASELINES, CHECKOUT, RESULTS, checkout_script, loaded
 from strategies import measurement
 
-from pytest_slmserve.analysis.metrics.summary import summarize
+from pytest_slmserve.analysis.metrics.latency import summarize
 from pytest_slmserve.analysis.metrics.window import output_tokens_per_s, relative_variance
 from pytest_slmserve.analysis.verdict import State as Found
 from pytest_slmserve.archive.store import FORMAT, Archive, read
-from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.engines.simulated import HostNoise, SimulatedEngine
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.sharegpt import dataset_path, read_conversations
 from pytest_slmserve.workload.tokens import gpt2_tokenizer, shipped_lengths

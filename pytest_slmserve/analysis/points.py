@@ -12,28 +12,52 @@ from operator import attrgetter
 from statistics import mode
 from typing import Any, TypeVar
 
-from pytest_slmserve.analysis.device.gpu_figures import sensed
+from pytest_slmserve.analysis.estimates import (
+    TAIL,
+    Differences,
+    Interval,
+    Repeat,
+    Sample,
+    factor,
+    grouped,
+    mean_of_known,
+)
 from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.gpu_figures import sensed
 from pytest_slmserve.analysis.metrics.latency import (
     Goodput,
     Slo,
+    Summary,
     checked_slo,
     goodput_of,
     pooled_goodput,
     pooled_latencies,
+    rates_of_all,
+    summarize,
 )
-from pytest_slmserve.analysis.metrics.summary import Summary, rates_of_all, summarize
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
 from pytest_slmserve.analysis.metrics.window import relative_variance
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped, mean_of_known
-from pytest_slmserve.analysis.stats.noise import TAIL, Differences, Repeat, Sample
-from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, WorkloadReference, is_job, is_steady
-from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Resolved, hosts_of, measurement_key, series_key
-from pytest_slmserve.schema.specs import EngineSpec, short_hash
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import (
+    Environment,
+    Measurement,
+    ReplicaGroup,
+    Resolved,
+    hosts_of,
+    measurement_key,
+    series_key,
+)
+from pytest_slmserve.schema.specs import (
+    ClosedLoop,
+    EngineSpec,
+    OpenLoop,
+    WorkloadReference,
+    is_job,
+    is_steady,
+    short_hash,
+)
 
 CONTINUOUS = "continuous"  # how vLLM batches: a request joins at the next step, and leaves when it has ended
 AT_ONCE_S = 0.05  # a client needs a moment to send hundreds of requests

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol, TypeVar
 
-from pytest_slmserve.analysis.stats.estimates import Interval, ends
+from pytest_slmserve.analysis.estimates import Interval, ends
 from pytest_slmserve.schema.records import ReplicaGroup, hosts_of
 
 T = TypeVar("T")

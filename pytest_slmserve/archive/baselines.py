@@ -14,21 +14,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria, PairNoise, Rates
 from pytest_slmserve.analysis.gate.diagnosis import EXAMPLE, Waiver, waivers_of
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
-from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.archive.codec import converted
 from pytest_slmserve.archive.store import Archive, RunChoice, chosen, make_folder, read
-from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadArchive, BadUsage, Caches
-from pytest_slmserve.schema.files import content, is_file
-from pytest_slmserve.schema.loads import is_steady, load_facts
-from pytest_slmserve.schema.records import Measurement, ReplicaGroup
-from pytest_slmserve.schema.specs import short_hash
+from pytest_slmserve.schema.errors import BadArchive, BadUsage, Caches, content, is_file
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup
+from pytest_slmserve.schema.specs import is_steady, load_facts, short_hash
 
 FOLDER = Path(".slm/baselines")
 SUFFIX = ".jsonl.xz"

@@ -17,11 +17,9 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 
 from pytest_slmserve.schema import records
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import WorkloadReference, load_facts, load_of
-from pytest_slmserve.schema.records import Measurement, Resolved, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.records import Environment, Measurement, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import per_unit
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference, load_facts, load_of
 
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)

@@ -17,12 +17,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.estimates import grouped
+from pytest_slmserve.analysis.metrics.latency import Summary
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.files import content
+from pytest_slmserve.schema.errors import BadUsage, content
 from pytest_slmserve.schema.printable import printable, printable_value
 
 SECONDS = {"ms": 1e-3, "s": 1.0}

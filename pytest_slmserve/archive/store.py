@@ -33,13 +33,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_slmserve.analysis.stats.estimates import grouped
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.archive.codec import converted, engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadArchive, BadUsage
-from pytest_slmserve.schema.files import content, regular, try_lock
+from pytest_slmserve.schema.errors import BadArchive, BadUsage, content, regular, try_lock
 from pytest_slmserve.schema.printable import printable_value
-from pytest_slmserve.schema.records import Measurement, Resolved, moment
+from pytest_slmserve.schema.records import Environment, Measurement, Resolved, moment
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 from pytest_slmserve.telemetry.host import own_version
 

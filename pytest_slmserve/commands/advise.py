@@ -19,9 +19,9 @@ from pytest_slmserve.report.deployments import gpus_advice
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.report.text_table import laid_out
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import parse_memory
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.specs import EngineSpec
 
 STATUS = (

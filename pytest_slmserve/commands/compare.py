@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.claims.stored import unique
+from pytest_slmserve.analysis.claims.table import unique
 from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, compare, compared_cases
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.archive import baselines
@@ -24,9 +24,8 @@ from pytest_slmserve.report.compare import RunSide, days_of, measured_facts
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lines, table
-from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.files import is_file
+from pytest_slmserve.schema.errors import BadUsage, is_file
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.specs import GIB
 
 STATUS = (

@@ -22,20 +22,27 @@ from typing import Any, Literal
 
 import psutil
 
-from pytest_slmserve.analysis.stats.estimates import percentile
+from pytest_slmserve.analysis.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
 from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.text_table import hanging
-from pytest_slmserve.schema.errors import BadUsage, SlmError
-from pytest_slmserve.schema.files import try_lock
+from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry.base import SensorSource
-from pytest_slmserve.telemetry.host import PROBE_S, Gpu, check_vllm, cpu_model, interpreter, own_cores, visible_gpus
-from pytest_slmserve.telemetry.host_counters import HostSource, limiting_cgroup
-from pytest_slmserve.telemetry.sampler import INTERVAL_S
-from pytest_slmserve.telemetry.source import open_sampler
+from pytest_slmserve.telemetry.host import (
+    PROBE_S,
+    Gpu,
+    HostSource,
+    check_vllm,
+    cpu_model,
+    interpreter,
+    limiting_cgroup,
+    own_cores,
+    visible_gpus,
+)
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, open_sampler
 from pytest_slmserve.telemetry.speed_probe import probe_work, timed
 
 State = Literal["ok", "warning", "problem"]

@@ -10,10 +10,10 @@ from typing import Any
 
 from pytest_slmserve.analysis.advice.advisor import ModelSweep, Objectives, Plan, plan
 from pytest_slmserve.analysis.advice.subjects import NOT_THE_BATCH, more_in_flight
-from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.estimates import percent
 from pytest_slmserve.analysis.sweep.batching import Slo, parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
-from pytest_slmserve.analysis.sweep.gains import fit
+from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import LARGEST, Columns, number_in
 from pytest_slmserve.commands import cli

@@ -19,8 +19,7 @@ from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import cli
-from pytest_slmserve.engines.endpoint import EndpointEngine, only_model
-from pytest_slmserve.engines.load_client import TIMEOUT_S
+from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine, only_model
 from pytest_slmserve.engines.loadgen.load_run import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
@@ -32,10 +31,19 @@ from pytest_slmserve.report.page.writer import check_replaceable, template, writ
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, of_a_command
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload
+from pytest_slmserve.schema.printable import holds_secret, names_secret
 from pytest_slmserve.schema.records import Measurement, Progress
-from pytest_slmserve.schema.secret_words import holds_secret, names_secret
-from pytest_slmserve.schema.specs import KEY, EngineSpec, WorkloadSpec, completed, short_hash
+from pytest_slmserve.schema.specs import (
+    KEY,
+    ClosedLoop,
+    EngineSpec,
+    Load,
+    OpenLoop,
+    Workload,
+    WorkloadSpec,
+    completed,
+    short_hash,
+)
 from pytest_slmserve.telemetry.host import this_host
 from pytest_slmserve.workload.arrivals import Arrivals, job, load_trace, schedule
 from pytest_slmserve.workload.requests import requests_of, synthetic_requests

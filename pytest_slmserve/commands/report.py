@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import get_args
 
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_curves, stored_gates, unique
-from pytest_slmserve.analysis.compare.history import release_histories
+from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_curves, stored_gates, unique
+from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
@@ -35,8 +35,7 @@ from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_texts
 from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.report.verdicts import claim_outcomes
-from pytest_slmserve.schema.errors import BadUsage, Detail, of_a_command
-from pytest_slmserve.schema.files import is_file
+from pytest_slmserve.schema.errors import BadUsage, Detail, is_file, of_a_command
 from pytest_slmserve.schema.printable import printable
 
 REPORT_STATUS = (

@@ -14,9 +14,8 @@ from typing import Any, Self, TypeVar
 
 from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import Load, OpenLoop, Workload, is_job
 from pytest_slmserve.schema.records import Progress, Resolved, Run
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import EngineSpec, Load, OpenLoop, Workload, is_job
 
 Result = TypeVar("Result")
 Message = dict[str, Any]

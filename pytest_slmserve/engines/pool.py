@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_slmserve.engines.base import Engine
-from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.load_client import TIMEOUT_S
-from pytest_slmserve.engines.offline import BatchedEngine, OfflineEngine
+from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cannot_share
-from pytest_slmserve.engines.server import ServerEngine
+from pytest_slmserve.engines.server import BatchedEngine, OfflineEngine, ServerEngine
 from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec

@@ -21,11 +21,10 @@ from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Output
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, closed_loop, serve_batches
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import Workload
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
-from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.telemetry.source import BUSY, POWER_W, STEADY, simulated
+from pytest_slmserve.schema.specs import EngineSpec, Workload
+from pytest_slmserve.telemetry.sampler import BUSY, POWER_W, STEADY, simulated
 
 TICK_S = 0.25  # the factor is constant for so long
 BLOCK = 16  # ticks of recorded noise that stay together

@@ -26,7 +26,7 @@ from pytest_slmserve.schema.errors import (
 )
 
 if TYPE_CHECKING:
-    from pytest_slmserve.schema.environment import GpuPeaks
+    from pytest_slmserve.schema.records import GpuPeaks
 
 
 def truth(text: str) -> bool:
@@ -120,7 +120,7 @@ def percentage(text: str) -> float:
 
 
 def gpu_peaks(text: str) -> "GpuPeaks":
-    from pytest_slmserve.schema.environment import GpuPeaks
+    from pytest_slmserve.schema.records import GpuPeaks
 
     try:
         rates = {name: positive(value) for name, value in map(pair, text.split(","))}
@@ -149,7 +149,7 @@ def pair(text: str) -> tuple[str, str]:
 
 def variable(text: str) -> tuple[str, str]:
     """A variable for the engine. It goes into the records, so a secret is refused."""
-    from pytest_slmserve.schema.secret_words import holds_secret, names_secret
+    from pytest_slmserve.schema.printable import holds_secret, names_secret
 
     name, value = pair(text)
     if takes_gpus(name):

@@ -14,11 +14,10 @@ from pytest_slmserve.engines.replicas.replica_set import cannot_share
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.planner import MarkerOverrides, Planner, too_long, uneven, workload_spec
 from pytest_slmserve.schema import kv_cache
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, Batching, Sharing
 from pytest_slmserve.schema.kv_cache import no_room
-from pytest_slmserve.schema.loads import Request, Workload
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, Request, Workload
 from pytest_slmserve.workload.arrivals import job
 
 USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism

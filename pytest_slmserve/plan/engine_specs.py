@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pytest_slmserve.analysis.metrics.roofline import peaks_of
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.schema.catalog import catalogue_name
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.kv_cache import (
     check_quantization,
@@ -19,6 +17,8 @@ from pytest_slmserve.schema.kv_cache import (
     value_bytes,
     weight_bytes,
 )
+from pytest_slmserve.schema.models import catalogue_name
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 LARGEST_LOAD = 1024

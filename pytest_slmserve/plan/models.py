@@ -18,11 +18,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.schema.catalog import CATALOGUE, KNOWN_AS, catalogue_name, short_name
-from pytest_slmserve.schema.errors import BadUsage, SlmError
-from pytest_slmserve.schema.files import content, is_file, user_cache
-from pytest_slmserve.schema.models import AS_CONFIGURED, Model, ModelSource, is_tied, model_from_config
-from pytest_slmserve.schema.secret_words import passed_on
+from pytest_slmserve.schema.errors import BadUsage, SlmError, content, is_file, user_cache
+from pytest_slmserve.schema.models import (
+    AS_CONFIGURED,
+    CATALOGUE,
+    KNOWN_AS,
+    Model,
+    ModelSource,
+    catalogue_name,
+    is_tied,
+    model_from_config,
+    short_name,
+)
+from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.specs import short_hash
 
 ON_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")

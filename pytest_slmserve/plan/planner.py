@@ -12,13 +12,11 @@ from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, engines_of_set
 from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
-from pytest_slmserve.schema.catalog import hub_name, restriction, short_name
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, LoadFormat, Platform, RampUp, Sharing, Source
 from pytest_slmserve.schema.kv_cache import kv_capacity, no_room
-from pytest_slmserve.schema.loads import ClosedLoop, Load, Workload
-from pytest_slmserve.schema.models import USUAL_CONTEXT, Model
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
+from pytest_slmserve.schema.models import USUAL_CONTEXT, Model, hub_name, restriction, short_name
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, Workload, WorkloadSpec, short_hash
 from pytest_slmserve.telemetry.host import Host, probe, unlike
 from pytest_slmserve.workload.requests import build_workload, check_source, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.run.sweeps import Sweeps
     from pytest_slmserve.schema.errors import Sharing
-    from pytest_slmserve.schema.loads import Workload
     from pytest_slmserve.schema.records import Measurement
-    from pytest_slmserve.schema.specs import EngineSpec
+    from pytest_slmserve.schema.specs import EngineSpec, Workload
 
 
 @pytest.fixture(scope="session")
@@ -87,8 +86,8 @@ def slm_sweep(
     from pytest_slmserve.plugin.items import marker_overrides
     from pytest_slmserve.plugin.measuring import checked, window_load
     from pytest_slmserve.run.sweeps import Rounds
-    from pytest_slmserve.schema.catalog import short_name
     from pytest_slmserve.schema.errors import BadUsage
+    from pytest_slmserve.schema.models import short_name
 
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
         if isinstance(concurrency, str | int):

@@ -25,9 +25,9 @@ from pytest_slmserve.plugin import PARAMETRISED, is_measured
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.gate import check_gate, is_short
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, RampUp, Suite, naming
 from pytest_slmserve.schema.kv_cache import predicted_blocks
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.specs import EngineSpec
 
 # Words of the slm marker that do not choose the engine.

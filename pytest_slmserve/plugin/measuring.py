@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
-from pytest_slmserve.analysis.device.sensor_health import Health, health
-from pytest_slmserve.analysis.metrics.validity import trustworthy
+from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, device_figures
+from pytest_slmserve.analysis.metrics.validity import Health, health, trustworthy
 from pytest_slmserve.analysis.points import ReplicaPoint, shared_points
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.cases import Case, engine_title
@@ -23,12 +22,10 @@ from pytest_slmserve.plan.planner import MarkerOverrides, closed_loop_of
 from pytest_slmserve.plugin.items import ItemPlan
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.run.sweeps import Sweeps
-from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
-from pytest_slmserve.schema.loads import ClosedLoop, Load, load_facts
-from pytest_slmserve.schema.records import Measurement, Run, Samples, Steps, Telemetry
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Environment, Measurement, Run, Samples, Steps, Telemetry, differences
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, load_facts
 from pytest_slmserve.telemetry.sampler import Sampler
 
 LOOKED_AT = 100  # kinds of measurements, and cases, that are compared to say what differs

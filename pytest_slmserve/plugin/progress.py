@@ -19,15 +19,17 @@ from pytest_slmserve.plan.cases import (
     PlannedItem,
     engine_title,
     engines_of_set,
+    groups_of,
+    makespan_s,
     repeat_estimate_s,
+    spread,
     start_estimate_s,
 )
-from pytest_slmserve.plan.schedule import groups_of, makespan_s, spread
 from pytest_slmserve.plugin.items import ItemPlan, cases_of_items, plans_of
 from pytest_slmserve.report.live_line import StartWatch, Status, left_text, terminal_columns
 from pytest_slmserve.report.text_table import counted, folded
+from pytest_slmserve.run.devices import slot_count
 from pytest_slmserve.run.gate import launches_left, loads_of
-from pytest_slmserve.run.gpu_slots import slot_count
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.records import Progress
 

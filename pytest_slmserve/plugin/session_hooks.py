@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS
+from pytest_slmserve.analysis.estimates import FIRST_LOOKS
 from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import ADAPTIVE_ESTIMATE, ENDPOINT_ESTIMATE
-from pytest_slmserve.plan.schedule import plan_lines, spread_lines
+from pytest_slmserve.plan.cases import ADAPTIVE_ESTIMATE, ENDPOINT_ESTIMATE, plan_lines, spread_lines
 from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, SESSION, is_measured
 from pytest_slmserve.plugin import items as tests
 from pytest_slmserve.plugin.measuring import fits, nearest
@@ -24,7 +23,7 @@ from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
 from pytest_slmserve.report.screen import summary_lines, write_for_others
 from pytest_slmserve.report.text_table import counted, folded
 from pytest_slmserve.run.baseline import StoredBaseline
-from pytest_slmserve.run.gpu_slots import slot_count
+from pytest_slmserve.run.devices import slot_count
 from pytest_slmserve.run.interrupts import as_interrupts
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, Detail, SlmError

@@ -9,10 +9,18 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from pytest_slmserve.analysis.claims.stored import stored_curves
-from pytest_slmserve.analysis.compare.changes import LAUNCHES, METRICS, Judgement, MetricChange, RunComparison
-from pytest_slmserve.analysis.compare.history import WORDS, ReleaseHistory, ReleaseMean
-from pytest_slmserve.analysis.stats.estimates import grouped, percent
+from pytest_slmserve.analysis.claims.table import stored_curves
+from pytest_slmserve.analysis.compare.changes import (
+    LAUNCHES,
+    METRICS,
+    WORDS,
+    Judgement,
+    MetricChange,
+    ReleaseHistory,
+    ReleaseMean,
+    RunComparison,
+)
+from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.gate import LOOKS, difference_text
@@ -28,7 +36,7 @@ from pytest_slmserve.report.text_table import (
     interval_text,
     table,
 )
-from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 
 AT_ANOTHER_TIME = "both sides were measured at different times, and machines drift: --slm-gate measures them in turns"

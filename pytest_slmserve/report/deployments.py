@@ -15,9 +15,9 @@ from pytest_slmserve.analysis.compare.deployments import (
     deployments,
     on_several_gpus,
 )
-from pytest_slmserve.analysis.device.gpu_figures import figures_of_each_gpu
+from pytest_slmserve.analysis.estimates import Interval, grouped
+from pytest_slmserve.analysis.metrics.gpu_figures import figures_of_each_gpu
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
-from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts

@@ -10,11 +10,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from pytest_slmserve.analysis.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.decision import Calibration, Comparison, InterimAnalysis, PairSeries, next_look
 from pytest_slmserve.analysis.gate.diagnosis import Change, Difference, Split
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, OUTPUTS, SHOWN, SIDES, Gated, series_of
-from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.page import charts
@@ -30,9 +30,8 @@ from pytest_slmserve.report.text_table import (
     interval_text,
     table,
 )
-from pytest_slmserve.schema.environment import SIMULATED
 from pytest_slmserve.schema.errors import Side
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import SIMULATED, Measurement
 from pytest_slmserve.schema.specs import GIB
 
 DIAGNOSIS_COLUMNS: tuple[Column[Change], ...] = (

@@ -12,10 +12,12 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from pytest_slmserve.analysis.estimates import grouped, percentile
 from pytest_slmserve.analysis.metrics.latency import (
     Goodput,
     Percentiles,
     Slo,
+    finished_output_tokens,
     gaps_of,
     goodput_of,
     judged_rows,
@@ -23,11 +25,9 @@ from pytest_slmserve.analysis.metrics.latency import (
     latencies_of,
     request_latency,
 )
-from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
 from pytest_slmserve.analysis.metrics.window import delay_of, held_back, most_in_flight, prompt_tokens_per_s, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
-from pytest_slmserve.analysis.stats.estimates import grouped, percentile
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
@@ -44,8 +44,8 @@ from pytest_slmserve.report.points import (
 )
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import Column, figure, hundredths, milliseconds, whole
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
 LATENCY_CHARTS = "Latency of requests"

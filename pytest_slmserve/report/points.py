@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeGuard
 
-from pytest_slmserve.analysis.device.gpu_figures import (
+from pytest_slmserve.analysis.estimates import grouped
+from pytest_slmserve.analysis.metrics.gpu_figures import (
     GpuMemory,
     Place,
     fastest_pieces,
@@ -18,14 +19,11 @@ from pytest_slmserve.analysis.device.gpu_figures import (
 )
 from pytest_slmserve.analysis.metrics.roofline import StepParts, step_parts
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
-from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.section import Table
 from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hundredths, milliseconds, telling
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import Load, OpenLoop
-from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import short_hash
+from pytest_slmserve.schema.records import Environment, Measurement
+from pytest_slmserve.schema.specs import Load, OpenLoop, short_hash
 
 AnyPoint = Point | ReplicaPoint | JobPoint
 

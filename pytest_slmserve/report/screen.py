@@ -11,9 +11,9 @@ from operator import itemgetter
 from pathlib import Path
 from textwrap import shorten
 
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.points import engines
-from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import labels
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
@@ -42,9 +42,9 @@ from pytest_slmserve.report.text_table import (
     table_parts,
 )
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
-from pytest_slmserve.schema.environment import SIMULATED
 from pytest_slmserve.schema.errors import Detail
 from pytest_slmserve.schema.printable import printable
+from pytest_slmserve.schema.records import SIMULATED
 
 MOST_LINES = 23  # and the line that pytest puts above them
 # Lines of one sentence, of verdicts and notes and of all else, as there is room; the tables have all of it.

@@ -8,11 +8,10 @@ from functools import partial
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
-from pytest_slmserve.analysis.device.gpu_figures import Place, fastest_pieces, memory_in_use
+from pytest_slmserve.analysis.claims.evidence import at_table_1
+from pytest_slmserve.analysis.estimates import grouped, percent
+from pytest_slmserve.analysis.metrics.gpu_figures import Place, fastest_pieces, memory_in_use
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.stats.estimates import grouped, percent
-from pytest_slmserve.analysis.sweep.adaptive import law_error
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.analysis.sweep.curve import (
     MARGIN,
@@ -25,7 +24,7 @@ from pytest_slmserve.analysis.sweep.curve import (
     peaks_of_curve,
     work_of_curve,
 )
-from pytest_slmserve.analysis.sweep.gains import DESCRIBES, fit
+from pytest_slmserve.analysis.sweep.plateau import DESCRIBES, fit, law_error
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
@@ -52,9 +51,8 @@ from pytest_slmserve.report.text_table import (
     listed,
     milliseconds,
 )
-from pytest_slmserve.schema.environment import SIMULATED
 from pytest_slmserve.schema.errors import TooFewPoints
-from pytest_slmserve.schema.records import hosts_of
+from pytest_slmserve.schema.records import SIMULATED, hosts_of
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
 FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue

@@ -15,7 +15,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.schema.specs import GIB
 
 ABSENT = "-"

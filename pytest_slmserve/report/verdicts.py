@@ -8,7 +8,7 @@ from typing import Literal
 
 from pytest_slmserve.analysis.claims.claim import Expected
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.stats.estimates import grouped
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.findings import Judged

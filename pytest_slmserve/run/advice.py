@@ -7,8 +7,8 @@ from pytest_slmserve.analysis.advice.subjects import of_curves
 from pytest_slmserve.analysis.sweep.batching import parse_relative_slo
 from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.models import short_name
 
 FEWEST_LOADS = 2  # the law of a step has two parameters
 

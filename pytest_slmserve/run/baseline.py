@@ -9,8 +9,8 @@ from pytest_slmserve.analysis.compare.changes import against_stored, of_model
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.archive.baselines import FOLDER, baseline
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 
 CLAIM = "no-worse-than-the-baseline"

@@ -16,11 +16,10 @@ from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, Workload, is_job
-from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, ReplicaGroup, Run
+from pytest_slmserve.schema.records import Environment, GateLaunch, Measurement, Progress, ReplicaGroup, Run
+from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, Workload, is_job
 from pytest_slmserve.telemetry.sampler import Sampler
 
 

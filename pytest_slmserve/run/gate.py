@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pytest_slmserve.analysis.claims.claim import PUBLISHED
-from pytest_slmserve.analysis.claims.stored import stored_gates
+from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.gate.decision import calibrate, next_look, noise_of, weakened
 from pytest_slmserve.analysis.gate.diagnosis import Waiver, waiver_for
 from pytest_slmserve.analysis.gate.launch_pairs import (
@@ -38,11 +38,10 @@ from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema import errors
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError, naming
-from pytest_slmserve.schema.loads import ClosedLoop, Workload
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Workload
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
 SHORT = 2  # pairs of a gate among other tests, because each takes most of a minute

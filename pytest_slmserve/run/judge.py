@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.claim import ClaimRow
-from pytest_slmserve.analysis.claims.stored import planned_curve, planned_curves
+from pytest_slmserve.analysis.claims.table import planned_curve, planned_curves
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
 from pytest_slmserve.analysis.points import by_series, job_points
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
 from pytest_slmserve.report.findings import Judged
 from pytest_slmserve.run.executor import Results
-from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.models import short_name
 
 
 @dataclass(repr=False)

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
-from pytest_slmserve.analysis.sweep.gains import looks_from
+from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import point_title
@@ -31,10 +31,8 @@ from pytest_slmserve.report.page.writer import RunPage
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor, Results
 from pytest_slmserve.run.judge import Verdicts
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.files import is_file
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.errors import BadUsage, is_file
+from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.telemetry.host import Host, probe
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_slmserve.analysis.sweep.adaptive import Grid, next_measurement
+from pytest_slmserve.analysis.sweep.plateau import Grid, next_measurement
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import SlmError
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import ReplicaGroup
+from pytest_slmserve.schema.specs import ClosedLoop
 
 
 @dataclass(repr=False)

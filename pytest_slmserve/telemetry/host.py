@@ -1,24 +1,36 @@
-"""The host, its GPUs and the interpreter that has vLLM, described once before any engine starts."""
+"""The host, described once before any engine starts, and what kept its tasks waiting during a measurement.
+
+Sources of facts: proc_stat(5), proc_pid_stat(5) and cgroups(7); accounting/psi.rst and admin-guide/cgroup-v2.rst of the
+kernel's documentation.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform as system
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pytest_slmserve.schema.environment import Environment
+import psutil
+
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, Platform
-from pytest_slmserve.schema.secret_words import passed_on
+from pytest_slmserve.schema.printable import passed_on
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU, SPEED_PROBE
 from pytest_slmserve.schema.specs import short_hash
+from pytest_slmserve.telemetry.base import NO_GPU, Answer, Reading, reading_of
 
 VERSIONS = Path(__file__).parents[1] / "engines" / "worker" / "versions.py"
 OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2
@@ -234,3 +246,252 @@ def git_commit(root: Path) -> str | None:
             return None
     commit, changes = said
     return f"{commit}+" if changes else commit
+
+
+LIST_S = 2.0  # between two listings of our descendants
+LIST_SHARE = 0.005  # of a core, for these listings: on a host with thousands of processes they are rarer,
+LATEST_S = 10.0  # but never so rare that a new engine, which takes longer to start, is not seen at its first reading
+BUSY = (0, 1, 2, 5, 6)  # of the line "cpu": user, nice, system, irq, softirq; guests' time is in user already
+STEAL = 7
+WAITED = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)  # time in which at least one task waited
+THROTTLED = re.compile(r"^throttled_usec (\d+)$", re.MULTILINE)
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """CPU time of a process, and of its descendants that ended and were waited for, in seconds."""
+
+    own_s: float
+    reaped_s: float
+
+
+def newly_used(before: Mapping[K, Used], now: Mapping[K, Used]) -> float:
+    """CPU seconds that a process tree used between two samples, never negative.
+
+    A process that ended is found again in `reaped_s` of its parent, with all it ever used, so what was known of it is
+    subtracted: nothing is lost and nothing counts twice. If no member waited for it (its parent ignores SIGCHLD, or
+    ended first) only its use since the last sample is lost. A process that is new counts whole.
+    """
+    nothing = Used(0.0, 0.0)
+    own = sum(used.own_s - before.get(key, nothing).own_s for key, used in now.items())
+    reaped = sum(used.reaped_s - before.get(key, nothing).reaped_s for key, used in now.items())
+    counted = sum(used.own_s + used.reaped_s for key, used in before.items() if key not in now)
+    return max(own, 0.0) + max(reaped - counted, 0.0)
+
+
+class Family:
+    """A process and its descendants; who they are is listed every LIST_S, or somewhat later.
+
+    A process that is found late brings its earlier use in one reading. So that one may be above the number of cores,
+    while the mean over a window is right for the processes that were listed in it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._head = psutil.Process(pid)
+        self._members: list[Any] = [self._head]
+        self._due_s = float("-inf")
+        self._before: dict[Any, Used] = {}
+        self._used_s = 0.0
+
+    def members(self, now_s: float) -> list[Any]:
+        """The processes. now_s: `time.monotonic()`."""
+        if now_s < self._due_s:
+            return self._members
+        began = time.thread_time()  # not the clock's: on a busy host a listing waits, and costs no more for it
+        kept = {process: process for process in self._members}
+        with suppress(psutil.Error):  # made anew: after a step of the clock an old head would disown its children
+            head = psutil.Process(self._head.pid)
+            self._members = [kept.get(p, p) for p in (head, *head.children(recursive=True))]
+        self._due_s = now_s + min(max(LIST_S, (time.thread_time() - began) / LIST_SHARE), LATEST_S)
+        return self._members
+
+    def usage(self, now_s: float) -> tuple[float, int]:
+        """CPU seconds used since the first call, and resident memory now in bytes (shared pages count in each)."""
+        found: dict[Any, Used] = {}
+        resident = 0
+        for process in self.members(now_s):
+            with suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                resident += process.memory_info().rss
+                found[process] = Used(times.user + times.system, times.children_user + times.children_system)
+        if self._before:
+            self._used_s += newly_used(self._before, found)
+        self._before = found
+        return self._used_s, resident
+
+
+family_of = cache(Family)
+
+
+def own_pids() -> set[int]:
+    """The ids of our process and its descendants, listed every LIST_S: a younger one may be missing."""
+    return {process.pid for process in family_of(os.getpid()).members(time.monotonic())}
+
+
+class HostSource:
+    """Rates since the last reading, so the first has none; `unsupported` says why a number is never given.
+
+    proc, cgroup: where these file systems are mounted.
+    """
+
+    name = "host"
+
+    def __init__(self, *, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
+        self.unsupported: dict[int, str] = {}
+        # Seconds since some moment, for each of these numbers.
+        counters: dict[tuple[int, ...], Callable[[], tuple[float, ...]]] = {
+            (of.HOST_CORES, of.STOLEN_CORES): partial(cpu_seconds, proc),
+            (of.CPU_PRESSURE,): partial(seconds_in, proc / "pressure/cpu", WAITED, "total of 'some'"),
+            (of.MEMORY_PRESSURE,): partial(seconds_in, proc / "pressure/memory", WAITED, "total of 'some'"),
+            (of.CPU_THROTTLED,): partial(throttled_seconds, proc, cgroup),
+        }
+        self._counters = dict(counters)
+        for numbers, counter in counters.items():
+            try:
+                counter()
+            except (OSError, ValueError) as error:
+                self.unsupported |= dict.fromkeys(numbers, str(error))
+                del self._counters[numbers]
+        self._family = Family(os.getpid())
+        self._last: dict[int, float] = {}
+        self._last_s: float | None = None
+
+    def read(self, now_s: float) -> Reading:
+        """One reading. Memory is that of now; all else are means over the time since the last reading."""
+        used_s, resident = self._family.usage(now_s)
+        counts: dict[int, float] = {of.OWN_CORES: used_s}
+        answers: dict[int, Answer] = {of.OWN_MEMORY: float(resident)}
+        for numbers, counter in self._counters.items():
+            try:
+                counts |= zip(numbers, counter())
+            except (OSError, ValueError) as error:
+                answers |= dict.fromkeys(numbers, str(error))
+        span = None if self._last_s is None else now_s - self._last_s
+        for number, count in counts.items():
+            last = self._last.get(number)
+            if span is None or last is None:
+                answers[number] = "a rate needs two readings"
+            elif span <= 0:
+                answers[number] = "no time has passed since the last reading"
+            elif count < last:
+                answers[number] = "its counter went back"
+            else:
+                # The kernel adds up throttled time over CPUs, so a share made of it is a bound from above.
+                answers[number] = min((count - last) / span, 1.0 if number == of.CPU_THROTTLED else math.inf)
+        self._last, self._last_s = counts, now_s
+        return reading_of(answers, span)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def cpu_seconds(proc: Path) -> tuple[float, float]:
+    """CPU time of all processes, and time stolen, in seconds since boot. Raises ValueError if nothing is counted."""
+    with (proc / "stat").open(encoding="utf-8") as file:
+        words = file.readline().split()
+    ticks = [int(word) for word in words[1:]]
+    if words[:1] != ["cpu"] or len(ticks) <= STEAL or not any(ticks):  # some sandboxes give zeros
+        raise ValueError(f"{proc / 'stat'} counts no CPU time")
+    per_s = os.sysconf("SC_CLK_TCK")
+    return sum(ticks[i] for i in BUSY) / per_s, ticks[STEAL] / per_s
+
+
+def seconds_in(path: Path, pattern: re.Pattern[str], name: str) -> tuple[float]:
+    """The seconds in a file that has them as microseconds. Raises OSError or ValueError if the kernel does not say."""
+    found = pattern.search(path.read_text("utf-8"))
+    if found is None:
+        raise ValueError(f"{path} has no {name}")
+    return (int(found[1]) / 1e6,)
+
+
+def throttled_seconds(proc: Path, cgroup: Path) -> tuple[float]:
+    """Seconds in which our cgroup was throttled, summed over CPUs. Raises OSError or ValueError without a quota."""
+    limit = limiting_cgroup(proc, cgroup)
+    if limit is None:
+        raise ValueError("our cgroup has no CPU quota")
+    return seconds_in(limit[0] / "cpu.stat", THROTTLED, "throttled_usec")
+
+
+def limiting_cgroup(proc: Path, cgroup: Path) -> tuple[Path, float] | None:
+    """The nearest cgroup of version 2, from our own upwards, with a CPU quota, and that quota in cores; or None."""
+    lines = (proc / "self" / "cgroup").read_text("utf-8").splitlines()
+    own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), None)
+    if own is None:
+        return None
+    folder = cgroup / own
+    for place in (folder, *folder.parents):
+        with suppress(OSError, ValueError):  # the root has no cpu.max, nor has "max" a number
+            quota, period = (place / "cpu.max").read_text("utf-8").split()
+            return place, int(quota) / int(period)
+        if place == cgroup:
+            break
+    return None
+
+
+SCRIPT = Path(__file__).with_name("speed_probe.py")
+MANY_CORES = 4  # from here on an engine on a GPU leaves one idle
+# Between two pieces: they take 1.2 % of a core of its own (2.3 % without a rest), 0.2 % of those that the engine needs.
+OWN_REST_S, SHARED_REST_S = 0.4, 1.9
+
+
+class SpeedProbeSource:
+    """core: where its process runs; None: wherever the kernel puts it. rest_s: time between two pieces, at least.
+
+    The process is started by the first reading. Its faults make values unknown and nothing more: a measurement is as
+    good without it. asked_s: when the last piece was requested.
+    """
+
+    def __init__(self, core: int | None = None, rest_s: float = 0.0) -> None:
+        python = f"Python {sys.version_info.major}.{sys.version_info.minor}"  # whose speed it measures, too
+        self.name = f"{SPEED_PROBE} ({python})"
+        self.core, self.rest_s = core, rest_s
+        self.asked_s = float("-inf")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._at_work = False
+        self._lost = ""
+
+    def read(self, now_s: float) -> Reading:
+        """The wall and CPU time of the piece that has ended since the last reading. The next one begins."""
+        values: dict[int, Answer] = {}
+        try:
+            if self._lost:
+                raise BrokenPipeError(self._lost)
+            if self._process is None:
+                words = [sys.executable, "-I", "-S", str(SCRIPT), str(os.getpid())]
+                words += [] if self.core is None else [str(self.core)]
+                pipe, null = subprocess.PIPE, subprocess.DEVNULL
+                self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=null, bufsize=0)
+            assert self._process.stdin and self._process.stdout
+            os.set_blocking(self._process.stdout.fileno(), False)
+            if self._at_work:
+                with suppress(BlockingIOError):  # it still works
+                    line = os.read(self._process.stdout.fileno(), 1 << 10)
+                    if not line:
+                        raise BrokenPipeError("the host-speed probe's process has ended")
+                    wall, cpu = map(int, line.split())
+                    values, self._at_work = {PROBE: wall / 1e6, PROBE_CPU: cpu / 1e6}, False
+            if not self._at_work and now_s - self.asked_s >= self.rest_s:
+                os.write(self._process.stdin.fileno(), b"\n")
+                self.asked_s, self._at_work = now_s, True
+        except OSError as error:
+            self._lost = str(error)
+            return Reading(dict.fromkeys((PROBE, PROBE_CPU)), missing=(f"{PROBE}: {self._lost}",))
+        return reading_of(values)
+
+    def close(self) -> None:
+        process, self._process, self._at_work = self._process, None, False
+        if process:
+            with process:
+                process.kill()
+
+
+def open_speed_probe(device: str) -> SpeedProbeSource:
+    """The host-speed probe during a measurement on this device, a GPU's UUID or "cpu".
+
+    It has the last of the allowed cores if an engine can spare one: not on the CPU, nor on a host of few cores. Nothing
+    keeps the engine off that core, but the kernel moves it to an idle one."""
+    allowed = own_cores()
+    core = None if device in NO_GPU or len(allowed) < MANY_CORES else max(allowed)
+    return SpeedProbeSource(core, SHARED_REST_S if core is None else OWN_REST_S)

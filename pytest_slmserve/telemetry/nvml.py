@@ -16,7 +16,7 @@ from typing import Any
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Answer, Reading, reading_of
-from pytest_slmserve.telemetry.host_counters import own_pids
+from pytest_slmserve.telemetry.host import own_pids
 
 PERCENT, MILLI, NANO, MEGA = 1e-2, 1e-3, 1e-9, 1e6
 # Numbers are written out if not all releases of nvidia-ml-py from 12 to 13 have the name.

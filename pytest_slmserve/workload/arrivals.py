@@ -19,9 +19,8 @@ from itertools import accumulate, chain, count, dropwhile, islice, pairwise, tak
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pytest_slmserve.schema.errors import BadDataset, BadUsage
-from pytest_slmserve.schema.files import regular
-from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.errors import BadDataset, BadUsage, regular
+from pytest_slmserve.schema.specs import OpenLoop
 from pytest_slmserve.workload.tokens import draws
 
 Process = Literal["constant", "poisson", "gamma", "ramp", "trace"]

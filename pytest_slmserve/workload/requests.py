@@ -12,9 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
-from pytest_slmserve.schema.loads import Request, Workload
 from pytest_slmserve.schema.models import Model
-from pytest_slmserve.schema.specs import WorkloadSpec
+from pytest_slmserve.schema.specs import Request, Workload, WorkloadSpec
 from pytest_slmserve.workload import sharegpt, tokens
 from pytest_slmserve.workload.arrivals import load_trace, read_trace, sample_lengths
 from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, within_vllm_limits

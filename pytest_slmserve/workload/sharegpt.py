@@ -14,9 +14,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytest_slmserve.schema.errors import BadDataset, BadUsage, Rule
-from pytest_slmserve.schema.files import is_file, regular
-from pytest_slmserve.schema.loads import Request
+from pytest_slmserve.schema.errors import BadDataset, BadUsage, Rule, is_file, regular
+from pytest_slmserve.schema.specs import Request
 from pytest_slmserve.workload import tokens
 from pytest_slmserve.workload.tokens import Tokenize, in_blocks, within_vllm_limits
 

@@ -8,18 +8,16 @@ from dataclasses import fields, replace
 import pytest
 from strategies import job_point, planted_telemetry
 
-from pytest_slmserve.analysis.claims.job_claims import most_varied, same_but_kv, same_engine
+from pytest_slmserve.analysis.claims.evidence import most_varied, same_but_kv, same_engine
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import e2e_s, job_points, ratio
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
-from pytest_slmserve.schema.records import Samples
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.records import Environment, Samples
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.requests import build_workload
 

@@ -11,8 +11,7 @@ from strategies import H200, WELL, judge, measurement, planted_run, planted_tele
 
 from pytest_slmserve.analysis.compare.deployments import has_replicas
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies, goodput_of, parse_slo
-from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.metrics.latency import Summary, closed_loop_latencies, goodput_of, parse_slo
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check, is_clean, trustworthy
 from pytest_slmserve.analysis.points import (
     figure_ratio,
@@ -25,8 +24,8 @@ from pytest_slmserve.analysis.points import (
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Replica, Stream
+from pytest_slmserve.schema.specs import ClosedLoop
 
 PAY, SOONER, TAIL = "replicas-pay-mps", "replicas-answer-sooner-mps", "replicas-keep-the-tail-mps"
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE

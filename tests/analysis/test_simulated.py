@@ -7,14 +7,12 @@ import pytest
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.analysis.sweep.gains import fit
+from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
-from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.records import Environment, Measurement
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Request, Workload, WorkloadSpec
 
 WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)

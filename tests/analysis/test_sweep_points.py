@@ -6,13 +6,19 @@ from dataclasses import fields, replace
 import pytest
 from strategies import WELL, measurement, planted_telemetry, point
 
-from pytest_slmserve.analysis.metrics.latency import PARTS, closed_loop_latencies, goodput_of, parse_slo
-from pytest_slmserve.analysis.metrics.summary import Summary, summarize
+from pytest_slmserve.analysis.metrics.latency import (
+    PARTS,
+    Summary,
+    closed_loop_latencies,
+    goodput_of,
+    parse_slo,
+    summarize,
+)
 from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Stream
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 
 def test_summary_of_a_planted_measurement():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from stored_records import measurement
 from strategies import H200
 
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.points import points_of
-from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, every_within
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE

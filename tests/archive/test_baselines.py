@@ -20,10 +20,9 @@ from pytest_slmserve.archive.baselines import (
 )
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
-from pytest_slmserve.schema.loads import OpenLoop
-from pytest_slmserve.schema.records import Replica
+from pytest_slmserve.schema.records import Environment, Replica
+from pytest_slmserve.schema.specs import OpenLoop
 
 GOOD = repeats([1000, 1001, 1002])
 ON_CPU = Environment(platform="cpu", vllm="0.32.0", cpu="Xeon", cores=2)

@@ -10,10 +10,9 @@ from strategies import measurement
 
 from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria, PairNoise, Rates
 from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, noise_key, read_calibrations
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Environment, Measurement
+from pytest_slmserve.schema.specs import ClosedLoop
 
 HERE = Environment(platform="cuda", gpu_name="NVIDIA H200", driver="580.1", vllm="0.26.0")
 

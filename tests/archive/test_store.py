@@ -29,13 +29,21 @@ from strategies import NAMES, measurements
 from pytest_slmserve.archive import store
 from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.store import FORMAT, Archive, read
-from pytest_slmserve.schema.catalog import CATALOGUE
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, WorkloadReference
-from pytest_slmserve.schema.records import Failures, GateLaunch, Measurement, Resolved, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.models import CATALOGUE
+from pytest_slmserve.schema.records import (
+    Environment,
+    Failures,
+    GateLaunch,
+    Measurement,
+    Resolved,
+    Run,
+    Samples,
+    Steps,
+    Telemetry,
+)
 from pytest_slmserve.schema.sensors import SENSORS
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, WorkloadReference, WorkloadSpec
 
 TESTS = Path(__file__).parents[1]
 DATA = TESTS / "data"

@@ -13,11 +13,11 @@ from published import CSV
 from strategies import law, measurement
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.metrics.latency import Summary
 from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.archive.store import Archive, read
-from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Replica
+from pytest_slmserve.schema.specs import OpenLoop
 
 BASELINES = Path(__file__).parents[2] / "benchmarks/baselines"
 LOADS = (16, 64, 256)

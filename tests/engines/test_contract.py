@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.advice.verification import BLOCK_TOLERANCE
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import predicted_blocks
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 from pytest_slmserve.workload.arrivals import job
 
 WORKLOAD = small_workload()

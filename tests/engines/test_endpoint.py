@@ -16,7 +16,7 @@ import pytest
 from interfaces import SIMULATED, problems_of, small_workload, somebodys_server, url_of
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.summary import summarize
+from pytest_slmserve.analysis.metrics.latency import summarize
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
@@ -27,9 +27,8 @@ from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request
 from pytest_slmserve.schema.records import Samples
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, Request
 from pytest_slmserve.telemetry.host import this_host
 from pytest_slmserve.workload.arrivals import job
 

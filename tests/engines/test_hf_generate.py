@@ -18,10 +18,9 @@ from pytest_slmserve.engines.simulated import SimulatedBatches
 from pytest_slmserve.plan.case_lists import shortened_workload
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.requests import build_workload
 

@@ -13,16 +13,15 @@ import pytest
 from interfaces import LateWindow, small_workload, stand_in
 from processes import gone, group
 
-from pytest_slmserve.engines import offline
+from pytest_slmserve.engines import server
 from pytest_slmserve.engines.launch import child_process, vllm_arguments
 from pytest_slmserve.engines.launch.child_process import resolved_from, run_from
 from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment
-from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures
-from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop
 
 CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, gpu_memory_utilization=0.5)
 CPU = EngineSpec("opt-tiny", platform="cpu", kv_cache_bytes=2 * GIB, dtype="bfloat16")
@@ -201,13 +200,13 @@ def failure(monkeypatch, tmp_path):
 
     def provoke(**extra):
         made = []
-        popen = offline.Child.__init__
+        popen = server.Child.__init__
 
         def watched(self, *args, **kwargs):
             popen(self, *args, **kwargs)
             made.append(self.process.pid)
 
-        monkeypatch.setattr(offline.Child, "__init__", watched)
+        monkeypatch.setattr(server.Child, "__init__", watched)
         with pytest.raises(EngineFailed) as caught:
             started(**extra)
         assert gone(*made)
@@ -252,7 +251,7 @@ def test_modules_of_the_working_folder_are_not_imported(start, monkeypatch, tmp_
 
 
 def test_a_start_that_takes_too_long_is_a_failure(failure, monkeypatch):
-    monkeypatch.setattr(offline, "START_S", 1.5)
+    monkeypatch.setattr(server, "START_S", 1.5)
     assert "was silent for 2 s while starting" in failure(fault="sleep").problem
 
 

@@ -10,7 +10,7 @@ from pytest_slmserve.engines import pool as pools
 from pytest_slmserve.engines.pool import Pool, launch_engine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.specs import OpenLoop
 
 OTHER = replace(SIMULATED, model="opt-125m", model_facts=None)
 

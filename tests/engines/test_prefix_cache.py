@@ -19,8 +19,7 @@ from pytest_slmserve.engines.endpoint import FRESH, LEAST_ID, MARK, EndpointEngi
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import server_command
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Request, Workload, WorkloadSpec
 from pytest_slmserve.telemetry.host import this_host
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again

@@ -10,11 +10,10 @@ import pytest
 from interfaces import SIMULATED, stand_in
 from processes import gone
 
-from pytest_slmserve.engines import offline
+from pytest_slmserve.engines import server
 from pytest_slmserve.engines.launch.child_process import Child
-from pytest_slmserve.engines.offline import ProcessEngine
 from pytest_slmserve.engines.pool import Pool, abreast, launch_engine
-from pytest_slmserve.engines.server import ServerEngine
+from pytest_slmserve.engines.server import ProcessEngine, ServerEngine
 from pytest_slmserve.schema.errors import EngineFailed
 
 OTHER = stand_in(step_s=0.003)
@@ -117,7 +116,7 @@ def sleeping():
 
 
 def test_a_start_is_not_over_until_all_processes_wait_and_waiting_does_not_count(sleeping, monkeypatch):
-    monkeypatch.setattr(offline, "START_S", 0.1)
+    monkeypatch.setattr(server, "START_S", 0.1)
     first, second = (sleeping.child.folder / f"turn.{n}" for n in (1, 2))
     first.touch()
     heard = []

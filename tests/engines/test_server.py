@@ -18,12 +18,11 @@ from interfaces import STAND_IN, small_workload, stand_in
 from processes import gone, group
 
 from pytest_slmserve.engines import server
-from pytest_slmserve.engines.load_client import completion
+from pytest_slmserve.engines.endpoint import completion
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import ServerEngine, server_command, tellers, trace_lines
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request
-from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, Request
 
 CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, gpu_memory_utilization=0.5, interface="server")
 LONG = ClosedLoop(4, window_s=30.0)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interfaces import SIMULATED, small_workload
 
-from pytest_slmserve.analysis.device.gpu_figures import device_figures
-from pytest_slmserve.analysis.device.sensor_health import Health, health
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
+from pytest_slmserve.analysis.metrics.validity import Health, health
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
-from pytest_slmserve.telemetry.source import INTERVAL_S, simulated
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, simulated
 
 WORKLOAD = small_workload(requests=64, output_tokens=32)
 

@@ -18,7 +18,7 @@ from judged import Case, Seen, command, pytest_run, waited_for
 from processes import until
 from test_kills import SIGNALS, killed
 
-from pytest_slmserve.engines.load_client import CLIENT
+from pytest_slmserve.engines.endpoint import CLIENT
 
 FAULTS = sorted(wire_server.FAULTS)
 # Before a load begins: the first request of an endpoint has the fault.

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_slmserve.options.read import OF_A_GATE, as_words, near_option, read_options
 from pytest_slmserve.options.table import OPTS, Opt
-from pytest_slmserve.schema.environment import GpuPeaks
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import GpuPeaks
 
 EACH = pytest.mark.parametrize("opt", OPTS, ids=attrgetter("name"))
 GOOD = {  # two texts and their values

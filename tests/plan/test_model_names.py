@@ -7,8 +7,8 @@ import json
 import pytest
 
 from pytest_slmserve.plan.models import kept_sizes, model_of, sizes_file
-from pytest_slmserve.schema.catalog import CATALOGUE, MODELS, hub_name, restriction, short_name
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.models import CATALOGUE, MODELS, hub_name, restriction, short_name
 
 OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
 TODAY = """qwen3-0.6b qwen3-1.7b qwen3-4b qwen3-8b qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b llama-3.2-1b llama-3.2-3b

@@ -15,8 +15,8 @@ import pytest
 
 from pytest_slmserve.plan import models
 from pytest_slmserve.plan.models import missing, model_of, probe_models, wants_probe
-from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.models import CATALOGUE
 
 VERSIONS = {"vllm": "0.26.0", "torch": "2.11"}
 FALCON = {"architectures": ["FalconForCausalLM"], "model_type": "falcon", "vocab_size": 65024}

@@ -13,17 +13,15 @@ from strategies import H200
 from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import PlannedItem, clock, repeat_estimate_s, start_estimate_s
+from pytest_slmserve.plan.cases import PlannedItem, clock, plan_lines, repeat_estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner, doublings, plan_sweep, workload_spec
-from pytest_slmserve.plan.schedule import plan_lines
-from pytest_slmserve.schema.catalog import CATALOGUE, hub_name
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
-from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
-from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.schema.models import CATALOGUE, hub_name
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, ReplicaSpec, Request, Workload, WorkloadSpec
 from pytest_slmserve.telemetry.host import Host
 
 HEADING = "  min:s  what begins then, and how long it takes"

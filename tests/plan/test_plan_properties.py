@@ -12,15 +12,13 @@ from strategies import H200
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.case_lists import batched, job_case, point_cases, shortened_workload, with_kv_cache
-from pytest_slmserve.plan.cases import PlannedItem, repeat_estimate_s, start_estimate_s
+from pytest_slmserve.plan.cases import PlannedItem, groups_of, in_order, repeat_estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.plan.planner import Planner, check_there, requests_for, workload_spec
-from pytest_slmserve.plan.schedule import groups_of, in_order
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, Request, Workload
-from pytest_slmserve.schema.specs import GIB, EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, Request, Workload, WorkloadSpec
 from pytest_slmserve.telemetry.host import Host
 
 ENGINES = [EngineSpec("opt-1.3b", platform=name, kv_cache_bytes=64 * GIB) for name in ("cuda", "cpu")]

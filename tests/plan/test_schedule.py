@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.plan.cases import PlannedItem, start_estimate_s
-from pytest_slmserve.plan.schedule import (
+from pytest_slmserve.plan.cases import (
     Group,
+    PlannedItem,
     groups_of,
     in_order,
     makespan_s,
     spread,
     spread_lines,
+    start_estimate_s,
 )
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.options.table import urls
 from pytest_slmserve.plan.planner import url_lock
-from pytest_slmserve.schema.loads import is_job
+from pytest_slmserve.schema.specs import is_job
 
 # endpoint
 

@@ -16,10 +16,10 @@ from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engi
 from pytest_slmserve.options.table import argument
 from pytest_slmserve.plan.engine_specs import planned_memory
 from pytest_slmserve.run import session
-from pytest_slmserve.schema.catalog import CATALOGUE
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import predicted_blocks
+from pytest_slmserve.schema.models import CATALOGUE
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 from pytest_slmserve.telemetry import host
 from pytest_slmserve.telemetry.host import Gpu, Host

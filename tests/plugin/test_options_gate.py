@@ -11,8 +11,8 @@ import pytest
 from inside import GATE, SWEEP, usage_error
 from shipped import put
 
+from pytest_slmserve.analysis.estimates import FIRST_LOOKS
 from pytest_slmserve.analysis.gate.decision import GateCriteria
-from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.base import PROFILE_FOLDER
 from pytest_slmserve.engines.simulated import SimulatedEngine

@@ -7,7 +7,7 @@ import json
 import pytest
 from inside import SWEEP, usage_error
 
-from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.models import CATALOGUE
 
 
 def test_each_model_has_its_points_on_its_own_engine(sweep, archive):

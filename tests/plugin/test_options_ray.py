@@ -8,7 +8,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.run.ray import connect
+from pytest_slmserve.run.ray import cluster
 from pytest_slmserve.schema.errors import BadUsage
 
 # ray
@@ -45,7 +45,7 @@ def test_without_ray_it_says_what_to_install(sweep, monkeypatch):
 
 def test_an_address_that_does_not_answer_is_one_sentence_in_time(sweep, monkeypatch):
     pytest.importorskip("ray")
-    monkeypatch.setattr(connect, "ANSWER_S", 3.0)
+    monkeypatch.setattr(cluster, "ANSWER_S", 3.0)
     began = time.monotonic()
     text = usage_error(sweep(NOBODY))
     assert "--slm-ray 127.0.0.1:9: no Ray cluster answers there (no answer within 3 s)" in text
@@ -53,9 +53,9 @@ def test_an_address_that_does_not_answer_is_one_sentence_in_time(sweep, monkeypa
 
 
 def test_why_it_does_not_is_told(monkeypatch):
-    monkeypatch.setattr(connect, "ASK", "raise SystemExit('Version mismatch: 2.9 there, 2.60 here')")
+    monkeypatch.setattr(cluster, "ASK", "raise SystemExit('Version mismatch: 2.9 there, 2.60 here')")
     with pytest.raises(BadUsage, match="no Ray cluster answers there .Version mismatch: 2.9 there, 2.60 here."):
-        connect.join_cluster(read_options({"simulate": True, "ray": "127.0.0.1:9"}, {}, {}))
+        cluster.join_cluster(read_options({"simulate": True, "ray": "127.0.0.1:9"}, {}, {}))
 
 
 # ray_env

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
-from pytest_slmserve.schema.environment import GpuPeaks
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
-from pytest_slmserve.telemetry import source
+from pytest_slmserve.schema.records import GpuPeaks
+from pytest_slmserve.telemetry import sampler
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.source import open_sampler
+from pytest_slmserve.telemetry.sampler import open_sampler
 
 # telemetry
 
@@ -38,10 +38,12 @@ def there(monkeypatch):
         return Named(name)
 
     def plant(nvml=None, dcgm=None):
-        monkeypatch.setattr(source, "HostSource", lambda: Named("host"))
-        monkeypatch.setattr(source, "open_speed_probe", lambda device: Named("host-speed probe"))
-        monkeypatch.setattr(source, "open_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml"))
-        monkeypatch.setattr(source, "open_dcgm", lambda device, interval_s, address="": found(dcgm))
+        monkeypatch.setattr(sampler, "HostSource", lambda: Named("host"))
+        monkeypatch.setattr(sampler, "open_speed_probe", lambda device: Named("host-speed probe"))
+        monkeypatch.setattr(
+            sampler, "open_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml")
+        )
+        monkeypatch.setattr(sampler, "open_dcgm", lambda device, interval_s, address="": found(dcgm))
 
     return plant
 

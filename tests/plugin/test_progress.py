@@ -14,9 +14,8 @@ from terminals import WRITTEN_OVER, Screen, shown_on
 from pytest_slmserve.plugin import progress
 from pytest_slmserve.plugin.items import PLAN, ItemPlan
 from pytest_slmserve.plugin.progress import ProgressLine
-from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Progress
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
 
 OWN = """
     import pytest

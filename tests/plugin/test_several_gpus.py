@@ -8,7 +8,7 @@ from shipped import put
 
 from pytest_slmserve.plan.case_lists import USUAL_LOADS, replica_load, usual_loads
 from pytest_slmserve.run import session
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.telemetry.host import IMAGINED_GPUS, Host
 
 SMALL = (

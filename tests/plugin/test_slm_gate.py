@@ -18,7 +18,7 @@ from pytest_slmserve.__main__ import main
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run import gate as gates
-from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.models import CATALOGUE
 
 SLOWER = ("--slm-side=baseline:arg=t_inf=10000", "--slm-side=candidate:arg=t_inf=9000")
 SLOWER_START = ("--slm-side=baseline:arg=start_s=20", "--slm-side=candidate:arg=start_s=30")

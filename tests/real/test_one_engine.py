@@ -16,9 +16,9 @@ from processes import gone, group
 from real_engine import SPEC
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER
-from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 

@@ -15,8 +15,7 @@ from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.server import NAME, ServerEngine
 from pytest_slmserve.plan.models import model_of, stored_parameters
 from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
-from pytest_slmserve.schema.loads import ClosedLoop, Request, Workload
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Request, Workload, WorkloadSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 CAPITALS = {

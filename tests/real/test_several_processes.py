@@ -16,8 +16,7 @@ from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import OwnInterface
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.specs import WorkloadSpec
+from pytest_slmserve.schema.specs import ClosedLoop, WorkloadSpec
 from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.workload.requests import build_workload
 

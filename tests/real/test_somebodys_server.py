@@ -21,7 +21,7 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.launch.vllm_arguments import tokenizer_files
 from pytest_slmserve.engines.server import HOST, ServerEngine, free_port
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.telemetry.dcgm_exporter import ask_once
+from pytest_slmserve.telemetry.dcgm import ask_once
 
 POINTS = """
     def test_point(slm_point):

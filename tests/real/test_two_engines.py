@@ -18,8 +18,7 @@ from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.specs import ReplicaSpec, WorkloadSpec
+from pytest_slmserve.schema.specs import ClosedLoop, ReplicaSpec, WorkloadSpec
 from pytest_slmserve.telemetry.host import probe
 from pytest_slmserve.workload.requests import build_workload
 

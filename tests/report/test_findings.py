@@ -17,9 +17,8 @@ from pytest_slmserve.report.sweeps import (
     skip_note,
     sweep_section,
 )
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import GIB, ClosedLoop
 
 BATCHES = (1, 4, 16, 64, 256)
 CPU = Environment(platform="cpu", cpu="Imagined CPU")

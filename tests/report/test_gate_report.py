@@ -12,7 +12,7 @@ from pytest_slmserve.report.gate import as_markdown, caches_text, gate_section, 
 from pytest_slmserve.report.page.writer import page_content
 from pytest_slmserve.report.screen import screen
 from pytest_slmserve.report.section import section_text
-from pytest_slmserve.schema.environment import SIMULATED
+from pytest_slmserve.schema.records import SIMULATED
 
 OPTIONS = "--slm-gpu --slm-gate --slm-resume --slm-concurrency=8,64"
 NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from stored_records import KNOWN, repeats
 
-from pytest_slmserve.analysis.compare.history import release_histories
+from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.report.compare import BY_CHANCE, history_report
 from pytest_slmserve.report.text_table import laid_out
 

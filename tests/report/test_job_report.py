@@ -10,7 +10,7 @@ from strategies import job_point
 from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
 from pytest_slmserve.report.page.pictures import pictures
 from pytest_slmserve.report.section import section_text
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import EngineSpec
 
 GRID = [job_point(output_tokens=n, rate=r) for n in (32, 256) for r in (None, 10.0)]

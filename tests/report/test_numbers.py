@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.report.text_table import between, counted, figure, hundredths, listed, milliseconds
 
 

@@ -11,8 +11,8 @@ import pytest
 from scripts import BASELINES, in_checkout
 from strategies import H200, measurement, point, shared_point
 
-from pytest_slmserve.analysis.claims.stored import stored_curves
-from pytest_slmserve.analysis.device.gpu_figures import EngineMemory, GpuMemory
+from pytest_slmserve.analysis.claims.table import stored_curves
+from pytest_slmserve.analysis.metrics.gpu_figures import EngineMemory, GpuMemory
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.store import read
@@ -20,7 +20,7 @@ from pytest_slmserve.report.deployments import MEMORY_LEGEND, REPLICAS_LEGEND, a
 from pytest_slmserve.report.points import MemoryRow, memory_names
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import hanging
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB
 
 OTHER = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")

@@ -19,7 +19,7 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import MOST_LINES, screen
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.report.verdicts import remedy
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.records import Environment
 
 BATCHES = (64, 128, 256, 512)
 EXPECTED_TO_FAIL = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")

@@ -15,7 +15,7 @@ from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.sweeps import heading, point_columns, sweep_section
 from pytest_slmserve.report.text_table import table
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.records import Environment
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CPU = Environment(platform="cpu", cpu="Imagined CPU", cores=2, vllm="0.32.0")

@@ -33,9 +33,8 @@ from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor, Results
 from pytest_slmserve.run.gate import MAX_DROPPED, Gates, check_gate, launches_left, loads_of, order, sides
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.telemetry.host import Host
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.run.gpu_slots import GpuSlots, equal_parts, slot_count
+from pytest_slmserve.run.devices import GpuSlots, equal_parts, slot_count
 from pytest_slmserve.run.ray import cluster
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, Platform
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.telemetry.host import Gpu, Host
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
@@ -133,5 +133,5 @@ def test_an_engine_that_is_wider_than_the_slots(monkeypatch):
 )
 def test_all_slots_of_a_host_unless_fewer_are_named(word, platform, count, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr("pytest_slmserve.run.gpu_slots.numa_nodes", lambda: 2)
+    monkeypatch.setattr("pytest_slmserve.run.devices.numa_nodes", lambda: 2)
     assert slot_count(read_options({"simulate": True, "ray": word}, {}, {}), host(8, platform)) == count

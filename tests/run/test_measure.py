@@ -11,11 +11,10 @@ from strategies import planted_run
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import EngineFailed, SensorFailed
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER
-from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, WorkloadSpec
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.requests import build_workload

@@ -16,7 +16,7 @@ from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import tables
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import ClosedLoop
 
 
 def reported(session: Session) -> str:

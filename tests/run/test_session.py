@@ -21,14 +21,11 @@ from pytest_slmserve.run import executor
 from pytest_slmserve.run import session as module
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Measurement, ReplicaGroup
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec
 from pytest_slmserve.telemetry.host import Gpu, Host
-from pytest_slmserve.telemetry.sampler import Sampler
-from pytest_slmserve.telemetry.source import SimulatedSource
+from pytest_slmserve.telemetry.sampler import Sampler, SimulatedSource
 
 
 def stored(session: Session) -> list[Measurement]:

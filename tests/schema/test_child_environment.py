@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_slmserve.schema.secret_words import passed_on
+from pytest_slmserve.schema.printable import passed_on
 
 WANTED = """
     PATH HOME USER LANG LC_ALL TMPDIR XDG_CACHE_HOME XDG_RUNTIME_DIR LD_LIBRARY_PATH LD_PRELOAD PYTHONPATH

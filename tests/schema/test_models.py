@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.models import AS_CONFIGURED, model_from_config
+from pytest_slmserve.schema.models import AS_CONFIGURED, CATALOGUE, model_from_config
 
 # Bytes of one token's keys and values in 16 bit, over all layers (arXiv:2205.01068, and as vLLM 0.32 says).
 KV_BYTES = {

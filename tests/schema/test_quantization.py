@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import (
     check_quantization,
@@ -15,7 +14,7 @@ from pytest_slmserve.schema.kv_cache import (
     quantization_of,
     weight_bytes,
 )
-from pytest_slmserve.schema.models import Model, model_from_config
+from pytest_slmserve.schema.models import CATALOGUE, Model, model_from_config
 from pytest_slmserve.schema.specs import EngineSpec
 
 QWEN = CATALOGUE["qwen3-0.6b"]

@@ -8,7 +8,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.secret_words import HIDDEN, hidden, holds_secret, names_secret
+from pytest_slmserve.schema.printable import HIDDEN, hidden, holds_secret, names_secret
 from pytest_slmserve.schema.specs import check_url
 
 KEY = 'sk/FAULT+9f8e "7d6c"&5b4a'

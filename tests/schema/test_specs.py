@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import NAMES
 
-from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.printable import printable
-from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 
 PLAIN = EngineSpec("opt-1.3b")
 PLACES = {"python", "gpu"}  # where it runs, which the environment tells better

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.telemetry import host as host_module
 from pytest_slmserve.telemetry.host import OLDEST, TESTED, check_vllm, git_commit, probe, this_host, visible_gpus
 

@@ -21,8 +21,8 @@ from pytest_slmserve.schema.sensors import (
     OWN_MEMORY,
     STOLEN_CORES,
 )
-from pytest_slmserve.telemetry import host_counters
-from pytest_slmserve.telemetry.host_counters import HostSource, Used, limiting_cgroup, newly_used, own_pids
+from pytest_slmserve.telemetry import host
+from pytest_slmserve.telemetry.host import HostSource, Used, limiting_cgroup, newly_used, own_pids
 
 HZ = os.sysconf("SC_CLK_TCK")
 BURN = "import time\nwhile time.process_time() < {}: pass"
@@ -235,16 +235,16 @@ def test_a_child_that_burns_half_a_second_is_found_with_all_of_it():
 def test_a_look_at_the_family_is_paid_by_rarer_looks_but_never_for_long(monkeypatch, cost_s, next_s):
     """A busy host once made a look so slow that the next engine was taken for somebody else's processes."""
     spent = iter([0.0, cost_s, 100.0, 100.0 + cost_s])
-    monkeypatch.setattr(host_counters.time, "thread_time", lambda: next(spent))
-    family, looks = host_counters.Family(os.getpid()), []
-    monkeypatch.setattr(host_counters.psutil.Process, "children", lambda self, recursive: looks.append(recursive) or [])
+    monkeypatch.setattr(host.time, "thread_time", lambda: next(spent))
+    family, looks = host.Family(os.getpid()), []
+    monkeypatch.setattr(host.psutil.Process, "children", lambda self, recursive: looks.append(recursive) or [])
     for at in (50.0, 50.0 + next_s - 0.01, 50.0 + next_s):
         family.members(at)
     assert looks == [True, True], "at the first and the last of these moments"
 
 
 def test_a_child_that_ends_between_two_readings_is_not_lost_or_counted_twice(monkeypatch):
-    monkeypatch.setattr(host_counters, "LIST_S", 0.0)
+    monkeypatch.setattr(host, "LIST_S", 0.0)
     source = HostSource()
     source.read(began := time.monotonic())
     with burning(0.5) as child:
@@ -259,14 +259,14 @@ def test_a_child_that_ends_between_two_readings_is_not_lost_or_counted_twice(mon
 
 
 def test_descendants_are_ours_and_looked_up_only_now_and_then(monkeypatch):
-    family = host_counters.Family(os.getpid())
+    family = host.Family(os.getpid())
     assert [p.pid for p in family.members(0.0)][:1] == [os.getpid()]
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid not in {p.pid for p in family.members(0.001)}
         later = family.members(3600.0)
         assert child.pid in {p.pid for p in later}
         assert later[0] is family.members(7200.0)[0] and later[1] is family.members(7200.0)[1]
-        monkeypatch.setattr(host_counters, "family_of", lambda pid: host_counters.Family(pid))
+        monkeypatch.setattr(host, "family_of", lambda pid: host.Family(pid))
         assert own_pids() >= {os.getpid(), child.pid}
         child.communicate(b"\n")
 

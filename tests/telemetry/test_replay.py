@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripts import BASELINES, needs_checkout
 
-from pytest_slmserve.analysis.device.gpu_figures import device_figures
-from pytest_slmserve.analysis.device.sensor_health import health
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
+from pytest_slmserve.analysis.metrics.validity import health
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.records import Telemetry

@@ -15,10 +15,9 @@ from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, PROBE, PROBE_CPU, SM_ACTIVE
-from pytest_slmserve.telemetry import source
+from pytest_slmserve.telemetry import sampler as selection
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.sampler import Recording, Sampler, merged_readings
-from pytest_slmserve.telemetry.source import SeveralGpus, open_sampler
+from pytest_slmserve.telemetry.sampler import Recording, Sampler, SeveralGpus, merged_readings, open_sampler
 
 
 @dataclass
@@ -259,10 +258,10 @@ def sources(monkeypatch):
         opened.append(gpu(there[device], name="nvml-gpm"))
         return opened[-1]
 
-    monkeypatch.setattr(source, "open_nvml", open_one)
-    monkeypatch.setattr(source, "open_dcgm", lambda *_, **__: (_ for _ in ()).throw(SensorFailed("no DCGM")))
-    monkeypatch.setattr(source, "HostSource", lambda: Planted(name="host"))
-    monkeypatch.setattr(source, "open_speed_probe", lambda device: Planted(name="host-speed probe"))
+    monkeypatch.setattr(selection, "open_nvml", open_one)
+    monkeypatch.setattr(selection, "open_dcgm", lambda *_, **__: (_ for _ in ()).throw(SensorFailed("no DCGM")))
+    monkeypatch.setattr(selection, "HostSource", lambda: Planted(name="host"))
+    monkeypatch.setattr(selection, "open_speed_probe", lambda device: Planted(name="host-speed probe"))
     return opened
 
 

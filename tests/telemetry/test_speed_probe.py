@@ -12,10 +12,10 @@ import pytest
 from processes import alive, until
 from strategies import watched_run
 
-from pytest_slmserve.analysis.device.sensor_health import health
+from pytest_slmserve.analysis.metrics.validity import health
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.host_counters import (
+from pytest_slmserve.telemetry.host import (
     OWN_REST_S,
     SCRIPT,
     SHARED_REST_S,
@@ -159,7 +159,7 @@ def test_one_that_cannot_be_started_makes_its_values_unknown(probe, monkeypatch)
 # A forked process holds our end of the pipe as well, so the host-speed probe sees no end of file when we are killed.
 PARENT = """
 import os, time
-from pytest_slmserve.telemetry.host_counters import SpeedProbeSource
+from pytest_slmserve.telemetry.host import SpeedProbeSource
 source = SpeedProbeSource()
 source.read(time.monotonic())
 if (beside := os.fork()) == 0:

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
+from pytest_slmserve.analysis.estimates import Interval, factor, percent
 from pytest_slmserve.analysis.metrics import roofline
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent
 from pytest_slmserve.analysis.sweep import batching
 from pytest_slmserve.analysis.sweep.batching import Base, Caps, LatencyLaw, Limit, Slo
 from pytest_slmserve.analysis.sweep.curve import MARGIN
-from pytest_slmserve.analysis.sweep.gains import Fit, fit, valid_points
+from pytest_slmserve.analysis.sweep.plateau import Fit, fit, valid_points
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
 

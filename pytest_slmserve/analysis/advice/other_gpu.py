@@ -14,13 +14,12 @@ from dataclasses import dataclass, fields, replace
 from operator import mul
 from statistics import fmean
 
+from pytest_slmserve.analysis.estimates import TAIL, Interval, ends, factor, percent, percent_interval
 from pytest_slmserve.analysis.metrics import roofline
 from pytest_slmserve.analysis.metrics.roofline import Peaks
 from pytest_slmserve.analysis.points import Point, job_points, limit_groups, point_differences
-from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor, percent, percent_interval
-from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.sweep.gains import Fit, fit, fit_law, with_batches
+from pytest_slmserve.analysis.sweep.plateau import Fit, fit, fit_law, with_batches
 from pytest_slmserve.analysis.verdict import Verdict, every_within
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 from pytest_slmserve.schema.records import Measurement

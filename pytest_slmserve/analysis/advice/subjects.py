@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, ServedEngine, decide, needs
-from pytest_slmserve.analysis.device.gpu_figures import most_memory_used
+from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval
+from pytest_slmserve.analysis.metrics.gpu_figures import most_memory_used
 from pytest_slmserve.analysis.metrics.roofline import IDLE, idle_share
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point, ratio
-from pytest_slmserve.analysis.stats.estimates import grouped, mean_of_known, percent, percent_interval
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.verdict import Verdict, above, every
 from pytest_slmserve.schema import kv_cache
-from pytest_slmserve.schema.catalog import hub_name, short_name
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.models import hub_name, short_name
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from pytest_slmserve.analysis.advice.advisor import Advice, around, utilization
 from pytest_slmserve.analysis.advice.subjects import ADVISED, with_tpot
+from pytest_slmserve.analysis.estimates import percent, percent_interval, times
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, e2e_s, engines, output_rate, points_of, ratio
-from pytest_slmserve.analysis.stats.estimates import percent, percent_interval, times
-from pytest_slmserve.analysis.sweep.gains import valid_points
+from pytest_slmserve.analysis.sweep.plateau import valid_points
 from pytest_slmserve.analysis.verdict import State, Verdict, below, unsure, within
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.kv_cache import kv_layout, predicted_blocks
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 

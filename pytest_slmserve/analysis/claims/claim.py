@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
+from pytest_slmserve.analysis.estimates import percent, percent_interval, times
 from pytest_slmserve.analysis.points import Figure, Point, output_rate, ratio
-from pytest_slmserve.analysis.stats.estimates import percent, percent_interval, times
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Seen, State, Verdict, above, below, every, every_within, unsure
-from pytest_slmserve.schema.catalog import CATALOGUE, short_name
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS
+from pytest_slmserve.schema.models import CATALOGUE, short_name
 from pytest_slmserve.schema.specs import GIB
 
 Expected = Literal["passes", "fails", "either"]

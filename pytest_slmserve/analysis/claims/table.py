@@ -1,4 +1,4 @@
-"""The table of claims, read from `claims.toml`, and the functions that judge them.
+"""The table of claims, read from `claims.toml`, and the verdicts by it, while a run goes on and from its archive.
 
 The file says of each claim its statement, source, parameters and evidence, and which verdict is expected of it where.
 Here `judge_row` chooses the function that judges a claim, `applies` says for which curves there is something to judge,
@@ -8,8 +8,8 @@ and `models_read` names the models whose measurements it takes.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from itertools import groupby
 from operator import itemgetter
@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.advice import subjects as advice
 from pytest_slmserve.analysis.advice import verification
-from pytest_slmserve.analysis.claims import deployment_claims, gpu_claims, job_claims
+from pytest_slmserve.analysis.claims import evidence
 from pytest_slmserve.analysis.claims.claim import (
     ANY,
     ANY_RELEASE,
@@ -31,13 +31,17 @@ from pytest_slmserve.analysis.claims.claim import (
     judge_arithmetic,
 )
 from pytest_slmserve.analysis.compare import deployments
+from pytest_slmserve.analysis.compare.deployments import with_wider
+from pytest_slmserve.analysis.estimates import grouped, percent
+from pytest_slmserve.analysis.gate.decision import GateCriteria
+from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
 from pytest_slmserve.analysis.metrics.roofline import peaks_of
-from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep
+from pytest_slmserve.analysis.points import by_series, shared_points
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, is_main_sweep, is_sweep, labels, with_shared
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import Environment, release
-from pytest_slmserve.schema.errors import BadUsage, Interface, RampUp
-from pytest_slmserve.schema.records import known_fields
+from pytest_slmserve.schema.errors import BadArchive, BadUsage, Interface, RampUp, SlmError
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Environment, Measurement, known_fields, release
 
 AFTER = 128  # "after a batch size of 128"
 # The parameter that is the threshold, where it has another name.
@@ -85,10 +89,10 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
         return judge_arithmetic(known.kind, curve.subject)
     if known.passes is not None:
         threshold = parameters[THRESHOLDS.get(known.kind, "threshold")]
-        evidence = _evidence(known.kind, curve, others, parameters)
-        if isinstance(evidence, str):
-            return Verdict.inconclusive(known.name, curve.subject, evidence, threshold)
-        return evidence.verdict(known, curve.subject, threshold)
+        found = _evidence(known.kind, curve, others, parameters)
+        if isinstance(found, str):
+            return Verdict.inconclusive(known.name, curve.subject, found, threshold)
+        return found.verdict(known, curve.subject, threshold)
     match known.kind:
         case "throughput-plateau":
             return curve.pareto_plateau(parameters["tolerance"])
@@ -110,13 +114,13 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
     threshold = parameters["threshold"]
     match known.kind:
         case "gpu-util-saturates-first":
-            return gpu_claims.util_saturates_first(curve, threshold, parameters["full"])
+            return evidence.util_saturates_first(curve, threshold, parameters["full"])
         case advice.CLAIM:
             return advice.advised_batch_costs_little(curve, threshold)
         case "tensor-parallel-loses-per-gpu" | "tensor-parallel-serves-less-in-all":
-            return deployment_claims.serves_less(known.kind, curve, threshold)
+            return evidence.serves_less(known.kind, curve, threshold)
         case "throughput-grows-with-kv-blocks":
-            return job_claims.throughput_grows_with_kv_blocks(curve, threshold, parameters["flat"])
+            return evidence.throughput_grows_with_kv_blocks(curve, threshold, parameters["flat"])
     raise LookupError(f"no function judges {known.kind}")
 
 
@@ -124,38 +128,38 @@ def _evidence(kind: str, curve: Curve, others: Others, parameters: Parameters) -
     """Return the evidence for a claim of one threshold, or the reason why there is none."""
     match kind:
         case "occupancy-below-a-saturated-kernel" | "decode-saturates-dram":
-            return gpu_claims.at_the_largest_load(kind, curve)
+            return evidence.at_the_largest_load(kind, curve)
         case "sm-activity-stays-low" | "host-takes-at-most-half":
-            return gpu_claims.at_every_load(kind, curve)
+            return evidence.at_every_load(kind, curve)
         case "decode-stays-memory-bound":
-            return gpu_claims.memory_over_tensor_cores(curve)
+            return evidence.memory_over_tensor_cores(curve)
         case "gpu-util-falls-at-the-largest-load" | "energy-per-token-falls-with-load":
-            return gpu_claims.largest_over_smallest_load(kind, curve)
+            return evidence.largest_over_smallest_load(kind, curve)
         case "energy-per-token-grows-with-model" | "larger-models-draw-more-power":
-            return gpu_claims.larger_over_smaller_model(kind, curve, others)
+            return evidence.larger_over_smaller_model(kind, curve, others)
         case "tensor-parallel-still-gains":
-            return deployment_claims.over_fewer_gpus_at_best(curve, parameters["fewer"], parameters["more"])
+            return evidence.over_fewer_gpus_at_best(curve, parameters["fewer"], parameters["more"])
         case "replicas-per-gpu-beat-tensor-parallel":
-            return deployment_claims.replicas_over_tensor_parallel(curve)
+            return evidence.replicas_over_tensor_parallel(curve)
         case "throughput-follows-arrivals":
-            return job_claims.served_over_came(curve)
+            return evidence.served_over_came(curve)
         case "all-at-once-waits-longer":
-            return job_claims.at_once_over_lowest_rate(curve)
+            return evidence.at_once_over_lowest_rate(curve)
         case "alike-at-one-size":
-            return job_claims.over_the_opt_of_its_size(curve, others)
+            return evidence.over_the_opt_of_its_size(curve, others)
         case "batch-limit-reaches-a-plateau" | "batch-limit-gains-little-after-128":
-            return job_claims.over_the_limit_before(kind, curve, parameters.get("after", 0))
+            return evidence.over_the_limit_before(kind, curve, parameters.get("after", 0))
         case "batch-limit-costs-latency":
-            return job_claims.latency_past_the_plateau(curve, parameters["little"])
+            return evidence.latency_past_the_plateau(curve, parameters["little"])
         case "continuous-batching-serves-most":
-            return job_claims.continuous_over_other_batching(curve)
+            return evidence.continuous_over_other_batching(curve)
         case "dynamic-batching-answers-sooner":
-            return job_claims.dynamic_over_static_batching(curve)
+            return evidence.dynamic_over_static_batching(curve)
         case (
             "longer-outputs-fewer-requests" | "longer-outputs-shrink-the-batch" | "longer-outputs-wait-slightly-longer"
         ):
-            return job_claims.longest_over_shortest(kind, curve)
-    return deployment_claims.replicas_over_one_engine(kind, curve, parameters["sharing"])
+            return evidence.longest_over_shortest(kind, curve)
+    return evidence.replicas_over_one_engine(kind, curve, parameters["sharing"])
 
 
 def applies(claim: Claim, curve: Curve) -> bool:
@@ -172,7 +176,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
             beats = kind != "replicas-per-gpu-beat-tensor-parallel" or deployments.has_replicas(curve, "gpus")
             return bool(curve.wider) and still_gains and beats
         case "jobs":
-            return bool(curve.jobs) and job_claims.has_jobs_for(kind, curve, AFTER)
+            return bool(curve.jobs) and evidence.has_jobs_for(kind, curve, AFTER)
         case "arithmetic":
             return is_main_sweep(curve)
     match kind:
@@ -189,7 +193,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
         case advice.CLAIM:
             return advice.has_objective(curve)
         case "energy-per-token-grows-with-model" | "larger-models-draw-more-power":
-            return gpu_claims.at_table_1(curve) is not None
+            return evidence.at_table_1(curve) is not None
     # Without sensors there is nothing to say of the GPU.
     return is_sweep(curve) and any(p.gpu_util is not None or p.power_w is not None for p in curve.valid)
 
@@ -200,9 +204,9 @@ def models_read(claim: Claim, model: str) -> tuple[str, ...]:
         case "energy-per-token-grows-with-model" if smaller := NEXT_SMALLER.get(short_name(model)):
             return model, smaller
         case "larger-models-draw-more-power":
-            return model, *gpu_claims.SMALL
+            return model, *evidence.SMALL
         case "alike-at-one-size":
-            return model, job_claims.SIZED_AS.get(short_name(model), model)
+            return model, evidence.SIZED_AS.get(short_name(model), model)
     return () if claim.of == "arithmetic" else (model,)
 
 
@@ -260,3 +264,147 @@ def row_from_record(facts: Mapping[str, Any]) -> ClaimRow:
     """Return the row of a record, the inverse of `row_to_record`; entries of a later release are left out."""
     known = known_fields(ClaimRow, dict(facts))
     return ClaimRow(**{**known, "vllm": tuple(known.get("vllm", ANY_RELEASE))})
+
+
+# {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "skipped": [[4, "why"]]}}}, of an adaptive sweep also
+# "adaptive": {"tolerance": 0.1}; "compared": series keys of curves that are no sweeps; "interim_analyses": numbers of
+# repeats after which a sweep that measures until its claims are decided may be judged
+Plan = Mapping[str, Any]
+Judged = tuple[Verdict, ClaimRow]
+UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
+
+
+def unique(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Each record once: a copy is no repeat."""
+    return list({m.id: m for m in measurements}.values())
+
+
+def rows_from(stored: Mapping[str, Any]) -> tuple[ClaimRow, ...]:
+    """The claims' rows that a session stored, and today's for claims it does not have. Raises BadArchive."""
+    try:
+        rows = tuple(row_from_record(facts) for facts in stored.get("rows", ()))
+        known = {row.claim for row in rows}
+    except UNUSABLE as error:
+        raise unusable("the claims", error) from None
+    return (*rows, *(row for row in ROWS if row.claim not in known))
+
+
+def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> tuple[Curve, ...]:
+    """Curves of stored measurements; see `planned_curves`. Raises BadArchive."""
+    try:
+        return tuple(planned_curves(measurements, plans).values())
+    except UNUSABLE as error:
+        raise unusable("the plan", error) from None
+
+
+def planned_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> dict[str, Curve]:
+    """A curve for each engine, workload, environment and way of loading, by its series key, in the order first met.
+
+    plans: of each session, with the time it started (ISO 8601, UTC), ascending. A curve's plan is the last one that
+    names it, of the sessions up to the one that measured it last. One that none of these names, though they name
+    others, was measured beside them. A run that goes on judges by the same curves, from the plan that it stores.
+    """
+    found = {
+        series: planned_curve(short_name(group[0].spec.model), series, group, plans)
+        for series, group in by_series(measurements).items()
+    }
+    return dict(zip(found, with_wider(with_shared(found.values(), shared_points(measurements)))))
+
+
+def planned_curve(
+    subject: str, series: str, measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]
+) -> Curve:
+    """The curve of one series, with what its plan says of loads that were not measured."""
+    last = max((m.measured_at for m in measurements), default="")
+    earlier = [plan for started, plan in reversed(plans) if started <= last]
+    sweeps = [plan.get("sweeps", {}) for plan in earlier]
+    sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
+    curve = curve_of(
+        subject,
+        measurements,
+        planned=[int(c) for c in sweep.get("concurrencies", ())],
+        cut=[(int(c), str(why)) for c, why in sweep.get("skipped", ())],
+        adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
+        looks=[int(n) for n in earlier[0].get("interim_analyses", ())] if earlier else (),
+    )
+    compared = any(series in plan.get("compared", ()) for plan in earlier)
+    return replace(curve, beside=(any(sweeps) or compared) and not sweep)
+
+
+def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple[ClaimRow, ...] = ()) -> list[Judged]:
+    """Return verdicts on every claim that a curve can be judged by, and on those that are arithmetic, each with its
+    row.
+
+    Verdicts on several curves of one model are told apart by their subjects. A claim that is arithmetic is judged by
+    the models alone, each as a curve without points. One on several GPUs is told of a model once, so it is not told
+    apart from its own curves on more; one on jobs, which all curves of a model have, likewise.
+
+    Args:
+        stored: Rows of the run that measured; a verdict says if they expected something else.
+
+    Raises:
+        BadArchive: Rows do not fit their claims.
+    """
+    labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
+    judged: list[Judged] = []
+    for claim in CLAIMS:
+        found = [
+            (curve, label)
+            for curve, label in labelled
+            if applies(claim, curve) and there.issuperset(models_read(claim, curve.subject))
+        ]
+        if claim.of == "arithmetic":
+            found = [(Curve(subject=model), model) for model in claim.models]
+        elif claim.of == "gpus":
+            several = [curve for curve, _ in found]
+            found = list(zip(several, labels(several), strict=True))
+        elif claim.of == "jobs":
+            found = [(curve, subject) for subject, curve in {curve.subject: curve for curve, _ in found}.items()]
+        for curve, label in found:
+            here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
+            interface, ramp_up = here.spec.interface if here.spec else None, here.load.ramp_up if here.load else None
+            try:
+                row = row_for(claim.name, curve.subject, here.environment, interface, ramp_up, rows)
+                then = row
+                if stored:
+                    then = row_for(claim.name, curve.subject, here.environment, interface, ramp_up, stored)
+                verdict = judge_row(claim.name, curve, row, curves)
+            except (SlmError, *UNUSABLE) as error:
+                raise unusable(f"the parameters of {claim.name}", error) from None
+            changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
+            judged.append((replace(verdict, subject=label, why=verdict.why + changed), row))
+    return judged
+
+
+def unusable(what: str, error: Exception) -> BadArchive:
+    """The error for stored values that no judgement can be made of."""
+    reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+    return BadArchive(f"{what} in the archive cannot be used ({reason})", "an archive as --slm-records wrote it")
+
+
+def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Iterator[tuple[Gated, str]]:
+    """Yield each gate of one archive, in the order measured, and what is to be said of its terms, if anything.
+
+    Args:
+        plans: Of each session, with the time it started (ISO 8601, UTC), ascending; `{"gate": {"margin": 0.03, ...}}`
+            in that of a run that gated.
+
+    Raises:
+        BadArchive: The terms are none.
+    """
+    of_gates = (m for m in measurements if m.paired)
+    for members in grouped(of_gates, lambda m: m.paired and m.paired.gate).values():
+        began = min(m.measured_at for m in members)
+        plan: Plan = next((plan for started, plan in reversed(plans) if started <= began), {})
+        if "gate" not in plan:
+            gated = judge_gate(members, GateCriteria())
+            assumed = f"a margin of {percent(gated.terms.margin)}, and {gated.terms.pairs} pairs at most"
+            yield gated, f"the terms of the gate of {gated.model} were not stored: judged by {assumed}"
+            continue
+        try:
+            facts = plan["gate"]
+            margin, alpha, beta = (float(facts[name]) for name in ("margin", "alpha", "beta"))
+            terms = GateCriteria(margin, alpha, beta, int(facts["pairs"]))
+        except (SlmError, *UNUSABLE) as error:
+            raise unusable("the terms of the gate", error) from None
+        yield judge_gate(members, terms), ""

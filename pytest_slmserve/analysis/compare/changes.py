@@ -1,4 +1,4 @@
-"""Compare two sets of measurements: the ratio, interval and verdict of each metric of each case that both have.
+"""Compare two sets of measurements, or releases in a row: ratio, interval and verdict of each metric of each case.
 
 One comparison serves `slmserve compare`, the history over releases, and stored baselines (`--slm-baseline`).
 
@@ -16,20 +16,27 @@ root of that, beyond the noise of their repeats.
 
 How far launches differ in TTFT, in percentiles or in energy is bounded by nothing: in those archives two launches on
 one host were up to 1.7 times apart in mean TTFT, and two hosts 2.7 times.
+
+They are of the machine, of the limits the engine works under, and of what was requested of it. What may differ is what
+is tested: vLLM with its torch, CUDA and attention backend, capture sizes, scheduling, further engine arguments.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from itertools import chain, pairwise, product
+from operator import attrgetter
 from statistics import fmean
+from typing import Any
 
-from pytest_slmserve.analysis.compare.comparability import FACTS, MACHINE_FACTS, one_boot, sharing_of, warnings, why_not
+from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Differences, Interval, Repeat, factor, grouped, percent
 from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, watched
 from pytest_slmserve.analysis.points import (
     Point,
     all_groups,
@@ -39,12 +46,160 @@ from pytest_slmserve.analysis.points import (
     replica_groups,
     shared_point,
 )
-from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, Interval, factor, grouped, percent
-from pytest_slmserve.analysis.stats.noise import Differences, Repeat
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
-from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.loads import Load, is_job, is_steady
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Measurement, hosts_of, moment, release
+from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
+from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, is_job, is_steady
+
+APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
+POWER_HELD = 0.01  # share of a window from which on the power limit, not a setting, decides the clock
+FAR_DAYS = 1.0
+EFFECT = object()  # in place of a value that the load made, and no setting of the machine: no reason not to compare
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that has to match. of: its value, None if it is not known. apart: by how much numbers may differ.
+
+    optional: whether both sides may leave it unknown. of_gpu: whether it has to be known of a GPU only.
+    """
+
+    words: str
+    of: Callable[[Measurement], Any]
+    shown: Callable[[Any], str] = str
+    apart: float = 0.0
+    optional: bool = False
+    of_gpu: bool = False
+
+
+def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact] | None = None) -> tuple[str, ...]:
+    """Return the reasons why the speeds of two measurements cannot be compared, a short clause per mismatch, for
+    example "driver 570.1 there, 580.2 here". "There" is the baseline, "here" the candidate. A fact that only one side
+    knows is a mismatch.
+
+    Args:
+        facts: Facts that have to match, all by default.
+    """
+    on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
+    clauses = []
+    for fact in facts or FACTS:
+        there, here = sides = fact.of(baseline), fact.of(candidate)
+        if sides == (None, None):
+            if not (fact.optional or (fact.of_gpu and not on_gpu)):
+                clauses.append(f"{fact.words} known on neither side")
+            continue
+        if None in sides:
+            match = False
+        elif EFFECT in sides:
+            match = True
+        else:
+            match = math.isclose(*sides, rel_tol=fact.apart) if fact.apart else there == here
+        if not match:
+            shown = [
+                "not known" if side is None else "as the power limit allows" if side is EFFECT else fact.shown(side)
+                for side in sides
+            ]
+            clauses.append(f"{fact.words} {shown[0]} there, {shown[1]} here")
+    return tuple(clauses)
+
+
+def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
+    """Return warnings about two comparable measurements, one sentence each: other hosts, a time between them in which a
+    machine drifts, unknown facts."""
+    there, here = baseline.environment, candidate.environment
+    found = []
+    if not (there.host and here.host):
+        found.append("it is not known whether the baseline is of this host: hosts of one kind differ")
+    elif not one_boot(baseline, candidate):
+        found.append("the baseline is of another host, or from before a boot: hosts of one kind differ")
+    found += why_not(baseline, candidate, [OPERATING_SYSTEM])
+    try:
+        days = (moment(candidate.measured_at) - moment(baseline.measured_at)).total_seconds() / 86_400
+    except ValueError:
+        found.append("it is not known how much time lies between the two")
+    else:
+        if abs(days) >= FAR_DAYS:
+            order = "older" if days > 0 else "younger"
+            found.append(f"the baseline is {abs(days):.0f} day{'' if abs(days) < 1.5 else 's'} {order}")
+    on_gpu = "cuda" in (there.platform, here.platform)
+    for fact in FACTS:
+        if fact.optional and (on_gpu or not fact.of_gpu) and fact.of(baseline) is None is fact.of(candidate):
+            found.append(f"the {fact.words} is known on neither side")
+    return tuple(found)
+
+
+def one_boot(*measurements: Measurement) -> bool:
+    """Return whether all were measured on one host, without a boot between."""
+    hosts = hosts_of(measurements)
+    return len(hosts) == 1 and None not in hosts
+
+
+def sharing_of(measurement: Measurement) -> str:
+    """Return "alone", or "2 engines by mps"; MIG shows in the GPU's name and memory as well."""
+    replica = measurement.replica
+    if replica is None or replica.count == 1:
+        return "alone"
+    share = "" if replica.thread_percentage is None else f", {replica.thread_percentage} % of the threads"
+    return f"{replica.count} engines by {replica.sharing}{share}{', pinned' if replica.pinned else ''}"
+
+
+def _load(load: Load) -> str:
+    match load:
+        case ClosedLoop():
+            window = "no window" if load.requests else f"window {load.window_s:g} s"
+            return f"{load.title} (ramp-up {load.ramp_up}, {window}, warm-up {load.settle_lifetimes:g})"
+        case OpenLoop(requests=None):
+            return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
+    return f"job of {load.title}"
+
+
+def _clock_mhz(measurement: Measurement, number: int) -> Any:
+    """Return the largest reading of a clock in the window, None if there is none. An SM clock under the power limit is
+    what the load leaves of it: an effect, not a setting."""
+    watch, capped = watched(measurement.run), device_figures(measurement.run).power_capped
+    largest = max(watch.values(number), default=None) if watch else None
+    if largest is not None and number == SM_CLOCK and capped is not None and capped > POWER_HELD:
+        return EFFECT
+    return None if largest is None else largest / 1e6
+
+
+def _kv_tokens(measurement: Measurement) -> int | None:
+    """Return the tokens that the KV cache holds, or None. A release that changes only the size of a block changes no
+    limit."""
+    blocks, size = measurement.resolved.kv_blocks, measurement.resolved.block_size
+    return None if blocks is None or size is None else blocks * size
+
+
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "chunked_prefill", "prefix_caching")
+
+MACHINE_FACTS: tuple[Fact, ...] = (
+    Fact("model", lambda m: short_name(m.spec.model)),
+    Fact("load format", attrgetter("spec.load_format")),
+    Fact("workload", attrgetter("workload.hash")),
+    Fact("load", attrgetter("load"), _load),
+    Fact("interface", attrgetter("spec.interface")),
+    Fact("prompts from a cache", attrgetter("spec.allow_prefix_cache"), lambda may: "allowed" if may else "refused"),
+    Fact("platform", attrgetter("environment.platform")),
+    Fact("GPU", attrgetter("environment.gpu_name"), of_gpu=True),
+    Fact(
+        "GPU memory", attrgetter("environment.gpu_memory_bytes"), lambda size: f"{size / 2**20:,.0f} MiB", of_gpu=True
+    ),
+    Fact("driver", attrgetter("environment.driver"), of_gpu=True),
+    Fact("power limit", lambda m: device_figures(m.run).power_limit_w, "{:g} W".format, of_gpu=True),
+    Fact("SM clock", lambda m: _clock_mhz(m, SM_CLOCK), "{:.0f} MHz".format, APART, optional=True, of_gpu=True),
+    Fact("memory clock", lambda m: _clock_mhz(m, MEMORY_CLOCK), "{:.0f} MHz".format, APART, optional=True, of_gpu=True),
+    Fact("sharing", sharing_of),
+    Fact("CPU", attrgetter("environment.cpu"), optional=True),
+    Fact("cores", attrgetter("environment.cores")),
+)
+OPERATING_SYSTEM = Fact("operating system", attrgetter("environment.operating_system"), optional=True)
+FACTS = (
+    *MACHINE_FACTS,
+    *(Fact(name, attrgetter(f"resolved.{name}")) for name in LIMITS),
+    Fact("KV cache", _kv_tokens, "{:,} tokens".format, APART),
+)
+
 
 TOLERANCE = 0.03  # smallest change that matters, unless a user says otherwise
 LAUNCHES = FIRST_LOOKS[0]  # of each side, as the gate wants pairs
@@ -482,3 +637,124 @@ def against_stored(
         verdict = Verdict.from_interval(claim, subject, state, why, seen, threshold, *points)
         verdicts.append(replace(verdict, why=why))  # without its clause on launches, which the interval knows of
     return verdicts, notes
+
+
+FOLLOWED = ("output_tokens_per_s", "tpot_s")
+NO_DIFFERENCE, NOT_COMPARABLE = "no difference shown", "not comparable"
+WORDS = {Judgement.BETTER: "improved", Judgement.WORSE: "regressed"}  # other decided verdicts by `compare`'s own words
+STAGES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}  # of a release, before and after it (PEP 440)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseMean:
+    """One release. mean: of its repeats, with its 95 % interval by the noise of the repeats, or of the launches if each
+    release has four. step: what became of the metric since the release before; None of the first."""
+
+    release: str
+    mean: Interval
+    launches: int
+    step: MetricChange | None
+
+    @property
+    def step_words(self) -> str:
+        """What became of the metric since the release before, in words; empty of the first release."""
+        if self.step is None:
+            return ""
+        if self.step.verdict is Judgement.INCONCLUSIVE:
+            return NO_DIFFERENCE if self.step.why in (NOISE, ONE_REPEAT, FEW_LAUNCHES) else NOT_COMPARABLE
+        return WORDS.get(self.step.verdict) or str(self.step.verdict.value)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHistory:
+    """One metric of one case over releases, the oldest first. metric: name of the field."""
+
+    subject: str
+    device: str
+    metric: str
+    tolerance: float
+    releases: tuple[ReleaseMean, ...]
+
+
+# A case of one engine, and the measurements and point of each release that has it, the oldest first.
+HistoryCase = tuple[ComparedCase, list[tuple[list[Measurement], Point]]]
+
+
+def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistory]:
+    """Return a history of each followed metric of each case of which several releases were measured: of single engines
+    under a steady load. Launches of gates are left out, as by `compare`."""
+
+    def family(m: Measurement) -> Hashable:
+        """What all releases of a history have in common, whatever the concurrency."""
+        load = replace(m.load, concurrency=1) if isinstance(m.load, ClosedLoop) else m.load
+        return m.environment.platform, m.environment.title, m.spec.interface, m.spec.model, m.workload.hash, load
+
+    usable = [m for m in measurements if m.alone and m.paired is None and is_steady(m.load) and m.environment.vllm]
+    lines = [line for alike in grouped(usable, family).values() for line in lines_of_engines(alike)]
+    found = [each for line in lines if (each := at_largest_load(line))]
+    histories = []
+    for alike in grouped(found, lambda each: each[1][0][0][0].environment.title).values():
+        loads = load_names([case for case, _ in alike])
+        names = [f"{case.engines} at {load}" for (case, _), load in zip(alike, loads)]
+        for each, name in zip(alike, names):
+            first = each[1][0][0][0]
+            more = f", {first.spec.interface} interface, engine {requested_engine(first)[:6]}"
+            subject = name + (more if names.count(name) > 1 else "")
+            histories += [release_history(each, subject, metric) for metric in FOLLOWED]
+    return [each for each in histories if len(each.releases) > 1]
+
+
+def release_order(version: str) -> tuple[object, ...]:
+    """Return the sort key of a version: "0.9.0" before "0.10.0rc1.dev3", "0.10.0rc1", "0.10.0" and "0.10.0.post1"."""
+    stages = re.findall(r"(dev|a|b|rc|post)(\d*)", version.partition("+")[0])
+    return release(version), (*((STAGES[stage], int(number or 0)) for stage, number in stages), (0, 0)), version
+
+
+def lines_of_engines(alike: Sequence[Measurement]) -> list[list[list[Measurement]]]:
+    """Return the measurements of each release, for each engine. Engines of two releases are the same as in
+    `compare`."""
+    lines: list[list[list[Measurement]]] = []
+    by_release = grouped(alike, lambda m: m.environment.vllm or "")
+    for version in sorted(by_release, key=release_order):
+        last = {requested_engine(line[-1][0]): line for line in lines}
+        for before, here in same_engines(list(chain(*(line[-1] for line in lines))), by_release[version]):
+            if before and here:
+                last[requested_engine(before[0])].append(here)
+            elif here:
+                lines.append([here])
+    return lines
+
+
+def at_largest_load(line: Sequence[Sequence[Measurement]]) -> HistoryCase | None:
+    """Return the case under the load that most releases have a valid point of, the largest of several; None if no two
+    have one. Of a release that several hosts measured, the host counts that most releases were measured on."""
+    hosts = Counter(host for measured in line for host in hosts_of(measured))
+    by_case = [compared_cases(measured, steady=True) for measured in line]
+    found = []
+    for case in dict.fromkeys(chain(*by_case)):
+        releases = []
+        for measured in by_case:
+            by_host = grouped(measured.get(case, ()), lambda m: m.environment.host)
+            if by_host:
+                there = max(by_host.values(), key=lambda group: (hosts[group[0].environment.host], len(group)))
+                if (point := served(case, there)).valid:
+                    releases.append((there, point))
+        if len(releases) > 1:
+            found.append((case, releases))
+    return max(found, key=lambda each: (len(each[1]), each[0].concurrency), default=None)
+
+
+def release_history(of: HistoryCase, subject: str, metric: str) -> ReleaseHistory:
+    """Return the history of one metric, of the releases that measured it."""
+    case, releases = of
+    known = [(each, side) for each, point in releases if (side := repeats_by_launch(point, metric))]
+    noise = repeat_noise([side for _, side in known])
+    steps: list[MetricChange | None] = [None]
+    for (one, _), (other, _) in pairwise(known):
+        pair = compared_pair(case, case.load, one, other)
+        steps.append(change_of(pair, METRICS[metric], TOLERANCE))
+    means = []
+    for i, ((each, side), step) in enumerate(zip(known, steps)):
+        mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))
+        means.append(ReleaseMean(each[0].environment.vllm or "", mean, len(side), step))
+    return ReleaseHistory(subject, releases[0][0][0].environment.title, metric, TOLERANCE, tuple(means))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known, percent, percent_interval
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import (
     Point,
@@ -20,7 +21,6 @@ from pytest_slmserve.analysis.points import (
     points_of,
     ratio,
 )
-from pytest_slmserve.analysis.stats.estimates import Interval, grouped, mean_of_known, percent, percent_interval
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict, every_within
 from pytest_slmserve.schema.errors import Sharing

@@ -22,8 +22,8 @@ from itertools import accumulate, combinations_with_replacement, zip_longest
 from statistics import fmean, median
 from typing import Literal, TypeGuard
 
-from pytest_slmserve.analysis.stats import estimates
-from pytest_slmserve.analysis.stats.estimates import FIRST_LOOKS, Interval, growth, percent
+from pytest_slmserve.analysis import estimates
+from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Interval, growth, percent
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.schema.errors import BadUsage
 

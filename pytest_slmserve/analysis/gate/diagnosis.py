@@ -44,16 +44,16 @@ from dataclasses import dataclass, fields
 from datetime import date
 from typing import Any
 
-from pytest_slmserve.analysis.device.gpu_figures import device_figures
+from pytest_slmserve.analysis.estimates import grouped, mean_of_known
 from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics.roofline import idle_share, peaks_of
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import choose
-from pytest_slmserve.analysis.stats.estimates import grouped, mean_of_known
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import Load
 
 FEWEST_ALONE = 50  # steps that only decode, of a side: if they are few, each varies by a tenth, their mean by 1.4 %
 ALWAYS_DIFFER = {"compile_s", "ready_s", "kv_windows"}  # the last is the model's, and older records have none

@@ -13,14 +13,14 @@ from operator import attrgetter, itemgetter
 from statistics import fmean
 from typing import get_args
 
-from pytest_slmserve.analysis.device.gpu_figures import most_memory_used
+from pytest_slmserve.analysis.estimates import ends, grouped, possible, student_interval
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries, compare_sides, gate
-from pytest_slmserve.analysis.metrics.summary import Summary, summarize
+from pytest_slmserve.analysis.metrics.gpu_figures import most_memory_used
+from pytest_slmserve.analysis.metrics.latency import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.stats.estimates import ends, grouped, possible, student_interval
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import Caches, Side
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 

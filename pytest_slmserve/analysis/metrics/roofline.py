@@ -12,15 +12,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
+from pytest_slmserve.analysis.estimates import mean_of_known
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.stats.estimates import mean_of_known
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, device_figures
 from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_layout, value_bytes, weight_bytes
-from pytest_slmserve.schema.loads import WorkloadReference
 from pytest_slmserve.schema.models import Model
-from pytest_slmserve.schema.records import Measurement, Resolved
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.records import Environment, Measurement, Resolved
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference
 
 
 @dataclass(frozen=True, slots=True)

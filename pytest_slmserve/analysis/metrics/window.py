@@ -16,9 +16,9 @@ from operator import mul, sub
 from statistics import fmean, variance
 from typing import TypeVar
 
-from pytest_slmserve.analysis.stats.estimates import mean_of_known, once, per_second, percentile
-from pytest_slmserve.schema.loads import OpenLoop, is_steady
+from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.records import Failures, Measurement, Run
+from pytest_slmserve.schema.specs import OpenLoop, is_steady
 
 T = TypeVar("T")
 

@@ -19,10 +19,9 @@ from itertools import groupby, pairwise, takewhile
 from operator import itemgetter
 from statistics import fmean
 
+from pytest_slmserve.analysis.estimates import MAX_LOG, Differences, percent
 from pytest_slmserve.analysis.points import Point, e2e_s, point_differences
-from pytest_slmserve.analysis.stats.estimates import MAX_LOG, percent
-from pytest_slmserve.analysis.stats.noise import Differences
-from pytest_slmserve.analysis.sweep.gains import ChosenLoad, Fit, fit_law, valid_points
+from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Fit, fit_law, valid_points
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 EFFICIENCY = 0.1  # epsilon of the published figures

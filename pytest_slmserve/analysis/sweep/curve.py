@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
 from typing import Any
 
+from pytest_slmserve.analysis import estimates
+from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.analysis.points import (
     JobPoint,
@@ -22,18 +24,13 @@ from pytest_slmserve.analysis.points import (
     point_differences,
     points_of,
 )
-from pytest_slmserve.analysis.stats import estimates
-from pytest_slmserve.analysis.stats.estimates import Interval, percent, percent_interval
-from pytest_slmserve.analysis.sweep import gains
-from pytest_slmserve.analysis.sweep.adaptive import Prediction, next_load, predictions
-from pytest_slmserve.analysis.sweep.gains import ChosenLoad, Gain
+from pytest_slmserve.analysis.sweep import plateau
+from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Gain, Prediction, next_load, predictions
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.loads import ClosedLoop, WorkloadReference
-from pytest_slmserve.schema.records import Measurement, Resolved
-from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.schema.records import Environment, Measurement, Resolved
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, WorkloadReference
 
 FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
 MOST_REPEATS = 50  # of a load: more than anyone waits for
@@ -137,14 +134,14 @@ class Curve:
     def one_engine(self, concurrency: int, replicas: ReplicaPoint | None = None) -> Point | None:
         """The point of one engine alone under a load, measured for comparisons or in the sweep; None where there is
         none. replicas: only what their hosts measured."""
-        valid = [*gains.valid_points(self.alone), *self.valid]
+        valid = [*plateau.valid_points(self.alone), *self.valid]
         found = (point for point in valid if point.concurrency == concurrency)
         return next(filter(None, (on_hosts_of(point, replicas) if replicas else point for point in found)), None)
 
     @property
     def valid(self) -> list[Point]:
         """Points on which a claim may rest."""
-        return gains.valid_points(self.points)
+        return plateau.valid_points(self.points)
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:
@@ -154,11 +151,11 @@ class Curve:
 
     def gains(self) -> tuple[Gain, ...]:
         """Relative gain of throughput per doubling, between neighbouring valid points."""
-        return gains.gains(self.points, looks=self.looks)
+        return plateau.gains(self.points, looks=self.looks)
 
     def plateau(self, tolerance: float = TOLERANCE) -> ChosenLoad:
         """The plateau, where throughput ceases to grow by `tolerance` (a share) per doubling."""
-        return gains.plateau(self.points, tolerance, self.looks)
+        return plateau.plateau(self.points, tolerance, self.looks)
 
     def pareto_front(self) -> tuple[Point, ...]:
         """Return the valid points that no other beats: none has as much throughput and as low a mean E2E, and one of
@@ -225,7 +222,7 @@ class Curve:
             return Verdict.inconclusive(LATENCY, self.subject, reason + sparsely(self), tolerance, *self.valid)
 
         def rises(several: int) -> list[tuple[Interval, tuple[int, int]]]:
-            found = gains.gains(self.points, e2e_s, self.looks, several)
+            found = plateau.gains(self.points, e2e_s, self.looks, several)
             return [(gain, (gain.start, gain.end)) for gain in found if gain.start >= knee]
 
         state, flattest, loads = every(above, tolerance, rises)
@@ -250,7 +247,7 @@ class Curve:
         upto = [p for p in self.valid if p.concurrency <= knee]
 
         def rivals(several: int) -> list[tuple[Interval, tuple[Point, Point]]]:
-            return [(by, (p, q)) for p in upto for q, by in gains.advantages(self.points, p, self.looks, several)]
+            return [(by, (p, q)) for p in upto for q, by in plateau.advantages(self.points, p, self.looks, several)]
 
         state, by, (point, rival) = every(below, margin, rivals)
         if state is State.PASSES:
@@ -409,7 +406,7 @@ def _verdict(
     if seen.low is None or seen.high is None or curve.load is None:
         return replace(verdict, again=loads, remedy=f"more repeats at {where}")
     df = max(1, sum(len(p.repeats) - 1 for p in curve.valid))
-    certainty = estimates.t_above(gains.tail_at(there, curve.looks), df)
+    certainty = estimates.t_above(plateau.tail_at(there, curve.looks), df)
     reach, distance = (seen.high - seen.low) / 2 * SURE / certainty, abs(seen.value - threshold)
     if distance * MOST_REPEATS**0.5 < reach * there**0.5:
         remedy = f"at {where} it is too near to its threshold for {MOST_REPEATS} repeats to tell"

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
-from pytest_slmserve.schema.files import try_lock
+from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, try_lock
 from pytest_slmserve.schema.printable import printable
 
 ALL_MAY = 0o666  # every user may write into the file who holds the lock

@@ -11,11 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
-from pytest_slmserve.schema.catalog import hub_name, short_name
-from pytest_slmserve.schema.errors import BadUsage, Caches, Side
-from pytest_slmserve.schema.files import user_cache
-from pytest_slmserve.schema.models import Model
-from pytest_slmserve.schema.secret_words import passed_on
+from pytest_slmserve.schema.errors import BadUsage, Caches, Side, user_cache
+from pytest_slmserve.schema.models import Model, hub_name, short_name
+from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, short_hash
 from pytest_slmserve.telemetry.host import own_cores
 

@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from pytest_slmserve.schema.printable import printable
-from pytest_slmserve.schema.secret_words import SHORTEST, hidden
+from pytest_slmserve.schema.printable import SHORTEST, hidden, printable
 
 PIECE, PIECES = 1 << 16, 16  # bytes, and how many at once
 STAMP = struct.Struct("ll")  # a timespec

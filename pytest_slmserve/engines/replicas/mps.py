@@ -26,7 +26,7 @@ from pathlib import Path
 
 from pytest_slmserve.engines.launch.child_process import GUARDIAN, LOG_LINES
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.secret_words import passed_on
+from pytest_slmserve.schema.printable import passed_on
 
 PROGRAM = "nvidia-cuda-mps-control"
 DRIVER_FOLDER = "/usr/local/nvidia/bin"  # where containers get the driver's programs, not always on their PATH

@@ -12,11 +12,10 @@ from typing import Self
 
 from pytest_slmserve.engines.base import Engine, ProgressCallback, StartCallback, WindowBarrier, message_of
 from pytest_slmserve.engines.replicas import mps
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, naming
-from pytest_slmserve.schema.loads import ClosedLoop, Workload
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.specs import ReplicaSpec
+from pytest_slmserve.schema.specs import ClosedLoop, ReplicaSpec, Workload
 from pytest_slmserve.telemetry.host import memory_used, own_cores
 
 STABLE_S, STABLE_WITHIN_S = 0.5, 30.0  # of the device's memory, between two starts

@@ -27,16 +27,14 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.compare.changes import METRICS, repeats_by_launch
-from pytest_slmserve.analysis.device.gpu_figures import device_figures
+from pytest_slmserve.analysis.estimates import grouped
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import concurrency_of, point_of
-from pytest_slmserve.analysis.stats.estimates import grouped
-from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import load_facts
-from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.specs import short_hash
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Environment, Measurement
+from pytest_slmserve.schema.specs import load_facts, short_hash
 
 DIGITS = 6  # of a value: far finer than any noise, and short in a file
 UNKNOWN = "unknown"

@@ -19,14 +19,14 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
+from pytest_slmserve.analysis.estimates import per_second, percentile
 from pytest_slmserve.analysis.metrics import latency, window
 from pytest_slmserve.analysis.metrics.latency import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import summary_of
-from pytest_slmserve.analysis.stats.estimates import per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, is_job, load_facts
 from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import ClosedLoop, is_job, load_facts
 
 PERCENTILES = (50, 90, 95, 99)
 

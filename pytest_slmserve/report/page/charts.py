@@ -11,14 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.compare.changes import METRICS, Judgement, MetricChange
-from pytest_slmserve.analysis.compare.history import NO_DIFFERENCE, NOT_COMPARABLE, WORDS, ReleaseHistory
+from pytest_slmserve.analysis.compare.changes import (
+    METRICS,
+    NO_DIFFERENCE,
+    NOT_COMPARABLE,
+    WORDS,
+    Judgement,
+    MetricChange,
+    ReleaseHistory,
+)
+from pytest_slmserve.analysis.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.sweep.gains import fit
+from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State, Verdict, above
 from pytest_slmserve.report.points import STEP_PARTS, MemoryRow, StepRow, memory_names
 from pytest_slmserve.report.text_table import figure as shown

@@ -16,30 +16,28 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from pytest_slmserve.analysis.claims import job_claims
+from pytest_slmserve.analysis.claims import evidence
 from pytest_slmserve.analysis.claims.claim import PUBLISHED
-from pytest_slmserve.analysis.claims.gpu_claims import NO_DECODING, NO_PROFILE, at_table_1
+from pytest_slmserve.analysis.claims.evidence import NO_DECODING, NO_PROFILE, at_table_1
 from pytest_slmserve.analysis.compare.deployments import PairReplicas as Pair
 from pytest_slmserve.analysis.compare.deployments import compared, deployments, on_several_gpus
+from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, SIDES, Gated, nothing_counts, series_of
-from pytest_slmserve.analysis.metrics.latency import Slo, goodput_of
+from pytest_slmserve.analysis.metrics.latency import Slo, goodput_of, summarize
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
-from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_named, figure_ratio, ratio
-from pytest_slmserve.analysis.stats.estimates import Interval, grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.report.gate import title
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.charts import IN_FLIGHT, TOKENS_PER_S, Spec, Values, axis, line_chart
 from pytest_slmserve.report.points import rate_series, served_on
 from pytest_slmserve.report.text_table import figure as digits
-from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, Sharing
-from pytest_slmserve.schema.loads import OpenLoop, WorkloadReference
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Environment, Measurement
+from pytest_slmserve.schema.specs import OpenLoop, WorkloadReference
 
 WIDTH, SCALE = 900, 2  # of a picture in pixels, and of its PNG
 MARGIN = 90  # pixels of a panel's width that its axis takes
@@ -595,23 +593,23 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
         return [group for group in groups if len({varied(p) for p in group}) > 1]
 
     length, limit = attrgetter("output_tokens"), attrgetter("spec.max_num_seqs")
-    lengths, limits = by_model(job_claims.grid_of, length), by_model(job_claims.limits_of, limit)
-    others = [group for group in lengths if group[0].model not in job_claims.SIZED_AS]
+    lengths, limits = by_model(evidence.grid_of, length), by_model(evidence.limits_of, limit)
+    others = [group for group in lengths if group[0].model not in evidence.SIZED_AS]
     # Models that are compared for their size, all at once, beside their reference.
-    sized = {*job_claims.SIZED_AS, *job_claims.SIZED_AS.values()} if len(others) < len(lengths) else ()
+    sized = {*evidence.SIZED_AS, *evidence.SIZED_AS.values()} if len(others) < len(lengths) else ()
     of_one_size = [[p for p in group if p.load.at_once] for group in lengths if group[0].model in sized]
     tokens = {"output_tokens_per_s": TOKENS_PER_S, "e2e_s": "mean E2E latency, s"}
     served = {"requests_per_s": "requests/s", "e2e_s": "mean E2E latency, s"}
     held = {"output_tokens_per_s": TOKENS_PER_S, "batch": "requests in the engine", "preemptions": "preemptions"}
     blocks = attrgetter("kv_blocks")
-    caches = by_model(job_claims.caches_of, blocks)
+    caches = by_model(evidence.caches_of, blocks)
     found = [
         _job_picture("output-length", others, length, "output tokens of a request", served),
         _job_picture("models-of-one-size", [*filter(None, of_one_size)], length, "output tokens of a request", served),
         _job_picture("batch-limit", limits, limit, "max_num_seqs", tokens),
         _job_picture("kv-blocks", caches, blocks, "KV blocks", held),
     ]
-    ways = by_model(job_claims.ways_of, lambda p: p.batching)
+    ways = by_model(evidence.ways_of, lambda p: p.batching)
     jobs = [p for g in ways for p in sorted(g, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]
     panels = []
     for field, heading in tokens.items() if jobs else ():

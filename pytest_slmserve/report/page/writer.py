@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
-from pytest_slmserve.analysis.stats.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
@@ -47,12 +47,10 @@ from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.section import Cells, Chart, Legend, Look, Named, Section, section_text
 from pytest_slmserve.report.sweeps import overview_tables, sweep_section
 from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
-from pytest_slmserve.schema.environment import SIMULATED, Environment
-from pytest_slmserve.schema.errors import BadUsage, SlmError
-from pytest_slmserve.schema.files import regular
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.errors import BadUsage, SlmError, regular
 from pytest_slmserve.schema.printable import printable
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import SIMULATED, Environment, Measurement
+from pytest_slmserve.schema.specs import ClosedLoop
 
 FOLDER = files("pytest_slmserve.report.page")
 GLOSSARY: dict[tuple[str, ...], str] = {  # meanings by a term and its other forms

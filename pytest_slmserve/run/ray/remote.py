@@ -12,11 +12,10 @@ from pathlib import Path
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.run.gpu_slots import GpuSlots
+from pytest_slmserve.run.devices import GpuSlots
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage, SlmError
-from pytest_slmserve.schema.records import Measurement, ReplicaGroup
+from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, differences
 from pytest_slmserve.telemetry.host import Host, probe
 
 

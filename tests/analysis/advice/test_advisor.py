@@ -25,11 +25,11 @@ from pytest_slmserve.analysis.advice.advisor import (
     through,
     two_load_laws,
 )
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_model
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import GIB
 
 B_HALF_FROM_SHAPES = 40.6  # OPT-1.3B, a context of 330 tokens

@@ -21,8 +21,8 @@ from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, work_of_curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
+from pytest_slmserve.schema.records import Environment
 
 H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
 A100 = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")

@@ -15,12 +15,10 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import curves_of
 from pytest_slmserve.report.advice import serve_words
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.catalog import CATALOGUE
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.models import model_from_config
-from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.schema.models import CATALOGUE, model_from_config
+from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec
 
 BATCHES = (1, 16, 64)
 KV_BYTES = 1365 * 16 * 196_608  # of the planted engine's blocks

@@ -21,13 +21,12 @@ from pytest_slmserve.analysis.advice.verification import (
     recommended_engine,
     verified,
 )
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.points import points_of, shared_points
-from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State, within
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.records import Measurement, Replica, Resolved
+from pytest_slmserve.schema.records import Environment, Measurement, Replica, Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 BLOCKS = 1365

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from strategies import H200, judge, measurement, point, without
 
 from pytest_slmserve.analysis.claims.claim import NEXT_SMALLER
-from pytest_slmserve.analysis.claims.gpu_claims import (
+from pytest_slmserve.analysis.claims.evidence import (
     IDLE_TENSOR,
     NO_DECODING,
     NO_ENERGY,
@@ -22,10 +22,10 @@ from pytest_slmserve.analysis.claims.gpu_claims import (
     NO_UTIL,
     at_table_1,
 )
-from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.metrics.latency import Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import ClosedLoop
 
 PASSES, FAILS, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 ORDINARY = {

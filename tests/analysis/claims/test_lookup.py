@@ -14,8 +14,8 @@ from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, row_f
 from pytest_slmserve.analysis.metrics.roofline import GPUS
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.schema.environment import Environment, release
 from pytest_slmserve.schema.errors import BadUsage, Sharing
+from pytest_slmserve.schema.records import Environment, release
 
 NAMES = [claim.name for claim in CLAIMS]
 PLATEAU = "throughput-plateau"

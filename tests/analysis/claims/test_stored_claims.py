@@ -8,11 +8,11 @@ from strategies import law, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.claims import claim, table
 from pytest_slmserve.analysis.claims import table as lookup
-from pytest_slmserve.analysis.claims.stored import judge_all, rows_from, stored_curves, stored_gates, unique
+from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_curves, stored_gates, unique
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadArchive
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 BATCHES = (64, 128, 256, 512)
 STORED = {"rows": [lookup.row_to_record(row) for row in table.ROWS]}

@@ -23,8 +23,8 @@ from pytest_slmserve.analysis.compare.changes import (
 )
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
+from pytest_slmserve.schema.specs import OpenLoop
 
 BOUNDED = [name for name, metric in METRICS.items() if metric.bounded]
 RATES = ("output_tokens_per_s", "requests_per_s")

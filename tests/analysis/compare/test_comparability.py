@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_records import BUSY, KNOWN, LIMITS, engine_alone
 
-from pytest_slmserve.analysis.compare.comparability import FACTS, one_boot, warnings, why_not
-from pytest_slmserve.schema import environment, sensors
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.analysis.compare.changes import FACTS, one_boot, warnings, why_not
+from pytest_slmserve.schema import records, sensors
 from pytest_slmserve.schema.records import Measurement, Replica
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 BASELINE = engine_alone()
 
@@ -103,7 +103,7 @@ def test_every_fact_has_a_mismatch_above():
 def test_what_two_records_must_have_in_common_is_among_it_but_for_what_is_tested():
     """`records.MUST_MATCH` is of one release; here the release is what is tested."""
     tested = {"vllm", "torch"}
-    for name in environment.MUST_MATCH:
+    for name in records.MUST_MATCH:
         assert bool(why_not(BASELINE, of(**{name: 5}))) is (name not in tested)
 
 

@@ -10,11 +10,19 @@ import pytest
 from scripts import BASELINES, needs_checkout
 from stored_records import KNOWN, engine_alone, repeats
 
-from pytest_slmserve.analysis.compare.changes import HOSTS, LAUNCHES, TOLERANCE, Judgement, compare
-from pytest_slmserve.analysis.compare.history import ReleaseHistory, release_histories, release_order
+from pytest_slmserve.analysis.compare.changes import (
+    HOSTS,
+    LAUNCHES,
+    TOLERANCE,
+    Judgement,
+    ReleaseHistory,
+    compare,
+    release_histories,
+    release_order,
+)
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
+from pytest_slmserve.schema.specs import OpenLoop
 
 RELEASES = ("0.24.0", "0.25.0", "0.26.0", "0.27.0")
 DECIDED = (Judgement.BETTER, Judgement.WORSE)

@@ -9,7 +9,7 @@ from gpus import alone, engine
 
 from pytest_slmserve.analysis.claims.table import applies, claim_of
 from pytest_slmserve.analysis.compare.deployments import CLAIM, neighbours_do_not_disturb
-from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State, within
 

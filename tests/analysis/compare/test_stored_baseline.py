@@ -27,8 +27,8 @@ from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Replica
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 TOLERANCE = 0.03
 THROUGHPUT, LATENCY = (claim for claim, _ in STORED.values())

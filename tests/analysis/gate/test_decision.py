@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_slmserve.analysis.estimates import boundaries, looks_until, student_interval
 from pytest_slmserve.analysis.gate.decision import (
     Comparison,
     GateCriteria,
@@ -21,7 +22,6 @@ from pytest_slmserve.analysis.gate.decision import (
     hodges_lehmann,
     next_look,
 )
-from pytest_slmserve.analysis.stats.estimates import boundaries, looks_until, student_interval
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.schema.errors import BadUsage
 

@@ -23,8 +23,8 @@ from pytest_slmserve.analysis.gate.diagnosis import (
 )
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Replica
+from pytest_slmserve.schema.specs import ClosedLoop
 
 LAGS = pytest.mark.parametrize("lag", [0, 1])
 PER_REQUEST = 32 / 8  # steps of a request of 32 tokens among eight

@@ -20,8 +20,8 @@ from pytest_slmserve.analysis.metrics.latency import (
 )
 from pytest_slmserve.analysis.metrics.window import finished_in_window
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps
+from pytest_slmserve.schema.specs import OpenLoop
 
 # Words
 

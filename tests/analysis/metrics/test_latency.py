@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement, planted_run
 
+from pytest_slmserve.analysis.estimates import percentile
 from pytest_slmserve.analysis.metrics.latency import (
     PARTS,
     GapHistogram,
@@ -24,9 +25,8 @@ from pytest_slmserve.analysis.metrics.latency import (
     request_latency,
     sent_in,
 )
-from pytest_slmserve.analysis.stats.estimates import percentile
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 NO_STEPS = Steps((), (), (), (), (), (), ())
 

@@ -11,9 +11,8 @@ from strategies import measurement
 from pytest_slmserve.analysis.metrics import roofline
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, work_of_model
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.schema.catalog import CATALOGUE
-from pytest_slmserve.schema.environment import GpuPeaks
-from pytest_slmserve.schema.models import model_from_config
+from pytest_slmserve.schema.models import CATALOGUE, model_from_config
+from pytest_slmserve.schema.records import GpuPeaks
 
 A100, H200 = "NVIDIA A100-SXM4-40GB", "NVIDIA H200"
 LLAMA_70B = {

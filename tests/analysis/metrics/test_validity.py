@@ -20,8 +20,8 @@ from pytest_slmserve.analysis.metrics.validity import (
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.codec import measurement_line, measurement_of
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures, Steps, Stream
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 
 @settings(max_examples=40, deadline=None)

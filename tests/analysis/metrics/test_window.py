@@ -12,8 +12,8 @@ from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, load_facts
 
 
 def run_of(steps: list[tuple[float, int]], window_s: tuple[float, float], rows: list[tuple] = ()) -> Run:

@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 from sparse import h200_seconds, in_turn, play
 from strategies import law, point, rates
 
-from pytest_slmserve.analysis.sweep import adaptive, gains
-from pytest_slmserve.analysis.sweep.adaptive import Grid, law_error, next_load, next_measurement, predicted, predictions
+from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS
-from pytest_slmserve.analysis.sweep.gains import FEWEST_BATCHES
+from pytest_slmserve.analysis.sweep.plateau import (
+    FEWEST_BATCHES,
+    Grid,
+    law_error,
+    next_load,
+    next_measurement,
+    predicted,
+    predictions,
+)
 from pytest_slmserve.run import executor
 
 GRID = tuple(1 << i for i in range(11))
@@ -35,7 +42,7 @@ def planted(draw: st.DrawFn) -> dict[int, float]:
 
 
 def full_plateau(curve: dict[int, float], tolerance: float = 0.10) -> int | None:
-    return gains.plateau([point(load, [rate]) for load, rate in curve.items()], tolerance).value
+    return plateau.plateau([point(load, [rate]) for load, rate in curve.items()], tolerance).value
 
 
 def steps_apart(grid, one, other) -> int:
@@ -62,7 +69,7 @@ def test_a_dent_is_no_plateau_where_the_largest_load_gains():
     """The first small gain, 9 % from 128 to 256, is not even looked at: half of the throughput is beyond it."""
     played = play(GRID, DENTED.__getitem__, repeats=1)
     assert played.loads == [1, 1024, 512]
-    assert gains.plateau(played.points).value is None is full_plateau(DENTED)
+    assert plateau.plateau(played.points).value is None is full_plateau(DENTED)
 
 
 def test_without_a_plateau_the_last_doubling_is_measured():
@@ -74,14 +81,14 @@ def test_without_a_plateau_the_last_doubling_is_measured():
 
 def test_a_plateau_at_the_smallest_load_takes_three_loads():
     played = play(GRID, lambda load: 1000.0, repeats=1)
-    assert played.loads == [1, 1024, 32] and gains.plateau(played.points).value == 1
+    assert played.loads == [1, 1024, 32] and plateau.plateau(played.points).value == 1
     assert played.asked[-1].why == "two loads cannot tell whether the law holds"
 
 
 def test_a_curve_that_falls_past_its_plateau():
     curve = {load: law(load) * (1 if load <= 256 else 0.8) for load in GRID}
     assert full_plateau(curve) == 256
-    assert steps_apart(GRID, gains.plateau(play(GRID, curve.__getitem__, repeats=1).points).value, 256) <= 1
+    assert steps_apart(GRID, plateau.plateau(play(GRID, curve.__getitem__, repeats=1).points).value, 256) <= 1
 
 
 def test_growth_that_one_doubling_past_the_plateau_may_hide_is_looked_for():
@@ -97,7 +104,7 @@ def test_growth_that_one_doubling_past_the_plateau_may_hide_is_looked_for():
 @pytest.mark.parametrize("at", [128, 256, 512])
 def test_a_step_up_beyond_the_plateau_of_the_law_is_found(at):
     curve = {load: law(load, b_half=2.0) * (1.2 if load >= at else 1) for load in GRID}
-    assert gains.plateau(play(GRID, curve.__getitem__, repeats=1).points).value == at == full_plateau(curve)
+    assert plateau.plateau(play(GRID, curve.__getitem__, repeats=1).points).value == at == full_plateau(curve)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -110,7 +117,7 @@ def test_a_load_that_is_invalid_is_passed_over():
     curve = {load: law(load, b_half=20.0) * (load != 128) for load in GRID[:10]}
     played = play(GRID[:10], curve.__getitem__, repeats=1)
     assert played.loads == [1, 512, 128, 256, 64], "its neighbours stand in for it"
-    assert gains.plateau(played.points).value == 256
+    assert plateau.plateau(played.points).value == 256
 
 
 def test_what_is_known_is_not_asked_for_again():
@@ -186,7 +193,7 @@ def test_what_decides_is_measured(curve, tolerance):
     points = play(grid, curve.__getitem__, repeats=1, tolerance=tolerance).points
     loads = [p.concurrency for p in points]
     assert len(loads) >= min(FEWEST_POINTS, len(grid)) and {grid[0], grid[-1]} <= set(loads)
-    found = gains.plateau(points, tolerance).value
+    found = plateau.plateau(points, tolerance).value
     before = grid[max(grid.index(found) - 1, 0)] if found is not None else grid[max(len(grid) - 2, 0)]
     assert before in loads
     for a, b in pairwise(load for load in loads if found is not None and load >= found):
@@ -212,8 +219,8 @@ def test_a_curve_that_keeps_to_the_law_is_known_from_a_third_of_the_seconds(b_ha
     curve = {load: law(load, b_half=b_half) for load in grid}
     played = play(grid, curve.__getitem__)
     spent = sum(h200_seconds(load, curve[load]) for load in played.loads)
-    assert spent <= 2 * sum(h200_seconds(load, rate) for load, rate in curve.items()) * (adaptive.SHARE + 0.02)
-    assert steps_apart(grid, gains.plateau(played.points).value, full_plateau(curve)) <= 1
+    assert spent <= 2 * sum(h200_seconds(load, rate) for load, rate in curve.items()) * (plateau.SHARE + 0.02)
+    assert steps_apart(grid, plateau.plateau(played.points).value, full_plateau(curve)) <= 1
 
 
 # Predictions
@@ -246,5 +253,5 @@ def test_there_is_no_prediction_where_the_law_does_not_describe_the_curve():
 
 
 def test_numbers_that_others_have_too_agree():
-    assert FEWEST_BATCHES == FEWEST_POINTS and adaptive.SECOND_CHANCES == executor.EXTRA_ATTEMPTS
-    assert math.isclose(adaptive.SHARE, 1 / 3)
+    assert FEWEST_BATCHES == FEWEST_POINTS and plateau.SECOND_CHANCES == executor.EXTRA_ATTEMPTS
+    assert math.isclose(plateau.SHARE, 1 / 3)

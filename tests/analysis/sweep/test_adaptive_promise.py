@@ -18,8 +18,8 @@ from strategies import point
 
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import Point, by_series, points_of
-from pytest_slmserve.analysis.sweep import gains
-from pytest_slmserve.analysis.sweep.adaptive import SHARE
+from pytest_slmserve.analysis.sweep import plateau
+from pytest_slmserve.analysis.sweep.plateau import SHARE
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
 
@@ -43,7 +43,7 @@ class Measured:
 
     @property
     def plateau(self) -> int | None:
-        return gains.plateau(self.points).value
+        return plateau.plateau(self.points).value
 
     def played(self) -> Played:
         answers = in_turn({p.concurrency: p.repeats for p in self.points})
@@ -91,7 +91,7 @@ def test_the_plateau_of_the_full_grid_from_a_third_of_its_seconds(name, model, f
     sweep = measured(name, model)
     played = sweep.played()
     assert sweep.plateau == full and played.loads == loads
-    assert gains.plateau(played.points).value == found and sweep.apart(found) <= 1
+    assert plateau.plateau(played.points).value == found and sweep.apart(found) <= 1
     assert sweep.share(loads) <= SHARE
 
 
@@ -103,7 +103,7 @@ def test_with_the_windows_of_today_it_is_less_than_a_third(name, model, share):
     short = of([replace(m, run=replace(m.run, window_s=(at, at + 2.0))) for m in group for at in m.run.window_s[:1]])
     played = short.played()
     seconds = sum(short.seconds[load] for load in played.loads)
-    assert sweep.apart(gains.plateau(played.points).value) <= 1
+    assert sweep.apart(plateau.plateau(played.points).value) <= 1
     assert seconds / (FULL_REPEATS * sum(sweep.seconds.values())) == pytest.approx(share, abs=0.006)
     assert share < SHARE
 
@@ -116,15 +116,15 @@ def test_of_four_loads_three_are_needed_and_those_are_more_than_a_third(model, l
     sweep = measured(TOGETHER, model)
     played = sweep.played()
     assert sweep.grid == (64, 128, 256, 512) and played.loads == loads
-    assert gains.plateau(played.points).value == full == sweep.plateau
+    assert plateau.plateau(played.points).value == full == sweep.plateau
     assert SHARE < sweep.share(loads) < 0.5
 
 
 def test_a_dent_does_not_end_a_sweep():
     """OPT-125M gains 8.7 % from 128 to 256 in flight in its steady windows, less than a tenth, and then it doubles."""
     sweep = measured(SPREAD, "opt-125m", lambda m: not check(m).noise)
-    (dent,) = [gain for gain in gains.gains(sweep.points) if gain.start == 128]
-    assert dent.value < 0.10 and gains.plateau(sweep.played().points).value is None
+    (dent,) = [gain for gain in plateau.gains(sweep.points) if gain.start == 128]
+    assert dent.value < 0.10 and plateau.plateau(sweep.played().points).value is None
     best = max(fmean(p.repeats) for p in sweep.points)
     assert next(fmean(p.repeats) for p in sweep.points if p.concurrency == 128) < 0.5 * best
 
@@ -138,7 +138,7 @@ def published() -> Measured:
 def test_published_results_whose_loads_are_no_doublings():
     sweep = published()
     played = sweep.played()
-    found = gains.plateau(played.points).value
+    found = plateau.plateau(played.points).value
     assert sweep.plateau == 256 and sweep.apart(found) <= 1 and sweep.share(played.loads) <= SHARE
 
 
@@ -155,7 +155,7 @@ def test_noise_moves_the_plateau_hardly_more_often_than_that_of_the_full_grid(no
 
         whole = [point(load, [drawn(load) for _ in range(FULL_REPEATS)]) for load in sweep.grid]
         part = play(sweep.grid, drawn, seconds=lambda load, rate, sweep=sweep: sweep.seconds[load])
-        wrong["full"] += sweep.apart(gains.plateau(whole).value) > 1
-        wrong["adaptive"] += sweep.apart(gains.plateau(part.points).value) > 1
+        wrong["full"] += sweep.apart(plateau.plateau(whole).value) > 1
+        wrong["adaptive"] += sweep.apart(plateau.plateau(part.points).value) > 1
     full, adaptive = (wrong[which] / len(sweeps) / draws for which in ("full", "adaptive"))
     assert full <= off and adaptive <= full + as_often

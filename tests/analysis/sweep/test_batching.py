@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.sweep.batching import (
     limit_of,
     parse_relative_slo,
 )
-from pytest_slmserve.analysis.sweep.gains import ChosenLoad, fit
+from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, fit
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 PUBLISHED = [point(knob, [total], [ms / 1e3]) for knob, _, total, ms, _ in ROWS]

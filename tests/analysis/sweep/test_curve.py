@@ -12,7 +12,7 @@ from strategies import curves, law, measurement, noisy_curve, point, without
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, is_sweep, obstacle
 from pytest_slmserve.analysis.verdict import Inconclusive, State
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1 %

@@ -10,7 +10,7 @@ from strategies import curves, law, noisy_curve, plateau_batch, point, without
 
 from pytest_slmserve.analysis.points import point_differences
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.sweep.gains import ChosenLoad, advantages, gains, plateau
+from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, advantages, gains, plateau
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 

@@ -8,9 +8,9 @@ from itertools import combinations
 
 from scripts import BASELINES, needs_checkout
 
-from pytest_slmserve.analysis.claims.stored import stored_curves
-from pytest_slmserve.analysis.stats.estimates import grouped
-from pytest_slmserve.analysis.sweep.gains import Gain
+from pytest_slmserve.analysis.claims.table import stored_curves
+from pytest_slmserve.analysis.estimates import grouped
+from pytest_slmserve.analysis.sweep.plateau import Gain
 from pytest_slmserve.archive.store import read
 
 needs_checkout()

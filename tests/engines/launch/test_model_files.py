@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve.engines.launch.vllm_arguments import kept, model_for, tokenizer_files
-from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import EngineSpec
 
 TINY = EngineSpec("opt-tiny", platform="cpu", dtype="bfloat16")

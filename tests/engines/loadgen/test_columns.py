@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interfaces import small_workload
 
-from pytest_slmserve.engines.load_client import run_of
+from pytest_slmserve.engines.endpoint import run_of
 from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, RequestRow, gaps, results_of
 
 stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
-from pytest_slmserve.schema.secret_words import HIDDEN, SHORTEST
+from pytest_slmserve.schema.printable import HIDDEN, SHORTEST
 
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=SHORTEST, max_size=40)
 

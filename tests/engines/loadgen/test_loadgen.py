@@ -22,11 +22,11 @@ from scripts import checkout_script
 from wire import EVENT_STREAM, stream, token
 
 from pytest_slmserve.engines.base import ignore_progress, message_of
+from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
 from pytest_slmserve.engines.launch.child_process import Child, converse
-from pytest_slmserve.engines.load_client import LoadClient, completion, run_of
 from pytest_slmserve.engines.loadgen.load_run import LOST
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
 
 SERVER = checkout_script("studies/truth_server.py")
@@ -497,7 +497,7 @@ PARENT = """
 import json, os, sys
 from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.launch.child_process import Child, converse
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import ClosedLoop
 child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ))
 print(child.process.pid, flush=True)
 child.send(url=sys.argv[1], headers={}, timeout_s=20.0)

@@ -9,10 +9,10 @@ import pynvml
 import pytest
 from interfaces import SIMULATED, stand_in
 
-from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.replicas import replica_set as gpu_sharing
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cannot_share, mig_instances
+from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ReplicaSpec

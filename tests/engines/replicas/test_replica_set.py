@@ -24,8 +24,7 @@ from pytest_slmserve.engines.replicas import replica_set
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cores_of_each
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.specs import ReplicaSpec
+from pytest_slmserve.schema.specs import ClosedLoop, ReplicaSpec
 
 WORKLOAD = small_workload()
 LOAD = ClosedLoop(4, window_s=0.5)

@@ -19,11 +19,10 @@ from pytest_slmserve.plan import models
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import SIZES, model_of
 from pytest_slmserve.plan.planner import plan_sweep
-from pytest_slmserve.schema.catalog import CATALOGUE, MODELS
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.models import AS_CONFIGURED, model_from_config
+from pytest_slmserve.schema.models import AS_CONFIGURED, CATALOGUE, MODELS, model_from_config
+from pytest_slmserve.schema.records import Environment
 
 if find_spec("transformers") is None or find_spec("torch") is None:
     pytest.skip("needs Transformers and torch", allow_module_level=True)

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.worker import __file__ as package
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import ClosedLoop
 
 FOLDER = Path(package).parent
 LENGTH, USERS = 6, 3

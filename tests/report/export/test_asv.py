@@ -17,8 +17,8 @@ from pytest_slmserve.report.export import asv
 from pytest_slmserve.report.export.asv import START, BenchmarkHost, Value
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 statistics = pytest.importorskip("asv_runner.statistics", reason="needs asv")
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from strategies import measurement
 
-from pytest_slmserve.analysis.metrics.summary import summarize
+from pytest_slmserve.analysis.metrics.latency import summarize
 from pytest_slmserve.report.export.vllm_bench import as_vllm_bench
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
+from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 
 def overloaded(served_per_s: float = 5.0):

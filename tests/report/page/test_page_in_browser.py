@@ -16,7 +16,7 @@ from scripts import BASELINES, CHECKOUT, in_checkout
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.advice.advisor import cost_per_million
-from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.text_table import figure, hundredths

@@ -14,11 +14,10 @@ from scripts import BASELINES
 from strategies import H200, law, measurement, noisy_curve, point, shared_point
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.claims.stored import stored_curves
+from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
-from pytest_slmserve.analysis.metrics.latency import parse_slo
-from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.metrics.latency import Summary, parse_slo
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, job_points, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive, read
@@ -26,10 +25,9 @@ from pytest_slmserve.report.as_json import point_facts
 from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
 from pytest_slmserve.report.page.pictures import Picture, gate_pictures, pictures, save_picture, whole_picture
 from pytest_slmserve.report.points import is_windowed
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Environment, Measurement
+from pytest_slmserve.schema.specs import ClosedLoop
 
 if not BASELINES.is_dir():
     pytest.skip("the baselines are in the checkout", allow_module_level=True)

@@ -22,7 +22,7 @@ from strategies import H200, WELL, measurement
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.compare.history import release_histories
+from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import Archive, read
@@ -33,9 +33,8 @@ from pytest_slmserve.report.page.writer import FOLDER, GLOSSARY, as_script_json,
 from pytest_slmserve.report.text_table import figure
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
-from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Stream
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.specs import EngineSpec, OpenLoop
 
 ARCHIVES = ("h200-vllm-0.26.0-core-opt-2.7b", "cpu-vllm-0.32.0", "h200-vllm-0.26.0-gate-eager-at-512")
 RELEASES = ("0.20.2", "0.22.1", "0.24.0", "0.26.0")  # of the ledgers

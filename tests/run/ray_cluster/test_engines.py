@@ -18,8 +18,7 @@ from pytest_slmserve.archive import store
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.plan.cases import Case, PlannedItem
 from pytest_slmserve.run.ray import remote
-from pytest_slmserve.run.ray.cluster import RESTARTS, RayEngines
-from pytest_slmserve.run.ray.connect import nodes_of
+from pytest_slmserve.run.ray.cluster import RESTARTS, RayEngines, nodes_of
 from pytest_slmserve.run.ray.remote import EngineAnswer, RemoteEngine
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed

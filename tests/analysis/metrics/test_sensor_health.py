@@ -7,11 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import WELL, any_telemetry, measurement, planted_telemetry, watched_run
 
-from pytest_slmserve.analysis.device.sensor_health import Health, health
-from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.metrics.validity import Health, check, health
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.records import Replica
+from pytest_slmserve.schema.records import Environment, Replica
 from pytest_slmserve.workload.arrivals import job
 
 HOST = Environment(cores=16)

@@ -12,10 +12,10 @@ from operator import itemgetter, or_
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from pytest_slmserve.analysis.stats.estimates import mean_of_known, once, percentile
+from pytest_slmserve.analysis.estimates import mean_of_known, once, percentile
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.kv_cache import kv_bytes
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run, Telemetry
 
 WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
@@ -78,7 +78,7 @@ class DeviceFigures:
     Of several GPUs: power and memory are those of all together, ratios means over them, the clock that of the
     slowest. power_imbalance: power of the GPU that takes most less that of the one that takes least, over their mean.
 
-    probe_s, probe_cpu_s: time of the host-speed probe's piece of work, and its CPU time (`telemetry/host_counters.py`).
+    probe_s, probe_cpu_s: time of the host-speed probe's piece of work, and its CPU time (`telemetry/host.py`).
     """
 
     gpu_util: float | None = None

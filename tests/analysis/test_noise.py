@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.stats.estimates import quantile
-from pytest_slmserve.analysis.stats.noise import (
+from pytest_slmserve.analysis.estimates import (
     TAIL,
     Differences,
     Prior,
@@ -20,6 +19,7 @@ from pytest_slmserve.analysis.stats.noise import (
     digamma,
     moderated,
     prior,
+    quantile,
     trigamma,
 )
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.stats import estimates as student_t
-from pytest_slmserve.analysis.stats.estimates import boundaries, looks_until, spent
+from pytest_slmserve.analysis import estimates as student_t
+from pytest_slmserve.analysis.estimates import boundaries, looks_until, spent
 
 MAXIMA = (4, 5, 6, 8, 10, 12, 20)
 ALPHAS = (0.0025, 0.01, 0.05)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import WELL, planted_telemetry, watched_run
 
-from pytest_slmserve.analysis.device.gpu_figures import (
+from pytest_slmserve.analysis.metrics.gpu_figures import (
     DeviceFigures,
     device_figures,
     each_gpu,
@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.device.gpu_figures import (
     joined_gpus,
     watched,
 )
-from pytest_slmserve.analysis.device.sensor_health import health
+from pytest_slmserve.analysis.metrics.validity import health
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.records import Telemetry
 

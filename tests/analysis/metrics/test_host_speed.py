@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200, WELL, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.device.gpu_figures import device_figures, fastest_pieces, host_speed, probe_waiting
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, fastest_pieces, host_speed, probe_waiting
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.stats import estimates as student_t
-from pytest_slmserve.analysis.stats.estimates import NORMAL
+from pytest_slmserve.analysis import estimates as student_t
+from pytest_slmserve.analysis.estimates import NORMAL
 
 DEGREES = st.integers(1, 200)
 CLOSED = {

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import WELL, any_telemetry, planted_telemetry, watched_run
 
-from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, decode_window, device_figures, watched
+from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, decode_window, device_figures, watched
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Steps, Telemetry
 

@@ -8,7 +8,7 @@ import pytest
 from scripts import BASELINES, in_checkout
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.device.gpu_figures import gpu_memory, memory_in_use
+from pytest_slmserve.analysis.metrics.gpu_figures import gpu_memory, memory_in_use
 from pytest_slmserve.analysis.points import replica_groups
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors

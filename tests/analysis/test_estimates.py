@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from pytest_slmserve.analysis.stats.estimates import (
+from pytest_slmserve.analysis.estimates import (
     Interval,
     growth,
     mean_of_known,

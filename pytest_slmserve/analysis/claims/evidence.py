@@ -1,0 +1,728 @@
+"""Evidence of claims: from the sensors of a sweep, from jobs, and from ways to deploy a model.
+
+Each estimate takes its noise from the repeats of all points, as those of throughput do (`gains`). Without a figure that
+it needs, a function returns the reason why nothing can be said.
+
+Each estimate takes its noise from the repeats of all jobs that are compared. If one of them is missing or not valid, a
+function returns the reason why nothing can be said.
+
+If nothing can be compared, a function returns the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from operator import attrgetter, mul
+from statistics import fmean
+
+from pytest_slmserve.analysis.claims.claim import NEXT_SMALLER, PUBLISHED, Evidence, Others
+from pytest_slmserve.analysis.compare.deployments import (
+    HOW,
+    Deployment,
+    compared,
+    deployments,
+    one_engine_each,
+)
+from pytest_slmserve.analysis.estimates import (
+    TAIL,
+    Interval,
+    ends,
+    factor,
+    grouped,
+    launch_means,
+    percent,
+    percent_interval,
+    possible,
+    quantile,
+    times,
+)
+from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM
+from pytest_slmserve.analysis.points import (
+    CONTINUOUS,
+    Figure,
+    JobPoint,
+    Point,
+    e2e_s,
+    figure_named,
+    figure_ratio,
+    limit_groups,
+    on_hosts_of,
+    output_rate,
+    point_differences,
+    ratio,
+)
+from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
+from pytest_slmserve.analysis.sweep.plateau import valid_points
+from pytest_slmserve.analysis.verdict import Seen, State, Verdict, above, all_of, below, every, unsure
+from pytest_slmserve.schema.errors import Sharing
+
+SMALL = ("opt-1.3b", "opt-2.7b")  # of figure 4
+NO_PROFILE = "no sensor gave the profiling counters (SM, tensor and DRAM activity)"
+NO_ENERGY = "no sensor gave power or energy"
+NO_UTIL = "no sensor gave GPU utilisation"
+NO_DECODING = "no reading of the sensors fell between prompts (many do after a burst ramp-up)"
+IDLE_TENSOR = "the tensor cores did not run at any load"
+
+
+# What reads 0 of a GPU that serves was not measured.
+UTILIZATION, ENERGY, POWER = (figure_named(name, 0.0) for name in ("gpu_util", "energy_per_token_j", "power_w"))
+
+
+def at_the_largest_load(kind: str, curve: Curve) -> Evidence | str:
+    """Return a mean at the largest load: of the share of warps that are resident, or of what DRAM can reach while the
+    engine decodes.
+
+    The threshold of the warps is what a kernel that saturates the GPU has: a smaller share tells of free capacity, a
+    larger one of nothing (arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6). That DRAM saturates tells
+    three cases apart: it passes with `decode-stays-memory-bound` if decoding is bound by memory, that claim fails if it
+    is bound by arithmetic, and this one alone fails if neither is near its end (arXiv:2503.08311).
+    """
+    if reason := obstacle(curve):
+        return reason
+    largest, occupancy, dram = curve.valid[-1], figure_named("sm_occupancy"), figure_named("decode_dram")
+    if kind == "occupancy-below-a-saturated-kernel":
+        if not occupancy(largest):
+            return NO_PROFILE
+        seen = possible(_around(largest, curve.valid, occupancy), most=1.0)
+        active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
+        sentence = f"at {largest.concurrency} in flight {{}} of the warps that fit were resident{active}"
+    else:
+        if reason := _unseen(NO_DECODING, {p.concurrency: dram(p) for p in curve.valid}):
+            return reason
+        seen = possible(_around(largest, curve.valid, dram).mapped(lambda share: share / REACHABLE_DRAM))
+        sentence = f"at {largest.concurrency} in flight DRAM is active for {{}} of what it can reach"
+        sentence += f", tensor cores {_known_percent(largest.decode_tensor)}"
+    return Evidence(estimates=lambda several: [(seen, sentence)], points=[largest], in_percent=True)
+
+
+def at_every_load(kind: str, curve: Curve) -> Evidence | str:
+    """Return a share at every load: of the SMs that have work, or of the time without a kernel.
+
+    arXiv:2404.03353: "average SM activity remains low" (figure 3), and CPU overheads take up to 50 % of the latency.
+    """
+    points, of_sms = curve.valid, kind == "sm-activity-stays-low"
+    counter = figure_named("sm_active" if of_sms else "engine_active")
+    words = "of the SMs have work" if of_sms else "of the time no kernel runs"
+
+    def share(point: Point) -> list[float]:
+        return [active if of_sms else 1 - active for active in counter(point)]
+
+    if reason := obstacle(curve) or _unseen(NO_PROFILE, {p.concurrency: share(p) for p in points}):
+        return reason
+
+    def shares(several: int) -> list[Seen[str]]:
+        each = ((possible(_around(p, points, share, several), most=1.0), p.concurrency) for p in points)
+        return [(seen, f"{{}} {words} at {load} in flight, the most of any load") for seen, load in each]
+
+    sparse = bool(curve.unneeded)
+    return Evidence(estimates=shares, points=points, in_percent=True, remark=sparsely(curve), sparse=sparse)
+
+
+def memory_over_tensor_cores(curve: Curve) -> Evidence | str:
+    """Return how many times nearer memory is to what it can reach than the tensor cores are, at every load at which
+    these ran. Counters are read while the engine decodes and processes no prompt.
+
+    arXiv:2503.08311: decode stays memory-bound at large batches; by shapes, grouped keys at a short context need not
+    (`roofline.Work.intensity`).
+    """
+    gap, tensor, decoding = map(figure_named, ("saturation_gap", "tensor_active", "decode_tensor"))
+    unseen = _unseen(NO_PROFILE, {p.concurrency: tensor(p) if p.dram_active else [] for p in curve.valid})
+    unseen = unseen or _unseen(NO_DECODING, {p.concurrency: decoding(p) if p.decode_dram else [] for p in curve.valid})
+    points = [p for p in curve.valid if gap(p)]
+    if reason := obstacle(curve) or unseen or ("" if points else IDLE_TENSOR):
+        return reason
+
+    def nearer(several: int) -> list[Seen[str]]:
+        found = []
+        for p in points:
+            shares = f"DRAM active {_known_percent(p.decode_dram)}, tensor cores {_known_percent(p.decode_tensor)}"
+            sentence = f"least at {p.concurrency} in flight: {shares}, so memory is {{}} as near to its reach"
+            found.append((factor(_around(p, points, gap, several)), sentence))
+        return found
+
+    return Evidence(estimates=nearer, points=points, remark=sparsely(curve))
+
+
+def largest_over_smallest_load(kind: str, curve: Curve) -> Evidence | str:
+    """Return a figure at the largest load over that at the smallest: GPU utilization, or the energy of a token.
+
+    arXiv:2404.03353, figure 8: utilization "remains constant", and decreases with large batches, while throughput
+    grows. arXiv:2503.08311, raw results, OPT-1.3B: 0.67 J at batch 1, 0.031 J at 256.
+    """
+    of_energy = kind == "energy-per-token-falls-with-load"
+    what, missing = (ENERGY, NO_ENERGY) if of_energy else (UTILIZATION, NO_UTIL)
+    if reason := obstacle(curve):
+        return reason
+    first, last = curve.valid[0], curve.valid[-1]
+    needed = (first, last) if of_energy else curve.valid
+    if reason := _unseen(missing, {p.concurrency: what(p) for p in needed}):
+        return reason
+    if of_energy and (reason := _other_limits([first, last])):
+        return reason
+    sentence = f"utilisation at {last.concurrency} in flight is {{}} that at {first.concurrency}"
+    if of_energy:
+        sentence = f"{_joules(first)}, {_joules(last)}: {{}} as much"
+    return Evidence.of_ratios([(last, first, sentence)], [first, last], what, [p for p in curve.valid if what(p)])
+
+
+def larger_over_smaller_model(kind: str, curve: Curve, others: Others) -> Evidence | str:
+    """Return a figure of a model over that of a smaller one, each at its largest batch of the paper's table 1.
+
+    It is the energy of a token over that of the next smaller model, or the power over the larger one of OPT-1.3B and
+    OPT-2.7B (arXiv:2404.03353, figure 4, which has watts only: "considerably lower").
+    """
+    own, smaller = at_table_1(curve), NEXT_SMALLER.get(curve.subject)
+    alike = [c for c in others if _facts(c) == _facts(curve)]
+    if kind == "energy-per-token-grows-with-model":
+        if smaller is None:
+            return "no smaller model in table 1"
+        its = next((p for c in alike if c.subject == smaller and (p := at_table_1(c))), None)
+        if own is None or its is None:
+            missing = curve.subject if own is None else smaller
+            return f"no energy of {missing} at {PUBLISHED[missing]} in flight"
+        sentence = f"{_joules(own)}, {smaller} {_joules(its)}: {{}} as much"
+        return _other_limits([own, its]) or Evidence.of_ratios([(own, its, sentence)], [own, its], ENERGY)
+    small = [p for c in alike if c.subject in SMALL and (p := at_table_1(c)) and POWER(p)]
+    if own is None or not POWER(own) or not small:
+        return "no power of OPT-1.3B or OPT-2.7B at its batch of table 1" if own else f"no power of {curve.subject}"
+    its = max(small, key=lambda point: fmean(POWER(point)))
+    sentence = f"{fmean(POWER(own)):.0f} W, the smaller {fmean(POWER(its)):.0f} W: {{}} as much"
+    several = len(small)
+    return _other_limits([own, *small]) or Evidence.of_ratios([(own, its, sentence)], [own, its], POWER, (), several)
+
+
+def util_saturates_first(curve: Curve, threshold: float, full: float) -> Verdict:
+    """Return the verdict on whether throughput still grows by `threshold` (a factor) after GPU utilization has reached
+    `full`.
+
+    value: largest throughput over that at the first load of full utilization, 1 if that is the largest. What fails at
+    the loads of an adaptive sweep need not fail: a load that it left out may have reached full utilization first.
+    arXiv:2404.03353, figure 8: GPU utilization tells that some kernel ran, not how much of the GPU it used.
+    """
+    claim, points = "gpu-util-saturates-first", curve.valid
+    if reason := obstacle(curve) or _unseen(NO_UTIL, {p.concurrency: UTILIZATION(p) for p in points}):
+        return Verdict.inconclusive(claim, curve.subject, reason, threshold)
+
+    def grown(first: Point) -> tuple[Interval, Point]:
+        later = points[points.index(first) + 1 :] or [first]
+        best = max(later, key=lambda p: fmean(p.repeats))
+        return ratio(best, first, points, several=len(later)), best
+
+    first = next((p for p in points if fmean(UTILIZATION(p)) >= full), None)
+    if first is None:
+        fullest = max(points, key=lambda p: fmean(UTILIZATION(p)))
+        most = possible(_around(fullest, points, UTILIZATION), most=1.0)
+        why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most{sparsely(curve)}"
+        surely = below(most, full) is State.PASSES and not curve.unneeded
+        state = State.FAILS if surely else State.INCONCLUSIVE
+        return Verdict.from_interval(claim, curve.subject, state, why, None, threshold, *points)
+    seen, best = grown(first)
+    state, doubt = above(seen, threshold), ""
+    earliest = next(p for p in points if ends(_around(p, points, UTILIZATION))[1] >= full)
+    if state is State.FAILS and above(grown(earliest)[0], threshold) is not state:
+        doubt = f"; noise leaves open whether {percent(full)} are reached at {earliest.concurrency}"
+        state = State.INCONCLUSIVE
+    why = (
+        f"utilisation is {percent(fmean(UTILIZATION(first)))} at {first.concurrency} in flight already, where "
+        f"{best.concurrency} in flight serve {times(seen)} as much (threshold {threshold:g}){doubt}"
+        f"{sparsely(curve)}{unsure(seen)}"
+    )
+    state = State.INCONCLUSIVE if curve.unneeded and state is State.FAILS else state
+    return Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, first, best)
+
+
+def at_table_1(curve: Curve) -> Point | None:
+    """Return the point at the model's largest batch of the paper's table 1, of one GPU, if its energy was measured."""
+    if curve.spec and curve.spec.tensor_parallel_size > 1:
+        return None
+    wanted = PUBLISHED.get(curve.subject)
+    return next((p for p in curve.valid if p.concurrency == wanted and ENERGY(p)), None)
+
+
+def _facts(curve: Curve) -> tuple[object, ...]:
+    """Return what is equal for sweeps of one environment, workload and way of loading, by engines that differ in their
+    model only."""
+    where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
+    engine = spec and replace(spec, model="", kv_cache_bytes=0)  # what the weights leave
+    return (where and where.key, load and load.ramp_up, workload and workload.hash, engine)
+
+
+def _unseen(what: str, seen: Mapping[int, Sequence[float]]) -> str:
+    """Return the reason `what` if sensors lack a figure, with the loads that lack it if others have it; "" if all have
+    it. seen: values by load."""
+    without = [concurrency for concurrency, values in seen.items() if not values]
+    if not without:
+        return ""
+    return what if len(without) == len(seen) else f"{what} at {', '.join(map(str, without))} in flight"
+
+
+def _other_limits(points: Sequence[Point]) -> str:
+    """Return the reason why energies under different power limits cannot be compared; "" for one limit at most."""
+    limits = sorted({limit for p in points for limit in figure_named("power_limit_w")(p)})
+    return f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W" if len(limits) > 1 else ""
+
+
+def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 1) -> Interval:
+    """Return the mean of a point's figure with an interval from the spread within all points; absolute, not relative.
+
+    If several launches measured a point equally often, launches are what is repeated: their means count, as far from
+    the point's mean as single repeats would be. several: see `points.ratio`.
+    """
+    squares, df = 0.0, 0
+    for p in points:
+        values, launches = what(p), [group[0].launch for group in p.used]
+        if not values:
+            continue
+        centre = fmean(values)
+        if len(launches) == len(values):
+            means = launch_means(zip(launches, values))
+            values = [centre + math.sqrt(len(values) / len(means)) * (mean - centre) for mean in means]
+        squares += math.fsum((v - fmean(values)) ** 2 for v in values)
+        df += len(values) - 1
+    values = what(point)
+    centre = fmean(values)
+    if not df:
+        return Interval(centre)
+    half = quantile(1 - TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
+    return Interval(centre, centre - half, centre + half)
+
+
+def _known_percent(value: float | None) -> str:
+    return "not known" if value is None else percent(value)
+
+
+def _joules(point: Point) -> str:
+    return f"{fmean(ENERGY(point)):.3g} J a token at {point.concurrency} in flight"
+
+
+FULL_BATCH = 1.25  # a larger limit that makes the batch larger by less was not what bound it: the KV cache was
+# The OPT that others of its size are compared with.
+SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
+
+
+def most_varied(groups: Iterable[list[JobPoint]], varied: Callable[[JobPoint], Hashable]) -> list[JobPoint]:
+    """Return the group with the most different values of what was varied; of equal groups the last. Empty without
+    groups."""
+    return max(reversed(list(groups)), key=lambda group: len({varied(p) for p in group}), default=[])
+
+
+def same_engine(point: JobPoint) -> tuple[Hashable, ...]:
+    """Return what is equal for jobs of one engine, under one limit, whose arrivals are as even."""
+    return point.spec.key, point.environment.key, point.load.max_concurrency, point.load.burstiness
+
+
+def same_but_kv(point: JobPoint) -> tuple[Hashable, ...]:
+    """Return what is equal for jobs that differ in nothing but the KV cache of their engine."""
+    extra = tuple(pair for pair in point.spec.extra if pair[0] != "num_gpu_blocks_override")
+    return *point.asked, point.environment.key, replace(point.spec, kv_cache_bytes=1 << 30, extra=extra).key
+
+
+def grid_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """Return the jobs of one engine, of as many requests, with the most lengths and rates."""
+    groups = grouped(_of_fixed_lengths(jobs), lambda p: (same_engine(p), p.requests))
+    return most_varied(groups.values(), lambda p: (p.output_tokens, p.load.rate))
+
+
+def jobs_of_size(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """Return jobs of one engine whose requests come all at once: those of the most lengths and numbers of requests."""
+    at_once = [p for p in _of_fixed_lengths(jobs) if p.load.at_once]
+    return most_varied(grouped(at_once, same_engine).values(), lambda p: (p.output_tokens, p.requests))
+
+
+def _of_fixed_lengths(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    return [p for p in jobs if p.batching == CONTINUOUS and p.workload.spec.output_tokens is not None]
+
+
+def caches_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """Return one job on engines with the most sizes of a KV cache."""
+    served = [p for p in jobs if p.batching == CONTINUOUS and p.kv_blocks is not None]
+    return most_varied(grouped(served, same_but_kv).values(), lambda p: p.kv_blocks)
+
+
+def limits_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """Return one job, all of its requests at once, on engines with the most values of `max_num_seqs`, ascending."""
+    return most_varied(limit_groups(jobs), lambda p: p.spec.max_num_seqs)
+
+
+def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """Return jobs with the same requests batched in different ways: of each such group and way, the job measured
+    last."""
+    alike = grouped(jobs, lambda p: (*p.asked, p.model, p.environment.gpu_name)).values()
+    groups = [group for group in alike if len({p.batching for p in group}) > 1]
+    return [point for group in groups for point in {p.batching: p for p in group}.values()]
+
+
+def has_jobs_for(claim: str, curve: Curve, after: int) -> bool:
+    """Return whether jobs of the model were measured that this claim compares. after: the limit of the claim on larger
+    ones."""
+    grid, ways = grid_of(curve.jobs), ways_of(curve.jobs)
+    limits = {p.spec.max_num_seqs for p in limits_of(curve.jobs)}
+    match claim:
+        case "all-at-once-waits-longer":
+            return len({p.load.at_once for p in grid}) > 1
+        case "alike-at-one-size":
+            return len(jobs_of_size(curve.jobs)) > 1
+        case "throughput-grows-with-kv-blocks":
+            return len({p.kv_blocks for p in caches_of(curve.jobs)}) > 1
+        case "batch-limit-reaches-a-plateau" | "batch-limit-costs-latency":
+            return len(limits) > 1
+        case "batch-limit-gains-little-after-128":
+            return after in limits and max(limits) > after
+        case "continuous-batching-serves-most":
+            return {CONTINUOUS} < {p.batching for p in ways if p.load.at_once}
+        case "dynamic-batching-answers-sooner":
+            return {"dynamic", "static"} <= {p.batching for p in ways if not p.load.at_once}
+    return len(grid) > 1
+
+
+def _obstacle(points: Sequence[JobPoint], least: int, why: str) -> str:
+    """Return the reason why these jobs cannot be compared, "" if they can. why: for fewer than `least` of them."""
+    if len(points) < least:
+        return why
+    if invalid := next((point for point in points if not point.valid), None):
+        return "; ".join(invalid.problems) or "a job has no valid repeat"
+    return "" if point_differences(points).known else "noise unknown: one repeat of each job; --slm-repeats 2"
+
+
+def _at_the_lowest_rate(grid: Sequence[JobPoint]) -> list[JobPoint]:
+    lowest = min((p.load.rate for p in grid), default=0.0)
+    return [p for p in grid if p.load.rate == lowest and not p.load.at_once]
+
+
+def served_over_came(curve: Curve) -> Evidence | str:
+    """Return the requests/s served over those that came at the lowest rate, for each length of the outputs; below 1 by
+    the time that the last requests take (arXiv:2404.03353, figure 2, right)."""
+    slowest = _at_the_lowest_rate(grid_of(curve.jobs))
+    if reason := _obstacle(slowest, 1, "no job at a rate was measured"):
+        return reason
+    served = point_differences(slowest, figure_named("requests_per_s"))
+
+    def kept_up(several: int) -> list[Seen[str]]:
+        found = []
+        for place, p in enumerate(slowest):
+            came = p.rate or p.load.rate  # known exactly
+            seen = factor(served.mean(place, TAIL / several)).mapped(partial(mul, 1 / came))
+            where = f"at {p.load.rate:g}/s, {p.output_tokens:.0f} output tokens each"
+            found.append((seen, f"{where}, served are {{}} as many as come"))
+        return found
+
+    return Evidence(estimates=kept_up, points=slowest, qualifier=f"; least of {len(slowest)} lengths")
+
+
+def longest_over_shortest(claim: str, curve: Curve) -> Evidence | str:
+    """Return a figure at the longest outputs over that at the shortest, all requests at once: requests/s, the mean
+    batch or the mean E2E.
+
+    arXiv:2404.03353, figure 2, right: "a slight increase in latency"; longer outputs reduce the batch, which is why
+    throughput falls.
+    """
+    at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
+    if reason := _obstacle(at_once, 2, "jobs of two output lengths, all at once, are needed"):
+        return reason
+    short, long = at_once[0], at_once[-1]
+    what: Figure = e2e_s
+    each, words = 1.0, "a request of {} output tokens lasts {{}} as long as one of {}"
+    if claim == "longer-outputs-shrink-the-batch":
+        what, words = figure_named("batch"), "the mean batch of {} output tokens is {{}} that of {}"
+        if not all(map(what, at_once)):
+            return "no engine reported its batch"
+    if claim == "longer-outputs-fewer-requests":  # what counts output tokens counts requests here
+        what, each = output_rate, short.output_tokens / long.output_tokens
+        words = "requests of {} output tokens are served {{}} as fast as those of {}"
+    seen = ratio(long, short, at_once, what).mapped(partial(mul, each))
+    sentence = "all at once, " + words.format(f"{long.output_tokens:.0f}", f"{short.output_tokens:.0f}")
+    return Evidence(estimates=lambda several: [(seen, sentence)], points=at_once)
+
+
+def at_once_over_lowest_rate(curve: Curve) -> Evidence | str:
+    """Return the mean E2E of requests that come all at once over that at the lowest rate, for each length of the
+    outputs (arXiv:2404.03353, figure 2, right)."""
+    grid, words = grid_of(curve.jobs), "a request that comes with all others lasts {} as long"
+    slowest = _at_the_lowest_rate(grid)
+    pairs = [(p, q) for p in grid for q in slowest if p.load.at_once and p.workload.hash == q.workload.hash]
+    used = [p for pair in pairs for p in pair]
+    rows = [(p, q, f"at {p.output_tokens:.0f} output tokens, {words}") for p, q in pairs]
+    reason = _obstacle(used, 2, "no length was measured at a rate and all at once")
+    return reason or Evidence.of_ratios(rows, used, e2e_s, grid, qualifier=f"; least of {len(pairs)} lengths")
+
+
+def over_the_opt_of_its_size(curve: Curve, others: Others) -> Evidence | str:
+    """Return throughput and mean E2E of a model over those of the OPT of its size, all requests at once, at each output
+    length and for each number of requests (arXiv:2404.03353, figure 2, left)."""
+    name = SIZED_AS.get(curve.subject, curve.subject)
+    reference = grouped((job for c in others if c.subject == name for job in jobs_of_size(c.jobs)), _size)
+    pairs = [(p, q) for p in jobs_of_size(curve.jobs) for q in reference.get(_size(p), ())]
+    used = [p for pair in pairs for p in pair]
+    if reason := _obstacle(used, 2, f"no job was measured of both {curve.subject} and {name}"):
+        return reason
+
+    def factors(several: int) -> list[Seen[str]]:
+        found = []
+        for p, q in pairs:
+            job = f"with {p.requests} requests of {p.output_tokens:.0f} output tokens it"
+            of_all = f"which decides of {len(pairs)} jobs, by throughput and latency"
+            rate, wait = ratio(p, q, used, output_rate, several), ratio(p, q, used, e2e_s, several)
+            found.append((rate, f"{job} serves {{}} what {name} does, {of_all}"))
+            found.append((wait, f"{job} takes {{}} as long as {name}, {of_all}"))
+        return found
+
+    return Evidence(estimates=factors, points=used, qualifier=" either way")
+
+
+def _size(p: JobPoint) -> Hashable:
+    """Return what is equal for jobs of as many requests, as long, in one environment."""
+    return p.workload.spec.prompt_tokens, p.workload.spec.output_tokens, p.requests, p.environment.key
+
+
+def over_the_limit_before(claim: str, curve: Curve, after: int) -> Evidence | str:
+    """Return the throughput under a `max_num_seqs` over that under the one before it, all requests at once: under the
+    largest, or under each after `after`. Limits that the KV cache does not let the batch reach do not count.
+
+    arXiv:2404.03353, figure 1 and "after a batch size of 128".
+    """
+    steps = _larger_batches(curve)
+    if claim == "batch-limit-reaches-a-plateau":
+        steps = steps[-1:]
+    else:
+        steps = [(p, q) for p, q in steps if p.spec.max_num_seqs >= after]
+    used = list(dict.fromkeys(p for step in steps for p in step))
+    rows = [
+        (
+            more,
+            less,
+            f"all {more.requests} at once, max_num_seqs {more.spec.max_num_seqs} serves {{}} what "
+            f"{less.spec.max_num_seqs} does, with a mean batch of {more.batch or 0:.0f} after {less.batch or 0:.0f} "
+            f"and {more.preemptions or 0:.0f} preemptions",
+        )
+        for less, more in steps
+    ]
+    reason = _obstacle(used, 2, "jobs under two limits that bound the batch are needed")
+    return reason or Evidence.of_ratios(rows, used, among=used)
+
+
+def latency_past_the_plateau(curve: Curve, little: float) -> Evidence | str:
+    """Return the mean E2E under the largest `max_num_seqs` over that under the first after which none gains `little` of
+    throughput, all requests at once.
+
+    arXiv:2404.03353, figure 1: "at the cost of a considerable degradation in latency". Waiting counts, so latency need
+    not follow from throughput.
+    """
+    limits = list(dict.fromkeys(p for step in _larger_batches(curve) for p in step))
+    if reason := _obstacle(limits, 2, "jobs under two limits that bound the batch are needed"):
+        return reason
+    rates, largest = [p.output_tokens_per_s or 0.0 for p in limits], limits[-1]
+    first = next(p for p, rate in zip(limits, rates) if max(rates) < little * rate)
+    if first is largest:
+        return f"throughput still grows at max_num_seqs {first.spec.max_num_seqs}"
+    sentence = f"all {first.requests} at once, a request lasts {{}} as long under max_num_seqs "
+    sentence += f"{largest.spec.max_num_seqs} as under {first.spec.max_num_seqs}, from where throughput gains little"
+    return Evidence.of_ratios([(largest, first, sentence)], limits, e2e_s, limits)
+
+
+def _larger_batches(curve: Curve) -> list[tuple[JobPoint, JobPoint]]:
+    """Return neighbouring limits of which the larger one made the mean batch larger: it was the limit that bound it."""
+    return [(p, q) for p, q in pairwise(limits_of(curve.jobs)) if (q.batch or 0.0) >= FULL_BATCH * (p.batch or 0.0)]
+
+
+def continuous_over_other_batching(curve: Curve) -> Evidence | str:
+    """Return the throughput of continuous batching, all requests at once, over that of each other way to batch."""
+    at_once = [p for p in ways_of(curve.jobs) if p.load.at_once]
+    mine, theirs = [p for p in at_once if p.batching == CONTINUOUS], [p for p in at_once if p.batching != CONTINUOUS]
+    both = at_once if mine and theirs else []
+    if reason := _obstacle(both, 2, "two ways to batch the same requests are needed"):
+        return reason
+    factors = {p.batching: ratio(mine[-1], p, at_once).value for p in theirs}
+    rows = []
+    for p in theirs:
+        wasted = "" if p.waste is None else f", {percent(p.waste)} of whose work is wasted"
+        rest = ", ".join(f"{way}: {value:.3g}" for way, value in factors.items() if way != p.batching)
+        sentence = f"it serves {{}} what {p.batching} batching does{wasted}{f' ({rest})' if rest else ''}"
+        rows.append((mine[-1], p, sentence))
+    return Evidence.of_ratios(rows, at_once, among=at_once)
+
+
+def dynamic_over_static_batching(curve: Curve) -> Evidence | str:
+    """Return the mean E2E at a rate under dynamic batching over that under static batching. Dynamic batching waits for
+    a while, static batching until a batch is full."""
+    ways = {p.batching: p for p in ways_of(curve.jobs) if not p.load.at_once}
+    used = [ways[name] for name in ("dynamic", "static") if name in ways]
+    if reason := _obstacle(used, 2, "jobs at a rate by dynamic and by static batching are needed"):
+        return reason
+    dynamic, static = used
+    sentence = f"at {static.load.rate:g}/s a request lasts {{}} as long as under static batching"
+    return Evidence.of_ratios([(dynamic, static, sentence)], used, e2e_s)
+
+
+def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float) -> Verdict:
+    """Return the verdict on whether throughput grows with the number of KV blocks until all requests fit at once, and
+    no more from there.
+
+    It passes if the first cache that holds them serves more than `threshold` times what the smallest does, each larger
+    one less than `flat` times what the one before it does, and none that holds them preempts. value: throughput of the
+    first that holds them over that of the smallest.
+    """
+    claim, points = "throughput-grows-with-kv-blocks", sorted(caches_of(curve.jobs), key=attrgetter("kv_blocks"))
+    fitting = [p for p in points if p.fits]
+    reason = _obstacle(points, 2, "jobs on engines with two sizes of a KV cache are needed")
+    if not reason and (not fitting or len(fitting) == len(points)):
+        which = "every KV cache that was measured holds" if fitting else "no KV cache that was measured holds"
+        reason = f"{which} all requests at once"
+    if reason:
+        return Verdict.inconclusive(claim, curve.subject, reason, threshold)
+    first, last = points[0], fitting[0]
+    seen = ratio(last, first, points)
+    preempted = [p for p in fitting if p.preemptions]
+    states = [above(seen, threshold), *([State.FAILS] if preempted else [])]
+    why = (
+        f"{last.kv_blocks:,} blocks, which hold all {last.requests} requests, serve {times(seen)} what "
+        f"{first.kv_blocks:,} do, with {first.preemptions or 0:.0f} preemptions and {first.batch or 0:.0f} requests in "
+        f"the engine at once (threshold {threshold:g})"
+    )
+    if len(fitting) > 1:
+        state, grown, larger = every(
+            below, flat, lambda n: [(ratio(q, p, points, several=n), q) for p, q in pairwise(fitting)]
+        )
+        states.append(state)
+        why += f"; {larger.kv_blocks:,} blocks serve {times(grown)} as much (threshold {flat:g})"
+    if preempted:
+        why += f"; {preempted[0].kv_blocks:,} blocks, though they hold all, preempt"
+    return Verdict.from_interval(claim, curve.subject, all_of(states), why, seen, threshold, *points)
+
+
+E2E = "largest_e2e_s"
+# Of each claim on a figure of replicas: the figure in words, and its name. The mean E2E is that of the slowest replica,
+# its percentile over the requests of all. arXiv:2404.03353: latency improves (fig. 5; no figure has tails),
+# "considerable increase" of utilization (6), more power with OPT-125M and OPT-1.3B, constant with OPT-2.7B (7).
+FIGURES = {
+    "replicas-keep-the-tail": ("the 99th percentile of E2E", "e2e_p99_s"),
+    "replicas-answer-sooner": ("the largest mean E2E", E2E),
+    "replicas-use-the-gpu-more": ("GPU utilisation", "gpu_util"),
+    "replicas-draw-more-power": ("power", "power_w"),
+    "replicas-keep-the-power": ("power", "power_w"),
+}
+
+
+def replicas_over_one_engine(kind: str, curve: Curve, sharing: Sharing) -> Evidence | str:
+    """Return a figure of the replicas that serve most over that of one engine under the same load; its interval is
+    corrected for the set having been chosen, because by Little's law most served is least waited for.
+
+    For `replicas-pay` it is the throughput of the best number of replicas over that of one engine at its best load,
+    corrected for both having been chosen. arXiv:2404.03353, figure 5; arXiv:2503.08311, raw results, OPT-1.3B: 1.337
+    against an engine without chunked prefill, 1.236 against one with it.
+    """
+    pairs = compared(curve, sharing)
+    if not pairs:
+        return _nothing_to_compare(curve, sharing)
+    if kind != "replicas-pay":
+        what, figure = FIGURES[kind]
+        shared, alone = max(pairs, key=lambda pair: ratio(*pair).value)
+        seen = figure_ratio(alone, shared, figure, len(pairs))
+        if seen is None:
+            return f"{what} is not known of both"
+        sentence = f"{what} of {shared.count} replicas {HOW[sharing]} is {{}} that of one engine at "
+        sentence += f"{shared.concurrency} in flight"
+        return Evidence(estimates=lambda several: [(seen, sentence)], points=[alone, shared])
+    shared = max((pair[0] for pair in pairs), key=lambda point: fmean(point.repeats))
+    single = [*valid_points(curve.alone), *curve.valid]
+    engines = [here for point in single if (here := on_hosts_of(point, shared))]
+    alone = max(engines, key=lambda point: fmean(point.repeats))
+    others = ", ".join(
+        f"{p.count}{'' if p.concurrency == shared.concurrency else f' at {p.concurrency}'}: {ratio(p, alone).value:.3g}"
+        for p, _ in pairs
+        if p is not shared and on_hosts_of(alone, p)
+    )
+    load = "" if alone.concurrency == shared.concurrency else f", and one engine serves most at {alone.concurrency}"
+    latency = figure_ratio(alone, shared, E2E)
+    sentence = (
+        f"{shared.count} replicas {HOW[sharing]} serve {{}} what one engine does at {shared.concurrency} in flight"
+        f"{load}{f' ({others})' if others else ''}"
+        f"{f'; their largest mean E2E is {percent(latency.value)} of its mean' if latency else ''}"
+    )
+    # The choice of each side errs in one direction only, so each end is corrected for one of them.
+    chosen = max(len(pairs), len(engines))
+    return Evidence.of_ratios([(shared, alone, sentence)], [alone, shared], several=chosen)
+
+
+def _nothing_to_compare(curve: Curve, sharing: Sharing) -> str:
+    """Return the reason why there is no pair of replicas and one engine."""
+    shared = [s for s in curve.shared if s.sharing == sharing]
+    if not shared:
+        return f"no replicas were measured {HOW[sharing]}"
+    if invalid := next((s for s in shared if not s.valid), None):
+        return f"{invalid.count} replicas have no valid repeat ({'; '.join(invalid.problems) or 'not measured'})"
+    loads = sorted({s.concurrency for s in shared})
+    where = " on their host" if any(map(curve.one_engine, loads)) else ""
+    return f"one engine alone was not measured at {', '.join(map(str, loads))} in flight{where}"
+
+
+Pair = tuple[Deployment, Deployment]
+
+
+def serves_less(claim: str, curve: Curve, threshold: float) -> Verdict:
+    """Return the verdict on whether an engine serves less than on the fewest GPUs: per GPU, however many it has, or in
+    all on the most GPUs. Each pair is under the largest load that fits at once on both; the verdict rests on the pair
+    that decides. value: its throughput, or that per GPU, over that on the fewest."""
+    in_all, pairs = claim == "tensor-parallel-serves-less-in-all", list[Pair]()
+    engines = sorted(one_engine_each(deployments(curve)).items())
+    for _, more in engines[1:]:
+        fewest = engines[0][1]
+        if loads := [load for load in fewest.keys() & more.keys() if fewest[load].fits and more[load].fits]:
+            pairs.append((fewest[max(loads)], more[max(loads)]))
+    if not pairs:
+        reason = "no engine was measured on two numbers of GPUs under a load that fits"
+        return Verdict.inconclusive(claim, curve.subject, reason, threshold)
+    if in_all:
+        pairs = [max(pairs, key=lambda pair: pair[1].gpus)]
+
+    def ratios(several: int) -> list[Seen[Pair]]:
+        shares = [1.0 if in_all else base.gpus / other.gpus for base, other in pairs]
+        gains = [ratio(other.served, base.served, several=several) for base, other in pairs]
+        return [(gain.mapped(partial(mul, share)), pair) for gain, share, pair in zip(gains, shares, pairs)]
+
+    state, seen, (base, other) = every(below, threshold, ratios)
+    much = "what it does" if in_all else "as much per GPU as"
+    why = (
+        f"on {other.place} it serves {times(seen)} {much} on {base.place} at {base.concurrency} in flight, the largest "
+    )
+    why += f"load that fits (threshold {threshold:g}){unsure(seen)}"
+    return Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, base.served, other.served)
+
+
+def over_fewer_gpus_at_best(curve: Curve, fewer: int, more: int) -> Evidence | str:
+    """Return the throughput of an engine on `more` GPUs over that on `fewer`, each under its best load. Their memory
+    counts: a load may only fit into more GPUs. arXiv:2404.03353: "due to memory requirements"."""
+    engines = one_engine_each(deployments(curve))
+    if not (engines.get(fewer) and engines.get(more)):
+        return f"no engine was measured on {fewer} and on {more} GPUs"
+    first, second = (max(engines[gpus].values(), key=lambda one: one.tokens_per_s) for gpus in (fewer, more))
+    sentence = f"on {second.place} it serves {{}} what it does on {first.place}, at {second.concurrency} and "
+    sentence += f"{first.concurrency} in flight, the best load of each"
+    if first.room is not None and second.room is not None:
+        sentence += f"; {second.room} requests fit at once on the more GPUs, {first.room} on the fewer"
+    chosen, points = len(engines[fewer]) * len(engines[more]), [first.served, second.served]
+    return Evidence.of_ratios([(second.served, first.served, sentence)], points, several=chosen)
+
+
+def replicas_over_tensor_parallel(curve: Curve) -> Evidence | str:
+    """Return the throughput of replicas with a GPU each over that of one engine over as many GPUs, under the largest
+    load that both were measured under. If the load does not fit into one GPU, several GPUs gain by memory too, and the
+    sentence says so."""
+    found = deployments(curve)
+    engines = one_engine_each(found)
+    sets = (one for one in found if one.sharing == "gpus" and one.tensor_parallel_size < one.gpus)
+    pairs = [(single, one) for one in sets if (single := engines.get(one.gpus, {}).get(one.concurrency))]
+    if not pairs:
+        return "replicas with a GPU each and an engine over as many GPUs were not both measured under one load"
+    single, replicas = max(pairs, key=lambda pair: (pair[0].gpus, pair[0].concurrency))
+    sentence = f"{replicas.engines} replicas serve {{}} what one engine over {single.place} does"
+    sentence += f" at {single.concurrency} in flight"
+    alone = engines.get(replicas.tensor_parallel_size, {}).get(single.concurrency)
+    if alone and not alone.fits:
+        sentence += f", of which one GPU runs {alone.room} at once: "
+        sentence += "there an engine over several gains memory, not speed alone"
+    points = [single.served, replicas.served]
+    return Evidence.of_ratios([(replicas.served, single.served, sentence)], points)

@@ -1,1 +1,0 @@
-"""Figures of a window from sensor readings, and whether these readings can be trusted."""
