@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -24,7 +25,6 @@ from pytest_slmserve.report.text_table import (
     Column,
     counted,
     figure,
-    grid,
     hanging,
     hundredths,
     interval_text,
@@ -126,7 +126,8 @@ def difference_text(differences: Sequence[Difference]) -> str:
             ]
             cells = in_gib if in_gib[0] != in_gib[1] else cells
         rows.append([each.field, *cells])
-    return f"what differs between the sides:\n{grid(rows, ('', *SIDES), ('left',) * 3)}"
+    columns = [Column(head, itemgetter(place), "left") for place, head in enumerate(("", *SIDES))]
+    return f"what differs between the sides:\n{table(rows, columns, always=len(columns))}"
 
 
 def _difference(value: float, shown: str) -> str:
