@@ -13,9 +13,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.metrics.latency import checked_slo
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.analysis.metrics.window import checked_slo, steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import cli

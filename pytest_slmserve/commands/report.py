@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_c
 from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
+from pytest_slmserve.analysis.metrics.window import Slo, checked_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.analysis.verdict import State, all_of

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.metrics.window import Slo, checked_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.archive.store import Archive, read

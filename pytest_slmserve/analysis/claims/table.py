@@ -35,7 +35,7 @@ from pytest_slmserve.analysis.compare.deployments import with_wider
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
-from pytest_slmserve.analysis.metrics.roofline import peaks_of
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import by_series, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, is_main_sweep, is_sweep, labels, with_shared
 from pytest_slmserve.analysis.verdict import Verdict
