@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.claims.claim import PUBLISHED
+from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.engines.replicas.replica_set import cannot_share
 from pytest_slmserve.plan.cases import Case

@@ -121,10 +121,9 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
     """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
     `model`. It measures nothing: if fewer than two loads are known, the test is inconclusive."""
     from pytest_slmserve.plugin.measuring import checked
-    from pytest_slmserve.run.advice import advice_of
 
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
-        return advice_of(slm_session, model or slm_spec.model, slo_itl, efficiency)
+        return slm_session.verdicts.advice(model or slm_spec.model, slo_itl, efficiency)
 
     return checked("slm_advice", advise)
 

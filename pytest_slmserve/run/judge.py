@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_slmserve.analysis.advice import advisor, subjects
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.claims.claim import ClaimRow
-from pytest_slmserve.analysis.claims.table import planned_curve, planned_curves
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
 from pytest_slmserve.analysis.points import by_series, job_points
+from pytest_slmserve.analysis.sweep.batching import parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
-from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.analysis.verdict import Inconclusive, Verdict
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
 from pytest_slmserve.report.findings import Judged
 from pytest_slmserve.run.executor import Results
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
+
+FEWEST_LOADS = 2  # the law of a step has two parameters
 
 
 @dataclass(repr=False)
 class Verdicts:
-    """Curves and verdicts of a run. judged: so far, in the order asked; for the report. looks: of sweeps that measure
-    until they are decided."""
+    """Curves, verdicts and advice of a run. judged: so far, in the order asked; for the report. looks: of sweeps that
+    measure until they are decided."""
 
     planner: Planner
     results: Results
@@ -35,14 +38,13 @@ class Verdicts:
         sweeps = {}
         for model, sweep in self.planner.sweeps.items():
             if sweep.cases:
-                facts: dict[str, Any] = {
+                tolerance = self.adaptive(model)
+                sweeps[sweep.cases[0].series] = {
                     "model": short_name(sweep.spec.model),
                     "concurrencies": [*sweep.concurrencies],
                     "skipped": [list(pair) for pair in sweep.cut],
+                    **({} if tolerance is None else {"adaptive": {"tolerance": tolerance}}),
                 }
-                tolerance = self.adaptive(model)
-                adaptive = {} if tolerance is None else {"adaptive": {"tolerance": tolerance}}
-                sweeps[sweep.cases[0].series] = facts | adaptive
         beside = {"compared": sorted(self.planner.beside)} if self.planner.beside else {}
         return {"sweeps": sweeps, "interim_analyses": [*self.looks], **beside}
 
@@ -61,7 +63,7 @@ class Verdicts:
         series = sweep.cases[0].series
         keys = dict.fromkeys([*(case.key for case in sweep.cases), *self.results.requested])
         found = by_series(self.results.measurements(keys)).get(series, [])
-        return planned_curve(short_name(model), series, found, [("", self.plan())])
+        return table.planned_curve(short_name(model), series, found, [("", self.plan())])
 
     def curves(self) -> list[Curve]:
         """Return all curves that this run requested, in the order requested: planned sweeps, and what users' tests
@@ -76,10 +78,10 @@ class Verdicts:
             cases = (case for sweep in self.planner.sweeps.values() for case in sweep.cases if case.series in begun)
             further = {case.key for case in cases} - self.results.requested.keys()
             measured = [*own, *self.results.measurements(further)]
-            self._curves = known, planned_curves(measured, [("", self.plan())])
+            self._curves = known, table.planned_curves(measured, [("", self.plan())])
         return self._curves[1]
 
-    def row(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClaimRow:
+    def row(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> table.ClaimRow:
         """Return the expectation of a claim for this model on this host."""
         planner = self.planner
         interface = "endpoint" if planner.platform == "remote" else planner.options.interface
@@ -100,16 +102,38 @@ class Verdicts:
         of which nothing was measured here has no curve: what can be judged of it is arithmetic.
         """
         of, subject, planner = table.claim_of(name).of, short_name(model), self.planner
-        curve, jobs = Curve(subject=subject), job_points(self.results.measurements())
+        curves = with_jobs(self.curves(), job_points(self.results.measurements()))
+        mine = [curve for curve in curves if curve.subject == subject]
+        curve: Curve | None = None
         if of == "gpus":
-            mine = (each for each in self.curves() if each.subject == subject)
-            curve = next(filter(on_several_gpus, mine), curve)
-        else:
+            curve = next(filter(on_several_gpus, mine), None)
+        elif of in ("sweeps", "replicas"):
             series = planner.point(model, planner.load(1, overrides), overrides).series
-            planned = of == "sweeps" and planner.swept(model) and series == planner.point(model, planner.load(1)).series
-            if planned:
-                planner.sweep(model)  # what is missing of it counts
-            found = self._by_series().get(series)
-            curve = found or (self.curve(model) if planned else curve)
-        curve = replace(curve, jobs=tuple(job for job in jobs if job.model == subject))
-        return table.judge_row(name, curve, self.row(name, model, overrides), with_jobs(self.curves(), jobs))
+            curve = self._by_series().get(series)
+            if of == "sweeps" and planner.swept(model) and series == planner.point(model, planner.load(1)).series:
+                curve = self.curve(model)  # what is missing of it counts
+        else:
+            curve = next(iter(mine), None)
+        return table.judge_row(name, curve or Curve(subject=subject), self.row(name, model, overrides), curves)
+
+    def advice(self, model: str, slo_itl: str | None, efficiency: float) -> advisor.Advice:
+        """Return the advice on one model, as `slmserve advise --model` gives it from the run's archive.
+
+        Raises Inconclusive if fewer than two loads are usable, BadUsage if `slo_itl` or `efficiency` is invalid.
+        """
+        if not 0 < efficiency < 1:
+            raise BadUsage(f"an efficiency of {efficiency:g} is no share between 0 and 1", "efficiency=0.1")
+        slo, name = None if slo_itl is None else parse_relative_slo(slo_itl), short_name(model)
+        reasons = ["nothing of it was measured in this run (slm_sweep, or a planned sweep)"]
+        if curves := [curve for curve in self.curves() if curve.subject == name]:
+            found = subjects.of_curves(curves, None, None)
+            wish = advisor.Objectives(slo=slo, threshold=efficiency, gpu_bytes=found.source.gpu_bytes)
+            [advice] = advisor.plan(found.subjects, wish).advices
+            if len(advice.subject.usable) >= FEWEST_LOADS:
+                return advice
+            problems = [text for point in curves[0].points for text in point.problems]
+            reasons = [advice.decision.reason, *advice.subject.notes, *problems]
+        why = f"no advice on {name}: {'; '.join(dict.fromkeys(reasons))}"
+        if why not in self.planner.notes:  # pytest shows no reason for an inconclusive test
+            self.planner.notes.append(why)
+        raise Inconclusive(why)

@@ -134,7 +134,7 @@ class Session:
     def begin(self, compares: bool = False) -> None:
         """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
         if archive := self.executor.archive:
-            rows = [table.row_to_record(row) for row in table.ROWS]
+            rows = list(map(asdict, table.ROWS))
             plan = self.verdicts.plan()
             plan |= {"command": self.command} if self.command else {}
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none

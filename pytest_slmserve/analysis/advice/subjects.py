@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point, ratio
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels, peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.verdict import Verdict, above, every
+from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, above, every
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import hub_name, short_name
@@ -255,8 +255,7 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
     found = decide(subject, wish)
     points = {p.concurrency: p for p in subject.usable}
     if found.batch not in points:
-        why = found.reason or f"{found.batch} in flight was predicted, not measured"
-        return Verdict.inconclusive(CLAIM, curve.subject, why, bound)
+        raise Inconclusive(found.reason or f"{found.batch} in flight was predicted, not measured")
     chosen = points.pop(found.batch)
     state, seen, most = every(
         above, bound, lambda several: [(ratio(chosen, p, subject.usable, several=several), p) for p in points.values()]

@@ -17,8 +17,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis.claims import evidence
-from pytest_slmserve.analysis.claims.claim import PUBLISHED
-from pytest_slmserve.analysis.claims.evidence import NO_DECODING, NO_PROFILE, at_table_1
+from pytest_slmserve.analysis.claims.evidence import NO_DECODING, NO_PROFILE, PUBLISHED, at_table_1
 from pytest_slmserve.analysis.compare.deployments import PairReplicas as Pair
 from pytest_slmserve.analysis.compare.deployments import compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.estimates import Interval, grouped
