@@ -6,8 +6,6 @@ from typing import get_args
 
 import pytest
 from hypothesis import given
-from pytest_slmserve.analysis.claims.claim import ClaimRow
-from pytest_slmserve.analysis.metrics.roofline import GPUS
 from strategies import H200, curves, law, measurement, noisy_curve
 
 from pytest_slmserve.analysis.claims import table as lookup
