@@ -13,9 +13,9 @@ from pytest_slmserve.analysis.points import concurrency_of
 from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as export
-from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Value, indexed_release, kind
+from pytest_slmserve.report.export.asv import BenchmarkHost, Commit, File, Value, indexed_release, kind
 from pytest_slmserve.report.text_table import counted
-from pytest_slmserve.schema.errors import BadUsage, content
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, content
 from pytest_slmserve.schema.records import Environment
 
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."

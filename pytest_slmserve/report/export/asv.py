@@ -56,7 +56,6 @@ PER_VALUE = (
 LAUNCHES = "launches"  # our own entry of a file: by benchmark, of each value its parameters, launches and soundness
 SAME = 1e-4  # relative: a sample of a launch without a name is of the one that has nearly the same
 COLUMNS = ("result", "params", "version", "started_at", "duration", *PER_VALUE[1:])
-UNUSABLE = (LookupError, TypeError, ValueError, AttributeError)  # plain values of any kind may stand in a file
 
 File = dict[str, Any]
 Facts = dict[str, Any]  # of one value: its entry of each column of PER_VALUE, its launches, and whether it is degraded
