@@ -20,7 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pytest_slmserve.engines.base import Engine, Message, ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.launch.child_process import Child, converse, run_from
-from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, LOST, parts_of
+from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, parts_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.printable import hidden, passed_on, printable
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Stream
@@ -32,7 +32,7 @@ CLIENT = Path(__file__).parent / "loadgen" / "__main__.py"
 PACKAGES = Path(__file__).parents[2]  # the folder that holds ours
 READY_S = 30.0
 TIMEOUT_S = 120.0  # that a request may last by default
-REQUEST, SENT, PROMPT_TOKENS = 0, 1, 5  # columns of the samples
+REQUEST, SENT, PROMPT_TOKENS, SCHEDULED = 0, 1, 5, -1  # columns of the samples
 PHASES = ("ramp", "settle", "window", "over")
 
 
@@ -136,20 +136,8 @@ def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequenc
     for row in rows:
         if row[PROMPT_TOKENS] is None:
             row[PROMPT_TOKENS] = len(workload.requests[row[REQUEST]].prompt)
-    *samples, scheduled = zip(*rows) if rows else ((),)
-    failed = sorted((row for part in told for row in part["failed"]), key=itemgetter(SENT))
+    run = run_from(told, steps)
     began, closes = told[0]["began"], max(part["window"][1] for part in told)
-    run = run_from(
-        {
-            "began": began,
-            "window": (min(part["window"][0] for part in told), closes),
-            "samples": samples,
-            "steps": [*zip(*steps)],
-            "failures": len(failed),
-            "failed": dict(zip(LOST, zip(*failed))),
-            "first_failure": next((part["first_failure"] for part in told if part["first_failure"]), None),
-        }
-    )
     bins: Counter[int] = Counter()
     for part in told:
         bins.update({int(index): tokens for index, tokens in part["bins"].items()})
@@ -165,7 +153,7 @@ def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequenc
         gaps=window_gaps,
         step_gaps=tuple(step_gaps),
         tokens_per_chunk=sum(part["told"] for part in told) / chunks if chunks else None,
-        scheduled_s=tuple(round(at - began, 6) for at in scheduled) if on_schedule else None,
+        scheduled_s=tuple(round(row[SCHEDULED] - began, 6) for row in rows) if on_schedule else None,
         unsent_s=tuple(round(at - began, 6) for at in sorted(at for part in told for at in part["unsent"])),
         waited_s=tuple(round(seconds, 6) for seconds in sorted(s for part in told for s in part["waited"])),
         cpu_s=sum(part["client_cpu_s"] for part in told),

@@ -148,7 +148,7 @@ class OfflineEngine(ProcessEngine):
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         at = {"at": barrier.begins_s} if barrier else {}
-        run = run_from(self.ask(progress, barrier, op="run", load=load, **at))
+        run = run_from([self.ask(progress, barrier, op="run", load=load, **at)])
         if run.first_failure and "EngineDead" in run.first_failure:
             self.ready = False
             raise self.child.failed(f"died while it served ({run.first_failure})")

@@ -137,26 +137,19 @@ MESSAGE = {
     "event": "done",
     "began": 100.0,
     "window": [101.0, 103.5],
-    "samples": [
-        [1, 0, 2],  # in the order they ended
-        [100.2, 100.1, 103.0],
-        [100.3, 100.15, None],
-        [100.4, 100.2, None],
-        [102.0, 102.5, None],
-        [16, 16, 16],
-        [8, 8, 0],
-        [True, True, False],
-        [None, None, None],
+    "samples": [  # in the order they ended
+        [1, 100.2, 100.3, 100.4, 102.0, 16, 8, True, None],
+        [0, 100.1, 100.15, 100.2, 102.5, 16, 8, True, None],
+        [2, 103.0, None, None, None, 16, 0, False, None],
     ],
-    "steps": [[100.4, 102.0], [2, 1], [0, 0], [2, 2], [32, 0], [0.1, None], [0, 0]],
-    "failed": {"request": [3], "sent": [100.5], "ended": [100.75], "kind": ["ValueError"]},
-    "failures": 1,
+    "steps": [[100.4, 2, 0, 2, 32, 0.1, 0], [102.0, 1, 0, 2, 0, None, 0]],
+    "failed": [[3, 100.5, None, 100.75, "ValueError"]],
     "first_failure": "ValueError: no",
 }
 
 
 def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
-    run = run_from(MESSAGE)
+    run = run_from([MESSAGE])
     assert run.samples.request == (0, 1, 2)
     assert run.samples.sent_s == (0.1, 0.2, 3.0)
     assert run.samples.admitted_s == (0.15, 0.3, None)
@@ -169,7 +162,7 @@ def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
 
 
 def test_an_answer_with_nothing_in_it_is_a_run_too():
-    run = run_from({**MESSAGE, "samples": [], "steps": []})
+    run = run_from([{**MESSAGE, "samples": [], "steps": []}])
     assert (len(run.samples), len(run.steps)) == (0, 0)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_slmserve.engines.launch.child_process import GUARDIAN, LOG_LINES
+from pytest_slmserve.engines.launch.child_process import GUARDIAN, last_lines
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.printable import passed_on
 
@@ -184,8 +184,7 @@ class MpsDaemon:
         """An error with the last lines of each log: the daemon's, its servers', and what the daemon printed."""
         tails = []
         for log in sorted(self.logs.glob("*.log")):
-            lines = log.read_text("utf-8", errors="replace").splitlines()[-LOG_LINES:]
-            tails += [f"  {log.name}", *(f"  | {line}" for line in lines)] if lines else []
+            tails += [f"  {log.name}", *lines] if (lines := last_lines(log)) else []
         shown = "\n".join(tails) or "  | (nothing)"
         return EngineFailed(f"the MPS control daemon {problem}; logs in {self.logs}\n{shown}", hint)
 
