@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from pytest_slmserve.engines.launch.child_process import stage_of
+from pytest_slmserve.engines.child import stage_of
 from pytest_slmserve.plan.cases import Engines, clock, engine_title
 from pytest_slmserve.schema.records import Progress
 

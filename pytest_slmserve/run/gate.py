@@ -29,8 +29,8 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, place_of, read_calibrations, read_waivers
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs, check_fits
-from pytest_slmserve.engines.launch.vllm_arguments import caches
 from pytest_slmserve.engines.pool import abreast
+from pytest_slmserve.engines.server import caches
 from pytest_slmserve.options.table import FEWEST_PAIRS, Options, joined
 from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.gate import calibration_text

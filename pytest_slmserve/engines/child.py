@@ -11,8 +11,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,19 @@ LOG_LINES = 25
 POLL_S = 0.5
 SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
-GUARDIAN = Path(__file__).parent.parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
+GUARDIAN = Path(__file__).parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
 FOLDER = "SLM_FOLDER"  # environment variable with the child's folder, which its guardian removes if we were killed
 LONGEST = 60  # characters of a folder in which vLLM makes sockets, whose paths may have 107
+
+
+@contextmanager
+def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Context manager that calls `undo` if its block ends with an error, an interrupt among them."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 def last_lines(log: Path) -> list[str]:
@@ -90,23 +100,19 @@ class Child:
             compiled = env.get("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{user}")))
             own |= {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": compiled}
         self.socket, theirs = socket.socketpair()
-        try:
-            with theirs, self.log.open("wb") as log:
-                self.process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
-                    # A group, to end it by, but no session: if a kernel shares cores by session
-                    # (`kernel.sched_autogroup_enabled`), a client that shares cores with its server is held up for
-                    # seconds, of which it needs a few milliseconds (Linux 6.18).
-                    process_group=0,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**env, **own},
-                )
-        except BaseException:
-            self.socket.close()
-            raise
+        with undone_on_error(self.socket.close), theirs, self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                # A group, to end it by, but no session: if a kernel shares cores by session
+                # (`kernel.sched_autogroup_enabled`), a client that shares cores with its server is held up for
+                # seconds, of which it needs a few milliseconds (Linux 6.18).
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**env, **own},
+            )
         if cores:
             os.sched_setaffinity(self.process.pid, cores)  # before it has a child, which would keep the other cores
         self._lines = Lines(self.socket)
