@@ -165,7 +165,7 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
     it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
     has its URL. The test is skipped, with the reason, if that cannot be."""
-    from pytest_slmserve.engines.replicas.replica_set import cannot_share
+    from pytest_slmserve.engines.replicas import cannot_share
     from pytest_slmserve.plugin.measuring import SharedEngines, checked
     from pytest_slmserve.schema.errors import BadUsage
 
