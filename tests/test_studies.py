@@ -27,8 +27,8 @@ from interfaces import SIMULATED, small_workload
 from scripts import BASELINES, CHECKOUT, RESULTS, checkout_script, loaded
 from strategies import measurement
 
-from pytest_slmserve.analysis.metrics.latency import summarize
 from pytest_slmserve.analysis.metrics.window import output_tokens_per_s, relative_variance
+from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.analysis.verdict import State as Found
 from pytest_slmserve.archive.store import FORMAT, Archive, read
 from pytest_slmserve.engines.server import OfflineEngine

@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.archive.codec import converted, engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.schema.errors import BadArchive, BadUsage, content, regular, try_lock
+from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, content, regular, try_lock
 from pytest_slmserve.schema.printable import printable_value
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, moment
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
@@ -66,7 +66,7 @@ _SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
 _CHUNK = 1 << 12  # of xz it may become 30 MB
 _UNPACKED = 1 << 30  # bytes that an archive may become: 10,000 measurements are some hundred million
 _UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
-_DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+_DAMAGE = (BadUsage, *UNUSABLE)
 BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
 _RECORDS = re.compile(rb'<script type="application/octet-stream" data-records="([^"]*)">([A-Za-z0-9+/=]*)</script>')
 # Packed archives by their suffix: the name of the packing, and how each piece begins.

@@ -13,9 +13,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.metrics.latency import checked_slo
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.analysis.metrics.window import checked_slo, steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import cli
@@ -25,7 +24,7 @@ from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
 from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
-from pytest_slmserve.report.live_line import LiveLine, Status, left_text
+from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
 from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
 from pytest_slmserve.report.section import section_text
@@ -437,13 +436,13 @@ def measured(
         number = len(found)
         place = f"load {number + 1} of {len(wanted)}" if len(wanted) > 1 else ""
         left_s = max(0.0, least_s[number] - elapsed_s) + sum(least_s[number + 1 :])
-        return Status(place, left_text(left_s, more=True), wanted[number][0].title)
+        return Status(place, TimeLeft(rest_s=left_s, more=True).text(), wanted[number][0].title)
 
     def show(progress: Progress) -> None:
         line.show(status(progress.elapsed_s).measuring(progress))
 
     with ExitStack() as undo:
-        undo.callback(line.clear)
+        undo.callback(line.show, None)
         with of_a_command(BadUsage, BadArchive):
             archive = undo.enter_context(Archive.open(given.records, moves=True))
             archive.begin({}, {"claims": []})  # else `report` would judge all claims of the papers

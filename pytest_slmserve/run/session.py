@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,11 +17,11 @@ from tempfile import TemporaryDirectory
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.metrics.window import Slo, checked_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.plateau import looks_from
-from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.archive.store import Archive, Contents, read
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import point_title
 from pytest_slmserve.plan.engine_specs import DEFAULTS
@@ -115,7 +116,8 @@ class Session:
     def open(self) -> None:
         """Take the device, open the archive, and resume if requested. Raises BadUsage, DeviceBusy or BadArchive."""
         self.devices.hold()
-        resumes = self.resumes  # asked before the archive is made
+        if not self.resumes:  # asked before the archive is made
+            self.resumed = None
         if self.keeps_records:
             archive = self._undo.enter_context(Archive.open(self.options.records, moves=True))
             self.executor.archive = archive
@@ -125,7 +127,7 @@ class Session:
             if self.page:  # which holds them
                 folder = self._undo.enter_context(TemporaryDirectory(prefix="slmserve-"))
                 self.executor.archive = self._undo.enter_context(Archive.open(Path(folder) / "records.jsonl"))
-        if resumes:
+        if self.resumed:
             self.resume()
 
     def begin(self, compares: bool = False) -> None:
@@ -162,11 +164,16 @@ class Session:
             raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
         return bool(self.options.resume) and is_file(self.source)
 
+    @cached_property
+    def resumed(self) -> Contents | None:
+        """What the archive that is resumed held at first; None if there is nothing to be resumed. Raises BadArchive."""
+        return read(self.source, skip_damaged=self.options.skip_damaged) if self.resumes else None
+
     def resume(self) -> None:
-        """Take over the valid measurements of an archive, which stays as it is. Raises BadArchive."""
-        contents = read(self.source, skip_damaged=self.options.skip_damaged)
-        self.notes.extend(contents.notes)
-        self.stored = [m for m in contents.measurements if m.paired is None]
+        """Take over the valid measurements of the archive that is resumed, which stays as it is. Raises BadArchive."""
+        assert self.resumed
+        self.notes.extend(self.resumed.notes)
+        self.stored = [m for m in self.resumed.measurements if m.paired is None]
         valid = [group for group in all_groups(self.stored) if not check(*group).problems]
         for group in valid:
             self.results.repeats.setdefault(group_key(group), []).append(group)

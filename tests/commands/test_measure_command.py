@@ -17,8 +17,7 @@ from interfaces import somebodys_server, url_of
 from terminals import Screen
 
 from pytest_slmserve.__main__ import main, parser, run
-from pytest_slmserve.analysis.metrics.latency import latencies_of
-from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.analysis.metrics.window import latencies_of, steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.measure import asked, least_seconds

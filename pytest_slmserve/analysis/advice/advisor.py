@@ -19,8 +19,8 @@ from statistics import fmean
 from typing import Literal
 
 from pytest_slmserve.analysis.estimates import Interval, factor, percent
-from pytest_slmserve.analysis.metrics import roofline
-from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
+from pytest_slmserve.analysis.metrics import gpu_figures
+from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.sweep import batching
 from pytest_slmserve.analysis.sweep.batching import Base, Caps, LatencyLaw, Limit, Slo
@@ -576,12 +576,14 @@ def gains_at(subject: ModelSweep, batch: int | None) -> Gains | None:
     loads = [p for p in loads if p.concurrency <= batch] or loads[:1]
     point, bound = loads[-1], None
     if subject.work is not None and subject.peaks is not None and subject.output_share is not None:
-        ceiling = roofline.ceiling_tokens_per_s(subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True)
+        ceiling = gpu_figures.ceiling_tokens_per_s(
+            subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True
+        )
         bound = subject.output_share * fmean(point.repeats) / ceiling
     used: dict[Unit, float | None] = {
         "host": point.engine_active,
-        "dram": None if point.dram_active is None else point.dram_active / roofline.REACHABLE_DRAM,
-        "tensor": None if point.tensor_active is None else point.tensor_active / roofline.REACHABLE_TENSOR,
+        "dram": None if point.dram_active is None else point.dram_active / gpu_figures.REACHABLE_DRAM,
+        "tensor": None if point.tensor_active is None else point.tensor_active / gpu_figures.REACHABLE_TENSOR,
         "roofline": bound,
     }
     ceilings = (Ceiling(unit, busy, max(1.0, 1 / busy)) for unit, busy in used.items() if busy is not None and busy > 0)

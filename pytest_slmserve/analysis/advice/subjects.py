@@ -9,8 +9,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, ServedEngine, decide, needs
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval
-from pytest_slmserve.analysis.metrics.gpu_figures import most_memory_used
-from pytest_slmserve.analysis.metrics.roofline import IDLE, idle_share
+from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_memory_used
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point, ratio
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo

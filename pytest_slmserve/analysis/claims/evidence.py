@@ -26,7 +26,7 @@ from pytest_slmserve.analysis.estimates import (
     possible,
     times,
 )
-from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM
+from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM
 from pytest_slmserve.analysis.points import (
     CONTINUOUS,
     Figure,

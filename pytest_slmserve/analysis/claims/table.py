@@ -25,11 +25,11 @@ from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.estimates import grouped, percent, percent_interval, times
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
-from pytest_slmserve.analysis.metrics.roofline import peaks_of
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import by_series, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, is_main_sweep, is_sweep, labels, with_shared
 from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, above, below, every, every_within, unsure
-from pytest_slmserve.schema.errors import BadArchive, BadUsage, Interface, RampUp, SlmError
+from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Interface, RampUp, SlmError
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, known_fields, release
 
@@ -312,7 +312,6 @@ def row_for(
 # repeats after which a sweep that measures until its claims are decided may be judged
 Plan = Mapping[str, Any]
 Judged = tuple[Verdict, ClaimRow]
-UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
 
 
 @contextmanager

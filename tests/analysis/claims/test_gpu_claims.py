@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.claims.evidence import (
     NO_UTIL,
     at_table_1,
 )
-from pytest_slmserve.analysis.metrics.latency import Summary
+from pytest_slmserve.analysis.points import Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import ClosedLoop

@@ -10,7 +10,7 @@ from strategies import H200, curves, law, measurement, noisy_curve
 
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, ClaimRow, judge_row, row_for
-from pytest_slmserve.analysis.metrics.roofline import GPUS
+from pytest_slmserve.analysis.metrics.gpu_figures import GPUS
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadUsage, Sharing

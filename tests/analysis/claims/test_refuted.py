@@ -11,8 +11,7 @@ from gpus import replicas as one_on_each
 from strategies import RESOLVED, job_point, measurement, point
 
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, row_for
-from pytest_slmserve.analysis.metrics.latency import Summary
-from pytest_slmserve.analysis.points import shared_points
+from pytest_slmserve.analysis.points import Summary, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.records import Replica

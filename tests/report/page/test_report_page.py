@@ -37,7 +37,7 @@ from pytest_slmserve.schema.records import Stream
 from pytest_slmserve.schema.specs import EngineSpec, OpenLoop
 
 ARCHIVES = ("h200-vllm-0.26.0-core-opt-2.7b", "cpu-vllm-0.32.0", "h200-vllm-0.26.0-gate-eager-at-512")
-RELEASES = ("0.20.2", "0.22.1", "0.24.0", "0.26.0")  # of the ledgers
+RELEASES = ("0.20.2", "0.22.1", "0.24.0", "0.26.0")
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\u202e&lt;"
 MOST = 2_000_000  # bytes of a page
 
