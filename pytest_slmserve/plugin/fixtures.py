@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.plugin.measuring import Carry, PlannedCase, SharedEngines, Watching
-    from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
+    from pytest_slmserve.run.judge import StoredBaseline
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.run.sweeps import Sweeps
     from pytest_slmserve.schema.errors import Sharing

@@ -1,24 +1,37 @@
-"""Verdicts of a run on what it has measured so far, by the code that judges its archive. Nothing is measured here."""
+"""What a run concludes from what it has measured so far: verdicts by the code that judges its archive, and advice.
+
+Nothing is measured here. A comparison with a stored baseline is cheaper than a gate, and weaker.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_slmserve.analysis.advice import advisor, subjects
 from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.compare.changes import against_stored, of_model
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
 from pytest_slmserve.analysis.points import by_series, job_points
 from pytest_slmserve.analysis.sweep.batching import parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
-from pytest_slmserve.analysis.verdict import Inconclusive, Verdict
+from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, all_of
+from pytest_slmserve.archive import baselines
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
 from pytest_slmserve.report.findings import Judged
 from pytest_slmserve.run.executor import Results
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Measurement
 
 FEWEST_LOADS = 2  # the law of a step has two parameters
+NO_WORSE = "no-worse-than-the-baseline"
+WARNING = (
+    "a stored baseline was measured at another time: drift of the machine, noise between hosts and launches, and the "
+    "order of measuring cannot be told from a change of the software. What matters is decided by measuring both sides "
+    "in turns: --slm-gate"
+)
 
 
 @dataclass(repr=False)
@@ -127,13 +140,51 @@ class Verdicts:
         reasons = ["nothing of it was measured in this run (slm_sweep, or a planned sweep)"]
         if curves := [curve for curve in self.curves() if curve.subject == name]:
             found = subjects.of_curves(curves, None, None)
-            wish = advisor.Objectives(slo=slo, threshold=efficiency, gpu_bytes=found.source.gpu_bytes)
+            wish = advisor.Objectives(slo=slo, threshold=efficiency, gpu_bytes=found.gpu_bytes)
             [advice] = advisor.plan(found.subjects, wish).advices
             if len(advice.subject.usable) >= FEWEST_LOADS:
                 return advice
             problems = [text for point in curves[0].points for text in point.problems]
             reasons = [advice.decision.reason, *advice.subject.notes, *problems]
         why = f"no advice on {name}: {'; '.join(dict.fromkeys(reasons))}"
-        if why not in self.planner.notes:  # pytest shows no reason for an inconclusive test
-            self.planner.notes.append(why)
+        self.note(why)  # pytest shows no reason for an inconclusive test
         raise Inconclusive(why)
+
+    def note(self, *sentences: str) -> None:
+        """Add notes to those of the run, each once however often it is said."""
+        notes = self.planner.notes
+        notes.extend(sentence for sentence in dict.fromkeys(sentences) if sentence not in notes)
+
+
+@dataclass
+class StoredBaseline:
+    """The archive or the stored baseline that `--slm-baseline` names. notes: what a reader has to know of it."""
+
+    verdicts: Verdicts
+    measurements: Sequence[Measurement]
+    notes: Sequence[str]
+
+    @classmethod
+    def of_run(cls, verdicts: Verdicts) -> StoredBaseline:
+        """Return the baseline, before anything is started. Raises BadUsage if there is none, BadArchive if it cannot be
+        read."""
+        named = verdicts.planner.options.baseline
+        try:
+            there = baselines.baseline(baselines.FOLDER, named)
+        except BadUsage as error:
+            raise BadUsage(f"--slm-baseline {named}: {error.problem}, and no such file", error.hint) from None
+        return cls(verdicts, there.measurements, (*there.notes, WARNING))
+
+    def judge(self, model: str) -> Verdict:
+        """Return the verdict on all cases of one model that both sides have, and add the verdict on each to the report.
+        It fails if one of them fails, and passes if all pass. Nothing is measured."""
+        run, name = self.verdicts, short_name(model)
+        alone = (m for curve in run.curves() for m in curve.measurements)
+        shared = (m for m in run.results.measurements() if not m.alone)
+        here, there = of_model((*alone, *shared), name), of_model(self.measurements, name)
+        found, notes = against_stored(there, here, run.planner.options.gate_margin)
+        run.note(*self.notes, *notes)
+        run.judged.extend((verdict, None) for verdict in sorted(found, key=lambda v: v.claim))
+        state = all_of(verdict.state for verdict in found)
+        why = "; ".join(f"{v.subject}: {v.why}" for v in found if v.state is state)
+        return Verdict(NO_WORSE, name, state, why, n=len(found))
