@@ -13,7 +13,7 @@ from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as export
 from pytest_slmserve.report.text_table import counted
-from pytest_slmserve.schema.errors import BadUsage, content
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, content
 
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
 INIT_STATUS = f"{PASSES} the folder is ready; {USAGE} its list of releases is not usable, or git is missing."
@@ -104,7 +104,7 @@ def convert_to_asv(given: argparse.Namespace) -> int:
             there[path] = files[path] = export.result_file(place, commits[place.release], rows, there.get(path))
         path = folder
         files[listed] = export.benchmarks_file(there.values(), benchmarks)
-    except export.UNUSABLE as error:
+    except UNUSABLE as error:
         raise BadUsage(f"{path} does not hold results of asv ({type(error).__name__}: {error})", HINT) from None
     except OSError as error:
         raise BadUsage(f"cannot read {path}: {error.strerror}", HINT) from None

@@ -13,20 +13,24 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped, percentile
-from pytest_slmserve.analysis.metrics.latency import (
+from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
+from pytest_slmserve.analysis.metrics.window import (
     Goodput,
     Percentiles,
     Slo,
+    delay_of,
     finished_output_tokens,
     gaps_of,
     goodput_of,
+    held_back,
     judged_rows,
     judged_tokens,
     latencies_of,
+    most_in_flight,
+    prompt_tokens_per_s,
     request_latency,
+    steps_of,
 )
-from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
-from pytest_slmserve.analysis.metrics.window import delay_of, held_back, most_in_flight, prompt_tokens_per_s, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.sweep.curve import Curve

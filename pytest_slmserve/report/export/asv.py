@@ -51,7 +51,6 @@ PER_VALUE = (
 )
 COLUMNS = ("result", "params", "version", "started_at", "duration", *PER_VALUE[1:])
 LAUNCHES = "launches"  # our own entry of a file: by benchmark, of each value its parameters, launches and soundness
-UNUSABLE = (LookupError, TypeError, ValueError, AttributeError)  # plain values of any kind may stand in a file
 
 File = dict[str, Any]
 

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.compare import changes
 from pytest_slmserve.analysis.compare.changes import METRICS, Judgement
 from pytest_slmserve.analysis.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
+from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.plateau import fit

@@ -17,15 +17,14 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from pytest_slmserve.analysis.claims import evidence
-from pytest_slmserve.analysis.claims.claim import PUBLISHED
+from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.compare.deployments import PairReplicas, compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, SIDES, Gated, nothing_counts, series_of
-from pytest_slmserve.analysis.metrics.latency import Slo, goodput_of, summarize
-from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
+from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, check
-from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
-from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_named, figure_ratio, ratio
+from pytest_slmserve.analysis.metrics.window import Slo, delay_of, goodput_of, steps_of
+from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_named, figure_ratio, ratio, summarize
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.report.gate import title
 from pytest_slmserve.report.page import charts

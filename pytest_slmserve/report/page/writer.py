@@ -25,7 +25,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.metrics import latency
+from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import fastest_pieces
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -57,11 +57,10 @@ _MODULE = (  # the interpreter is published as a module, which a page in a file 
     ("} from 'vega-util';", "} = vega;"),
     ("export { expression as expressionInterpreter };", "vega.expressionInterpreter = expression;"),
 )
-STATEMENTS = {claim.name: claim for claim in CLAIMS}
 NOTHING = "nothing was measured"
 TEXT_WIDTH = 150  # columns of a table as text
 WIDE = 100_000  # columns of a layout in which no line is broken: the browser breaks them
-STARTING_SLO = latency.parse_slo("ttft:200ms,tpot:50ms")  # if none was given
+STARTING_SLO = window.parse_slo("ttft:200ms,tpot:50ms")  # if none was given
 # Of the outcomes of claims; others are open.
 LOOKS: dict[str, Look] = {"pass": "good", "fail as expected": "good", "FAIL": "bad", "PASS, UNEXPECTED": "bad"}
 STATUSES = {
@@ -132,7 +131,7 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
             "disturbed": disturbed if found.curves or found.shared or found.jobs or found.gates else None,
             "environments": _environments(measurements),
             "claims": [
-                (name, STATEMENTS.get(name), charts.forest([each.verdict for each in group]), group)
+                (name, CLAIMS.get(name), charts.forest([each.verdict for each in group]), group)
                 for name, group in verdicts.by_claim(found.judged, strict=found.strict).items()
             ],
             "pareto": [Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE) for curves in alike],
@@ -201,7 +200,7 @@ def _model(label: str, section: Section) -> dict[str, Any]:
     }
 
 
-def goodput_part(shown: Sequence[tuple[str, Curve]], slo: latency.Slo) -> dict[str, Any] | None:
+def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[str, Any] | None:
     """Return goodput under an SLO as a table, and what the page needs to compute it for another one; None without
     points."""
     if not shown:
@@ -251,13 +250,13 @@ def _window(group: Sequence[Measurement]) -> dict[str, Any]:
 
     (measurement,) = group
     samples, (opens, closes) = measurement.run.samples, measurement.run.window_s
-    rows = latency.judged_rows(measurement)
+    rows = window.judged_rows(measurement)
     ended = [row for row in rows if samples.finished[row] and samples.last_token_s[row] is not None]
     sent = [us(samples.sent_s[row]) for row in ended]
     first = [None if (at := samples.first_token_s[row]) is None else us(at) for row in ended]
     return {
         "seconds": closes - opens,
-        "dropped": latency.judged_failures(measurement) + len(rows) - len(ended),
+        "dropped": window.judged_failures(measurement) + len(rows) - len(ended),
         "sent": [at - before for at, before in zip(sent, [0, *sent])],
         "first": [None if at is None else at - begin for at, begin in zip(first, sent)],
         "last": [us(samples.last_token_s[row] or 0.0) - begin for row, begin in zip(ended, sent)],

@@ -17,8 +17,8 @@ from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
-from pytest_slmserve.analysis.metrics.latency import Summary, parse_slo
-from pytest_slmserve.analysis.points import Point, ReplicaPoint, job_points, ratio
+from pytest_slmserve.analysis.metrics.window import parse_slo
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, Summary, job_points, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.as_json import point_facts
