@@ -21,7 +21,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive import store
 from pytest_slmserve.archive.baselines import place_of, read_calibrations
-from pytest_slmserve.archive.store import Archive, Contents, chosen, embedded, read, runs_of
+from pytest_slmserve.archive.store import Archive, Contents, chosen, read, runs_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.report import compare as run_list
@@ -29,7 +29,7 @@ from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, 
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import calibration_text, gate_facts
 from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
-from pytest_slmserve.report.page.writer import TEXT_WIDTH, rendered, write_page
+from pytest_slmserve.report.page.writer import TEXT_WIDTH, write_page
 from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_texts
@@ -112,8 +112,7 @@ def run_report(given: argparse.Namespace) -> int:
     if given.html is not None:
         with laid_out(TEXT_WIDTH):
             text = "\n".join(report_lines(found, "all"))
-        records = [one for path in given.paths for one in embedded(path)]
-        write_page(given.html, rendered(found, records, status=status, text=text))
+        write_page(given.html, found, given.paths, status=status, text=text)
         print(f"written: {given.html}", file=aside)
     return status
 

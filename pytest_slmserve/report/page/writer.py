@@ -29,7 +29,7 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import fastest_pieces
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
+from pytest_slmserve.archive.store import BEGINS, embedded, make_folder
 from pytest_slmserve.report import compare, gate, loads, screen, sweeps, verdicts
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.deployments import best_deployments
@@ -95,8 +95,8 @@ def _part(section: Section) -> dict[str, Any]:
     return {"section": section, "chart_groups": drawn}
 
 
-def page_content(found: Findings, status: int | None, sections: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Return the names of the template with their values. sections: further ones, after the gates."""
+def page_content(found: Findings, status: int | None, sections: Mapping[str, Iterable[Section]]) -> dict[str, Any]:
+    """Return the names of the template with their values. sections: further ones by their heading, after the gates."""
     measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
     shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
     fastest = fastest_pieces(m for curve in found.curves for m in curve.measurements)
@@ -108,8 +108,7 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
     del others["Models"]  # they have a place of their own
     subjects = [
         page_section("Gate", map(gate.gate_section, found.gates)),
-        *sections,
-        *(page_section(heading, each) for heading, each in others.items()),
+        *(page_section(heading, each) for heading, each in (*sections.items(), *others.items())),
         page_section("Loads", loads.load_sections(found.loads, loads.ValidityCriteria(found.slo))),
         page_section("History", compare.history_sections(found.history)),
     ]
@@ -118,7 +117,7 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
     with laid_out(WIDE):
         disturbed = screen.disturbances(found)
         return {
-            "title": title or " and ".join(section["heading"] for section in sections) or NOTHING,
+            "title": title or " and ".join(sections) or NOTHING,
             "tallies": list(_tallies(found, kinds)),
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
@@ -277,9 +276,10 @@ def _tallies(found: Findings, kinds: Mapping[str, Sequence[Verdict]]) -> Iterato
         yield {"count": len(judged), "words": f"gate: {gate.WORDS[state]}", "look": gate.LOOKS[state]}
 
 
-def write_page(path: Path, page: str) -> None:
-    """Writes the text of a page. A page that is there is replaced at once, so that nobody who reloads it sees a part.
-    Raises BadUsage where it cannot be written."""
+def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **more: Any) -> None:
+    """Write a page. One that is there is replaced at once, so that nobody who reloads it sees a part. Raises BadUsage
+    if it cannot be written. more: see `rendered`."""
+    page = rendered(found, archives, **more)
     check_replaceable(path)
     beside = path.with_name(f"{path.name}.part")
     try:
@@ -293,7 +293,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raises BadUsage where a page would replace what is none: an archive, say, or a device."""
+    """Raise BadUsage if a page would replace a file that is no page: an archive, for example, or a device."""
     try:
         with open(path, "rb", opener=regular) as file:
             begins = file.read(len(BEGINS))
@@ -315,34 +315,33 @@ def write_section(
     status: int | None = None,
     curves: Sequence[Curve] = (),
 ) -> None:
-    """Writes a page of one section, with the records of these archives inside. Raises BadUsage as `rendered` does."""
-    records = [one for archive in archives for one in embedded(archive)]
-    sections = [page_section(heading, parts)]
+    """Write a page of sections below one heading, with the records of these archives inside. Raises BadUsage if it
+    cannot be written."""
     found = Findings(curves=curves, measurements=measurements)
-    write_page(path, rendered(found, records, status=status, sections=sections))
+    write_page(path, found, archives, status=status, sections={heading: parts})
 
 
 def rendered(
     found: Findings,
-    records: Iterable[Embedded],
+    archives: Iterable[Path] = (),
     *,
     status: int | None = None,
     progress: str = "",
     text: str = "",
-    sections: Sequence[dict[str, Any]] = (),
+    sections: Mapping[str, Iterable[Section]] | None = None,
 ) -> str:
     """Return the text of the page. Raises BadUsage without Jinja2.
 
     Args:
-        records: Archives that hold the measurements of the findings.
+        archives: Paths of the results files that hold the measurements of the findings. The page holds them, too.
         status: Exit status of the command or run.
         progress: Sentence on how far a run is.
         text: All that a terminal shows.
-        sections: Further sections.
+        sections: Further sections by their heading.
     """
-    page: str = template().render(
-        page_content(found, status, sections), **shared_parts(), records=list(records), progress=progress, text=text
-    )
+    content = page_content(found, status, sections or {})
+    records = [one for archive in archives for one in embedded(archive)]
+    page: str = template().render(content, **shared_parts(), records=records, progress=progress, text=text)
     return page
 
 
@@ -443,10 +442,9 @@ class RunPage:
         begun = time.monotonic()
         with laid_out(TEXT_WIDTH, every_column=True):
             text = "\n".join(text for text, _ in screen.tables(found))
-        records = embedded(found.records) if found.records else []
         try:
-            page = rendered(found, records, status=status, progress=progress, text=text)
-            write_page(self.path, page)
+            archives = filter(None, [found.records])
+            write_page(self.path, found, archives, status=status, progress=progress, text=text)
         except SlmError as error:
             self.next_at = float("inf")
             return f"no page was written: {error}"
