@@ -27,7 +27,7 @@ from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
-from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
+from pytest_slmserve.report.page.writer import check_replaceable, write_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema import specs
@@ -361,7 +361,6 @@ def run_measure(given: argparse.Namespace) -> int:
     if export and export.path == given.records:
         raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
     if given.html:  # before anything is measured
-        template()
         check_replaceable(given.html)
     given.model = given.model or only_model(specs.completed(given.endpoint), given.timeout)
     own_prompts = given.seed is None  # who gives one wants the very requests again

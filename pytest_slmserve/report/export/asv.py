@@ -322,9 +322,8 @@ def releases_text(rows: Sequence[Release]) -> str:
 
 
 def continued(own: Sequence[Release], shipped: Sequence[Release]) -> list[Release]:
-    """Return the longer list if it begins with the shorter one; otherwise the folder's own."""
-    longer, shorter = (shipped, own) if len(shipped) > len(own) else (own, shipped)
-    return list(longer if list(longer[: len(shorter)]) == list(shorter) else own)
+    """Return the shipped list if it begins with the folder's own; otherwise the folder's own."""
+    return list(shipped if list(shipped[: len(own)]) == list(own) else own)
 
 
 def git(repository: Path, *arguments: str, given: str = "") -> str:

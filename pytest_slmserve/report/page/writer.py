@@ -13,7 +13,7 @@ import shlex
 import time
 import tomllib
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
@@ -28,7 +28,7 @@ from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import fastest_pieces
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
-from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import BEGINS, embedded, make_folder
 from pytest_slmserve.report import compare, gate, loads, screen, sweeps, verdicts
 from pytest_slmserve.report.as_json import plain
@@ -104,6 +104,13 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
         *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
     ]
+    either = {name: each for name, each in kinds.items() if name.startswith(verdicts.EITHER) and each}
+    tallies = [
+        (len(each), name, LOOKS.get(name, "open")) for name, each in kinds.items() if each and name not in either
+    ]
+    tallies += [(sum(map(len, either.values())), verdicts.tally(either), "open")] if either else []
+    for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
+        tallies.append((len(judged), f"gate: {gate.WORDS[state]}", gate.LOOKS[state]))
     others = screen.subject_sections(found)
     del others["Models"]  # they have a place of their own
     subjects = [
@@ -118,7 +125,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
         disturbed = screen.disturbances(found)
         return {
             "title": title or " and ".join(sections) or NOTHING,
-            "tallies": list(_tallies(found, kinds)),
+            "tallies": tallies,
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*verdicts.unexpected(kinds), *failures, *found.failed],
@@ -263,19 +270,6 @@ def _window(group: Sequence[Measurement]) -> dict[str, Any]:
     }
 
 
-def _tallies(found: Findings, kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[dict[str, Any]]:
-    """Yield the numbers of verdicts of each outcome of claims, those of which either is expected together, and of
-    gates."""
-    either = {name: each for name, each in kinds.items() if name.startswith(verdicts.EITHER) and each}
-    for name, each in kinds.items():
-        if each and name not in either:
-            yield {"count": len(each), "words": name, "look": LOOKS.get(name, "open")}
-    if either:
-        yield {"count": sum(map(len, either.values())), "words": verdicts.tally(either), "look": "open"}
-    for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
-        yield {"count": len(judged), "words": f"gate: {gate.WORDS[state]}", "look": gate.LOOKS[state]}
-
-
 def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **more: Any) -> None:
     """Write a page. One that is there is replaced at once, so that nobody who reloads it sees a part. Raises BadUsage
     if it cannot be written. more: see `rendered`."""
@@ -293,7 +287,9 @@ def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **mor
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise BadUsage if a page would replace a file that is no page: an archive, for example, or a device."""
+    """Raise BadUsage without Jinja2, and if a page would replace a file that is no page: an archive, for example, or a
+    device."""
+    template()
     try:
         with open(path, "rb", opener=regular) as file:
             begins = file.read(len(BEGINS))
@@ -413,15 +409,13 @@ PAUSE = 20  # times what the last page took: a run spends a twentieth of its tim
 class RunPage:
     """The page of a run at a path. next_at: when it may be written again, by the monotonic clock.
 
-    Making one raises BadUsage, before anything is measured, without Jinja2 and if the page would replace a file that is
-    no page.
+    Making one raises BadUsage, before anything is measured, if no page can be written there.
     """
 
     path: Path
     next_at: float = 0.0
 
     def __post_init__(self) -> None:
-        template()
         check_replaceable(self.path)
 
     @property
