@@ -13,18 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped, percentile
-from pytest_slmserve.analysis.metrics.latency import (
-    Goodput,
-    Percentiles,
-    Slo,
-    finished_output_tokens,
-    gaps_of,
-    goodput_of,
-    judged_rows,
-    judged_tokens,
-    latencies_of,
-    request_latency,
-)
+from pytest_slmserve.analysis.metrics import latency
+from pytest_slmserve.analysis.metrics.latency import Goodput, Slo
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
 from pytest_slmserve.analysis.metrics.window import delay_of, held_back, most_in_flight, prompt_tokens_per_s, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
@@ -33,15 +23,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.pictures import rates_picture
-from pytest_slmserve.report.points import (
-    is_windowed,
-    lines_of,
-    offered_rate,
-    rate_series,
-    reasons,
-    served_on,
-    valid_cell,
-)
+from pytest_slmserve.report.points import is_windowed, offered_rate, rate_series, reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import Column, figure, hundredths, milliseconds, whole
 from pytest_slmserve.schema.records import Measurement
@@ -61,10 +43,10 @@ def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = chart
         values = []
         for load, each in loads.items():
             if name == "ITL":
-                gaps = gaps_of(m.run for m in each)
+                gaps = latency.gaps_of(m.run for m in each)
                 quantiles = map(gaps.percentile, SHARES) if gaps else []
             else:
-                requests = (request_latency(m.run.samples, row) for m in each for row in judged_rows(m))
+                requests = (latency.request_latency(m.run.samples, row) for m in each for row in latency.judged_rows(m))
                 known = sorted(s for one in requests if (s := getattr(one, f"{name.lower()}_s")) is not None)
                 quantiles = (percentile(known, share) for share in SHARES)
             for share, seconds in zip(SHARES, quantiles):
@@ -217,13 +199,13 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
     """Return the figures of one load or of a step of a ramp, in seconds, tokens and shares; null is not measured."""
     found = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
-    prompts, outputs = judged_tokens(measurement)
+    prompts, outputs = latency.judged_tokens(measurement)
     return {
         "valid": not found.problems,
         "problems": found.problems,
         "degraded": found.degradations,
         "noise": found.noise,
-        **facts(latencies_of(measurement), "requests", "unfinished"),
+        **facts(latency.latencies_of(measurement), "requests", "unfinished"),
         **facts(run, "failures", "first_failure"),
         "failed": run.failed and Counter(run.failed.kind),
         "prompt_tokens": prompts,
@@ -235,7 +217,7 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
         "cached_prompt_share": from_cache and from_cache.share,
         "schedule_delay": delay_of(run),
         "held_back": held_back(run),
-        "goodput": goodput_facts(goodput_of(measurement, terms.slo) if terms.slo else None),
+        "goodput": goodput_facts(latency.goodput_of(measurement, terms.slo) if terms.slo else None),
     }
 
 
@@ -277,7 +259,7 @@ def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict
 
 def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Served]:
     """Return the goodput of each load at a rate; nothing without an SLO."""
-    found = [(m, goodput_of(m, terms.slo)) for m in points] if terms.slo else []
+    found = [(m, latency.goodput_of(m, terms.slo)) for m in points] if terms.slo else []
     return [
         Served(offered_rate(m), good, good.dropped, not problems(m, terms.failed_share)) for m, good in found if good
     ]
@@ -290,6 +272,12 @@ def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[
         "peak": best and facts(best),
         "highest_load": highest and facts(highest),
     }
+
+
+def doubts_of(row: Mapping[str, Any], name: str = "") -> list[str]:
+    """Return a line for each problem, degradation and noise of one measurement. name: begins each of them."""
+    kinds = {"problems": "INVALID", "degraded": "degraded", "noise": "noisy"}
+    return [f"{kind}: {name}{text}" for field, kind in kinds.items() for text in row[field]]
 
 
 def failed_text(row: Mapping[str, Any]) -> str:
@@ -326,7 +314,7 @@ def endpoint_notes(m: Measurement) -> Iterator[str]:
 def _load_notes(m: Measurement) -> Iterator[str]:
     """Yield notes on the server, on answers that ended early or came in one piece, and on the prefix cache."""
     yield from endpoint_notes(m)
-    wanted, came = m.workload.spec.output_tokens, finished_output_tokens(m.run)
+    wanted, came = m.workload.spec.output_tokens, latency.finished_output_tokens(m.run)
     if early := sum(tokens < wanted for tokens in came) if wanted else 0:
         yield f"{early} of {len(came)} requests ended early, {fmean(came):,.4g} output tokens in the mean"
     rows, seen, stream = m.run.samples, cache_hit_share(m.run), m.run.stream
@@ -368,7 +356,7 @@ def is_counted_loop(m: Measurement) -> bool:
     return m.spec.interface == "endpoint" and m.alone and counted
 
 
-LATENCY: tuple[Column[tuple[str, Percentiles]], ...] = (
+LATENCY: tuple[Column[tuple[str, latency.Percentiles]], ...] = (
     Column("ms", lambda row: row[0], "left"),
     Column("mean", lambda row: milliseconds(row[1].mean)),
     Column("p50", lambda row: milliseconds(row[1].p50)),
@@ -380,7 +368,7 @@ LATENCY: tuple[Column[tuple[str, Percentiles]], ...] = (
 
 def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
     """Return the section of one load: the server and the requests, latencies, goodput, and what is wrong."""
-    row, seen, delay = load_figures(m, terms), latencies_of(m), delay_of(m.run)
+    row, seen, delay = load_figures(m, terms), latency.latencies_of(m), delay_of(m.run)
     late = f"; sent {milliseconds(delay.p99_s)} ms late (p99)" if delay else ""
     described = m.load.title
     if delay and is_windowed(m.load):
@@ -411,7 +399,7 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
         share = f"{hundredths(good['attainment'])} % of {good['requests']} requests are good ({each})"
         rate = f"goodput {figure(good['per_s'], 4)} requests/s within {good['slo']}"
         parts += ["", f"{rate}: {share}, {good['dropped']} dropped"]
-    if doubts := lines_of(row["problems"], row["degraded"], row["noise"]):
+    if doubts := doubts_of(row):
         parts += ["", *doubts]
     drawn: Callable[[], Iterator[Chart]] = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})
     if is_windowed(m.load):
@@ -476,6 +464,6 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
         parts += goodput_parts(_served(steps or points, terms), terms.slo, terms.attainment, RATE)
     doubts = [f"failed: {row['rate']:g} requests/s: {failed_text(row)}" for row in rows if row["failures"]]
     for row in rows:
-        doubts += lines_of(row["problems"], row["degraded"], row["noise"], name=f"{row['rate']:g} requests/s: ")
+        doubts += doubts_of(row, f"{row['rate']:g} requests/s: ")
     parts += ["", *doubts] if doubts else []
     return Section(title, parts, charts=partial(_rate_charts, points, terms.slo))

@@ -14,7 +14,6 @@ from textwrap import shorten
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.points import engines
-from pytest_slmserve.analysis.sweep.curve import labels
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report import gate as gates
@@ -32,15 +31,7 @@ from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
 from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import Legend, Section, Table, section_texts
 from pytest_slmserve.report.sweeps import energy_sections, overview_tables, sweep_sections
-from pytest_slmserve.report.text_table import (
-    command_lines,
-    counted,
-    figure,
-    folded,
-    laid_out,
-    layout,
-    table_parts,
-)
+from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
 from pytest_slmserve.schema.errors import Detail
 from pytest_slmserve.schema.printable import printable
@@ -218,7 +209,7 @@ def disturbances(found: Findings) -> tuple[str, list[str]]:
         return "; ".join(dict.fromkeys((*point.degraded, *point.problems))) or first_of_each_kind(point.noise)
 
     points: list[tuple[str, str, AnyPoint]] = []
-    for curve, label in zip(found.curves, labels(found.curves), strict=True):
+    for curve, label in found.labelled:
         points += [(label, f"{point.concurrency}", point) for point in curve.points]
     points += [(f"{engines(p.models)}, {deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
     points += [(f"{p.model}, jobs", "once" if p.load.at_once else f"{p.load.rate:g}/s", p) for p in found.jobs]
@@ -257,7 +248,7 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
         "Several GPUs": gpus_sections(found.curves),
         "Interfaces": interfaces_sections(found.curves),
         "Jobs": [*jobs, Legend(JOB_LEGEND)] if jobs else [],
-        "Energy": energy_sections(found.curves),
+        "Energy": energy_sections(found),
     }
 
 

@@ -26,7 +26,7 @@ from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics import latency
 from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
-from pytest_slmserve.analysis.sweep.curve import Curve, labels
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
 from pytest_slmserve.report import gate as gates
@@ -109,7 +109,7 @@ def _part(section: Section) -> dict[str, Any]:
 def page_content(found: Findings, status: int | None, sections: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Return the names of the template with their values. sections: further ones, after the gates."""
     measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
-    shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
+    shown = [(label, curve) for curve, label in found.labelled if curve.valid]
     failures = [
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
         *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
