@@ -13,7 +13,6 @@ from pytest_slmserve.analysis.advice import advisor
 from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Decision, Plan, ServedEngine
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ResultSource
-from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
 from pytest_slmserve.analysis.estimates import Interval, percent
 from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.points import Point
@@ -21,7 +20,7 @@ from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.deployments import best_on_several, deployment_name
+from pytest_slmserve.report.deployments import best_on_several, deployment_name, several_gpus
 from pytest_slmserve.report.points import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import (
@@ -333,8 +332,8 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
             "notes": (*seen.notes, *advice.subject.notes),
         }
         models.append(model)
-    for curve in curves:
-        for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
+    for curve, found in several_gpus(curves):
+        for gpus, load, best in best_on_several(curve, found):
             row = {"model": curve.subject, "gpus": gpus, "concurrency": load}
             for goal, (one, value) in best.items():
                 row[f"best_{goal}"] = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from operator import itemgetter
 from typing import get_args
 
 from pytest_slmserve.analysis.compare.deployments import (
@@ -208,11 +208,15 @@ SEVERAL_GPUS_LEGEND = (
 )
 
 
+def several_gpus(curves: Iterable[Curve]) -> Iterator[tuple[Curve, Sequence[Deployment]]]:
+    """Yield each curve whose engine was measured on several numbers of GPUs, or on one each, with its deployments."""
+    yield from ((curve, deployments(curve)) for curve in curves if on_several_gpus(curve))
+
+
 def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
     """Yield the deployments of each model that was served on several GPUs and which of them to choose, then how to read
     the tables."""
-    each = ((curve, deployments(curve)) for curve in curves if on_several_gpus(curve))
-    shown = [(curve, found) for curve, found in each if any(one.gpus > 1 for one in found)]
+    shown = [(curve, found) for curve, found in several_gpus(curves) if any(one.gpus > 1 for one in found)]
     for name, (curve, found) in zip(labels([curve for curve, _ in shown]), shown):
         waiting = (
             f"{one.concurrency} in flight do not fit into the KV memory of {counted(one.gpus, 'GPU')}: "
@@ -239,10 +243,8 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
 
 def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
     """Yield which deployment over several GPUs to choose, by each model's measurements; nothing without a choice."""
-    for curve in curves:
-        if on_several_gpus(curve):
-            for text in _answers(curve, deployments(curve)):
-                yield hanging(f"{curve.subject} on {text}", 2)
+    for curve, found in several_gpus(curves):
+        yield from (hanging(f"{curve.subject} on {text}", 2) for text in _answers(curve, found))
 
 
 def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Column[Deployment], ...]:
@@ -308,9 +310,8 @@ def best_on_several(
 ) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
     """Yield the best deployment by each wish whose value is known of all, for each number of GPUs and load with a
     choice."""
-    by_gpus = sorted((one for one in found if one.gpus > 1), key=lambda one: (one.gpus, one.concurrency))
-    for (gpus, load), under in groupby(by_gpus, key=lambda one: (one.gpus, one.concurrency)):
-        choices = list(under)
+    several = grouped((one for one in found if one.gpus > 1), lambda one: (one.gpus, one.concurrency))
+    for (gpus, load), choices in sorted(several.items(), key=itemgetter(0)):
         if len(choices) < 2:
             continue
         most = max(choices, key=lambda one: one.tokens_per_s)

@@ -16,16 +16,10 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.analysis.points import engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
+from pytest_slmserve.report import deployments
 from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.compare import history_report
-from pytest_slmserve.report.deployments import (
-    best_deployments,
-    deployed,
-    gpus_sections,
-    interfaces_sections,
-    replica_sections,
-)
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
 from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind, valid_cell
@@ -125,7 +119,7 @@ def _measured_parts(found: Findings, longest: int) -> Iterator[ScreenPart]:
     sentence if there is one."""
     for shown in overview_tables(found):
         yield _table_part(shown.caption, shown, longest, "model", weight=6)
-    if entries := [_block(text, max(longest, 2)) for text in best_deployments(found)]:
+    if entries := [_block(text, max(longest, 2)) for text in deployments.best_deployments(found)]:
         yield ScreenPart([], entries, "deployment")
     for section in job_sections(found.jobs):
         shown = next(part for part in section.parts if isinstance(part, Table))
@@ -211,7 +205,7 @@ def disturbances(found: Findings) -> tuple[str, list[str]]:
     points: list[tuple[str, str, AnyPoint]] = []
     for curve, label in found.labelled:
         points += [(label, f"{point.concurrency}", point) for point in curve.points]
-    points += [(f"{engines(p.models)}, {deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
+    points += [(f"{engines(p.models)}, {deployments.deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
     points += [(f"{p.model}, jobs", "once" if p.load.at_once else f"{p.load.rate:g}/s", p) for p in found.jobs]
     wrong = [(STANDINGS.get(valid_cell(point), ""), label, load, point) for label, load, point in points]
     worst = [*STANDINGS.values()]
@@ -244,9 +238,9 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
     jobs = job_sections(found.jobs)
     return {
         "Models": sweep_sections(found),
-        "Replicas": replica_sections(found.curves, found.shared),
-        "Several GPUs": gpus_sections(found.curves),
-        "Interfaces": interfaces_sections(found.curves),
+        "Replicas": deployments.replica_sections(found.curves, found.shared),
+        "Several GPUs": deployments.gpus_sections(found.curves),
+        "Interfaces": deployments.interfaces_sections(found.curves),
         "Jobs": [*jobs, Legend(JOB_LEGEND)] if jobs else [],
         "Energy": energy_sections(found),
     }
