@@ -79,14 +79,14 @@ RATES_GOODPUT_LEGEND = (
 def goodput_columns(load: str, slo: Slo) -> list[Column[Served]]:
     """Return the columns of goodput. load: heading of the first one."""
 
-    def within(name: str) -> Callable[[Served], str]:
-        return lambda s: hundredths(dict(s.goodput.by_slo)[name] if s.goodput else None)
+    def within(i: int) -> Callable[[Served], str]:
+        return lambda s: hundredths(s.goodput.by_slo[i][1] if s.goodput else None)
 
     return [
         Column(load, lambda s: f"{s.load:g}"),
-        Column("goodput\n/s", lambda s: figure(s.goodput.per_s if s.goodput else None, 4)),
-        Column("good\n%", lambda s: hundredths(s.goodput.attainment if s.goodput else None)),
-        *(Column(f"{name}\n%", within(name)) for name in slo.bounds),
+        Column("goodput\n/s", lambda s: figure(getattr(s.goodput, "per_s", None), 4)),
+        Column("good\n%", lambda s: hundredths(getattr(s.goodput, "attainment", None))),
+        *(Column(f"{name}\n%", within(i)) for i, name in enumerate(slo.bounds)),
         Column("\ndropped", lambda s: str(s.dropped)),
     ]
 
@@ -123,7 +123,7 @@ def goodput_parts(
     columns, legend = goodput_columns("offered\n/s", slo), RATES_GOODPUT_LEGEND
     if unit == IN_FLIGHT:
         columns, legend = goodput_columns("in\nflight", slo), GOODPUT_LEGEND
-        columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
+        columns.insert(1, Column("\nrequests", lambda s: whole(getattr(s.goodput, "requests", None)), rank=1))
     best, highest = goodput_found(rows, attainment, unit)
     found = [each.why for each in (best, highest) if each]
     if best is None:
@@ -210,7 +210,7 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
         "failed": run.failed and Counter(run.failed.kind),
         "prompt_tokens": prompts,
         "output_tokens": outputs,
-        "in_flight_max": most_in_flight(run),
+        "concurrency_max": most_in_flight(run),
         "window_s": run.window_s[1] - run.window_s[0],
         **facts(summary_of(measurement)),
         "prompt_tokens_per_s": prompt_tokens_per_s(run),
@@ -232,14 +232,13 @@ def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str
     }
     if not (steps := steps_of(measurement)):
         return found
-    windows = [{"from_s": m.run.window_s[0], "until_s": m.run.window_s[1]} for m in steps]
-    rows = [{**row, **window} for row, window in zip(rate_rows(steps, terms), windows)]
+    rows = [{**rate_row(m, terms), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1]} for m in steps]
     return {**found, "steps": rows, **_best_rates(steps, terms)}
 
 
-def rate_rows(points: Sequence[Measurement], terms: ValidityCriteria) -> list[dict[str, Any]]:
-    """Return the figures of each load at a rate, or of each step of a ramp, with the rate that was offered."""
-    return [{"rate": offered_rate(m), **load_figures(m, terms)} for m in points]
+def rate_row(m: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
+    """Return the figures of a load at a rate, or of a step of a ramp, with the rate that was offered."""
+    return {"rate": offered_rate(m), **load_figures(m, terms)}
 
 
 def rates_facts(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
@@ -268,10 +267,7 @@ def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Serv
 def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
     """Return the peak of goodput and the highest rate at which enough requests are good; null without an SLO."""
     best, highest = goodput_found(_served(points, terms), terms.attainment, RATE)
-    return {
-        "peak": best and facts(best),
-        "highest_load": highest and facts(highest),
-    }
+    return {"peak": best, "highest_load": highest}
 
 
 def doubts_of(row: Mapping[str, Any], name: str = "") -> list[str]:
@@ -282,19 +278,15 @@ def doubts_of(row: Mapping[str, Any], name: str = "") -> list[str]:
 
 def failed_text(row: Mapping[str, Any]) -> str:
     """Return how many requests failed, by kind: "3 failed (HTTP 503: 2, timeout: 1)"."""
-    kinds = Counter(row["failed"] or ())
-    each = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
+    each = ", ".join(f"{kind}: {count}" for kind, count in Counter(row["failed"] or ()).most_common())
     return f"{row['failures']} failed{f' ({each})' if each else ''}"
 
 
 def in_words(arrivals: str) -> str:
     """Return how requests arrive, with the usual name of gamma gaps: those of burstiness 1 are Poisson arrivals."""
     usual = {"1": "Poisson arrivals", "inf": "arrivals with constant gaps"}
-    return re.sub(
-        r"(?<![^ ])gamma ([^ ,]+)",
-        lambda found: usual.get(found[1], f"arrivals with gamma gaps, burstiness {found[1]}"),
-        arrivals,
-    )
+    gamma, words = r"(?<![^ ])gamma ([^ ,]+)", "arrivals with gamma gaps, burstiness"
+    return re.sub(gamma, lambda found: usual.get(found[1], f"{words} {found[1]}"), arrivals)
 
 
 def endpoint_notes(m: Measurement) -> Iterator[str]:
@@ -381,12 +373,10 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
             f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
             f"{figure(held.p99_s)} s (p99), which is no part of their latencies"
         )
-    requests, output, prompt = (
-        figure(row[f"{name}_per_s"], 4) for name in ("requests", "output_tokens", "prompt_tokens")
-    )
+    requests, output, prompt = (FOUR(row[f"{name}_per_s"]) for name in ("requests", "output_tokens", "prompt_tokens"))
     parts += [
         f"{requests} requests/s, {output} output and {prompt} prompt tokens/s over {row['window_s']:.1f} s",
-        f"{figure(row['batch'], 4)} requests in flight in the mean, {row['in_flight_max']} at most",
+        f"{figure(row['batch'], 4)} concurrent requests in the mean, {row['concurrency_max']} at most",
         f"{row['requests']} requests {m.load.judged_by} in the window: {row['unfinished']} unfinished, "
         f"{failed_text(row)}; {row['prompt_tokens']:,} prompt and {row['output_tokens']:,} output tokens",
     ]
@@ -448,15 +438,14 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     what is wrong."""
     first, steps = points[0], steps_of(points[0])
     assert isinstance(first.load, OpenLoop)
-    process = in_words(first.load.arrivals.partition(",")[0])
-    timing = f"one load after the other, each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
-    timing = f"{process}: {timing}"
+    judged = f"one load after the other, each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
+    timing = f"{in_words(first.load.arrivals.partition(',')[0])}: {judged}"
     if steps:
         timing = f"{in_words(first.load.arrivals)}; the first {first.load.settle_s:g} s of a step are not judged"
     notes = [(m, list(_load_notes(m))) for m in points]
     common = [text for text in notes[0][1] if all(text in told for _, told in notes)]
     single = (f"{offered_rate(m):g} requests/s: {text}" for m, told in notes for text in told if text not in common)
-    rows = rate_rows(steps or points, terms)
+    rows = [rate_row(m, terms) for m in steps or points]
     title, lengths = _requests(first)
     parts: list[Part] = [lengths, *common, *single, timing]
     parts += [Table(rows, RATES, caption="Rates", always=len(RATES)), "", Legend(RATES_LEGEND)]

@@ -11,13 +11,11 @@ from typing import TypeGuard
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, memory_in_use
 from pytest_slmserve.analysis.metrics.roofline import StepParts, step_parts
-from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.text_table import ABSENT, Column, gib, hundredths, milliseconds
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import Load, OpenLoop, short_hash
-
-AnyPoint = Point | ReplicaPoint | JobPoint
 
 
 def served_on(where: Environment | None) -> str:
@@ -27,7 +25,7 @@ def served_on(where: Environment | None) -> str:
     return f"{device or 'unknown device'}{vllm}"
 
 
-def valid_cell(point: AnyPoint) -> str:
+def valid_cell(point: Point) -> str:
     """Return how far a point is valid. partly: some repeats were left out. degraded: each repeat that is left has a
     degradation. noisy: the host was disturbed; all repeats count."""
     if not point.valid:
@@ -37,7 +35,7 @@ def valid_cell(point: AnyPoint) -> str:
     return "partly" if point.left_out else "noisy" if point.noise else "yes"
 
 
-def reasons(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
+def reasons(point: Point, name: str, used: str = "") -> Iterator[str]:
     """Yield a line on what was left out, on degradations and on noise. used: how many repeats count."""
     if point.left_out or not point.valid:
         kind = "left out" if point.valid else "INVALID"
@@ -135,7 +133,7 @@ class MemoryRow:
     memory: GpuMemory
 
 
-def memory_rows(named: Iterable[tuple[str, str, AnyPoint]]) -> list[MemoryRow]:
+def memory_rows(named: Iterable[tuple[str, str, Point]]) -> list[MemoryRow]:
     """Return a row for each set of engines whose parts are known, whatever its load. Sets whose caches differ have rows
     of their own.
 

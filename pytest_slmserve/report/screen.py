@@ -13,7 +13,7 @@ from textwrap import shorten
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
-from pytest_slmserve.analysis.points import engines
+from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report import deployments
@@ -22,7 +22,7 @@ from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.compare import history_report
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
-from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind, valid_cell
+from pytest_slmserve.report.points import first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import Legend, Section, Table, section_texts
 from pytest_slmserve.report.sweeps import energy_sections, overview_tables, sweep_sections
 from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
@@ -199,10 +199,10 @@ STANDINGS = {"NO": "INVALID", "degraded": "degraded", "partly": "some left out",
 def disturbances(found: Findings) -> tuple[str, list[str]]:
     """Return how many points were disturbed, and a sentence for each kind of reason, the worst first."""
 
-    def reason(point: AnyPoint) -> str:
+    def reason(point: Point) -> str:
         return "; ".join(dict.fromkeys((*point.degraded, *point.problems))) or first_of_each_kind(point.noise)
 
-    points: list[tuple[str, str, AnyPoint]] = []
+    points: list[tuple[str, str, Point]] = []
     for curve, label in found.labelled:
         points += [(label, f"{point.concurrency}", point) for point in curve.points]
     points += [(f"{engines(p.models)}, {deployments.deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
