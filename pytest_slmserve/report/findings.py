@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from pytest_slmserve.analysis.claims.claim import ClaimRow
+from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.compare.changes import ReleaseHistory
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.gpu_figures import Place, fastest_pieces
-from pytest_slmserve.analysis.metrics.latency import Slo
+from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import JobPoint, ReplicaPoint
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, labels
 from pytest_slmserve.analysis.verdict import Verdict

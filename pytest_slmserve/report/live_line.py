@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from pytest_slmserve.engines.launch.child_process import stage_of
+from pytest_slmserve.engines.child import stage_of
 from pytest_slmserve.plan.cases import clock
 from pytest_slmserve.schema.records import Progress
 

@@ -13,10 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped, percentile
-from pytest_slmserve.analysis.metrics import latency
-from pytest_slmserve.analysis.metrics.latency import Goodput, Slo
+from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
-from pytest_slmserve.analysis.metrics.window import delay_of, held_back, most_in_flight, prompt_tokens_per_s, steps_of
+from pytest_slmserve.analysis.metrics.window import Goodput, Slo, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -43,10 +42,10 @@ def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = chart
         values = []
         for load, each in loads.items():
             if name == "ITL":
-                gaps = latency.gaps_of(m.run for m in each)
+                gaps = window.gaps_of(m.run for m in each)
                 quantiles = map(gaps.percentile, SHARES) if gaps else []
             else:
-                requests = (latency.request_latency(m.run.samples, row) for m in each for row in latency.judged_rows(m))
+                requests = (window.request_latency(m.run.samples, row) for m in each for row in window.judged_rows(m))
                 known = sorted(s for one in requests if (s := getattr(one, f"{name.lower()}_s")) is not None)
                 quantiles = (percentile(known, share) for share in SHARES)
             for share, seconds in zip(SHARES, quantiles):
@@ -199,25 +198,25 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
     """Return the figures of one load or of a step of a ramp, in seconds, tokens and shares; null is not measured."""
     found = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
-    prompts, outputs = latency.judged_tokens(measurement)
+    prompts, outputs = window.judged_tokens(measurement)
     return {
         "valid": not found.problems,
         "problems": found.problems,
         "degraded": found.degradations,
         "noise": found.noise,
-        **facts(latency.latencies_of(measurement), "requests", "unfinished"),
+        **facts(window.latencies_of(measurement), "requests", "unfinished"),
         **facts(run, "failures", "first_failure"),
         "failed": run.failed and Counter(run.failed.kind),
         "prompt_tokens": prompts,
         "output_tokens": outputs,
-        "concurrency_max": most_in_flight(run),
+        "concurrency_max": window.most_in_flight(run),
         "window_s": run.window_s[1] - run.window_s[0],
         **facts(summary_of(measurement)),
-        "prompt_tokens_per_s": prompt_tokens_per_s(run),
+        "prompt_tokens_per_s": window.prompt_tokens_per_s(run),
         "cached_prompt_share": from_cache and from_cache.share,
-        "schedule_delay": delay_of(run),
-        "held_back": held_back(run),
-        "goodput": goodput_facts(latency.goodput_of(measurement, terms.slo) if terms.slo else None),
+        "schedule_delay": window.delay_of(run),
+        "held_back": window.held_back(run),
+        "goodput": goodput_facts(window.goodput_of(measurement, terms.slo) if terms.slo else None),
     }
 
 
@@ -258,7 +257,7 @@ def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict
 
 def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Served]:
     """Return the goodput of each load at a rate; nothing without an SLO."""
-    found = [(m, latency.goodput_of(m, terms.slo)) for m in points] if terms.slo else []
+    found = [(m, window.goodput_of(m, terms.slo)) for m in points] if terms.slo else []
     return [
         Served(offered_rate(m), good, good.dropped, not problems(m, terms.failed_share)) for m, good in found if good
     ]
@@ -306,7 +305,7 @@ def endpoint_notes(m: Measurement) -> Iterator[str]:
 def _load_notes(m: Measurement) -> Iterator[str]:
     """Yield notes on the server, on answers that ended early or came in one piece, and on the prefix cache."""
     yield from endpoint_notes(m)
-    wanted, came = m.workload.spec.output_tokens, latency.finished_output_tokens(m.run)
+    wanted, came = m.workload.spec.output_tokens, window.finished_output_tokens(m.run)
     if early := sum(tokens < wanted for tokens in came) if wanted else 0:
         yield f"{early} of {len(came)} requests ended early, {fmean(came):,.4g} output tokens in the mean"
     rows, seen, stream = m.run.samples, cache_hit_share(m.run), m.run.stream
@@ -348,7 +347,7 @@ def is_counted_loop(m: Measurement) -> bool:
     return m.spec.interface == "endpoint" and m.alone and counted
 
 
-LATENCY: tuple[Column[tuple[str, latency.Percentiles]], ...] = (
+LATENCY: tuple[Column[tuple[str, window.Percentiles]], ...] = (
     Column("ms", lambda row: row[0], "left"),
     Column("mean", lambda row: milliseconds(row[1].mean)),
     Column("p50", lambda row: milliseconds(row[1].p50)),
@@ -360,7 +359,7 @@ LATENCY: tuple[Column[tuple[str, latency.Percentiles]], ...] = (
 
 def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
     """Return the section of one load: the server and the requests, latencies, goodput, and what is wrong."""
-    row, seen, delay = load_figures(m, terms), latency.latencies_of(m), delay_of(m.run)
+    row, seen, delay = load_figures(m, terms), window.latencies_of(m), window.delay_of(m.run)
     late = f"; sent {milliseconds(delay.p99_s)} ms late (p99)" if delay else ""
     described = m.load.title
     if delay and is_windowed(m.load):
@@ -368,7 +367,7 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
         described = f"{in_words(m.load.arrivals)}: {sent}"
     title, lengths = _requests(m)
     parts: list[Part] = [lengths, *_load_notes(m), f"{described}{late}"]
-    if held := held_back(m.run):
+    if held := window.held_back(m.run):
         parts.append(
             f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
             f"{figure(held.p99_s)} s (p99), which is no part of their latencies"
@@ -393,13 +392,14 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
         parts += ["", *doubts]
     drawn: Callable[[], Iterator[Chart]] = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})
     if is_windowed(m.load):
-        drawn = partial(_rate_charts, [m], terms.slo)
+        drawn = partial(_rate_charts, [m], terms)
     return Section(title, parts, charts=drawn)
 
 
-def _rate_charts(points: Sequence[Measurement], slo: Slo | None) -> Iterator[Chart]:
+def _rate_charts(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[Chart]:
     """Yield requests served and latencies over the rate, and the latencies of all requests."""
-    yield from (Chart(panel["description"], panel) for panel in rates_picture(points, slo).panels)
+    drawn = rates_picture(points, terms.slo, terms.failed_share)
+    yield from (Chart(panel["description"], panel) for panel in drawn.panels)
     yield from latency_charts({offered_rate(m): [m] for m in points}, "requests/s asked for")
 
 
@@ -455,4 +455,4 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     for row in rows:
         doubts += doubts_of(row, f"{row['rate']:g} requests/s: ")
     parts += ["", *doubts] if doubts else []
-    return Section(title, parts, charts=partial(_rate_charts, points, terms.slo))
+    return Section(title, parts, charts=partial(_rate_charts, points, terms))

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TypeGuard
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, memory_in_use
-from pytest_slmserve.analysis.metrics.roofline import StepParts, step_parts
+from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, StepParts, memory_in_use, step_parts
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.text_table import ABSENT, Column, gib, hundredths, milliseconds

@@ -17,13 +17,12 @@ from interfaces import somebodys_server, url_of
 from terminals import Screen
 
 from pytest_slmserve.__main__ import main, parser, run
-from pytest_slmserve.analysis.metrics.latency import latencies_of
-from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.analysis.metrics.window import latencies_of, steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.measure import asked, least_seconds
+from pytest_slmserve.engines.child import Child
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import text_table
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
@@ -103,7 +102,7 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
             assert told[f"p{share}_{theirs}_ms"] == pytest.approx(1e3 * found[f"{ours}_p{share}_s"])
     assert told["mean_itl_ms"] == pytest.approx(told["mean_tpot_ms"], rel=0.1)
     assert (found["prompt_tokens"], found["output_tokens"]) == (640, 320)
-    assert told["max_concurrent_requests"] == found["in_flight_max"] == peak_of(tmp_path / "r.jsonl") == 4
+    assert told["max_concurrent_requests"] == found["concurrency_max"] == peak_of(tmp_path / "r.jsonl") == 4
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
     (point,) = external.external_curve(external.read_results(saved), columns).points
     assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["tpot_s"],))
