@@ -15,7 +15,6 @@ from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.deployments import gpus_advice
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.report.text_table import laid_out
@@ -83,10 +82,9 @@ def run_advise(given: argparse.Namespace) -> int:
         measured = subjects.of_curves(curves, model, longest, contents.notes)
     found = plan(measured.subjects, replace(wish, gpu_bytes=wish.gpu_bytes or measured.gpu_bytes))
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
-    section = advice_section(found, measured)
+    section = advice_section(found, measured, mine)
     with laid_out(every_column=True):  # a column that was asked for is shown on a narrow terminal too
         text = section_text(section)
-    text = "\n".join([text, *gpus_advice(mine)])
     print(as_json(advice_facts(found, measured, mine)) if given.json else text)
     if given.html:
         shown = Section("What to deploy", [text], section.look)

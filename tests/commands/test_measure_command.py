@@ -102,7 +102,7 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
             assert told[f"p{share}_{theirs}_ms"] == pytest.approx(1e3 * found[f"{ours}_p{share}_s"])
     assert told["mean_itl_ms"] == pytest.approx(told["mean_tpot_ms"], rel=0.1)
     assert (found["prompt_tokens"], found["output_tokens"]) == (640, 320)
-    assert told["max_concurrent_requests"] == found["in_flight_max"] == peak_of(tmp_path / "r.jsonl") == 4
+    assert told["max_concurrent_requests"] == found["concurrency_max"] == peak_of(tmp_path / "r.jsonl") == 4
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
     (point,) = external.external_curve(external.read_results(saved), columns).points
     assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["tpot_s"],))
