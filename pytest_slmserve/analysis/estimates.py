@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache, wraps
 from itertools import pairwise
 from operator import itemgetter
 from statistics import NormalDist, fmean, variance
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 from pytest_slmserve.schema.records import Run
 
@@ -211,19 +211,20 @@ def percent_interval(seen: Interval) -> str:
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-def once(quantity: Callable[[Run], T]) -> Callable[[Run], T]:
-    """Decorates a function of a run so that each run computes it once. The answer is kept with the run, which is
-    frozen, for as long as that lives. Nobody may change a returned value."""
+def once(quantity: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
+    """Decorates a function of a run so that each run computes it once for the same further arguments. The answer is
+    kept with the run, which is frozen, for as long as that lives. Nobody may change a returned value."""
     name = f"{quantity.__module__}.{quantity.__name__}"
 
     @wraps(quantity)
-    def kept(run: Run) -> T:
-        derived: dict[str, Any] = run.derived
-        if name not in derived:
-            derived[name] = quantity(run)
-        return cast(T, derived[name])
+    def kept(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = name, args, *kwargs.items()
+        if key not in run.derived:
+            run.derived[key] = quantity(run, *args, **kwargs)
+        return cast(T, run.derived[key])
 
     return kept
 
