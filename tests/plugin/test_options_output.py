@@ -68,7 +68,7 @@ def test_a_second_run_is_not_pooled_with_the_first(sweep, archive, pytester, cap
     sweep()
     text = sweep().stdout.str()
     first, second = runs_of(archive())
-    assert first.id != second.id and len(first.measurements) == len(second.measurements) == 10
+    assert first.header.id != second.header.id and len(first.measurements) == len(second.measurements) == 10
     path = str(pytester.path / ".slm/records.jsonl")
 
     def measured(*words):

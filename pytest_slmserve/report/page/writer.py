@@ -199,7 +199,7 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
 def _claims(found: Findings) -> Iterator[dict[str, Any]]:
     """Yield each claim with its statement, its chart and a row for each verdict."""
     for name, group in verdicts.by_claim(found.judged, strict=found.strict).items():
-        claim = next((claim for claim in CLAIMS if claim.name == name), None)
+        claim = CLAIMS.get(name)
         spec = charts.forest([each.verdict for each in group])
         rows = [
             {

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, judge, measurement, point, without
 
-from pytest_slmserve.analysis.claims.claim import NEXT_SMALLER
 from pytest_slmserve.analysis.claims.evidence import (
     IDLE_TENSOR,
+    NEXT_SMALLER,
     NO_DECODING,
     NO_ENERGY,
     NO_PROFILE,

@@ -194,8 +194,8 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
-def test_a_claim_fails_where_the_records_refute_its_sentence(claim):
-    curve, *others = REFUTED[claim.name]()
-    verdict = judge_row(claim.name, curve, row_for(claim.name, "*", rows=ROWS[: len(CLAIMS)]), others)
-    assert (verdict.claim, verdict.state) == (claim.name, State.FAILS), verdict.why
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_fails_where_the_records_refute_its_sentence(name):
+    curve, *others = REFUTED[name]()
+    verdict = judge_row(name, curve, row_for(name, "*", rows=ROWS[: len(CLAIMS)]), others)
+    assert (verdict.claim, verdict.state) == (name, State.FAILS), verdict.why
