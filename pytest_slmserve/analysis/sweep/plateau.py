@@ -56,7 +56,7 @@ class ChosenLoad:
     """value: the load that a rule finds, None if there is none. low, high: the same by the ends of the 95 % intervals.
     known: whether there are such ends, that is, whether any point was repeated."""
 
-    value: int | None
+    value: int | None = None
     low: int | None = None
     high: int | None = None
     known: bool = False
