@@ -384,7 +384,7 @@ def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 
     centre = fmean(values)
     if not df:
         return Interval(centre)
-    half = estimates.quantile(1 - TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
+    half = estimates.t_above(TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
 
 
