@@ -152,6 +152,19 @@ class Point(Summary):
         each = ([window.goodput_of(m, limits) for m in group] for group in self.used)
         return window.pooled_goodput([window.pooled_goodput(engines, at_once=True) for engines in each])
 
+    def on_hosts_of(self, other: Point) -> Point | None:
+        """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none.
+
+        What one host serves says nothing of another: of the same kind and with the same GPU some serve twice as much.
+        The point itself is returned if a host is not known.
+        """
+        mine = list(chain.from_iterable(self.used))
+        here, there = records.hosts_of(mine), records.hosts_of(chain.from_iterable(other.used))
+        if not there or None in here | there or here <= there:
+            return self
+        kept = [m for m in mine if m.environment.host in there]
+        return point_of(self.concurrency, kept) if kept else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobPoint(Point, JobSummary):
@@ -420,20 +433,6 @@ def shared_points(measurements: Iterable[Measurement]) -> tuple[ReplicaPoint, ..
     """Return one point for each set of engines, way of sharing and load, in the order first measured."""
     groups = sorted(all_groups(m for m in measurements if not m.alone), key=lambda members: members[0].measured_at)
     return tuple(map(shared_point, grouped(groups, group_key).values()))
-
-
-def on_hosts_of(point: Point, other: Point) -> Point | None:
-    """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none.
-
-    What one host serves says nothing of another: of the same kind and with the same GPU some serve twice as much. The
-    point itself is returned if a host is not known.
-    """
-    mine = list(chain.from_iterable(point.used))
-    here, there = records.hosts_of(mine), records.hosts_of(chain.from_iterable(other.used))
-    if not there or None in here | there or here <= there:
-        return point
-    kept = [m for m in mine if m.environment.host in there]
-    return point_of(point.concurrency, kept) if kept else None
 
 
 def concurrency_of(measurement: Measurement) -> int | None:

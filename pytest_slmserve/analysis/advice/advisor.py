@@ -334,7 +334,7 @@ def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> 
         if law is None or not law.identified:
             raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it")
         trust = f"which is off by up to {percent(law.error_max)} elsewhere"
-        base = Base(law.tokens_per_s(1), 0, f"no valid point at 1: T(1) is by the saturation law, {trust}")
+        base = Base(law.tokens_per_s(1), f"no valid point at 1: T(1) is by the saturation law, {trust}")
     limit = None if slo is None else batching.limit_of(slo, loads, laws.wait)
     choice, notes, reason = batching.b_opt(loads, base, limit, wish.threshold), _rests_on(base, limit), ""
     if choice.value is None:
@@ -374,7 +374,7 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
         raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
     limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, laws.wait)
     base = batching.measured_base(loads) or Base(
-        1 / laws.step.seconds(1), 0, "no valid point at 1: T(1) is by the law as well"
+        1 / laws.step.seconds(1), "no valid point at 1: T(1) is by the law as well"
     )
     efficiency = laws.step.pace / (wish.threshold * base.per_s) - laws.step.b_half
     caps = Caps(efficiency, None if limit is None else max(0.0, laws.wait.batch(limit.seconds)))

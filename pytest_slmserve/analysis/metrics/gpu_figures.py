@@ -7,7 +7,7 @@ import math
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -24,8 +24,18 @@ from pytest_slmserve.schema.models import Model, short_name
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, Resolved, Run, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference
 
+
+def all_bits(reasons: Sequence[float]) -> float:
+    return float(reduce(or_, map(int, reasons)))
+
+
 WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
-SLOWEST = (of.SM_CLOCK, of.MEMORY_CLOCK)  # the others wait for it
+# How a column of several GPUs becomes one, if not as a mean of ratios or a sum: the others wait for the slowest.
+JOINS: dict[int, Callable[[Sequence[float]], float]] = {
+    **dict.fromkeys(WORST, max),
+    **dict.fromkeys((of.SM_CLOCK, of.MEMORY_CLOCK), min),
+    of.CLOCK_REASONS: all_bits,
+}
 
 
 def joined_gpus(telemetry: Telemetry) -> Telemetry:
@@ -34,20 +44,11 @@ def joined_gpus(telemetry: Telemetry) -> Telemetry:
         return telemetry
     columns = dict(telemetry.columns)
     for number in sorted(set.intersection(*map(set, telemetry.gpus))):
-        unit = of.SENSORS[number].unit if number in of.SENSORS else ""
-        joined: list[float | None] = []
+        is_ratio = number in of.SENSORS and of.SENSORS[number].unit == "ratio"
+        join, joined = JOINS.get(number, fmean if is_ratio else sum), list[float | None]()
         for row in zip(*(gpu[number] for gpu in telemetry.gpus), strict=True):
             known = [value for value in row if value is not None]
-            if len(known) < len(row):
-                joined.append(None)
-            elif number == of.CLOCK_REASONS:
-                joined.append(float(reduce(or_, map(int, known))))
-            elif number in SLOWEST:
-                joined.append(min(known))
-            elif number in WORST:
-                joined.append(max(known))
-            else:
-                joined.append(fmean(known) if unit == "ratio" else sum(known))
+            joined.append(join(known) if len(known) == len(row) else None)
         columns[number] = tuple(joined)
     return replace(telemetry, columns=columns, gpus=())
 

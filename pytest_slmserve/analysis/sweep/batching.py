@@ -50,10 +50,9 @@ Slo = RelativeSlo | AbsoluteSlo
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Throughput T(1) of one sequence alone. repeats: of its measurement, 0 where the law predicts it instead."""
+    """Throughput T(1) of one sequence alone. note: how it is predicted, if it was not measured."""
 
     per_s: float
-    repeats: int
     note: str | None = None
 
 
@@ -105,7 +104,7 @@ def parse_relative_slo(text: str) -> Slo:
 def measured_base(points: Sequence[Point]) -> Base | None:
     """Return T(1) as measured; None without a valid point at 1."""
     single = next((p for p in valid_points(points) if p.concurrency == 1), None)
-    return None if single is None else Base(fmean(single.repeats), len(single.repeats))
+    return None if single is None else Base(fmean(single.repeats))
 
 
 def latency_law(points: Sequence[Point], b_half: float | None = None) -> LatencyLaw | None:
@@ -144,7 +143,7 @@ def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: f
     means; low and high where both are as bad, and as good, as the repeats' noise allows."""
     valid = valid_points(points)
     speed, wait, loads = point_differences(valid), point_differences(valid, e2e_s), [p.concurrency for p in valid]
-    alone = 0 if base.repeats else None
+    alone = None if base.note else 0
     limited = loads.index(limit.at) if limit and limit.at else None
 
     def half(seen: Differences, number: int, other: int | None) -> float:
