@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.metrics.window import checked_slo, steps_of
+from pytest_slmserve.analysis.metrics.window import parse_slo, steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import cli
@@ -356,7 +356,7 @@ def run_measure(given: argparse.Namespace) -> int:
     if not 0 <= failed <= MOST_FAILED:
         problem = f"--allow-failed {failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         raise BadUsage(problem, "--allow-failed 0.01")
-    terms = ValidityCriteria(checked_slo(given.goodput) if given.goodput else None, share, failed)
+    terms = ValidityCriteria(parse_slo(given.goodput) if given.goodput else None, share, failed)
     export = export_to(given.export, terms.slo) if given.export else None
     if export and export.path == given.records:
         raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")

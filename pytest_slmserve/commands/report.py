@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_c
 from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.window import Slo, checked_slo
+from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.analysis.verdict import State, all_of
@@ -122,7 +122,7 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     """Return everything that the archives show, with their gates, and the exit status."""
     archives = read_archives(given)
     contents, (gates, remarks) = as_one([each for _, each in archives]), gates_of(archives)
-    found = judged_again(contents, given.strict, checked_slo(given.goodput) if given.goodput else None)
+    found = judged_again(contents, given.strict, parse_slo(given.goodput) if given.goodput else None)
     notes = [*contents.notes, *remarks, *found.notes]
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")

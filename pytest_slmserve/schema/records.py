@@ -279,7 +279,7 @@ class Run:
     beginning by the host's monotonic clock; None for an engine with a clock of its own. steps: none where a server
     does not report them. failures: number of failed requests, of which the samples have no row. failed: their own rows;
     None where there are none, or where it was not noted when each was sent. stream: where there was a client. derived:
-    results computed from the run, by name (`analysis/estimates.py`)."""
+    results computed from the run, by name and arguments (`analysis/estimates.py`)."""
 
     samples: Samples
     steps: Steps
@@ -290,7 +290,7 @@ class Run:
     telemetry: Telemetry | None = None
     stream: Stream | None = None
     failed: Failures | None = None
-    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

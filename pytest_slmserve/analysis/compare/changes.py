@@ -43,7 +43,6 @@ from pytest_slmserve.analysis.points import (
     engines,
     job_point,
     point_of,
-    replica_groups,
     shared_point,
 )
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
@@ -434,7 +433,7 @@ def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict
     """Return measurements by what was measured: of single engines in the order first met, then of several engines that
     shared a device and are all there. steady: whether to leave out loads without a window."""
     found: dict[ComparedCase, list[Measurement]] = {}
-    for members in all_groups(list(measurements)):
+    for members in all_groups(measurements):
         models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
         case = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
         if case.steady or not steady:
@@ -493,8 +492,8 @@ def same_engines(
 def served(case: ComparedCase, measurements: Sequence[Measurement]) -> Point:
     """Return the point of one case, on whatever hosts it was measured."""
     if len(case.models) > 1:
-        return shared_point(replica_groups(measurements))
-    return job_point(measurements) if is_job(case.loads[0]) else point_of(case.concurrency, measurements)
+        return shared_point(all_groups(measurements))
+    return job_point(all_groups(measurements)) if is_job(case.loads[0]) else point_of(case.concurrency, measurements)
 
 
 def compared_pair(
