@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from stored_records import BUSY, KNOWN, engine_alone, repeats
 
 from pytest_slmserve.analysis.compare.changes import against_stored
-from pytest_slmserve.archive.baselines import (
-    SUFFIX,
-    accept,
-    baseline,
-    baseline_name,
-    baselines,
-)
+from pytest_slmserve.archive.baselines import SUFFIX, accept, baseline, baseline_name, baselines
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
