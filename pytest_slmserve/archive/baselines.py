@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.archive.codec import converted
-from pytest_slmserve.archive.store import Archive, RunChoice, chosen, make_folder, read
+from pytest_slmserve.archive.store import Archive, chosen, make_folder, read
 from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Caches, content, is_file
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement
@@ -132,7 +132,7 @@ def baseline(folder: Path, name: str) -> Baseline:
     """Return one of them, by its name with or without suffix, or the archive of that path, with the last run of each
     case. Raises BadUsage if it is not there, BadArchive if it cannot be read."""
     if is_file(path := Path(name)):
-        contents = chosen(read(path), RunChoice())
+        contents = chosen(read(path))
     else:
         there = {each.name.removesuffix(SUFFIX): each for each in _archives(folder)}
         if name.removesuffix(SUFFIX) not in there:

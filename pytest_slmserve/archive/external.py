@@ -18,8 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known
-from pytest_slmserve.analysis.metrics.latency import Summary
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points import Point, Summary
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.schema.errors import BadUsage, content
 from pytest_slmserve.schema.printable import printable, printable_value

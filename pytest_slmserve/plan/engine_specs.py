@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from pytest_slmserve.analysis.metrics.roofline import peaks_of
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadUsage, Platform

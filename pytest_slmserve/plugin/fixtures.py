@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.plugin.measuring import Carry, PlannedCase, SharedEngines, Watching
-    from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
+    from pytest_slmserve.run.judge import StoredBaseline
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.run.sweeps import Sweeps
     from pytest_slmserve.schema.errors import Sharing
@@ -121,10 +121,9 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
     """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
     `model`. It measures nothing: if fewer than two loads are known, the test is inconclusive."""
     from pytest_slmserve.plugin.measuring import checked
-    from pytest_slmserve.run.advice import advice_of
 
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
-        return advice_of(slm_session, model or slm_spec.model, slo_itl, efficiency)
+        return slm_session.verdicts.advice(model or slm_spec.model, slo_itl, efficiency)
 
     return checked("slm_advice", advise)
 
@@ -166,7 +165,7 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
     it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
     has its URL. The test is skipped, with the reason, if that cannot be."""
-    from pytest_slmserve.engines.replicas.replica_set import cannot_share
+    from pytest_slmserve.engines.replicas import cannot_share
     from pytest_slmserve.plugin.measuring import SharedEngines, checked
     from pytest_slmserve.schema.errors import BadUsage
 

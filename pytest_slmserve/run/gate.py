@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from pytest_slmserve.analysis.claims.claim import PUBLISHED
+from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.gate.decision import calibrate, next_look, noise_of, weakened
 from pytest_slmserve.analysis.gate.diagnosis import Waiver, waiver_for
@@ -21,8 +21,8 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs, check_fits
-from pytest_slmserve.engines.launch.vllm_arguments import caches
 from pytest_slmserve.engines.pool import abreast
+from pytest_slmserve.engines.server import caches
 from pytest_slmserve.options.table import FEWEST_PAIRS, Options, joined
 from pytest_slmserve.plan.cases import Engines
 from pytest_slmserve.report.gate import calibration_text

@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.metrics.window import Slo, checked_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.archive.store import Archive, Contents, read
@@ -50,7 +50,7 @@ class Session:
         failed: Failed tests, each with a line of why, once all have ended.
         command: Command that makes the same run again.
         options, platform, host: Those of the planner.
-        notes: Notes of one sentence each, for the end of the run.
+        notes: Notes of one sentence each, for the end of the run; `note` adds some, each once.
         results: All repeats that are known so far.
         keeps_records: Whether the measurements stay. Those of a formula stay only if an archive was named, or is
             resumed: in the usual one they would stand among what was measured.
@@ -87,6 +87,7 @@ class Session:
         goes_on = self.budget_s and options.repeats > 1 and not options.ray
         self.looks: tuple[int, ...] = looks_from(options.repeats) if goes_on else (options.repeats,)
         self.verdicts = Verdicts(planner, self.results, self.looks)
+        self.note = self.verdicts.note
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
@@ -112,10 +113,6 @@ class Session:
         page = RunPage(Path(options.html)) if options.html else None
         return cls(planner, devices, executor, slo=slo, page=page)
 
-    def note(self, *sentences: str) -> None:
-        """Add notes, each once however often it is said."""
-        self.notes.extend(sentence for sentence in dict.fromkeys(sentences) if sentence not in self.notes)
-
     def open(self) -> None:
         """Take the device, open the archive, and resume if requested. Raises BadUsage, DeviceBusy or BadArchive."""
         self.devices.hold()
@@ -136,7 +133,7 @@ class Session:
     def begin(self, compares: bool = False) -> None:
         """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
         if archive := self.executor.archive:
-            rows = [table.row_to_record(row) for row in table.ROWS]
+            rows = list(map(asdict, table.ROWS))
             plan = self.verdicts.plan()
             plan |= {"command": self.command} if self.command else {}
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none
