@@ -30,17 +30,7 @@ from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.launch.child_process import FOLDER, GUARDIAN
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import (
-    Case,
-    Engines,
-    Group,
-    PlannedItem,
-    clock,
-    engine_title,
-    groups_of,
-    in_order,
-    start_estimate_s,
-)
+from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, clock, engine_title, groups_of, start_estimate_s
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.devices import GpuSlots, slot_count
@@ -307,7 +297,7 @@ class RunningEngine:
             repeat; both only if slots are given.
     """
 
-    group: Group
+    spec: Engines
     need: Need
     open: dict[str, Case]
     again: bool = False
@@ -320,7 +310,7 @@ class RunningEngine:
 
     @property
     def name(self) -> str:
-        return engine_title(self.group.engine)
+        return engine_title(self.spec)
 
     def cells(self) -> str:
         """The number of its open cases, for a sentence: "2 cells of opt-125m were"."""
@@ -399,10 +389,9 @@ class RayEngines:
                 session.devices.lock(self.slots.devices)
             self.ray = self._undo.enter_context(start_here(len(self.slots.devices)))
         missing = [case for case in cases if self._missing(case)]
-        for group in in_order(groups_of(rows)):
-            open_ = {case.key: case for case in missing if case.engine == group.engine}
-            if open_:
-                self._waiting.append(RunningEngine(group, self._need(group), open_))
+        for engine in (group.engine for group in groups_of(rows)):
+            if open_ := {case.key: case for case in missing if case.engine == engine}:
+                self._waiting.append(RunningEngine(engine, self._need(engine), open_))
         expected = [cell.seconds + start_estimate_s(cell.engine) for cell in rows if cell.engine]
         self._quiet_s = LEAST_QUIET_S + PATIENCE * max(expected, default=0.0)
         self._begin()
@@ -424,16 +413,15 @@ class RayEngines:
     def measure_alone(self, session: Session, model: str) -> None:
         """Measure two cases of a model's sweep once more, if all of it was measured beside others: its smallest load,
         for which the CPU is most of a step, and its largest."""
-        spec, workload = session.planner.spec(model), session.planner.workload(model)
         found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
         beside = sorted({m.load.concurrency for m in found if m.neighbours and is_steady(m.load)})
         for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
-            case = session.planner.case(spec, [workload], [session.planner.load(concurrency)])
+            case = session.planner.point(model, session.planner.load(concurrency))
             if all(m.neighbours for (m,) in session.results.repeats[case.key] if not problems(m)):
                 while self._calls:  # engines whose last case has come may still be stopping
                     self._hear()
-                group = Group(spec, (), len(spec.gpus), start_estimate_s(spec))
-                self._waiting.append(RunningEngine(group, self._need(group), {case.key: case}, again=True))
+                need = self._need(case.engine)
+                self._waiting.append(RunningEngine(case.engine, need, {case.key: case}, again=True))
                 self._begin()
                 self.fetch(case)
 
@@ -461,10 +449,10 @@ class RayEngines:
             if self.ray and not self.slots:
                 self.ray.shutdown()
 
-    def _need(self, group: Group) -> Need:
+    def _need(self, engine: Engines) -> Need:
         if self.slots:
-            return Need(len(group.engine.gpus) if self.host.gpus else 1, 0)
-        return need_of(group.engine, self.nodes, self.options.ray_resource)
+            return Need(len(engine.gpus) if self.host.gpus else 1, 0)
+        return need_of(engine, self.nodes, self.options.ray_resource)
 
     def _missing(self, case: Case) -> int:
         assert self._session is not None
@@ -475,13 +463,14 @@ class RayEngines:
     def _begin(self) -> None:
         """Begin the engines that wait, in their order, as far as slots are free. On a cluster Ray finds the places."""
         while self._waiting:
-            engine, resources = self._waiting[0], dict[str, Any]()
+            engine = self._waiting[0]
+            resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
             if self.slots:
                 taken = {slot for other in self._running for slot in other.at}
                 at = self.slots.block(engine.need.gpus, set(range(len(self.slots.devices))) - taken)
                 if at is None:
                     return
-                engine.at, resources = at, {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
+                engine.at = at
             else:
                 need = engine.need
                 touched = {need.resource: A_TOUCH} if need.resource else {}
