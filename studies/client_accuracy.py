@@ -38,7 +38,7 @@ import psutil
 from common import keep, parser_of, results_in, results_options
 
 from pytest_slmserve.engines.base import message_of
-from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.child import Child
 from pytest_slmserve.engines.loadgen.load_run import GROWTH, LEAST_S
 from pytest_slmserve.report.text_table import grid
 from pytest_slmserve.schema.records import Samples

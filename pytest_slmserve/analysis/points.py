@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain, compress
 from operator import attrgetter
-from statistics import mode
+from statistics import fmean, mode
 from typing import Any, TypeVar
 
 from pytest_slmserve.analysis.estimates import (
@@ -22,21 +22,10 @@ from pytest_slmserve.analysis.estimates import (
     grouped,
     mean_of_known,
 )
-from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.gpu_figures import sensed
-from pytest_slmserve.analysis.metrics.latency import (
-    Goodput,
-    Slo,
-    Summary,
-    checked_slo,
-    goodput_of,
-    pooled_goodput,
-    pooled_latencies,
-    rates_of_all,
-    summarize,
-)
+from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
-from pytest_slmserve.analysis.metrics.window import relative_variance
+from pytest_slmserve.analysis.metrics.window import Goodput, Slo
+from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.models import short_name
@@ -66,6 +55,83 @@ OF_THE_DEVICE = (
     *("gpu_util", "engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active"),
     *("power_w", "power_capped", "power_imbalance", "own_cores", "energy_per_token_j"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary(window.LatencyFigures):
+    """Figures over the steady window; None is "not measured". Definitions in `window`, of the sensors' in `device`;
+    latencies are of the requests by which this kind of load is judged (`latency`).
+
+    batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
+    output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
+    energy_per_token_j: power over output tokens/s. unexplained, bound: see `step_time`. decode_dram, decode_tensor:
+    shares of the time in which those were active while no prompt was processed, and saturation_gap is of them.
+    probe_s, probe_cpu_s: time of the host-speed probe's piece of work, and its CPU time.
+    """
+
+    batch: float | None = None
+    requests_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    step_s: float | None = None
+    kv_usage: float | None = None
+    roofline_fraction: float | None = None
+    little: float | None = None
+    gpu_util: float | None = None
+    engine_active: float | None = None
+    sm_active: float | None = None
+    sm_active_max: float | None = None
+    sm_occupancy: float | None = None
+    sm_occupancy_max: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_per_token_j: float | None = None
+    sm_clock_hz: float | None = None
+    own_cores: float | None = None
+    stolen_cores: float | None = None
+    probe_s: float | None = None
+    probe_cpu_s: float | None = None
+    power_capped: float | None = None
+    power_imbalance: float | None = None
+    unexplained: float | None = None
+    decode_dram: float | None = None
+    decode_tensor: float | None = None
+    saturation_gap: float | None = None
+    bound: gpu_figures.Bound | None = None
+
+
+def summarize(measurement: Measurement) -> Summary:
+    """All figures of one measurement. requests/s is tokens/s over the mean output tokens of a request, None where that
+    is 0: as requested, or, where all requests have one output length and some ended early, the lower mean of the
+    finished ones. In a closed loop of so many requests both are over all of its time."""
+    run, workload = measurement.run, measurement.workload
+    tokens_per_s, batch, law = window.output_tokens_per_s(run), window.mean_batch(run), window.littles_law(run)
+    each, finished = workload.mean_output_tokens, window.finished_output_tokens(run)
+    if finished and (mean := fmean(finished)) < (workload.spec.output_tokens or 0):
+        each = mean
+    requests_per_s = tokens_per_s / each if tokens_per_s is not None and each else None
+    if isinstance(measurement.load, ClosedLoop) and measurement.load.requests is not None:
+        requests_per_s, tokens_per_s = window.rates_of_all(run)
+    seen, decoding = gpu_figures.device_figures(run), gpu_figures.decode_window(run)
+    dram, tensor = (decoding.mean(n) if decoding else None for n in (sensors.DRAM_ACTIVE, sensors.TENSOR_ACTIVE))
+    step = gpu_figures.step_time(measurement, seen)
+    return Summary(
+        batch=batch,
+        requests_per_s=requests_per_s,
+        output_tokens_per_s=tokens_per_s,
+        step_s=window.step_s(run),
+        kv_usage=window.kv_usage(run),
+        roofline_fraction=gpu_figures.roofline_fraction(measurement, tokens_per_s, batch),
+        little=None if law is None else law.deviation,
+        **window.latencies_of(measurement).figures,
+        unexplained=step.unexplained if step else None,
+        decode_dram=dram,
+        decode_tensor=tensor,
+        saturation_gap=gpu_figures.saturation_gap(dram, tensor),
+        bound=step.bound if step else gpu_figures.bound_by_counters(seen),
+        **gpu_figures.sensed(Summary, run, tokens_per_s),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +201,11 @@ class Point(Summary):
         """Requests that kept every limit of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used:
         `.attainment` is their share, `.per_s` their rate. None without a valid repeat. Raises BadUsage for what is no
         SLO, and for a limit on ITL."""
-        limits = checked_slo(slo) if isinstance(slo, str) else slo
-        each = (pooled_goodput([goodput_of(m, limits) for m in group], at_once=True) for group in self.used)
-        return pooled_goodput(list(each))
+        limits = window.checked_slo(slo) if isinstance(slo, str) else slo
+        each = (
+            window.pooled_goodput([window.goodput_of(m, limits) for m in group], at_once=True) for group in self.used
+        )
+        return window.pooled_goodput(list(each))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,15 +299,15 @@ def summary_of(*group: Measurement) -> Summary:
         rates = [window.output_tokens_per_s(run) for run in runs]
         own = [window.output_tokens_per_s(m.run) for m in group]
         total, by_itself = (None if None in each else sum(filter(None, each)) for each in (rates, own))
-        means = (pooled_latencies([run]).e2e_s.mean for run in runs)
-        device = sensed(ReplicaSummary, next((run for run in runs if run.telemetry), runs[0]), total)
+        means = (window.pooled_latencies([run]).e2e_s.mean for run in runs)
+        device = gpu_figures.sensed(ReplicaSummary, next((run for run in runs if run.telemetry), runs[0]), total)
         return ReplicaSummary(
             output_tokens_per_s=total,
             each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
             sum_tokens_per_s=by_itself,
             largest_e2e_s=max((mean for mean in means if mean is not None), default=None),
             step_s=mean_of_known(window.step_s(run) for run in runs),
-            **pooled_latencies(runs).figures,
+            **window.pooled_latencies(runs).figures,
             **{name: device[name] for name in OF_THE_DEVICE},
         )
     [measurement] = group
@@ -249,7 +317,7 @@ def summary_of(*group: Measurement) -> Summary:
     began, ended = run.window_s
     last = max(run.samples.sent_s, default=0.0)
     rate = len(run.samples) / last if last > AT_ONCE_S else None
-    requests_per_s, tokens_per_s = rates_of_all(run)
+    requests_per_s, tokens_per_s = window.rates_of_all(run)
     waste = None
     if "batching" in dict(measurement.spec.extra):
         # Of the tokens that batches computed, those that nobody requested; a batch may compute no more than these.
@@ -260,7 +328,7 @@ def summary_of(*group: Measurement) -> Summary:
         "batch": plain.batch if rate is None else window.requests_in_flight(run) or plain.batch,
         "requests_per_s": requests_per_s,
         "output_tokens_per_s": tokens_per_s,
-        **sensed(JobSummary, run, tokens_per_s),
+        **gpu_figures.sensed(JobSummary, run, tokens_per_s),
     }
     preemptions = sum(run.steps.preempted) if len(run.steps) else None
     return JobSummary(**figures, rate=rate, seconds=ended - began, preemptions=preemptions, waste=waste)
@@ -477,7 +545,9 @@ def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Di
         even = all(len(g) == 1 and is_steady(g[0].load) and g[0].load.ramp_up == "staggered" for g in groups)
         rows = zip(values, (group[0] for group in groups), strict=True)
         samples.append(
-            tuple(Repeat(v, m.measured_at, m.launch, relative_variance(m.run) if even else None) for v, m in rows)
+            tuple(
+                Repeat(v, m.measured_at, m.launch, window.relative_variance(m.run) if even else None) for v, m in rows
+            )
         )
     return _differences(tuple(samples))
 

@@ -15,14 +15,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria, PairNoise, Rates
+from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria
 from pytest_slmserve.analysis.gate.diagnosis import EXAMPLE, Waiver, waivers_of
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
 from pytest_slmserve.archive.codec import converted
-from pytest_slmserve.archive.store import Archive, RunChoice, chosen, make_folder, read
-from pytest_slmserve.schema.errors import BadArchive, BadUsage, Caches, content, is_file
+from pytest_slmserve.archive.store import Archive, chosen, make_folder, read
+from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Caches, content, is_file
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import is_steady, load_facts, short_hash
@@ -145,7 +145,7 @@ def baseline(folder: Path, name: str) -> Baseline:
     """Return one of them, by its name with or without suffix, or the archive of that path, with the last run of each
     case. Raises BadUsage if it is not there, BadArchive if it cannot be read."""
     if is_file(path := Path(name)):
-        contents = chosen(read(path), RunChoice())
+        contents = chosen(read(path))
     else:
         there = {each.name.removesuffix(SUFFIX): each for each in _archives(folder)}
         if name.removesuffix(SUFFIX) not in there:
@@ -179,14 +179,16 @@ class NoiseKey:
     caches: Caches = "warm"
     asked: str = ""
 
+    def __post_init__(self) -> None:
+        GateCriteria(self.margin, pairs=self.pairs)  # which refuses what can be none
+
 
 @dataclass(frozen=True, slots=True)
 class StoredNoise:
-    """An entry. measured_at: ISO 8601, UTC."""
+    """An entry of the file of calibrations. measured_at: ISO 8601, UTC."""
 
     place: NoiseKey
     measured_at: str
-    noise: PairNoise
     calibration: Calibration
 
 
@@ -204,29 +206,12 @@ def place_of(gated: Gated) -> NoiseKey:
     return noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
 
 
-def beside(records: Path) -> Path:
-    """Return the file of calibrations beside an archive."""
-    return records.parent / NAME
-
-
-def find(path: Path, place: NoiseKey) -> StoredNoise | None:
-    """Return the stored noise of a place, None if there is none. Raises BadUsage if the file cannot be read."""
-    return next((kept for kept in read_calibrations(path) if kept.place == place), None)
-
-
-def keep(path: Path, kept: StoredNoise) -> None:
-    """Add an entry; the one of the same place is replaced. Raises BadUsage if the file cannot be written."""
-    entries = [each for each in read_calibrations(path) if each.place != kept.place]
-    facts = [
-        {
-            **asdict(each.place),
-            "measured_at": each.measured_at,
-            "noise": asdict(each.noise),
-            "unchanged": asdict(each.calibration.unchanged),
-            "worse": {name: asdict(rates) for name, rates in each.calibration.worse.items()},
-        }
-        for each in (*entries, kept)
-    ]
+def keep(records: str | Path, kept: StoredNoise) -> None:
+    """Add an entry to the calibrations beside an archive; the one of the same place is replaced. Raises BadUsage if the
+    file cannot be read or written."""
+    entries = {**read_calibrations(records), kept.place: kept}.values()
+    facts = [{**asdict(e.place), "measured_at": e.measured_at, **asdict(e.calibration)} for e in entries]
+    path = Path(records).with_name(NAME)
     new = path.with_suffix(".new")
     try:
         make_folder(path.parent)
@@ -237,23 +222,22 @@ def keep(path: Path, kept: StoredNoise) -> None:
         raise BadUsage(why, "--slm-resume, which has the pairs, once it can be written") from None
 
 
-def read_calibrations(path: Path) -> list[StoredNoise]:
-    """Return the entries of a file, none if there is no file. Raises BadUsage if it holds none."""
+def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
+    """Return the calibrations beside an archive by their places; empty if there is no file. Raises BadUsage if the file
+    holds anything else."""
+    path = Path(records).with_name(NAME)
     if not path.exists():
-        return []
-    found = []
+        return {}
     try:
-        for facts in json.loads(content(path)):
-            place: NoiseKey = converted(NoiseKey, dict(facts))
-            noise: PairNoise = converted(PairNoise, facts["noise"])
-            worse = {name: converted(Rates, rates) for name, rates in facts["worse"].items()}
-            terms = GateCriteria(place.margin, pairs=place.pairs)
-            seen = Calibration(terms, len(noise.costs), converted(Rates, facts["unchanged"]), worse)
-            found.append(StoredNoise(place, converted(str, facts["measured_at"]), noise, seen))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        hint = "remove it, and calibrate again: --slm-calibrate"
-        raise BadUsage(f"{path} is no calibration ({error})", hint) from None
-    return found
+        found = [
+            StoredNoise(converted(NoiseKey, facts), converted(str, facts["measured_at"]), converted(Calibration, facts))
+            for facts in json.loads(content(path))
+        ]
+    except (OSError, *UNUSABLE) as error:
+        raise BadUsage(
+            f"{path} is no calibration ({error})", "remove it, and calibrate again: --slm-calibrate"
+        ) from None
+    return {kept.place: kept for kept in found}
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:

@@ -81,13 +81,13 @@ def run_advise(given: argparse.Namespace) -> int:
         contents = read_all(given)
         curves = curves_of(contents)
         measured = subjects.of_curves(curves, model, longest, contents.notes)
-    found = plan(measured.subjects, replace(wish, gpu_bytes=wish.gpu_bytes or measured.source.gpu_bytes))
+    found = plan(measured.subjects, replace(wish, gpu_bytes=wish.gpu_bytes or measured.gpu_bytes))
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
-    section = advice_section(found, measured.source)
+    section = advice_section(found, measured)
     with laid_out(every_column=True):  # a column that was asked for is shown on a narrow terminal too
         text = section_text(section)
     text = "\n".join([text, *gpus_advice(mine)])
-    print(as_json(advice_facts(found, measured.source, mine)) if given.json else text)
+    print(as_json(advice_facts(found, measured, mine)) if given.json else text)
     if given.html:
         shown = Section("What to deploy", [text], section.look)
         measurements = [m for curve in mine for m in curve.measurements]

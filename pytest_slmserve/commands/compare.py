@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, compare
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.archive.baselines import Baseline, LeftOut
-from pytest_slmserve.archive.store import Contents, RunChoice, chosen, read, run_named, runs_of
+from pytest_slmserve.archive.store import Contents, chosen, read, run_named, runs_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import FAILS, INCONCLUSIVE, PASSES, USAGE, print_notes
 from pytest_slmserve.commands.report import judged_again, read_all, report_lines
@@ -113,18 +113,16 @@ def sides_of(given: argparse.Namespace) -> list[RunSide]:
     if len(archives) > 1:
         if given.run:
             raise BadUsage("--run chooses among the runs of one archive, and there are several", "one archive")
-        return [
-            RunSide(str(path), chosen(each, RunChoice("", given.since)).measurements)
-            for path, each in zip(given.paths, archives)
-        ]
+        sides = zip(given.paths, archives)
+        return [RunSide(str(path), chosen(each, since=given.since).measurements) for path, each in sides]
     (path,), (contents,) = given.paths, archives
-    there = [run for run in runs_of(contents) if run.measurements or run.resumes]
+    there = [run for run in runs_of(contents) if run.measurements or run.header.resumes]
     wanted = [run_named(there, name) for name in given.run] or there
     if len(wanted) < 2:
         raise BadUsage(f"{path} has one run to compare, and two are needed", "compare BASELINE CANDIDATE")
     if len(wanted) > 2 and not given.run:
         raise BadUsage(f"{path} has {len(wanted)} runs: which two?", "--run ID --run ID, as `report --list` names them")
-    return [RunSide(f"{path} run {run.id}", chosen(contents, RunChoice(run.id)).measurements) for run in wanted]
+    return [RunSide(f"{path} run {run.header.id}", chosen(contents, run.header.id).measurements) for run in wanted]
 
 
 def save_baselines(given: argparse.Namespace) -> int:

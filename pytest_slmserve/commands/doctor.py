@@ -24,7 +24,7 @@ import psutil
 
 from pytest_slmserve.analysis.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
-from pytest_slmserve.engines.launch.device_lock import DeviceLock, holder_of, open_lock
+from pytest_slmserve.engines.device_lock import DeviceLock, holder_of, open_lock
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, limit_sweeps, measured_there, predicted_elsewhere
-from pytest_slmserve.analysis.metrics.roofline import peaks_for
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_for
 from pytest_slmserve.analysis.sweep.curve import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli

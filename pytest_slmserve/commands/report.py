@@ -15,13 +15,13 @@ from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_c
 from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
+from pytest_slmserve.analysis.metrics.window import Slo, checked_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive import store
-from pytest_slmserve.archive.baselines import beside, find, place_of
-from pytest_slmserve.archive.store import Archive, Contents, RunChoice, chosen, embedded, read, runs_of
+from pytest_slmserve.archive.baselines import place_of, read_calibrations
+from pytest_slmserve.archive.store import Archive, Contents, chosen, embedded, read, runs_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.report import compare as run_list
@@ -195,7 +195,7 @@ def list_runs(given: argparse.Namespace) -> int:
     rows = [
         {
             "path": path,
-            **facts(run, "id", "started", "resumes", "pytest_slmserve"),
+            **facts(run.header, "id", "started", "resumes", "pytest_slmserve"),
             **run_list.measured_facts(run.measurements),
         }
         for path, contents in archives.items()
@@ -222,9 +222,8 @@ def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
 
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
     """Return path and contents of each archive, also of those inside a page, of the runs that are wanted."""
-    wanted = RunChoice(given.run, given.since)
     found = [each for path in given.paths for each in store.read_each(path, skip_damaged=given.skip_damaged)]
-    return [(path, chosen(contents, wanted)) for path, contents in found]
+    return [(path, chosen(contents, given.run, given.since)) for path, contents in found]
 
 
 def read_all(given: argparse.Namespace) -> Contents:
@@ -240,9 +239,9 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
     for path, contents in archives:
         for gated, note in stored_gates(contents.measurements, contents.plans):
             if gated.gate not in found:
-                known = find(beside(path), place_of(gated)) if gated.pairs else None
+                known = read_calibrations(path).get(place_of(gated)) if gated.pairs else None
                 found[gated.gate] = replace(gated, gated=weakened(gated.gated, known.calibration)) if known else gated
-                noise = calibration_text(gated.model, known.calibration, known.measured_at) if known else ""
+                noise = calibration_text(known) if known else ""
                 notes += filter(None, (note, noise))
     return list(found.values()), notes
 

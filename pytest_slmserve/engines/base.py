@@ -134,6 +134,7 @@ class Engine:
     windows_of_schedules = False  # whether it serves an open loop with a window, or with a limit of concurrency
     jobs_only = False  # whether it serves only loads with a fixed number of requests, because it makes static batches
     resolved: Resolved
+    _loaded: str | None = None  # the hash of the requests that it has
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = self.limits = spec
@@ -149,7 +150,13 @@ class Engine:
         return self
 
     def load_requests(self, workload: Workload) -> None:
-        """Hand over the requests, so that the next run of them begins at once. Raises BadUsage if they do not fit."""
+        """Hand over the requests, unless the engine has them, so that the next run of them begins at once. Raises
+        BadUsage if they do not fit."""
+        if self._loaded != workload.hash:
+            self._hand_over(workload)
+            self._loaded = workload.hash
+
+    def _hand_over(self, workload: Workload) -> None:
         check_fits(self.limits, workload)
 
     def run(

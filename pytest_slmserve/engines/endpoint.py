@@ -9,7 +9,7 @@ import re
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, combinations
@@ -19,8 +19,8 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from pytest_slmserve.engines.base import Engine, Message, ProgressCallback, WindowBarrier
-from pytest_slmserve.engines.launch.child_process import Child, converse, run_from
-from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, LOST, parts_of
+from pytest_slmserve.engines.child import Child, converse, run_from, undone_on_error
+from pytest_slmserve.engines.loadgen.load_run import BIN_S, GROWTH, LEAST_S, parts_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.printable import hidden, passed_on, printable
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Stream
@@ -32,7 +32,7 @@ CLIENT = Path(__file__).parent / "loadgen" / "__main__.py"
 PACKAGES = Path(__file__).parents[2]  # the folder that holds ours
 READY_S = 30.0
 TIMEOUT_S = 120.0  # that a request may last by default
-REQUEST, SENT, PROMPT_TOKENS = 0, 1, 5  # columns of the samples
+REQUEST, SENT, PROMPT_TOKENS, SCHEDULED = 0, 1, 5, -1  # columns of the samples
 PHASES = ("ramp", "settle", "window", "over")
 
 
@@ -52,35 +52,25 @@ class LoadClient:
         timeout_s: float = TIMEOUT_S,
         processes: int = 1,
     ) -> None:
-        self._loaded: str | None = None
         # It imports our package from where it is, and nothing from the folder it works in.
         env = passed_on(os.environ) | {"PYTHONPATH": str(PACKAGES)}
         command, ours = [sys.executable, str(CLIENT)], sorted(cores or own_cores())
         parts = [ours[i::processes] if len(ours) >= processes > 1 else cores for i in range(processes)]
         self.children = [Child(command, env, cores=part, name="the load generator") for part in parts]
-        for child in self.children:
-            child.send(url=url, headers=dict(headers), timeout_s=timeout_s)
-        for child in self.children:
-            ready = child.receive(READY_S, "starting")
-            if ready["event"] == "failed":
-                self.kill()
-                raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
-
-    def load_requests(
-        self, workload: Workload, body: Callable[[Request], str], mark: str = "", rounds: Sequence[str] = ()
-    ) -> None:
-        """Give it the requests, unless it has them. body: the JSON of each. mark, rounds: the text that differs from
-        one round through them to the next (`loadgen.connection.Bodies`)."""
-        if not self.has(workload):
-            bodies = [body(request) for request in workload.requests]
-            output_tokens = [request.output_tokens for request in workload.requests]
-            said = {"mark": mark, "rounds": rounds} if rounds else {}
+        with undone_on_error(self.kill):
             for child in self.children:
-                converse(child, op="load", bodies=bodies, output_tokens=output_tokens, **said)
-            self._loaded = workload.hash
+                child.send(url=url, headers=dict(headers), timeout_s=timeout_s)
+            for child in self.children:
+                ready = child.receive(READY_S, "starting")
+                if ready["event"] == "failed":
+                    raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
 
-    def has(self, workload: Workload) -> bool:
-        return self._loaded == workload.hash
+    def load(self, workload: Workload, bodies: Sequence[str], mark: str = "", rounds: Sequence[str] = ()) -> None:
+        """Give it the requests, with the JSON of each. mark, rounds: the text that differs from one round through them
+        to the next (`loadgen.streams.Bodies`)."""
+        output_tokens = [request.output_tokens for request in workload.requests]
+        for child in self.children:
+            converse(child, op="load", bodies=bodies, output_tokens=output_tokens, mark=mark, rounds=rounds)
 
     def run(self, load: Message, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> list[Message]:
         """The results of one run, as each process reports them. Several share the load; they begin together, and have
@@ -136,20 +126,8 @@ def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequenc
     for row in rows:
         if row[PROMPT_TOKENS] is None:
             row[PROMPT_TOKENS] = len(workload.requests[row[REQUEST]].prompt)
-    *samples, scheduled = zip(*rows) if rows else ((),)
-    failed = sorted((row for part in told for row in part["failed"]), key=itemgetter(SENT))
+    run = run_from(told, steps)
     began, closes = told[0]["began"], max(part["window"][1] for part in told)
-    run = run_from(
-        {
-            "began": began,
-            "window": (min(part["window"][0] for part in told), closes),
-            "samples": samples,
-            "steps": [*zip(*steps)],
-            "failures": len(failed),
-            "failed": dict(zip(LOST, zip(*failed))),
-            "first_failure": next((part["first_failure"] for part in told if part["first_failure"]), None),
-        }
-    )
     bins: Counter[int] = Counter()
     for part in told:
         bins.update({int(index): tokens for index, tokens in part["bins"].items()})
@@ -165,7 +143,7 @@ def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequenc
         gaps=window_gaps,
         step_gaps=tuple(step_gaps),
         tokens_per_chunk=sum(part["told"] for part in told) / chunks if chunks else None,
-        scheduled_s=tuple(round(at - began, 6) for at in scheduled) if on_schedule else None,
+        scheduled_s=tuple(round(row[SCHEDULED] - began, 6) for row in rows) if on_schedule else None,
         unsent_s=tuple(round(at - began, 6) for at in sorted(at for part in told for at in part["unsent"])),
         waited_s=tuple(round(seconds, 6) for seconds in sorted(s for part in told for s in part["waited"])),
         cpu_s=sum(part["client_cpu_s"] for part in told),
@@ -353,13 +331,11 @@ class EndpointEngine(Engine):
         body |= self._further
         return json.dumps({name: value for name, value in body.items() if value is not None})
 
-    def load_requests(self, workload: Workload) -> None:
-        if self._client.has(workload):
-            return
+    def _hand_over(self, workload: Workload) -> None:
         own = self._own_prompts and not any(request.text for request in workload.requests)
         self._fresh = FreshPrompts.of(workload, self._in_words) if own else None
         mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", ())
-        self._client.load_requests(workload, self.body, mark, rounds)
+        self._client.load(workload, [self.body(request) for request in workload.requests], mark, rounds)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         before = cache_lookups(self.spec.url, self._headers) if self._counts else None

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cannot_share
+from pytest_slmserve.engines.replicas import ReplicaEngines, cannot_share
 from pytest_slmserve.engines.server import BatchedEngine, OfflineEngine, ServerEngine
 from pytest_slmserve.engines.simulated import SimulatedBatches, SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed

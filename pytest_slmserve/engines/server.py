@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Self
@@ -22,16 +23,46 @@ from typing import Any, Self
 import psutil
 
 from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
+from pytest_slmserve.engines.child import Child, converse, resolved_from, run_from, undone_on_error
 from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
-from pytest_slmserve.engines.launch.child_process import Child, converse, resolved_from, run_from
-from pytest_slmserve.engines.launch.vllm_arguments import WORKER, engine_arguments, engine_environment, model_for
-from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.errors import BadUsage, Caches, EngineFailed, Side, user_cache
+from pytest_slmserve.schema.models import Model, hub_name, short_name
+from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.specs import EngineSpec, Request, Workload
+from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Request, Workload, short_hash
 from pytest_slmserve.telemetry.dcgm import ask_once
+from pytest_slmserve.telemetry.host import own_cores
 
 LOOK_S = 0.05  # between two questions whether a child is ready
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
+WORKER = Path(__file__).parent / "worker" / "vllm_worker.py"
+PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn: we limit how long a start may take
+# NVLink's multicast needs a fabric manager that containers may not reach, and without it an engine on several GPUs
+# hangs in its first all-reduce. Users who have it say so with --slm-env, which the records then show.
+WITHOUT_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
+ROOT = "VLLM_CACHE_ROOT"
+COLD = (ROOT, "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+SERVE = WORKER.with_name("vllm_serve.py")
+ONE_FRONT_END, VLLM_SERVE = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"
+HOST = "127.0.0.1"
+NAME = "slm"  # of the model, as requests call it
+GUARD = "vllm_serve.Guard"  # of the worker's folder, which is on the server's path
+ANSWER_S = 60.0  # a first request with log probabilities compiles, on cores that other processes may use
+REST_S = 10.0
+IDLE_S = 0.2  # without a step; a long step of many prompts takes as much
+FIRST_PORT, TRIES = 20_000, 20
+OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+NOT_OF_A_SERVER = {"skip_tokenizer_init", "disable_log_stats"}
+# The entry point by which vLLM finds our plugin, in a distribution on its path.
+PLUGIN = {
+    "METADATA": "Metadata-Version: 2.1\nName: slm-trace\nVersion: 0\n",
+    "entry_points.txt": "[vllm.stat_logger_plugins]\nslm_trace = slm_trace:TraceWriter\n",
+}
 
 
 class ProcessEngine(Engine):
@@ -71,10 +102,14 @@ class ProcessEngine(Engine):
         raise NotImplementedError
 
     def await_turn(self, on_wait: StartCallback | None = None) -> None:
+        self._wait_until(lambda: self._waiting_since() is not None, "had not imported vLLM", on_wait)
+
+    def _wait_until(self, over: Callable[[], bool], late: str, on_wait: StartCallback | None) -> None:
+        """Wait until `over` says so, or the process has ended. Raises EngineFailed after START_S; late: its problem."""
         until = time.monotonic() + START_S
-        while self._waiting_since() is None and self.child.process.poll() is None:
+        while not over() and self.child.process.poll() is None:
             if time.monotonic() > until:
-                raise self.child.failed(f"had not imported vLLM after {START_S:.0f} s")
+                raise self.child.failed(f"{late} after {START_S:.0f} s")
             if on_wait:
                 on_wait(self.child.log)
             time.sleep(LOOK_S)
@@ -88,11 +123,8 @@ class ProcessEngine(Engine):
         since = self._waiting_since()
         waited_s = max(0.0, time.time() - since) if since else 0.0  # which is no part of its start
         self._turn.touch()
-        try:
+        with undone_on_error(self.child.kill):
             facts = self._await_ready(on_wait)
-        except BaseException:
-            self.child.kill()
-            raise
         self.resolved = resolved_from(facts, time.monotonic() - self._began - waited_s)
         self.ready = True
         return self
@@ -109,16 +141,12 @@ class OfflineEngine(ProcessEngine):
     """vLLM's asynchronous engine, or another one whose worker answers the same messages."""
 
     worker = WORKER
-    _loaded: str | None = None  # the hash of the requests that the worker has
 
     def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
         command = [self.spec.python or sys.executable, "-u", str(self.worker)]
         self.child = Child(command, environment, folder, self._cores)
-        try:
+        with undone_on_error(self.child.kill):
             self.child.send(**self.arguments(model))
-        except BaseException:
-            self.child.kill()
-            raise
 
     def arguments(self, model: str) -> Message:
         """The first message to the worker: the arguments of its engine. model: a folder or a Hub name."""
@@ -139,16 +167,14 @@ class OfflineEngine(ProcessEngine):
         self.ready = True
         return answer
 
-    def load_requests(self, workload: Workload) -> None:
-        if self._loaded != workload.hash:
-            super().load_requests(workload)
-            prompts = [request.prompt for request in workload.requests]
-            self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
-            self._loaded = workload.hash
+    def _hand_over(self, workload: Workload) -> None:
+        super()._hand_over(workload)
+        prompts = [request.prompt for request in workload.requests]
+        self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         at = {"at": barrier.begins_s} if barrier else {}
-        run = run_from(self.ask(progress, barrier, op="run", load=load, **at))
+        run = run_from([self.ask(progress, barrier, op="run", load=load, **at)])
         if run.first_failure and "EngineDead" in run.first_failure:
             self.ready = False
             raise self.child.failed(f"died while it served ({run.first_failure})")
@@ -188,23 +214,8 @@ class BatchedEngine(OfflineEngine):
         same = {name: getattr(self.spec, name) for name in ("load_format", "dtype", "max_model_len", "seed")}
         return {"model": model, "device": device, **same, **self.batching}
 
-
-SERVE = WORKER.with_name("vllm_serve.py")
-ONE_FRONT_END, VLLM_SERVE = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"
-HOST = "127.0.0.1"
-NAME = "slm"  # of the model, as requests call it
-GUARD = "vllm_serve.Guard"  # of the worker's folder, which is on the server's path
-ANSWER_S = 60.0  # a first request with log probabilities compiles, on cores that other processes may use
-REST_S = 10.0
-IDLE_S = 0.2  # without a step; a long step of many prompts takes as much
-FIRST_PORT, TRIES = 20_000, 20
-OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-NOT_OF_A_SERVER = {"skip_tokenizer_init", "disable_log_stats"}
-# The entry point by which vLLM finds our plugin, in a distribution on its path.
-PLUGIN = {
-    "METADATA": "Metadata-Version: 2.1\nName: slm-trace\nVersion: 0\n",
-    "entry_points.txt": "[vllm.stat_logger_plugins]\nslm_trace = slm_trace:TraceWriter\n",
-}
+    def _logprobs(self, workload: Workload, outputs: Outputs) -> Sequence[Sequence[float]]:
+        raise EngineFailed("Transformers' generate() is not asked how likely tokens are", "the engine interface")
 
 
 class ServerEngine(ProcessEngine):
@@ -212,6 +223,7 @@ class ServerEngine(ProcessEngine):
 
     windows_of_schedules = True
     client: LoadClient | None = None  # started as soon as the server is ready
+    _writers = 0  # of its trace
 
     def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
         self.port, self.trace = free_port(), folder / "steps.jsonl"
@@ -229,33 +241,28 @@ class ServerEngine(ProcessEngine):
 
     def start(self, on_wait: StartCallback | None = None) -> Self:
         super().start(on_wait)
-        try:
+        with undone_on_error(self.close):
             url = f"http://{HOST}:{self.port}/v1/completions"
             self.client = LoadClient(url, self._headers, self._cores)
-        except BaseException:
-            self.close()
-            raise
         return self
 
     def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
         """Wait until the server answers and all of its HTTP processes have reported their limits, because an answer of
         one says nothing of the others. The facts are these limits, and those of the model's process if vLLM's developer
         endpoint tells them."""
-        until = time.monotonic() + START_S
         front_ends = self.spec.front_ends
-        while True:
+
+        def answers() -> bool:
             with suppress(OSError, HTTPException):
-                if self._ask("GET", "/health")[0] == 200 and (front_ends == 1 or tellers(self.trace) >= front_ends):
-                    break
-            if self.child.process.poll() is not None:
-                raise self.child.failed("did not start")
-            if time.monotonic() > until:
-                raise self.child.failed(f"was not ready after {START_S:.0f} s")
-            if on_wait:
-                on_wait(self.child.log)
-            time.sleep(LOOK_S)
+                return self._ask("GET", "/health")[0] == 200 and (front_ends == 1 or tellers(self.trace) >= front_ends)
+            return False
+
+        self._wait_until(answers, "was not ready", on_wait)
+        if self.child.process.poll() is not None:
+            raise self.child.failed("did not start")
         try:
             facts: dict[str, Any] = trace_lines(self.trace)[0]
+            self._writers = tellers(self.trace)
         except (OSError, IndexError):
             problem = "did not tell its steps: vLLM did not load our plugin"
             raise self.child.failed(problem, "--slm-interface engine") from None
@@ -270,10 +277,10 @@ class ServerEngine(ProcessEngine):
         status, _, answer = ask_once(method, f"http://{HOST}:{self.port}{path}", self._headers, text, ANSWER_S)
         return status, answer
 
-    def load_requests(self, workload: Workload) -> None:
-        super().load_requests(workload)
+    def _hand_over(self, workload: Workload) -> None:
+        super()._hand_over(workload)
         assert self.client, "it has been started"
-        self.client.load_requests(workload, lambda request: json.dumps(completion(request, NAME)))
+        self.client.load(workload, [json.dumps(completion(request, NAME)) for request in workload.requests])
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         assert self.client, "it has been started"
@@ -290,7 +297,7 @@ class ServerEngine(ProcessEngine):
             raise self.child.failed(f"died while it served ({found[0]['first_failure']})")
         self.ready = True
         # Several writers each know of the tokens that went through them: no row is a whole step.
-        rows = trace_lines(self.trace, before) if tellers(self.trace) <= 1 else []
+        rows = trace_lines(self.trace, before) if self._writers <= 1 else []
         return run_of(found, workload, [row for row in rows if row[0] >= found[0]["began"]])
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
@@ -311,7 +318,7 @@ class ServerEngine(ProcessEngine):
         del body["stream_options"]
         try:
             status, answer = self._ask("POST", "/v1/completions", body)
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             raise self.child.failed(f"did not answer: {error}") from None
         if status != 200:
             raise self.child.failed(f"answered {status}: {answer[:200]}")
@@ -373,3 +380,134 @@ def trace_lines(trace: Path, after: int = 0) -> list[Any]:
     with trace.open("rb") as file:
         file.seek(after)
         return [json.loads(line) for line in file if line.endswith(b"\n")]
+
+
+def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
+    """Arguments of vLLM's AsyncEngineArgs for `spec`, with `model` a folder or a Hub name."""
+    arguments = {
+        "model": model,
+        "load_format": spec.load_format,
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": spec.prefix_caching,
+        "worker_extension_cls": "slm_facts.Facts",
+        "disable_log_stats": False,
+        **{name: getattr(spec, name) for name in sorted(OWN_FIELDS)},
+    }
+    if spec.platform == "cuda":
+        arguments["gpu_memory_utilization"] = spec.gpu_memory_utilization
+        if spec.kv_cache_bytes:
+            arguments["kv_cache_memory_bytes"] = spec.kv_cache_bytes
+    if spec.tensor_parallel_size > 1:
+        arguments["tensor_parallel_size"] = spec.tensor_parallel_size
+    for name, value in spec.extra:  # objects come as their JSON text (`options.table.argument`)
+        arguments[name] = json.loads(value) if isinstance(value, str) and value.startswith("{") else value
+    return arguments
+
+
+def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Collection[int] = ()) -> dict[str, str]:
+    """The environment of an engine: the part of ours that an engine may see, what its platform needs, and last what the
+    specification says. A token of the Hub is passed on only if real weights are loaded.
+
+    Args:
+        cores: The CPU cores of an engine that is pinned. Each of its processes gets as many, neighbors together.
+    """
+    env = passed_on(inherited, hub=spec.load_format == "auto")
+    env |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all engines: it is in the hash of what is compiled
+    if spec.load_format == "dummy":
+        env["HF_HUB_OFFLINE"] = "1"
+    several = spec.tensor_parallel_size > 1
+    ours = sorted(cores or own_cores() or range(os.cpu_count() or 1))
+    each = max(1, len(ours) // spec.tensor_parallel_size)
+    parts = [ours[i * each : (i + 1) * each] for i in range(spec.tensor_parallel_size)]
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part)) for part in parts)}
+    if spec.platform == "cpu":
+        env |= {"VLLM_CPU_KVCACHE_SPACE": str(spec.kv_cache_bytes // GIB)} | (bound if several else {})
+    visible = env.get("CUDA_VISIBLE_DEVICES", "")
+    if spec.platform == "cuda" and (several or spec.gpu > 0 or visible):
+        devices = [device.strip() for device in visible.split(",") if device.strip()]
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[i] if devices else str(i) for i in spec.gpus)
+        if several or spec.gpu > 0:  # by the order of the bus, which is NVML's: CUDA's own puts the fastest first
+            env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    env |= {**(WITHOUT_MULTICAST if several else {}), **dict(spec.env)}
+    if cores and spec.platform == "cpu":
+        env |= bound
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(WORKER.parent), env.get("PYTHONPATH", "")]))
+    return env
+
+
+def model_for(spec: EngineSpec) -> str:
+    """The name or folder by which the engine loads its model: with dummy weights a folder of ours with its
+    configuration and a tokenizer. Raises BadUsage if that folder cannot be made."""
+    if spec.load_format == "auto":
+        return hub_name(spec.model)
+    model = spec.known_model
+    files = {"config.json": json.dumps(dict(model.config)), **tokenizer_files(model)}
+    return str(kept(short_name(spec.model), files))
+
+
+def kept(name: str, files: Mapping[str, str]) -> Path:
+    """A folder of the user's cache with these files, made if it does not exist. Its name depends on their content.
+    Raises BadUsage if it cannot be made, or holds something else, because then another model would be measured."""
+    folder = user_cache() / f"{name}-{short_hash(dict(files))}"
+    try:
+        if not folder.is_dir():
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+            for file, text in files.items():
+                (made / file).write_text(text, "utf-8")
+            try:
+                made.rename(folder)
+            except OSError:  # another start made it meanwhile
+                shutil.rmtree(made)
+                if not folder.is_dir():
+                    raise
+    except OSError as error:
+        why = f"cannot describe {name} in {folder.parent}: {error.strerror}"
+        raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
+    try:
+        same = all((folder / file).read_text("utf-8") == text for file, text in files.items())
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        raise BadUsage(f"{folder} does not hold what it was made with: somebody changed it", f"rm -r '{folder}'")
+    return folder
+
+
+def tokenizer_files(model: Model) -> dict[str, str]:
+    """The files of a tokenizer with a word for each token, because a server turns tokens into text and with dummy
+    weights there is no tokenizer. No token is special, because special tokens have no text, and a server does not send
+    a token without text."""
+    words = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(model.vocabulary)}, "unk_token": "t0"}
+    described: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": words,
+    }
+    described |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return {"tokenizer.json": json.dumps(described), "tokenizer_config.json": json.dumps(named)}
+
+
+@contextmanager
+def caches(how: Caches, side: Side, specs: Mapping[Side, EngineSpec]) -> Iterator[Mapping[str, str]]:
+    """Environment variables with the caches of compiled code, for a launch of that side of a gate.
+
+    Cold: an empty folder, which is removed afterwards. vLLM 0.32 keeps what it compiles in VLLM_CACHE_ROOT
+    (`vllm/envs.py`), and inductor's part of it too; Triton's unless TRITON_CACHE_DIR is set
+    (`vllm/compilation/compiler_interface.py`). Other compiled code is kept in TORCHINDUCTOR_CACHE_DIR
+    (`torch/_inductor/runtime/cache_dir_utils.py`) and TRITON_CACHE_DIR.
+
+    Warm: the usual caches. If the sides may run different code, because they differ in interpreter or variables, each
+    side has a folder of its own, which stays. vLLM keeps what it knows of a model's class for one version of its file
+    (`vllm/model_executor/models/registry.py`), so two releases that take turns in one folder would each import vLLM
+    again, in one more process. A side whose variables name a cache keeps that cache.
+    """
+    if how == "cold":
+        with tempfile.TemporaryDirectory(prefix="pytest-slmserve-cold-", ignore_cleanup_errors=True) as folder:
+            yield {name: str(Path(folder) / name.lower()) for name in COLD}
+    elif len({(spec.python, spec.env) for spec in specs.values()}) > 1 and ROOT not in dict(specs[side].env):
+        yield {ROOT: str(Path(os.environ.get(ROOT) or user_cache()) / f"gate-{side}")}
+    else:
+        yield {}

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from pytest_slmserve.analysis.metrics.roofline import peaks_of
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, Engines, engines_of_set, url_lock
 from pytest_slmserve.plan.models import known_model, model_of, probe_models

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.plugin.measuring import Carry, PlannedCase, SharedEngines, Watching
-    from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
+    from pytest_slmserve.run.judge import StoredBaseline
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.run.sweeps import Sweeps
     from pytest_slmserve.schema.records import Measurement
@@ -79,10 +79,9 @@ def slm_sweep(
 def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
     """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
     `model`. It measures nothing: if fewer than two loads are known, the test is inconclusive."""
-    from pytest_slmserve.run.advice import advice_of
 
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
-        return advice_of(slm_session, model or slm_spec.model, slo_itl, efficiency)
+        return slm_session.verdicts.advice(model or slm_spec.model, slo_itl, efficiency)
 
     return plugin.measuring.checked("slm_advice", advise)
 

@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, device_f
 from pytest_slmserve.analysis.metrics.validity import Health, health, trustworthy
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.engines.replicas.replica_set import cannot_share
+from pytest_slmserve.engines.replicas import cannot_share
 from pytest_slmserve.plan.case_lists import sized_workload
 from pytest_slmserve.plan.cases import Case, engine_title
 from pytest_slmserve.plugin.items import ItemPlan, marker_overrides

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, error
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
 from pytest_slmserve.analysis.estimates import Interval, percent
-from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR
+from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve

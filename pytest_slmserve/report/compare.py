@@ -235,10 +235,10 @@ def history_charts(alike: Sequence[ReleaseHistory]) -> Iterator[Chart]:
     """Yield a chart for each metric, with what its whiskers are an interval of, and which of them are cut."""
     for each in alike:
         of = "launches" if min(release.launches for release in each.releases) >= LAUNCHES else "repeats"
-        cut = charts.cut_whiskers(each)
+        spec, cut = charts.history(each)
         beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
         note = f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {HISTORY_NOTE}"
-        yield Chart(METRICS[each.metric].heading, charts.history(each), note)
+        yield Chart(METRICS[each.metric].heading, spec, note)
 
 
 def history_report(found: Sequence[ReleaseHistory]) -> Iterator[str]:

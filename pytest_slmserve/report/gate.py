@@ -12,10 +12,11 @@ from typing import Any
 
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.gate import diagnosis
-from pytest_slmserve.analysis.gate.decision import Calibration, Comparison, InterimAnalysis, PairSeries, next_look
+from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, PairSeries, next_look
 from pytest_slmserve.analysis.gate.diagnosis import Change, Difference, Split
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, OUTPUTS, SHOWN, SIDES, Gated, series_of
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Legend, Look, Named, Part, Section, Table, markdown_table
@@ -347,14 +348,14 @@ def outputs_text(gated: Gated) -> str:
     return f"{asked} differ from token {at.position} of request {at.request} on ({tokens}){unsteady}"
 
 
-def calibration_text(model: str, calibration: Calibration, measured_at: str) -> str:
+def calibration_text(kept: StoredNoise) -> str:
     """The detection rates of a model's gates on this runner, from a calibration."""
-    seen, margin = calibration.unchanged, percent(calibration.terms.margin)
-    worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in calibration.worse.items())
+    place, seen, pairs = kept.place, kept.calibration.unchanged, len(kept.calibration.noise.costs)
+    worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in kept.calibration.worse.items())
     return (
-        f"{model}, by {calibration.n} pairs of equal sides ({measured_at[:10]}): an unchanged candidate passes in "
+        f"{place.model}, by {pairs} pairs of equal sides ({kept.measured_at[:10]}): an unchanged candidate passes in "
         f"{percent(seen.passed)} and fails in {percent(seen.fail)} of gates, after {seen.pairs:.1f} pairs in the mean; "
-        f"one that is worse by the margin ({margin}, or an endpoint's own) fails: {worse}"
+        f"one that is worse by the margin ({percent(place.margin)}, or an endpoint's own) fails: {worse}"
     )
 
 

@@ -13,20 +13,24 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped, percentile
-from pytest_slmserve.analysis.metrics.latency import (
+from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
+from pytest_slmserve.analysis.metrics.window import (
     Goodput,
     Percentiles,
     Slo,
+    delay_of,
     finished_output_tokens,
     gaps_of,
     goodput_of,
+    held_back,
     judged_rows,
     judged_tokens,
     latencies_of,
+    most_in_flight,
+    prompt_tokens_per_s,
     request_latency,
+    steps_of,
 )
-from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
-from pytest_slmserve.analysis.metrics.window import delay_of, held_back, most_in_flight, prompt_tokens_per_s, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -415,13 +419,14 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
         parts += ["", *doubts]
     drawn: Callable[[], Iterator[Chart]] = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})
     if is_windowed(m.load):
-        drawn = partial(_rate_charts, [m], terms.slo)
+        drawn = partial(_rate_charts, [m], terms)
     return Section(title, parts, charts=drawn)
 
 
-def _rate_charts(points: Sequence[Measurement], slo: Slo | None) -> Iterator[Chart]:
+def _rate_charts(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[Chart]:
     """Yield requests served and latencies over the rate, and the latencies of all requests."""
-    yield from (Chart(panel["description"], panel) for panel in rates_picture(points, slo).panels)
+    drawn = rates_picture(points, terms.slo, terms.failed_share)
+    yield from (Chart(panel["description"], panel) for panel in drawn.panels)
     yield from latency_charts({offered_rate(m): [m] for m in points}, "requests/s asked for")
 
 
@@ -478,4 +483,4 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     for row in rows:
         doubts += lines_of(row["problems"], row["degraded"], row["noise"], name=f"{row['rate']:g} requests/s: ")
     parts += ["", *doubts] if doubts else []
-    return Section(title, parts, charts=partial(_rate_charts, points, terms.slo))
+    return Section(title, parts, charts=partial(_rate_charts, points, terms))

@@ -12,12 +12,13 @@ from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics.gpu_figures import (
     GpuMemory,
     Place,
+    StepParts,
     fastest_pieces,
     host_speed,
     memory_in_use,
     probe_waiting,
+    step_parts,
 )
-from pytest_slmserve.analysis.metrics.roofline import StepParts, step_parts
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.section import Table

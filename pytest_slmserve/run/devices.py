@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from pytest_slmserve.engines.base import Engine
+from pytest_slmserve.engines.device_lock import DeviceLock
 from pytest_slmserve.engines.endpoint import check_endpoints
-from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
+from pytest_slmserve.engines.replicas import ReplicaEngines
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import url_lock
 from pytest_slmserve.plan.planner import Planner

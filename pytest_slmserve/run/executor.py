@@ -11,7 +11,7 @@ from functools import partial
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
+from pytest_slmserve.engines.replicas import ReplicaEngines
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.run.devices import Devices

@@ -5,7 +5,7 @@ from dataclasses import replace
 from strategies import planted_run
 
 from pytest_slmserve.analysis.estimates import once
-from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies
+from pytest_slmserve.analysis.metrics.window import closed_loop_latencies
 from pytest_slmserve.schema.records import Run
 
 asked: list[Run] = []

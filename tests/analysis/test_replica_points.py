@@ -11,9 +11,10 @@ from strategies import H200, WELL, judge, measurement, planted_run, planted_tele
 
 from pytest_slmserve.analysis.compare.deployments import has_replicas
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.latency import Summary, closed_loop_latencies, goodput_of, parse_slo
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check, is_clean, trustworthy
+from pytest_slmserve.analysis.metrics.window import closed_loop_latencies, goodput_of, parse_slo
 from pytest_slmserve.analysis.points import (
+    Summary,
     figure_ratio,
     ratio,
     replica_groups,

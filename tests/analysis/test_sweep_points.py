@@ -6,15 +6,8 @@ from dataclasses import fields, replace
 import pytest
 from strategies import WELL, measurement, planted_telemetry, point
 
-from pytest_slmserve.analysis.metrics.latency import (
-    PARTS,
-    Summary,
-    closed_loop_latencies,
-    goodput_of,
-    parse_slo,
-    summarize,
-)
-from pytest_slmserve.analysis.points import points_of
+from pytest_slmserve.analysis.metrics.window import PARTS, closed_loop_latencies, goodput_of, parse_slo
+from pytest_slmserve.analysis.points import Summary, points_of, summarize
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Stream

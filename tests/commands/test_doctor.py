@@ -17,7 +17,7 @@ from fake_nvml import FakeNvml, State, installed
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands import doctor
 from pytest_slmserve.commands.doctor import Finding, examine, finding_lines
-from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, SM_ACTIVE, STOLEN_CORES, TEMPERATURE
 from pytest_slmserve.schema.specs import GIB

@@ -17,13 +17,12 @@ from interfaces import somebodys_server, url_of
 from terminals import Screen
 
 from pytest_slmserve.__main__ import main, parser, run
-from pytest_slmserve.analysis.metrics.latency import latencies_of
-from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.analysis.metrics.window import latencies_of, steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.measure import asked, least_seconds
+from pytest_slmserve.engines.child import Child
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import text_table
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop

@@ -9,11 +9,12 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from interfaces import SIMULATED, small_workload
+from interfaces import SIMULATED, small_workload, stand_in
 from real_engine import SPEC
 
 from pytest_slmserve.analysis.points import job_points
 from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.server import BatchedEngine
 from pytest_slmserve.engines.simulated import SimulatedBatches
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
@@ -70,6 +71,12 @@ def test_users_who_wait_for_answers_and_an_engine_without_a_way_are_refused():
             pool.engine(replace(SIMULATED, interface="transformers", extra=())).run(
                 small_workload(), OpenLoop(requests=2)
             )
+
+
+def test_how_likely_tokens_are_is_not_asked_of_transformers():
+    told = "is not asked how likely tokens are\n  try: the engine interface"
+    with closing(BatchedEngine(spec("static", stand_in(), ()))) as engine, pytest.raises(EngineFailed, match=told):
+        engine.scores(small_workload(), ((5, 6),))
 
 
 # By Transformers, on two CPU cores, a tiny model with random weights

@@ -13,12 +13,10 @@ import pytest
 from interfaces import LateWindow, small_workload, stand_in
 from processes import gone, group
 
-from pytest_slmserve.engines import server
-from pytest_slmserve.engines.launch import child_process, vllm_arguments
-from pytest_slmserve.engines.launch.child_process import resolved_from, run_from
-from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment
+from pytest_slmserve.engines import child, server
+from pytest_slmserve.engines.child import resolved_from, run_from
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.server import OfflineEngine
+from pytest_slmserve.engines.server import OfflineEngine, engine_arguments, engine_environment
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.records import Failures
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop
@@ -63,9 +61,9 @@ def test_dummy_weights_need_no_network_and_real_ones_may():
 def test_the_workers_folder_comes_first_on_the_path_and_the_rest_is_kept():
     spec = replace(CUDA, env=(("PYTHONPATH", "/theirs"),))
     path = engine_environment(spec, {"PYTHONPATH": "/inherited", "HOME": "/me"})["PYTHONPATH"]
-    assert path.split(os.pathsep) == [str(vllm_arguments.WORKER.parent), "/theirs"]
+    assert path.split(os.pathsep) == [str(server.WORKER.parent), "/theirs"]
     assert engine_environment(CUDA, {"PYTHONPATH": "/inherited"})["PYTHONPATH"].endswith(":/inherited")
-    assert engine_environment(CUDA, {})["PYTHONPATH"] == str(vllm_arguments.WORKER.parent)
+    assert engine_environment(CUDA, {})["PYTHONPATH"] == str(server.WORKER.parent)
 
 
 def test_what_is_inherited_is_not_changed():
@@ -114,7 +112,7 @@ def test_engines_of_several_gpus_use_no_multicast_unless_the_records_say_so():
 
 
 def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch):
-    monkeypatch.setattr(vllm_arguments, "own_cores", lambda: {0, 1, 2, 3, 8})
+    monkeypatch.setattr(server, "own_cores", lambda: {0, 1, 2, 3, 8})
     spec = replace(CPU, tensor_parallel_size=2)
     assert engine_environment(spec, {})["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
     assert engine_environment(spec, {}, (4, 5))["VLLM_CPU_OMP_THREADS_BIND"] == "4|5"
@@ -137,26 +135,19 @@ MESSAGE = {
     "event": "done",
     "began": 100.0,
     "window": [101.0, 103.5],
-    "samples": [
-        [1, 0, 2],  # in the order they ended
-        [100.2, 100.1, 103.0],
-        [100.3, 100.15, None],
-        [100.4, 100.2, None],
-        [102.0, 102.5, None],
-        [16, 16, 16],
-        [8, 8, 0],
-        [True, True, False],
-        [None, None, None],
+    "samples": [  # in the order they ended
+        [1, 100.2, 100.3, 100.4, 102.0, 16, 8, True, None],
+        [0, 100.1, 100.15, 100.2, 102.5, 16, 8, True, None],
+        [2, 103.0, None, None, None, 16, 0, False, None],
     ],
-    "steps": [[100.4, 102.0], [2, 1], [0, 0], [2, 2], [32, 0], [0.1, None], [0, 0]],
-    "failed": {"request": [3], "sent": [100.5], "ended": [100.75], "kind": ["ValueError"]},
-    "failures": 1,
+    "steps": [[100.4, 2, 0, 2, 32, 0.1, 0], [102.0, 1, 0, 2, 0, None, 0]],
+    "failed": [[3, 100.5, None, 100.75, "ValueError"]],
     "first_failure": "ValueError: no",
 }
 
 
 def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
-    run = run_from(MESSAGE)
+    run = run_from([MESSAGE])
     assert run.samples.request == (0, 1, 2)
     assert run.samples.sent_s == (0.1, 0.2, 3.0)
     assert run.samples.admitted_s == (0.15, 0.3, None)
@@ -169,7 +160,7 @@ def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
 
 
 def test_an_answer_with_nothing_in_it_is_a_run_too():
-    run = run_from({**MESSAGE, "samples": [], "steps": []})
+    run = run_from([{**MESSAGE, "samples": [], "steps": []}])
     assert (len(run.samples), len(run.steps)) == (0, 0)
 
 
@@ -313,7 +304,7 @@ def test_a_hidden_end_of_a_request_is_a_failure_too(start):
 
 def test_silence_in_the_middle_is_a_failure(start, monkeypatch):
     engine = start()
-    monkeypatch.setattr(child_process, "SILENCE_S", 1.0)
+    monkeypatch.setattr(child, "SILENCE_S", 1.0)
     os.kill(engine.child.process.pid, signal.SIGSTOP)
     with pytest.raises(EngineFailed, match="was silent for 1 s while measuring"):
         engine.run(small_workload(), LONG)

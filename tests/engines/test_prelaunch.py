@@ -11,7 +11,7 @@ from interfaces import SIMULATED, stand_in
 from processes import gone
 
 from pytest_slmserve.engines import server
-from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.child import Child
 from pytest_slmserve.engines.pool import Pool, abreast, launch_engine
 from pytest_slmserve.engines.server import ProcessEngine, ServerEngine
 from pytest_slmserve.schema.errors import EngineFailed

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
+from http.client import BadStatusLine
 from importlib.metadata import PathDistribution
 from itertools import pairwise
 
@@ -110,6 +112,17 @@ def test_a_later_run_does_not_have_the_steps_of_an_earlier_one(engine):
 
 def test_greedy_tokens(engine):
     assert engine.outputs(small_workload(), 2, 3) == ((7, 7, 7),) * 2
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), BadStatusLine("what?")])
+def test_an_answer_that_does_not_come_is_a_failure(engine, monkeypatch, error):
+    def lost(*_):
+        raise error
+
+    monkeypatch.setattr(server, "ask_once", lost)
+    with pytest.raises(EngineFailed, match=rf"the server did not answer: {re.escape(str(error))}"):
+        engine.outputs(small_workload(), 1, 3)
+    engine.child.keep_log = False
 
 
 def test_it_listens_on_loopback_and_wants_its_key(engine):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200
 
-from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments
+from pytest_slmserve.engines.server import engine_arguments
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import DEFAULTS, PlannedItem, clock, plan_lines, repeat_estimate_s, start_estimate_s

@@ -15,7 +15,7 @@ from shipped import put
 @pytest.fixture(scope="session", autouse=True)
 def imported_once():
     """pytester forgets what is imported while it works, and each inner run would import it anew: so before."""
-    for name in ("pytest_slmserve.plugin.session_hooks", "pytest_slmserve.run.advice"):
+    for name in ("pytest_slmserve.plugin.session_hooks", "pytest_slmserve.run.session"):
         import_module(name)
 
 

@@ -12,7 +12,7 @@ from inside import ONE, SWEEP, usage_error
 from interfaces import problems_of, somebodys_server, url_of
 
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share
-from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment, model_for
+from pytest_slmserve.engines.server import engine_arguments, engine_environment, model_for
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import argument
 from pytest_slmserve.plan.planner import engine_spec

@@ -14,14 +14,14 @@ import pytest
 from processes import gone
 from runs import POINTS, START_S, STEADY, PytestRun, nothing_left_of
 
-from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import DeviceLock
 from pytest_slmserve.run.executor import EXTRA_ATTEMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 HOLD = """
     import sys, time
     from pathlib import Path
-    from pytest_slmserve.engines.launch.device_lock import DeviceLock
+    from pytest_slmserve.engines.device_lock import DeviceLock
     lock = DeviceLock("cpu", Path(sys.argv[1]))
     lock.acquire()
     print("held", flush=True)

@@ -18,8 +18,7 @@ from real_engine import SPEC
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.launch.vllm_arguments import tokenizer_files
-from pytest_slmserve.engines.server import HOST, ServerEngine, free_port
+from pytest_slmserve.engines.server import HOST, ServerEngine, free_port, tokenizer_files
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.telemetry.dcgm import ask_once
 

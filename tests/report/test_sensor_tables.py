@@ -9,8 +9,7 @@ from scripts import BASELINES, in_checkout
 from strategies import H200, WELL, law, measurement, planted_telemetry, point
 
 from pytest_slmserve.analysis.claims.table import stored_curves
-from pytest_slmserve.analysis.metrics.latency import Summary
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points import Point, Summary
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report import points, text_table

@@ -14,12 +14,13 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Literal
 
 from pytest_slmserve.analysis.estimates import Interval, factor, percent
-from pytest_slmserve.analysis.metrics import roofline
-from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
+from pytest_slmserve.analysis.metrics import gpu_figures
+from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.sweep import batching
 from pytest_slmserve.analysis.sweep.batching import Base, Caps, LatencyLaw, Limit, Slo
@@ -285,29 +286,26 @@ class Plan:
 
 
 def plan(subjects: Sequence[ModelSweep], wish: Objectives) -> Plan:
-    """A batch for each model, so that all fit, and what follows from it."""
+    """Return a batch for each model, so that all fit, and what follows from it."""
     decisions = [decide(subject, wish) for subject in subjects]
     batches, together = place(subjects, decisions, wish)
     advices = []
     for subject, decision, batch in zip(subjects, decisions, batches, strict=True):
-        loads = subject.usable
-        advice = Advice(
-            subject=subject,
-            decision=decision,
-            batch=batch,
-            largest=operating_point(subject, decision, loads[-1].concurrency, wish) if loads else None,
-            single=operating_point(subject, decision, 1, wish),
-        )
-        if batch is not None:
-            gains, only = gains_at(subject, batch), len(subjects) == 1
-            advice = replace(
-                advice,
-                advised=operating_point(subject, decision, batch, wish),
+        at, loads = partial(operating_point, subject, decision, wish), subject.usable
+        gains = gains_at(subject, batch)
+        advices.append(
+            Advice(
+                subject=subject,
+                decision=decision,
+                batch=batch,
+                advised=at(batch),
+                largest=at(loads[-1].concurrency if loads else None),
+                single=at(1),
                 needs=needs(subject, batch, wish),
-                replicas=replicas(subject, batch, gains, wish, only=only, predicted=decision.predicted),
+                replicas=replicas(subject, decision, batch, gains, wish, only=len(subjects) == 1),
                 gains=gains,
             )
-        advices.append(advice)
+        )
     return Plan(wish, tuple(advices), together)
 
 
@@ -428,18 +426,18 @@ def conditions(wish: Objectives, limit: Limit | None) -> str:
 # Throughput and cost
 
 
-def operating_point(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives) -> OperatingPoint | None:
-    """Figures of a batch, as measured at this load, or else predicted by the laws; None without either."""
+def operating_point(
+    subject: ModelSweep, decision: Decision, wish: Objectives, batch: int | None
+) -> OperatingPoint | None:
+    """Return the figures of a batch, as measured at this load, or else predicted by the laws; None without either."""
+    by_law = None if batch is None else decision.laws.tokens_per_s(batch)
     point = next((p for p in subject.usable if p.concurrency == batch), None)
-    wait: Interval | None
-    if point is not None:
-        rate = around(point, subject.usable, output_rate)
-        wait = around(point, subject.usable, e2e_s)
-    elif (by_law := decision.laws.tokens_per_s(batch)) is not None:
-        rate, line = Interval(by_law), decision.laws.wait
-        wait = None if line is None else Interval(line.seconds(batch))
-    else:
+    if batch is None or (point is None and by_law is None):
         return None
+    line = decision.laws.wait
+    rate, wait = Interval(by_law or 0.0), None if line is None else Interval(line.seconds(batch))
+    if point is not None:
+        rate, wait = around(point, subject.usable, output_rate), around(point, subject.usable, e2e_s)
     return OperatingPoint(
         batch=batch,
         tokens_per_s=rate,
@@ -458,14 +456,12 @@ def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
 
 
 def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:
-    """Cost of a million output tokens, in the price's unit; None if the price or the share of output is unknown."""
+    """Return the cost of a million output tokens, in the price's unit; None if the price or the share of output is
+    unknown."""
     if price_per_hour is None or output_share is None:
         return None
-    high, value, low = (
-        None if per_s is None else price_per_hour / (3600 * per_s * output_share) * 1e6
-        for per_s in (rate.low, rate.value, rate.high)
-    )
-    return Interval(value or 0.0, low, high)
+    falling = Interval(rate.value, rate.high, rate.low)
+    return falling.mapped(lambda per_s: price_per_hour / (3600 * per_s * output_share) * 1e6)
 
 
 # Memory
@@ -477,9 +473,10 @@ def utilization(total_bytes: int, gpu_bytes: int) -> float:
     return min(1.0, math.ceil(total_bytes * UTILIZATION_STEPS / gpu_bytes) / UTILIZATION_STEPS)
 
 
-def needs(subject: ModelSweep, batch: int, wish: Objectives) -> Needs | None:
+def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | None:
+    """Return the memory of one engine at a batch; None without a batch, or if the footprint is unknown."""
     engine, footprint = subject.engine, subject.footprint
-    if engine is None or footprint is None:
+    if engine is None or footprint is None or batch is None:
         return None
     had, of = engine.kv_had_bytes, engine.gpu_had_bytes
     kv, total, gpu = footprint.kv_bytes(batch), footprint.total_bytes(batch), wish.gpu_bytes
@@ -564,26 +561,29 @@ def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, .
 # More engines
 
 
-def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
-    """Upper bounds on the gain of several engines at this load, or else at the largest measured below it. The smallest
-    measured load serves if none is below; None if no load is usable.
+def gains_at(subject: ModelSweep, batch: int | None) -> Gains | None:
+    """Return upper bounds on the gain of several engines at this load, or else at the largest measured below it. The
+    smallest measured load serves if none is below; None without a batch, or if no load is usable.
 
     Each unit that one engine is known to use in part bounds the gain. The kernels of engines that take turns run at
     most all of the time. Those that overlap share the memory and the tensor cores. Nothing passes the data sheet's
     roofline at this batch with prompts hidden behind the decoding: each engine reads its own weights, so more engines
     move no fewer bytes per token.
     """
-    loads = [p for p in subject.usable if p.concurrency <= batch] or subject.usable[:1]
-    if not loads:
+    loads = subject.usable
+    if batch is None or not loads:
         return None
+    loads = [p for p in loads if p.concurrency <= batch] or loads[:1]
     point, bound = loads[-1], None
     if subject.work is not None and subject.peaks is not None and subject.output_share is not None:
-        ceiling = roofline.ceiling_tokens_per_s(subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True)
+        ceiling = gpu_figures.ceiling_tokens_per_s(
+            subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True
+        )
         bound = subject.output_share * fmean(point.repeats) / ceiling
     used: dict[Unit, float | None] = {
         "host": point.engine_active,
-        "dram": None if point.dram_active is None else point.dram_active / roofline.REACHABLE_DRAM,
-        "tensor": None if point.tensor_active is None else point.tensor_active / roofline.REACHABLE_TENSOR,
+        "dram": None if point.dram_active is None else point.dram_active / gpu_figures.REACHABLE_DRAM,
+        "tensor": None if point.tensor_active is None else point.tensor_active / gpu_figures.REACHABLE_TENSOR,
         "roofline": bound,
     }
     ceilings = (Ceiling(unit, busy, max(1.0, 1 / busy)) for unit, busy in used.items() if busy is not None and busy > 0)
@@ -592,18 +592,12 @@ def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
 
 
 def replicas(
-    subject: ModelSweep,
-    batch: int,
-    gains: Gains | None,
-    wish: Objectives,
-    *,
-    only: bool = True,
-    predicted: bool = False,
+    subject: ModelSweep, decision: Decision, batch: int | None, gains: Gains | None, wish: Objectives, *, only: bool
 ) -> ReplicaAdvice | None:
-    """Advice on how many engines fit and how many are worth a trial; None if the footprint or the memory is unknown.
-    only: no other model has a part of the GPU. predicted: the batch is predicted, not measured."""
+    """Return advice on how many engines fit and how many are worth a trial; None without a batch, or if the footprint
+    or the memory is unknown. only: no other model has a part of the GPU."""
     footprint, budget = subject.footprint, wish.budget_bytes
-    if footprint is None or budget is None:
+    if footprint is None or budget is None or batch is None:
         return None
     at_batch, split = max(0, budget) // footprint.total_bytes(batch), replicas_that_split(footprint, batch, budget)
     # Kernels of several engines overlap under MPS. Yet of 34 sets measured on an H100 and an H200 none gained over 7 %
@@ -611,7 +605,7 @@ def replicas(
     bound, advised = gains.time_slicing if gains else None, 1
     if not only:
         why = "the other models are to have their part of the GPU"
-    elif predicted:
+    elif decision.predicted:
         why = "the batch is predicted, to be measured first"
     elif split < REPLICAS:
         why = "no second engine fits, or one request cannot be divided"

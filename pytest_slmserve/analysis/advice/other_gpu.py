@@ -15,8 +15,14 @@ from operator import mul
 from statistics import fmean
 
 from pytest_slmserve.analysis.estimates import TAIL, Interval, ends, factor, percent, percent_interval
-from pytest_slmserve.analysis.metrics import roofline
-from pytest_slmserve.analysis.metrics.roofline import Peaks
+from pytest_slmserve.analysis.metrics.gpu_figures import (
+    GPUS,
+    REACHABLE_DRAM,
+    REACHABLE_TENSOR,
+    Peaks,
+    peaks_for,
+    peaks_of,
+)
 from pytest_slmserve.analysis.points import Point, job_points, limit_groups, point_differences
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.plateau import Fit, fit, fit_law, with_batches
@@ -55,10 +61,10 @@ class CarriedLaw:
 
 def gpu_named(name: str) -> Peaks:
     """The data sheet of a family ("H200") or of a name as NVML has it. Raises BadUsage if it is not listed."""
-    family = next((gpu for gpu in roofline.GPUS if gpu.family.lower() == name.lower()), None)
-    if found := family or roofline.peaks_of(name):
+    family = next((gpu for gpu in GPUS if gpu.family.lower() == name.lower()), None)
+    if found := family or peaks_of(name):
         return found
-    raise BadUsage(f"the data sheet of {name} is not known", f"one of {', '.join(gpu.family for gpu in roofline.GPUS)}")
+    raise BadUsage(f"the data sheet of {name} is not known", f"one of {', '.join(gpu.family for gpu in GPUS)}")
 
 
 def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
@@ -74,12 +80,12 @@ def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
         raise TooFewPoints(
             f"the law of saturation does not describe it: off by {percent(law.error_max)} at most", "more repeats"
         )
-    there = roofline.peaks_for(curve.spec, gpu)
+    there = peaks_for(curve.spec, gpu)
     fixed_s, sequence_s = law.b_half.value / law.t_inf.value, 1 / law.t_inf.value
     bandwidth, rate = here.bytes_per_s / there.bytes_per_s, here.flops_per_s / there.flops_per_s
-    weights = min(fixed_s, work.weight_bytes / (roofline.REACHABLE_DRAM * here.bytes_per_s))
-    context = min(sequence_s, work.context * work.kv_bytes_per_token / (roofline.REACHABLE_DRAM * here.bytes_per_s))
-    prompt_s = work.prefill_flops / work.output_tokens / (roofline.REACHABLE_TENSOR * here.flops_per_s)
+    weights = min(fixed_s, work.weight_bytes / (REACHABLE_DRAM * here.bytes_per_s))
+    context = min(sequence_s, work.context * work.kv_bytes_per_token / (REACHABLE_DRAM * here.bytes_per_s))
+    prompt_s = work.prefill_flops / work.output_tokens / (REACHABLE_TENSOR * here.flops_per_s)
     prompt = min(sequence_s - context, prompt_s)
     fixed_there_s = fixed_s + (bandwidth - 1) * weights
     return CarriedLaw(curve, law, gpu, fixed_there_s, sequence_s + (bandwidth - 1) * context + (rate - 1) * prompt)
@@ -115,9 +121,7 @@ def measured_there(prediction: CarriedLaw, curves: Iterable[Curve]) -> list[Curv
         return where and where.vllm, load and load.ramp_up, workload and workload.hash, engine, curve.axes
 
     wanted = measured(prediction.curve)
-    there = [
-        c for c in curves if c.valid and c.environment and roofline.peaks_of(c.environment.gpu_name) == prediction.gpu
-    ]
+    there = [c for c in curves if c.valid and c.environment and peaks_of(c.environment.gpu_name) == prediction.gpu]
     return [curve for curve in there if curve is not prediction.curve and measured(curve) == wanted]
 
 

@@ -46,8 +46,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
-from pytest_slmserve.analysis.metrics.roofline import idle_share, peaks_of
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, idle_share, peaks_of
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import choose
 from pytest_slmserve.schema.errors import BadUsage

@@ -16,8 +16,8 @@ from typing import get_args
 from pytest_slmserve.analysis.estimates import ends, grouped, possible, student_interval
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries, compare_sides, gate
 from pytest_slmserve.analysis.metrics.gpu_figures import most_memory_used
-from pytest_slmserve.analysis.metrics.latency import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.points import Summary, summarize
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below
 from pytest_slmserve.schema.errors import Caches, Side
 from pytest_slmserve.schema.models import short_name

@@ -16,9 +16,8 @@ from typing import Literal, NamedTuple, get_args
 
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.metrics import gpu_figures, window
-from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, SensorWindow
-from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies, judged_failures, judged_rows, latencies_of
-from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
+from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, SensorWindow, roofline_fraction
+from pytest_slmserve.analysis.metrics.window import closed_loop_latencies, judged_failures, judged_rows, latencies_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.models import short_name

@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_slmserve.analysis import estimates
 from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval
-from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, peaks_of_engine, work_of_workload
+from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.analysis.points import (
     JobPoint,
     Point,

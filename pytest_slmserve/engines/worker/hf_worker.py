@@ -82,9 +82,9 @@ class BatchServer(Server):  # type: ignore[misc]
             "event": "done",
             "began": self.began,
             "window": (self.began, time.monotonic()),
-            "samples": [list(column) for column in zip(*samples)],
-            "steps": [list(column) for column in zip(*steps)],
-            "failures": 0,
+            "samples": samples,
+            "steps": steps,
+            "failed": [],
             "first_failure": None,
         }
 

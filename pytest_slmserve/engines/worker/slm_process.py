@@ -69,15 +69,20 @@ class Lines:
         return message
 
 
-@contextmanager
-def guarded(parent: str) -> Iterator[None]:
-    """A guardian for as long as this process works: it kills the process group when the parent or this process is gone.
-    parent: its process id."""
+def start_guardian(parent: str) -> subprocess.Popen[bytes]:
+    """A guardian, which kills the process group when the parent, of that process id, or this process is gone."""
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), parent, str(os.getpid())]
     # A guardian that is asked to end before it listens must still look whether the parent is gone.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     guardian = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return guardian
+
+
+@contextmanager
+def guarded(parent: str) -> Iterator[None]:
+    """A guardian for as long as this process works."""
+    guardian = start_guardian(parent)
     try:
         yield
     finally:

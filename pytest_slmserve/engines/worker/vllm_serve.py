@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import hmac
 import os
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 CLI = "vllm.entrypoints.cli.main"  # also named in the package's engines/server.py
@@ -55,6 +53,7 @@ if __name__ == "__main__":
             version("vllm")
         except PackageNotFoundError:
             sys.exit(UNNAMED)
-    guardian = str(Path(__file__).with_name("guardian.py"))
-    subprocess.Popen([sys.executable, "-I", "-S", guardian, parent, str(os.getpid())], stdin=subprocess.DEVNULL)
+    from slm_process import start_guardian  # this folder is on the path, its package is not
+
+    start_guardian(parent)
     os.execv(sys.executable, [sys.executable, "-u", "-m", module, *arguments])

@@ -220,7 +220,7 @@ class WorkerRun:
         self.rows: list[tuple[Any, ...]] = []
         self.in_flight: set[str] = set()
         self.done = 0
-        self.failed: list[tuple[int, float, float, str]] = []  # index, when sent, when failed, kind
+        self.failed: list[tuple[Any, ...]] = []  # index, when sent, None for no schedule, when failed, kind
         self.first_failure: str | None = None
         scheduled = load["kind"] == "open_loop"
         self.loop = SchedulePacer(load["schedule"]) if scheduled else closed_loop(load, server.output_tokens, gated)
@@ -256,10 +256,9 @@ class WorkerRun:
             "event": "done",
             "began": self.began,
             "window": self.loop.window or (self.began, self.last_answer),
-            "samples": [list(column) for column in zip(*self.rows)],
-            "steps": [list(column) for column in zip(*StepTrace.rows)],
-            "failed": dict(zip(("request", "sent", "ended", "kind"), zip(*self.failed) if self.failed else [()] * 4)),
-            "failures": len(self.failed),
+            "samples": self.rows,
+            "steps": StepTrace.rows,
+            "failed": self.failed,
             "first_failure": self.first_failure,
         }
 
@@ -299,7 +298,7 @@ class WorkerRun:
             try:
                 await self.serve_one(number, index)
             except Exception as error:
-                self.failed.append((index, sent, time.monotonic(), type(error).__name__))
+                self.failed.append((index, sent, None, time.monotonic(), type(error).__name__))
                 self.first_failure = self.first_failure or f"{type(error).__name__}: {error}"
 
     async def serve_one(self, number: int, index: int) -> None:

@@ -24,8 +24,8 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.metrics import latency
-from pytest_slmserve.analysis.metrics.latency import Slo, parse_slo
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
@@ -199,7 +199,7 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
 def _claims(found: Findings) -> Iterator[dict[str, Any]]:
     """Yield each claim with its statement, its chart and a row for each verdict."""
     for name, group in verdicts.by_claim(found.judged, strict=found.strict).items():
-        claim = next((claim for claim in CLAIMS if claim.name == name), None)
+        claim = CLAIMS.get(name)
         spec = charts.forest([each.verdict for each in group])
         rows = [
             {
@@ -278,13 +278,13 @@ def _window(group: Sequence[Measurement]) -> dict[str, Any]:
 
     (measurement,) = group
     samples, (opens, closes) = measurement.run.samples, measurement.run.window_s
-    rows = latency.judged_rows(measurement)
+    rows = window.judged_rows(measurement)
     ended = [row for row in rows if samples.finished[row] and samples.last_token_s[row] is not None]
     sent = [us(samples.sent_s[row]) for row in ended]
     first = [None if (at := samples.first_token_s[row]) is None else us(at) for row in ended]
     return {
         "seconds": closes - opens,
-        "dropped": latency.judged_failures(measurement) + len(rows) - len(ended),
+        "dropped": window.judged_failures(measurement) + len(rows) - len(ended),
         "sent": [at - before for at, before in zip(sent, [0, *sent])],
         "first": [None if at is None else at - begin for at, begin in zip(first, sent)],
         "last": [us(samples.last_token_s[row] or 0.0) - begin for row, begin in zip(ended, sent)],

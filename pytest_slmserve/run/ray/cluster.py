@@ -28,7 +28,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.engines.launch.child_process import FOLDER, GUARDIAN
+from pytest_slmserve.engines.child import FOLDER, GUARDIAN
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, clock, engine_title, groups_of, start_estimate_s
 from pytest_slmserve.plan.planner import check_there

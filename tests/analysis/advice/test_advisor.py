@@ -26,7 +26,7 @@ from pytest_slmserve.analysis.advice.advisor import (
     two_load_laws,
 )
 from pytest_slmserve.analysis.estimates import Interval
-from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_model
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of, work_of_model
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.schema.models import CATALOGUE

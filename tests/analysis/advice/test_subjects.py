@@ -44,8 +44,8 @@ def test_a_sweep_brings_its_shape_its_engine_and_its_gpu():
     assert footprint.weight_bytes == WEIGHTS and footprint.kv_bytes_per_token == 196_608 and footprint.longest == 96
     assert footprint.allowance_bytes == 4 * GIB and not footprint.allowance_seen
     assert subject.engine.kv_had_bytes == KV_BYTES and subject.engine.max_num_batched_tokens == 8192
-    assert subject.engine.gpu_had_bytes == asked.source.gpu_bytes == H200.gpu_memory_bytes
-    assert asked.source.device == "NVIDIA H200" and subject.work and subject.peaks
+    assert subject.engine.gpu_had_bytes == asked.gpu_bytes == H200.gpu_memory_bytes
+    assert asked.device == "NVIDIA H200" and subject.work and subject.peaks
 
 
 def test_the_latency_is_the_time_per_output_token():
@@ -102,7 +102,7 @@ def test_a_cpu_has_no_memory_of_a_gpu():
     )
     asked = of_curves([curve], None, None)
     assert asked.subjects[0].footprint is None and "on a CPU" in asked.subjects[0].engine.no_footprint
-    assert asked.source.gpu_bytes is None and asked.source.device == "some CPU, 2 cores"
+    assert asked.gpu_bytes is None and asked.device == "some CPU, 2 cores"
 
 
 def test_what_moved_the_engine_stays_in_its_arguments():

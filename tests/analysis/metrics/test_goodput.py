@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement
 
-from pytest_slmserve.analysis.metrics.latency import (
+from pytest_slmserve.analysis.metrics.window import (
     Goodput,
     Slo,
     checked_slo,
+    finished_in_window,
     goodput_of,
     parse_slo,
     pooled_goodput,
 )
-from pytest_slmserve.analysis.metrics.window import finished_in_window
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps
 from pytest_slmserve.schema.specs import OpenLoop

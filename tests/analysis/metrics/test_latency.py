@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import measurement, planted_run
 
 from pytest_slmserve.analysis.estimates import percentile
-from pytest_slmserve.analysis.metrics.latency import (
+from pytest_slmserve.analysis.metrics.window import (
     PARTS,
     GapHistogram,
     LatencyFigures,

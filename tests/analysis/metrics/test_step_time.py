@@ -8,10 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import any_telemetry, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.metrics import roofline as module
+from pytest_slmserve.analysis.metrics import gpu_figures as module
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
-from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, work_of_workload
+from pytest_slmserve.analysis.metrics.gpu_figures import (
+    ceiling_tokens_per_s,
+    device_figures,
+    peaks_of,
+    work_of_workload,
+)
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import GpuPeaks, Resolved
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from strategies import measurement, planted_run
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.metrics.window import delay_of, steps_of
+from pytest_slmserve.analysis.metrics.window import delay_of, latencies_of, steps_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop, load_facts

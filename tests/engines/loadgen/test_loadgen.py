@@ -22,8 +22,8 @@ from scripts import checkout_script
 from wire import EVENT_STREAM, stream, token
 
 from pytest_slmserve.engines.base import ignore_progress, message_of
+from pytest_slmserve.engines.child import Child, converse
 from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
-from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.engines.loadgen.load_run import LOST
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop
@@ -319,7 +319,8 @@ def test_a_parent_that_does_not_listen_holds_up_no_request(client, truth, monkey
 def two(port):
     """Two processes that share each load, with 16 requests."""
     found = LoadClient(f"http://127.0.0.1:{port}/v1/completions", {}, processes=2)
-    found.load_requests(small_workload(16), lambda request: json.dumps(completion(request, "m")))
+    workload = small_workload(16)
+    found.load(workload, [json.dumps(completion(request, "m")) for request in workload.requests])
     yield found
     found.kill()
 
@@ -496,7 +497,7 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path):
 PARENT = """
 import json, os, sys
 from pytest_slmserve.engines.base import message_of
-from pytest_slmserve.engines.launch.child_process import Child, converse
+from pytest_slmserve.engines.child import Child, converse
 from pytest_slmserve.schema.specs import ClosedLoop
 child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ))
 print(child.process.pid, flush=True)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.engines.launch.child_process import resolved_from
-from pytest_slmserve.engines.launch.vllm_arguments import WORKER
+from pytest_slmserve.engines.child import resolved_from
+from pytest_slmserve.engines.server import WORKER
 
 SPEC = util.spec_from_file_location("slm_facts", WORKER.parent / "slm_facts.py")
 assert SPEC and SPEC.loader

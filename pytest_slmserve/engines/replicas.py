@@ -1,6 +1,8 @@
-"""A control daemon of NVIDIA's Multi-Process Service (MPS) of our own, so that kernels of several engines overlap.
+"""Several engines at once on one device, started one after the other, loaded and measured at the same time.
 
-Sources: NVIDIA, "Multi-Process Service", and the manual page of nvidia-cuda-mps-control. What the code rests on:
+Those that share a GPU under NVIDIA's Multi-Process Service (MPS) have a control daemon of ours, so that their kernels
+overlap. Sources: NVIDIA, "Multi-Process Service", and the manual page of nvidia-cuda-mps-control. What its code rests
+on:
 
 - A client that cannot reach its daemon runs without MPS and does not say so. `MpsDaemon.verify` asks the daemon.
 - CUDA_VISIBLE_DEVICES of the daemon renumbers the devices for its clients, who would read an index of their own anew.
@@ -20,13 +22,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Self
 
-from pytest_slmserve.engines.launch.child_process import GUARDIAN, LOG_LINES
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.engines.base import Engine, ProgressCallback, StartCallback, WindowBarrier, message_of
+from pytest_slmserve.engines.child import GUARDIAN, last_lines, undone_on_error
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Sharing, naming
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.printable import passed_on
+from pytest_slmserve.schema.records import Run
+from pytest_slmserve.schema.specs import ClosedLoop, ReplicaSpec, Workload
+from pytest_slmserve.telemetry.host import memory_used, own_cores
+
+STABLE_S, STABLE_WITHIN_S = 0.5, 30.0  # of the device's memory, between two starts
+IMAGINED_GAIN: dict[Sharing, float] = {"mps": 1.2}  # of the simulated device; other ways of sharing have no gain
 
 PROGRAM = "nvidia-cuda-mps-control"
 DRIVER_FOLDER = "/usr/local/nvidia/bin"  # where containers get the driver's programs, not always on their PATH
@@ -43,11 +57,176 @@ POLL_S = 0.1
 PROHIBITED = 2  # NVML's compute modes
 
 
-def unable(gpu: str) -> str | None:
+class ReplicaEngines:
+    """Replicas that are launched at once, because half of a start is imports, and then take their parts of the device
+    one after the other."""
+
+    def __init__(self, spec: ReplicaSpec, launch: Callable[..., Engine], device: str = "none") -> None:
+        """Launch all replicas.
+
+        Args:
+            launch: Launches one engine, as `pool.launch_engine` does.
+            device: UUID of the device that they share, or "cpu" or "none".
+
+        Raises:
+            EngineFailed: One of them, which is named, cannot be launched.
+        """
+        self.spec, self.device = spec, device
+        self.engines: list[Engine] = []
+        self._daemon: MpsDaemon | None = None
+        self._undo = ExitStack()
+        count, simulated = len(spec), spec.platform == "simulated"
+        extra_envs: Sequence[Mapping[str, str]] = [{}] * count
+        cores = cores_of_each(count, spec.pinned)
+        on_gpus = spec.sharing == "gpus"
+        part = {"gpus": count} if on_gpus else {"speed": IMAGINED_GAIN.get(spec.sharing, 1.0) / count}
+        with undone_on_error(self.close):
+            if spec.sharing == "mps" and not simulated:
+                self._daemon = MpsDaemon(device, spec.thread_percentage)
+                self._undo.callback(self._daemon.close)
+                extra_envs = [self._daemon.environment] * count
+            elif spec.sharing == "mig" and not simulated:
+                extra_envs = [{"CUDA_VISIBLE_DEVICES": instance} for instance in mig_instances(device)]
+            for index, engine in enumerate(spec.engines):
+                with naming(self.name(index), EngineFailed):
+                    self.engines.append(launch(engine, extra_env=extra_envs[index], cores=cores[index], **part))
+                self._undo.callback(self.engines[-1].close)
+
+    def start(self, on_wait: StartCallback | None = None) -> Self:
+        """Start the replicas one after the other, each as soon as the device's memory is stable, because vLLM takes
+        memory that other processes free or take meanwhile for its own. With a GPU each the first replica compiles, and
+        the others, which find the compiled code, start side by side.
+
+        Raises EngineFailed, naming the replica, if one does not start or is not a client of the MPS daemon; then all
+        are stopped."""
+        with undone_on_error(self.close):
+            if self.spec.sharing == "gpus":
+                self._start(0, on_wait)
+                with ThreadPoolExecutor(len(self.spec)) as pool:
+                    list(pool.map(self._start, range(1, len(self.spec))))
+            else:
+                for index in range(len(self.spec)):
+                    used: int | None = None
+                    one_memory = self.spec.platform == "cuda" and self.spec.sharing != "mig"
+                    # Until two readings agree; then, or too late, the engine's own check decides.
+                    for _ in range(round(STABLE_WITHIN_S / STABLE_S) if index and one_memory else 0):
+                        before, used = used, memory_used(self.device)
+                        if before == used:
+                            break
+                        time.sleep(STABLE_S)
+                    self._start(index, on_wait)
+            specs = [replace(engine, gpu=0) for engine in self.spec.engines]
+            for spec in dict.fromkeys(specs):
+                blocks = [e.resolved.kv_blocks for e, s in zip(self.engines, specs) if s == spec]
+                if len(set(blocks)) > 1:
+                    problem = f"replicas of {short_name(spec.model)} got different numbers of KV blocks: {blocks}"
+                    raise EngineFailed(problem, "a fixed kv_cache_bytes, and nobody else on the device")
+        return self
+
+    def _start(self, index: int, on_wait: StartCallback | None = None) -> None:
+        with naming(self.name(index), EngineFailed):
+            self.engines[index].start(on_wait)
+        self.check(index)
+
+    def check(self, index: int) -> None:
+        """Raise EngineFailed, naming the replica, unless it is a client of the MPS daemon, if there is one."""
+        if self._daemon:
+            with naming(self.name(index), EngineFailed):
+                self._daemon.verify(self.name(index), self.engines[index].processes())
+
+    @property
+    def ready(self) -> bool:
+        """Whether all replicas wait for their next loads."""
+        return bool(self.engines) and all(engine.ready for engine in self.engines)
+
+    def name(self, index: int) -> str:
+        """The name of a replica in errors, for example "replica 1 of 2 (opt-125m)"."""
+        return f"replica {index + 1} of {len(self.spec)} ({short_name(self.spec.engines[index].model)})"
+
+    def run(
+        self, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], on_progress: ProgressCallback | None = None
+    ) -> tuple[Run, ...]:
+        """Put a load on each replica and return their runs. All begin at once and have one window, which opens when the
+        last replica has settled (`WindowBarrier`).
+
+        Args:
+            on_progress: Called with the progress of the first replica.
+
+        Raises:
+            BadUsage: There is not one workload and one load with a window for each replica.
+            EngineFailed: A replica, which is named, died; the others are stopped.
+        """
+        engines = self.engines
+        if len(workloads) != len(engines) or len(loads) != len(engines):
+            raise BadUsage(f"{len(engines)} replicas, {len(workloads)} workloads, {len(loads)} loads", "one of each")
+        if any(load.requests is not None for load in loads):
+            raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
+        for index, (engine, workload) in enumerate(zip(engines, workloads)):
+            with naming(self.name(index), EngineFailed):
+                engine.load_requests(workload)
+        barrier = WindowBarrier([message_of(load) for load in loads])
+
+        def run_one(index: int) -> Run:
+            with naming(self.name(index), EngineFailed):
+                return engines[index].run(workloads[index], loads[index], None if index else on_progress, barrier)
+
+        with undone_on_error(self.close):
+            runs = barrier.run_together([partial(run_one, index) for index in range(len(engines))], self.close)
+            for index in range(len(engines)):
+                self.check(index)
+        return tuple(runs)
+
+    def close(self) -> None:
+        """Stop all replicas, and last the MPS daemon. May be called twice."""
+        self._undo.close()
+
+
+def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:
+    """The CPU cores of each replica: ours in equal parts, neighbors together. Parts are empty, which means all cores,
+    if replicas are not pinned or there are fewer cores than replicas."""
+    ours = sorted(own_cores()) if pinned else []
+    each = len(ours) // replicas
+    return [tuple(ours[i * each : (i + 1) * each]) for i in range(replicas)]
+
+
+def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
+    """The reason that these replicas cannot share the device in this way, in one sentence; None if they can."""
+    if spec.platform == "cpu" and len(own_cores()) < len(spec):
+        return f"{len(spec)} engines of vLLM's CPU backend need a core each"
+    if spec.platform == "simulated" or spec.sharing in ("time-slicing", "gpus", "urls"):
+        return None
+    if spec.sharing == "mps":
+        return mps_unable(device)
+    there = len(mig_instances(device))
+    return f"{there} MIG instances are there for {len(spec)} replicas; none is made here" if there < len(spec) else None
+
+
+def mig_instances(device: str) -> list[str]:
+    """UUIDs of the MIG instances of a GPU, as NVML lists them; none if MIG is off, or there is no NVML."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(device)
+        if not pynvml.nvmlDeviceGetMigMode(gpu)[0]:
+            return []
+        found = []
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+            try:
+                instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+            except pynvml.NVMLError_NotFound:
+                continue  # there may be gaps between instances
+            found.append(str(pynvml.nvmlDeviceGetUUID(instance)))
+        return found
+    except pynvml.NVMLError:
+        return []
+
+
+def mps_unable(gpu: str) -> str | None:
     """The reason that MPS cannot run on the GPU of this UUID, in one sentence; None if nothing prevents it."""
     if platform.system() != "Linux":
         return f"MPS runs on Linux, and this is {platform.system()}"
-    if program() is None:
+    if mps_program() is None:
         return f"{PROGRAM}, which comes with NVIDIA's driver, is not on the PATH"
     if gpu.startswith("MIG-"):
         return f"{gpu} is a part of a GPU, and MPS is to share a whole one"
@@ -65,13 +244,13 @@ def unable(gpu: str) -> str | None:
     return f"GPU {gpu} is in compute mode prohibited: nothing may run on it" if mode == PROHIBITED else None
 
 
-def program() -> str | None:
+def mps_program() -> str | None:
     """The path of the control program; None if there is none."""
     return shutil.which(PROGRAM, path=os.pathsep.join([os.environ.get("PATH", os.defpath), DRIVER_FOLDER]))
 
 
 class MpsDaemon:
-    """A control daemon, which is started when this object is made.
+    """A control daemon of MPS, which is started when this object is made.
 
     It runs in the foreground, as our child: so we see when and how it ends, and need not believe a file that names its
     process id. With `-d` it would not be our child. A guardian kills its process group when this process is gone,
@@ -92,7 +271,7 @@ class MpsDaemon:
             BadUsage: There is no control program.
             EngineFailed: The daemon does not come up.
         """
-        if not (found := program()):
+        if not (found := mps_program()):
             raise BadUsage(f"{PROGRAM} is not on the PATH", "the programs of NVIDIA's driver, or time slicing")
         self._program = found
         temporary = tempfile.gettempdir()
@@ -111,7 +290,7 @@ class MpsDaemon:
         path = os.pathsep.join([str(Path(found).parent), os.environ.get("PATH", os.defpath)])
         self._own_environment = own | shared | {"PATH": path}
         self.process: subprocess.Popen[bytes] | None = None
-        try:
+        with undone_on_error(self.close):
             self.pipe.mkdir()
             self.logs.mkdir()
             with (self.logs / "daemon.log").open("ab") as log:
@@ -132,9 +311,6 @@ class MpsDaemon:
                 if time.monotonic() >= until:
                     raise self._failed(f"does not answer {START_S:g} s after its start")
                 time.sleep(POLL_S)
-        except BaseException:
-            self.close()
-            raise
 
     def _ask(self, command: str) -> list[int]:
         """The process ids in the daemon's answer; other words are remarks."""
@@ -184,8 +360,7 @@ class MpsDaemon:
         """An error with the last lines of each log: the daemon's, its servers', and what the daemon printed."""
         tails = []
         for log in sorted(self.logs.glob("*.log")):
-            lines = log.read_text("utf-8", errors="replace").splitlines()[-LOG_LINES:]
-            tails += [f"  {log.name}", *(f"  | {line}" for line in lines)] if lines else []
+            tails += [f"  {log.name}", *lines] if (lines := last_lines(log)) else []
         shown = "\n".join(tails) or "  | (nothing)"
         return EngineFailed(f"the MPS control daemon {problem}; logs in {self.logs}\n{shown}", hint)
 

@@ -18,10 +18,10 @@ from processes import gone, group
 from traces import share_a_window
 
 from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.engines import replicas
 from pytest_slmserve.engines.base import WindowBarrier, message_of
 from pytest_slmserve.engines.pool import launch_engine
-from pytest_slmserve.engines.replicas import replica_set
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cores_of_each
+from pytest_slmserve.engines.replicas import ReplicaEngines, cores_of_each
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, ReplicaSpec
@@ -279,9 +279,9 @@ def test_the_key_tells_all_that_matters():
 @pytest.mark.parametrize(("readings", "read"), [([5, 7, 9, 9, 9], 4), (range(1000), 60)])
 def test_memory_is_waited_for_until_it_stands_still_and_not_for_ever(monkeypatch, readings, read):
     left = iter(readings)
-    monkeypatch.setattr(replica_set, "memory_used", lambda device: next(left))
-    monkeypatch.setattr(replica_set, "STABLE_S", 0.001)
-    monkeypatch.setattr(replica_set, "STABLE_WITHIN_S", 0.06)
+    monkeypatch.setattr(replicas, "memory_used", lambda device: next(left))
+    monkeypatch.setattr(replicas, "STABLE_S", 0.001)
+    monkeypatch.setattr(replicas, "STABLE_WITHIN_S", 0.06)
     started(*[replace(SIMULATED, platform="cuda")] * 2, launch=lambda spec, **_: SimulatedEngine(spec))
     assert len(list(left)) == len(readings) - read
 

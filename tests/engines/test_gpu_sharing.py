@@ -9,9 +9,9 @@ import pynvml
 import pytest
 from interfaces import SIMULATED, stand_in
 
+from pytest_slmserve.engines import replicas as gpu_sharing
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.replicas import replica_set as gpu_sharing
-from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines, cannot_share, mig_instances
+from pytest_slmserve.engines.replicas import ReplicaEngines, cannot_share, mig_instances
 from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -55,8 +55,8 @@ def no_daemon_of_another_test(monkeypatch):
 @pytest.fixture
 def under_mps(monkeypatch):
     """Replicas on an imagined GPU that MPS can run on."""
-    monkeypatch.setattr(gpu_sharing.mps, "unable", lambda gpu: None)
-    monkeypatch.setattr(gpu_sharing.mps, "MpsDaemon", Daemon)
+    monkeypatch.setattr(gpu_sharing, "mps_unable", lambda gpu: None)
+    monkeypatch.setattr(gpu_sharing, "MpsDaemon", Daemon)
     monkeypatch.setattr(gpu_sharing, "memory_used", lambda device: 0)
 
 
@@ -95,7 +95,7 @@ def test_a_daemon_is_closed_when_no_engine_starts(under_mps):
 
 
 def test_where_mps_cannot_run_the_reason_is_said(monkeypatch):
-    monkeypatch.setattr(gpu_sharing.mps, "unable", lambda gpu: f"{gpu} has no MPS")
+    monkeypatch.setattr(gpu_sharing, "mps_unable", lambda gpu: f"{gpu} has no MPS")
     spec = ReplicaSpec((CUDA, CUDA), "mps")
     assert cannot_share(spec, GPU) == "GPU-1234 has no MPS"
     with pytest.raises(BadUsage, match=r"GPU-1234 has no MPS\n  try: another way of sharing: time-slicing"):

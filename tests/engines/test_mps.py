@@ -14,8 +14,8 @@ from fake_mps import CONTROL, SERVER, install
 from fake_nvml import NOT_SUPPORTED, UUID, FakeNvml, State, installed
 from processes import alive, gone, until
 
-from pytest_slmserve.engines.replicas import mps
-from pytest_slmserve.engines.replicas.mps import MpsDaemon, unable
+from pytest_slmserve.engines import replicas as mps
+from pytest_slmserve.engines.replicas import MpsDaemon, mps_unable
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MPS runs on Linux only")
@@ -258,7 +258,7 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(told, tmp_pa
     clients(told, 11)
     code = f"""
         import time
-        from pytest_slmserve.engines.replicas.mps import MpsDaemon
+        from pytest_slmserve.engines.replicas import MpsDaemon
         daemon = MpsDaemon({UUID!r})
         daemon.clients()
         print(daemon.process.pid, daemon.pipe.parent, flush=True)
@@ -278,13 +278,13 @@ def test_without_the_program_it_is_bad_usage_and_a_reason_to_skip(monkeypatch, t
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadUsage, match=f"{CONTROL} is not on the PATH"):
         MpsDaemon(UUID)
-    assert unable(UUID) == f"{CONTROL}, which comes with NVIDIA's driver, is not on the PATH"
+    assert mps_unable(UUID) == f"{CONTROL}, which comes with NVIDIA's driver, is not on the PATH"
 
 
 def test_the_program_may_lie_where_containers_have_it(told, monkeypatch):
     monkeypatch.setattr(mps, "DRIVER_FOLDER", str(told))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert mps.program() == str(told / CONTROL)
+    assert mps.mps_program() == str(told / CONTROL)
     with closing(MpsDaemon(UUID)) as daemon:
         assert environment_of(daemon.process.pid)["PATH"] == f"{told}:/usr/bin:/bin"
 
@@ -309,18 +309,18 @@ def test_the_card_decides(told, mig, mode, reason):
     gpu = Gpu(mig_mode=mig)
     gpu.mode = mode
     with installed(gpu):
-        assert unable(UUID) == reason
-        assert unable("GPU-of-nobody").startswith("no GPU GPU-of-nobody here: NVML says")
+        assert mps_unable(UUID) == reason
+        assert mps_unable("GPU-of-nobody").startswith("no GPU GPU-of-nobody here: NVML says")
 
 
 def test_a_card_without_mig_may_be_shared(told):
     with installed(Gpu(missing=frozenset({"nvmlDeviceGetMigMode"}))):
-        assert "Function Not Found" in unable(UUID), "the driver is too old to tell"
+        assert "Function Not Found" in mps_unable(UUID), "the driver is too old to tell"
     with installed(Gpu(State(refused={"nvmlDeviceGetMigMode": NOT_SUPPORTED}))):
-        assert unable(UUID) is None
+        assert mps_unable(UUID) is None
 
 
 def test_other_reasons(told, monkeypatch):
-    assert "a part of a GPU" in unable("MIG-7")
+    assert "a part of a GPU" in mps_unable("MIG-7")
     monkeypatch.setattr(mps.platform, "system", lambda: "Darwin")
-    assert unable(UUID) == "MPS runs on Linux, and this is Darwin"
+    assert mps_unable(UUID) == "MPS runs on Linux, and this is Darwin"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve.commands.doctor import of_lock
-from pytest_slmserve.engines.launch import device_lock
-from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.engines import device_lock
+from pytest_slmserve.engines.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
 
 PRECIOUS = "PRECIOUS DATA"
@@ -134,7 +134,7 @@ def test_a_terminal_does_not_obey_what_a_holder_has_written(lock):
 HOLD = """
 import sys, time
 from pathlib import Path
-from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.engines.device_lock import DeviceLock
 lock = DeviceLock("GPU-0", Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)

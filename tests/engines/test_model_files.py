@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.engines.launch.vllm_arguments import kept, model_for, tokenizer_files
+from pytest_slmserve.engines.server import kept, model_for, tokenizer_files
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import EngineSpec

@@ -11,8 +11,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,24 @@ LOG_LINES = 25
 POLL_S = 0.5
 SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
-GUARDIAN = Path(__file__).parent.parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
+GUARDIAN = Path(__file__).parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
 FOLDER = "SLM_FOLDER"  # environment variable with the child's folder, which its guardian removes if we were killed
 LONGEST = 60  # characters of a folder in which vLLM makes sockets, whose paths may have 107
+
+
+@contextmanager
+def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Context manager that calls `undo` if its block ends with an error, an interrupt among them."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
+
+
+def last_lines(log: Path) -> list[str]:
+    """The last lines of a log, as an error shows them."""
+    return [f"  | {line}" for line in log.read_text("utf-8", errors="replace").splitlines()[-LOG_LINES:]]
 
 
 class Child:
@@ -84,23 +100,19 @@ class Child:
             compiled = env.get("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{user}")))
             own |= {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": compiled}
         self.socket, theirs = socket.socketpair()
-        try:
-            with theirs, self.log.open("wb") as log:
-                self.process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
-                    # A group, to end it by, but no session: if a kernel shares cores by session
-                    # (`kernel.sched_autogroup_enabled`), a client that shares cores with its server is held up for
-                    # seconds, of which it needs a few milliseconds (Linux 6.18).
-                    process_group=0,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**env, **own},
-                )
-        except BaseException:
-            self.socket.close()
-            raise
+        with undone_on_error(self.socket.close), theirs, self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                # A group, to end it by, but no session: if a kernel shares cores by session
+                # (`kernel.sched_autogroup_enabled`), a client that shares cores with its server is held up for
+                # seconds, of which it needs a few milliseconds (Linux 6.18).
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**env, **own},
+            )
         if cores:
             os.sched_setaffinity(self.process.pid, cores)  # before it has a child, which would keep the other cores
         self._lines = Lines(self.socket)
@@ -150,8 +162,7 @@ class Child:
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
         """An error with the last lines of the log, which is kept."""
         self.keep_log = True
-        lines = self.log.read_text("utf-8", errors="replace").splitlines()
-        tail = "\n".join(f"  | {line}" for line in lines[-LOG_LINES:]) or "  | (nothing)"
+        tail = "\n".join(last_lines(self.log)) or "  | (nothing)"
         return EngineFailed(f"{self.name} {problem}; {self.log}{ENDS_WITH}{tail}", hint)
 
     def end(self, within_s: float = 20.0) -> None:
@@ -209,43 +220,31 @@ def resolved_from(ready: Mapping[str, Any], ready_s: float) -> Resolved:
     return Resolved(**known_fields(Resolved, {**facts, **listed}))
 
 
-def run_from(message: Mapping[str, Any]) -> Run:
-    """The columns of a worker as a run whose clock is zero when it began, with its requests in the order sent."""
-    began = message["began"]
+def run_from(parts: Sequence[Mapping[str, Any]], steps: Sequence[Sequence[Any]] = ()) -> Run:
+    """The rows that the processes of one run report as a run whose clock is zero when it began, with its requests in
+    the order sent. steps: rows of the engine's steps, if it is another process."""
+    began = parts[0]["began"]
 
     def since(stamps: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(None if stamp is None else round(stamp - began, 6) for stamp in stamps)
 
-    rows = sorted(zip(*message["samples"]), key=lambda row: row[1])
-    request, sent, admitted, first, last, prompt, output, finished, cached = zip(*rows) if rows else [()] * 9
-    time_s, *columns = message["steps"] or [()] * 7
-    failed = None
-    if message["failures"]:
-        lost = message["failed"]
-        scheduled = lost.get("scheduled", [None])
-        failed = Failures(
-            request=tuple(lost["request"]),
-            sent_s=since(lost["sent"]),
-            ended_s=since(lost["ended"]),
-            kind=tuple(lost["kind"]),
-            scheduled_s=None if None in scheduled else since(scheduled),
-        )
+    def columns(name: str, count: int) -> list[tuple[Any, ...]]:
+        rows = sorted((row for part in parts for row in part[name]), key=itemgetter(1))
+        return list(zip(*rows))[:count] or [()] * count
+
+    request, sent, admitted, first, last, prompt, output, finished, cached = columns("samples", 9)
+    lost, lost_sent, scheduled, ended, kind = columns("failed", 5)
+    time_s, *rest = list(zip(*(steps or parts[0].get("steps", ())))) or [()] * 7
+    cached = () if all(count is None for count in cached) else cached
+    begin, end = min(part["window"][0] for part in parts), max(part["window"][1] for part in parts)
+    failure = next((part["first_failure"] for part in parts if part["first_failure"]), None)
+    failed = Failures(lost, since(lost_sent), since(ended), kind, None if None in scheduled else since(scheduled))
     return Run(
-        samples=Samples(
-            request,
-            since(sent),
-            since(admitted),
-            since(first),
-            since(last),
-            prompt,
-            output,
-            finished,
-            () if all(count is None for count in cached) else cached,
-        ),
-        steps=Steps(since(time_s), *map(tuple, columns)),
-        window_s=(round(message["window"][0] - began, 6), round(message["window"][1] - began, 6)),
-        failures=message["failures"],
-        first_failure=message["first_failure"] and printable(message["first_failure"]),
+        Samples(request, since(sent), since(admitted), since(first), since(last), prompt, output, finished, cached),
+        Steps(since(time_s), *rest),
+        (round(begin - began, 6), round(end - began, 6)),
+        len(lost),
+        failure and printable(failure),
         began_s=round(began, 6),
-        failed=failed,
+        failed=failed if lost else None,
     )

@@ -1,1 +1,0 @@
-"""Several engines on one device or several: the set, the ways of sharing a GPU, MPS."""
