@@ -104,11 +104,8 @@ def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concur
         spec = planner.replicas([model] * count, sharing)
     except BadUsage as error:
         return Case(model=model, id=name, skip_reason=error.problem)
-    why = uneven(concurrency, count)
-    if why is None and (
-        full := kv_cache.no_room(spec.engines[0], planner.workload(model).longest, concurrency // count)
-    ):
-        why = f"{full} in a replica"
+    full = kv_cache.no_room(spec.engines[0], planner.workload(model).longest, concurrency // count)
+    why = uneven(concurrency, count) or (f"{full} in a replica" if full else None)
     on_a_cluster = options.ray and not options.on_all_gpus and planner.platform == "cuda"
     if why is None and on_a_cluster and sharing in ("mps", "mig"):
         why = f"whether a node of a cluster can share a GPU by {sharing} is not known here"

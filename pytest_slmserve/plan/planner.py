@@ -114,9 +114,8 @@ def engine_spec(
         why = f"the GPU has {there / GIB:.1f} GiB of memory, and {wanted / GIB:.1f} GiB are wanted"
         raise BadUsage(why, "a smaller --slm-gpu-memory")
     own_weights = -(-weights // spec.tensor_parallel_size)
-    return replace(
-        spec, kv_cache_bytes=kv_cache.kv_budget_bytes(min(wanted, there), options.gpu_memory_utilization, own_weights)
-    )
+    budget = kv_cache.kv_budget_bytes(min(wanted, there), options.gpu_memory_utilization, own_weights)
+    return replace(spec, kv_cache_bytes=budget)
 
 
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
@@ -213,12 +212,9 @@ class Planner:
         here = self.host.environment
         new = [model for model in models if model not in self._found]
         self.notes += probe_models(new, python, dict(env), {"vllm": here.vllm, "torch": here.torch})
-        if self.options.load_format == "auto":
-            self.notes += [
-                f"{model}: the licence of its weights restricts their use: {licence}"
-                for model in new
-                if (licence := restriction(model))
-            ]
+        for model in new if self.options.load_format == "auto" else ():
+            if licence := restriction(model):
+                self.notes.append(f"{model}: the licence of its weights restricts their use: {licence}")
         self._found.update(new)
 
     def misfit(self, model: str, gpu_memory: int | None = None) -> str | None:
@@ -339,11 +335,8 @@ class Planner:
             why = f"--slm-concurrency: {cut[0][0]} requests in flight do not fit {spec.model}: {cut[0][1]}"
             smaller = f"up to {kv_cache.kv_capacity(spec, longest)}, shorter requests (--slm-input-len)"
             raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
-        cases = tuple(
-            self.case(spec, [workload], [self.load(n)], model=model, id=f"{short_name(model)}-{n}")
-            for n, why in fits.items()
-            if not why
-        )
+        loads = {f"{short_name(model)}-{n}": self.load(n) for n, why in fits.items() if not why}
+        cases = tuple(self.case(spec, [workload], [load], model=model, id=id) for id, load in loads.items())
         self.sweeps[model] = Sweep(spec, cases, cut, self.options.sweep == "adaptive")
         return self.sweeps[model]
 

@@ -218,10 +218,8 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
         case "slm_model":
             named = words.get("models")
             if "jobs" in words:
-                models = dict.fromkeys(
-                    case.model for case in case_lists.job_cases(planner, words) if not case.skip_reason
-                )
-                named = [model for model in models if named is None or model in named]
+                jobs = (job.model for job in case_lists.job_cases(planner, words) if not job.skip_reason)
+                named = [model for model in dict.fromkeys(jobs) if named is None or model in named]
             of_blocks = session.platform != "remote" and claim == verification.KV_BLOCKS
             for model in planner.models if named is None else named_models(session, claim, named):
                 unknown = of_blocks and predicted_blocks(planner.spec(model)) is None
@@ -233,9 +231,9 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
         case "slm_replica_point":
             cases = case_lists.replica_cases(planner)
         case "slm_gpus_point":
-            cases = case_lists.gpus_cases(
-                planner, named_models(session, None, words["models"]) if "models" in words else planner.models
-            )
+            named = words.get("models")
+            models = planner.models if named is None else named_models(session, None, named)
+            cases = case_lists.gpus_cases(planner, models)
         case _ if "jobs" not in words:
             raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{case_lists.A_JOB}])")
         case _:

@@ -59,6 +59,7 @@ def measure_case(
     first = runs[0]
     if recording and first.began_s is not None:
         first = replace(first, telemetry=recording.telemetry(first.began_s, first.window_s))
+    parts = zip(engines, case.workloads, case.loads, (first, *runs[1:]), case.replicas(), strict=True)
     return tuple(
         Measurement(
             spec=engine.spec,
@@ -71,9 +72,7 @@ def measure_case(
             measured_at=began,
             replica=replica,
         )
-        for engine, workload, load, run, replica in zip(
-            engines, case.workloads, case.loads, (first, *runs[1:]), case.replicas(), strict=True
-        )
+        for engine, workload, load, run, replica in parts
     )
 
 

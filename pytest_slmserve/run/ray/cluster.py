@@ -131,10 +131,9 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
             raise BadUsage(why, "the same release on every node")
         sides = f"on {first.name}", f"on {node.name}"
         if unlike := differences(found[first].environment.kind, host.environment.kind, sides):
-            raise BadUsage(
-                f"the nodes are of different kinds ({'; '.join(unlike)}): what they serve cannot be compared",
-                "-o slm_ray_resource=NAME with one that only nodes of one kind have, such as accelerator_type:H200",
-            )
+            why = f"the nodes are of different kinds ({'; '.join(unlike)}): what they serve cannot be compared"
+            only = "one that only nodes of one kind have, such as accelerator_type:H200"
+            raise BadUsage(why, f"-o slm_ray_resource=NAME with {only}")
     widest = max(found, key=lambda node: node.gpus)
     host = found[widest]
     environment = replace(host.environment, git_commit=mine.git_commit)
@@ -185,13 +184,8 @@ def join_cluster(options: Options) -> Any:
     environment, address = runtime_env(options.ray_env) if options.ray_env else None, options.ray
     told = ""
     try:
-        asked = subprocess.run(
-            [sys.executable, "-c", ASK, address],
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_S,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-        )
+        command, variables = [sys.executable, "-c", ASK, address], {**os.environ, "PYTHONSAFEPATH": "1"}
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, env=variables)
         if asked.returncode == 0:
             return _ray_at(address, runtime_env=environment)
         told = asked.stderr
@@ -200,10 +194,8 @@ def join_cluster(options: Options) -> Any:
     except Exception as error:  # what Ray raises here is of many kinds, and the user's affair
         told = str(error)
     lines = [line for line in told.strip().splitlines() if line.strip()] or ["it did not say why"]
-    raise BadUsage(
-        f"--slm-ray {address}: no Ray cluster answers there ({lines[-1].strip()})",
-        "ray status on a node of the cluster, and pytest on one of its nodes",
-    )
+    why = f"--slm-ray {address}: no Ray cluster answers there ({lines[-1].strip()})"
+    raise BadUsage(why, "ray status on a node of the cluster, and pytest on one of its nodes")
 
 
 def runtime_env(path: str) -> dict[str, Any]:
@@ -245,13 +237,11 @@ def start_here(tasks: int) -> Iterator[Any]:
             undo.callback(os.environ.pop, name)
         os.environ |= OWN  # read when Ray is imported
         folder = undo.enter_context(TemporaryDirectory(prefix="slm-", ignore_cleanup_errors=True))
+        command, null = [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())], subprocess.DEVNULL
+        variables = {**os.environ, FOLDER: folder}
+        # In a session of its own: Ctrl-C is for us, and the group of pytest is not to be killed.
         guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())],
-            env={**os.environ, FOLDER: folder},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us, and the group of pytest is not to be killed
+            command, stdin=null, stdout=null, stderr=null, env=variables, start_new_session=True
         )
         undo.callback(guardian.wait)
         undo.callback(guardian.terminate)
