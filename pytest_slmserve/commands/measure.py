@@ -23,10 +23,8 @@ from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine, only_mod
 from pytest_slmserve.engines.loadgen.load_run import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
-from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
-from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
 from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure
@@ -351,12 +349,11 @@ def least_seconds(load: Load) -> float:
 def run_measure(given: argparse.Namespace) -> int:
     """Measure the loads one after the other, keep them, and print the result."""
     share, failed = ATTAINMENT if given.attainment is None else given.attainment, given.allow_failed
-    if not 0 < share <= 1:
-        raise BadUsage(f"--attainment {share:g} is not a share between 0 and 1", f"--attainment {ATTAINMENT:g}")
+    cli.check_share("attainment", share, ATTAINMENT, whole=True)
     if not 0 <= failed <= MOST_FAILED:
         problem = f"--allow-failed {failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         raise BadUsage(problem, "--allow-failed 0.01")
-    terms = ValidityCriteria(checked_slo(given.goodput) if given.goodput else None, share, failed)
+    terms = loads.ValidityCriteria(checked_slo(given.goodput) if given.goodput else None, share, failed)
     export = export_to(given.export, terms.slo) if given.export else None
     if export and export.path == given.records:
         raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
@@ -370,12 +367,9 @@ def run_measure(given: argparse.Namespace) -> int:
         raise BadUsage("--attainment needs several rates or steps", "--request-rate 10,20,40")
     found, moved = measured(given, wanted, export, own_prompts)
     section = loads.measured_section(found, terms)
-    if given.csv:
-        print(as_csv(row for m in found for row in rows_of_load(m, terms)), end="")
-    elif given.json:
-        print(as_json(loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)))
-    else:
-        print(section_text(section))
+    facts = loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)
+    rows = (row for m in found for row in loads.rows_of_load(m, terms))
+    cli.print_result(given, facts, rows, [section_text(section)])
     if moved:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
     windows = [each for m in found for each in (m, *steps_of(m))]  # of a ramp each step

@@ -571,7 +571,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         ("--request-rate 0", "invalid rates '0'"),
         ("--request-rate 4 --window -1", "invalid duration '-1'"),
         ("--request-rate 4 --window 0", "in 0 s nothing is measured"),
-        ("--request-rate 4,8 --attainment 90", "--attainment 90 is not a share"),
+        ("--request-rate 4,8 --attainment 90", "--attainment 90 is no share"),
         ("--request-rate 4 --goodput itl:10ms", "not request by request"),
         ("--max-concurrency 4 --allow-failed 0.2", "gives a load up where more than 0.05 fail"),
         ("--max-concurrency 4 --export bench.json", "'bench.json' is no export"),
