@@ -179,12 +179,9 @@ def deltas(values: Iterable[int | None]) -> list[int | None]:
 
 
 def engine_from_record(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
-    model = facts.get("model")
-    return (
-        converted(EngineSpec, {**facts["spec"], "model_facts": model}),
-        converted(Resolved, facts["resolved"]),
-        converted(Environment, facts["environment"]),
-    )
+    """The launch that a line describes. Raises what `converted` does."""
+    asked, host = {**facts["spec"], "model_facts": facts.get("model")}, facts["environment"]
+    return converted(EngineSpec, asked), converted(Resolved, facts["resolved"]), converted(Environment, host)
 
 
 def measurement_of(
