@@ -201,7 +201,7 @@ def natural_requests(
 def sample_as_vllm(
     read: Iterable[Conversation], tokenize: Tokenize, requests: int, *, seed: int = 0, output_tokens: int | None = None
 ) -> list[Request]:
-    """The requests that vLLM takes of all conversations that are `read`; the last ones are repeats if there are too few.
+    """The requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too few.
 
     Args:
         tokenize: The model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies.
