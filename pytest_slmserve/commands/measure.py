@@ -196,8 +196,6 @@ def check_load(given: argparse.Namespace) -> None:
         raise BadUsage(f"--speed {given.speed:g} is not positive", "--speed 2, which is twice as fast")
     if given.burstiness != 1 and not (sent or ramp):
         raise BadUsage("--burstiness requires --request-rate or --ramp", "--request-rate 10 --burstiness 0.5")
-    if not given.burstiness > 0:
-        raise BadUsage(f"--burstiness {given.burstiness:g} is not positive", "--burstiness 0.5, which is uneven")
     if given.settle is not None and (users or counted):
         hint = "--request-rate 10 --window 60 --settle 5"
         raise BadUsage("--settle applies only to rates, ramps and traces in a window", hint)
@@ -216,8 +214,6 @@ def check_load(given: argparse.Namespace) -> None:
         raise BadUsage(f"--num-prompts {number} cannot keep {users} in flight", f"--num-prompts {users}")
     if counted and len(sent) > 1:
         raise BadUsage("several rates are judged in windows, not by a number of requests", "--window 60")
-    if counted and math.inf in sent and given.burstiness != 1:
-        raise BadUsage("what comes all at once has no burstiness", "--request-rate 10")
     if not counted and math.inf in sent:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
 
@@ -239,10 +235,8 @@ def check_lengths(given: argparse.Namespace) -> None:
     if given.tokenizer and not talk:
         raise BadUsage("--tokenizer cuts the text of conversations, and there is none", "--sharegpt FILE")
     if talk and not given.tokenizer:
-        hint = "a folder that holds one, or its name on the Hub; --sharegpt without a file needs none"
-        raise BadUsage(
-            "the lengths of conversations need the tokenizer of the server's model", f"--tokenizer with {hint}"
-        )
+        hint = "--tokenizer with a folder that holds one, or its name on the Hub; --sharegpt without a file needs none"
+        raise BadUsage("the lengths of conversations need the tokenizer of the server's model", hint)
     if talk is not None and given.input_len is not None:
         raise BadUsage("the prompts of ShareGPT have lengths of their own", "no --input-len")
     if talk is not None and given.output_len is not None and not (talk and given.sharegpt_rule == "vllm"):

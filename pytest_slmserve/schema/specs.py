@@ -402,7 +402,7 @@ class OpenLoop:
         if not self.burstiness > 0:
             raise BadUsage(f"arrivals of burstiness {self.burstiness}", "burstiness=0.5; inf for constant gaps")
         if self.at_once and self.burstiness != 1:
-            raise BadUsage("what comes all at once has no burstiness", "rate=10 too")
+            raise BadUsage("what comes all at once has no burstiness", "a rate, for example 10")
         if any(seconds <= self.settle_s for _, seconds in self.steps):
             raise BadUsage(f"a step that is over before it has settled for {self.settle_s:g} s", "longer steps")
 

@@ -550,7 +550,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         ("--request-rate 4,8 --num-prompts 9", "several rates are judged in windows"),
         ("--request-rate inf --num-prompts 9 --burstiness 2", "all at once has no burstiness"),
         ("--request-rate 4 --num-prompts 0", "invalid number '0'"),
-        ("--request-rate 4 --burstiness -1", "--burstiness -1 is not positive"),
+        ("--request-rate 4 --burstiness -1", "a burstiness of -1"),
         ("--max-concurrency 4 --settle 1", "--settle applies only to rates, ramps and traces in a window"),
         ("--max-concurrency 4 --attainment 0.5", "--attainment needs several rates or steps"),
         ("--max-concurrency 4 --processes 0", "invalid number '0'"),
