@@ -39,7 +39,7 @@ DIAGNOSIS_COLUMNS: tuple[Column[Change], ...] = (
     Column("", lambda c: c.name, "left"),
     Column("baseline", lambda c: figure(c.baseline)),
     Column("candidate", lambda c: figure(c.candidate)),
-    Column("change", lambda c: _difference(c.absolute, figure(c.baseline))),
+    Column("change", lambda c: _difference(c)),
     Column("%", lambda c: _signed_percents(c.relative)),
 )
 NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
@@ -131,9 +131,10 @@ def difference_text(differences: Sequence[Difference]) -> str:
     return f"what differs between the sides:\n{table(rows, columns, always=len(columns))}"
 
 
-def _difference(value: float, shown: str) -> str:
-    """A signed difference with as many decimals as the value that is shown next to it."""
-    text = f"{value:+,.{len(shown.partition('.')[2])}f}"
+def _difference(seen: Change) -> str:
+    """A signed difference with as many decimals as the baseline is shown with."""
+    decimals = len(figure(seen.baseline).partition(".")[2])
+    text = f"{seen.absolute:+,.{decimals}f}"
     return text if text.strip("+-0.,") else text[1:]
 
 

@@ -26,8 +26,7 @@ from typing import Any
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.gpu_figures import fastest_pieces
-from pytest_slmserve.analysis.sweep.curve import Curve, labels
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import BEGINS, embedded, make_folder
 from pytest_slmserve.report import compare, gate, loads, screen, sweeps, verdicts
@@ -98,8 +97,7 @@ def _part(section: Section) -> dict[str, Any]:
 def page_content(found: Findings, status: int | None, sections: Mapping[str, Iterable[Section]]) -> dict[str, Any]:
     """Return the names of the template with their values. sections: further ones by their heading, after the gates."""
     measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
-    shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
-    fastest = fastest_pieces(m for curve in found.curves for m in curve.measurements)
+    shown = [(label, curve) for curve, label in found.labelled if curve.valid]
     failures = [
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
         *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
@@ -141,7 +139,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
                 for name, group in verdicts.by_claim(found.judged, strict=found.strict).items()
             ],
             "pareto": [Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE) for curves in alike],
-            "models": [_model(label, sweeps.sweep_section(curve, label, found, fastest)) for label, curve in shown],
+            "models": [_model(label, sweeps.sweep_section(curve, label, found)) for label, curve in shown],
             "sections": [section for section in subjects if section["parts"]],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
