@@ -299,22 +299,6 @@ def check_replaceable(path: Path) -> None:
         raise BadUsage(f"{path} is there, and is no page", "--html with another path")
 
 
-def write_section(
-    path: Path,
-    heading: str,
-    parts: Sequence[Section],
-    measurements: Sequence[Measurement] = (),
-    archives: Iterable[Path] = (),
-    *,
-    status: int | None = None,
-    curves: Sequence[Curve] = (),
-) -> None:
-    """Write a page of sections below one heading, with the records of these archives inside. Raises BadUsage if it
-    cannot be written."""
-    found = Findings(curves=curves, measurements=measurements)
-    write_page(path, found, archives, status=status, sections={heading: parts})
-
-
 def rendered(
     found: Findings,
     archives: Iterable[Path] = (),
