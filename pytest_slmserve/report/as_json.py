@@ -159,8 +159,7 @@ def benchmark_facts(measurements: Sequence[Measurement]) -> tuple[list[float], d
     if not points:
         return [], {}
     point, first = points[0], measurements[0]
-    numbers = {f.name: getattr(point, f.name) for f in fields(point)}
-    info: dict[str, Any] = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+    info: dict[str, Any] = {name: value for name, value in facts(point).items() if isinstance(value, int | float)}
     if isinstance(point, JobPoint):
         del info["concurrency"]
     info |= {"records": list(point.records), "workload": first.workload.hash, "interface": first.spec.interface}

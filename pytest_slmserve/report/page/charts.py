@@ -494,9 +494,9 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
         ("sequences", "waiting", steps.time_s, steps.waiting, 1.0),
         ("%", "KV cache used", steps.time_s, steps.kv_usage, 100.0),
     ]
-    for unit, name, number, times in SENSED if sensed else ():
-        if sensed and number in sensed.columns:
-            courses.append((unit, name, sensed.time_s, sensed.columns[number], times))
+    if sensed:
+        known = [each for each in SENSED if each[2] in sensed.columns]
+        courses += [(unit, name, sensed.time_s, sensed.columns[number], times) for unit, name, number, times in known]
     drawn = []
     for unit, lines in grouped(courses, lambda course: course[0]).items():
         rows: Values = []

@@ -107,10 +107,7 @@ WAITS = (
     Gauge("largest mean E2E over one engine's", "largest_e2e_s", "ratio"),
     Gauge("99th percentile of E2E over one engine's", "e2e_p99_s", "ratio"),
 )
-BUSY = (
-    Gauge("busy (some kernel ran)", "engine_active"),
-    Gauge("GPU utilisation", "gpu_util"),
-)
+BUSY = (Gauge("busy (some kernel ran)", "engine_active"), Gauge("GPU utilisation", "gpu_util"))
 DEVICE = (
     Gauge("SM active", "sm_active"),
     Gauge("DRAM active", "dram_active"),
@@ -132,10 +129,7 @@ class Picture:
 
 
 def pictures(
-    curves: Sequence[Curve],
-    jobs: Sequence[JobPoint] = (),
-    at_rates: Sequence[Measurement] = (),
-    slo: Slo | None = None,
+    curves: Sequence[Curve], jobs: Sequence[JobPoint] = (), at_rates: Sequence[Measurement] = (), slo: Slo | None = None
 ) -> list[Picture]:
     """Return all pictures of the sweeps, replicas, jobs and loads at a rate, in the order of the documentation.
 
@@ -302,10 +296,12 @@ def rates_picture(measurements: Sequence[Measurement], slo: Slo | None, failed_s
         return Picture("rates", why_not="no load at a request rate is valid")
     facts = []
     for first, _ in groups:
-        assert isinstance(first.load, OpenLoop)
-        process = "" if first.load.steps else first.load.arrivals.partition(",")[0].replace("gamma", "burstiness")
-        judged = f"each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
-        timing = "ramp" if first.load.steps else judged
+        load = first.load
+        assert isinstance(load, OpenLoop)
+        timing, process = "ramp", ""
+        if not load.steps:
+            timing = f"each judged for {load.window_s:g} s after {load.settle_s:g} s"
+            process = load.arrivals.partition(",")[0].replace("gamma", "burstiness")
         facts.append([short_name(first.spec.model), _origin(first.environment, first.workload), timing, process])
     differ = [True, *(len({*column} - {""}) > 1 for column in [*zip(*facts, strict=True)][1:])]
     names = [", ".join(fact for fact, told in zip(row, differ) if told and fact) for row in facts]
@@ -574,11 +570,7 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
 
 
 def _job_picture(
-    name: str,
-    groups: Sequence[Sequence[JobPoint]],
-    x: Callable[[JobPoint], Any],
-    heading: str,
-    what: dict[str, str],
+    name: str, groups: Sequence[Sequence[JobPoint]], x: Callable[[JobPoint], Any], heading: str, what: dict[str, str]
 ) -> Picture:
     """A panel for each figure over `x`, a line for each model (and rate or card, if they differ)."""
     by_rate = [points for group in groups for points in grouped(group, attrgetter("load.rate")).values()]

@@ -40,6 +40,7 @@ ARCHIVES = ("h200-vllm-0.26.0-core-opt-2.7b", "cpu-vllm-0.32.0", "h200-vllm-0.26
 RELEASES = ("0.20.2", "0.22.1", "0.24.0", "0.26.0")
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\u202e&lt;"
 MOST = 2_000_000  # bytes of a page
+TWO_RELEASES = {"0.9.0": (1000.0, 1001.0), "0.10.0": (900.0, 901.0)}
 
 Report = Callable[..., tuple[Page, str]]
 
@@ -106,18 +107,12 @@ def test_charts_show_the_values_of_the_tables(report, name):
     assert {(row["load"], figure(row["x"])) for row in values_of(plane)} == {(int(r[in_flight]), r[e2e]) for r in rows}
 
 
-@pytest.mark.parametrize("name", [*ARCHIVES, "h200-vllm-0.26.0-replicas"])
-def test_every_chart_is_one_that_vega_lite_knows(report, vega_lite, name):
-    page, _ = report(committed(name))
-    assert [spec["description"] for spec in page.charts.values() if not vega_lite.is_valid(spec)] == []
-
-
-def test_a_history_is_a_chart_that_vega_lite_knows(vega_lite):
-    page = planted_history({"0.9.0": (1000, 1001), "0.10.0": (900, 901)})
-    assert [vega_lite.is_valid(spec) for spec in page.charts.values()] == [True, True]
-    spec = next(iter(page.charts.values()))
-    spec["layer"][-1]["mark"]["colour"] = "red"
-    assert not vega_lite.is_valid(spec), "a misspelt word is found"
+def test_every_chart_is_one_that_vega_lite_knows(report, vega_lite):
+    pages = [report(committed(name))[0] for name in (*ARCHIVES, "h200-vllm-0.26.0-replicas")]
+    specs = [spec for page in (*pages, planted_history(TWO_RELEASES)) for spec in page.charts.values()]
+    assert [spec["description"] for spec in specs if not vega_lite.is_valid(spec)] == []
+    specs[-1]["layer"][-1]["mark"]["colour"] = "red"
+    assert not vega_lite.is_valid(specs[-1]), "a misspelt word is found"
 
 
 def test_goodput_in_the_table_is_that_of_the_points(report):
@@ -204,9 +199,8 @@ def test_a_page_without_sound_records_is_refused(tmp_path, page):
         read(path)
 
 
-@pytest.mark.parametrize("name", ["h200-vllm-0.26.0-jobs"])
-def test_the_page_of_the_largest_archive_is_below_2_mb(report, name):
-    path = committed(name)
+def test_the_page_of_the_largest_archive_is_below_2_mb(report):
+    path = committed("h200-vllm-0.26.0-jobs")
     assert path == max(BASELINES.glob("*.jsonl.xz"), key=lambda each: each.stat().st_size)
     page, _ = report(path)
     assert len(page.source.encode()) < MOST
@@ -329,17 +323,6 @@ def test_gaps_between_tokens_are_drawn_where_a_client_saw_them():
     assert "ITL" not in {chart.title for chart in latency_charts({8: sweep().measurements}) if chart.spec}
 
 
-def test_replicas_are_held_against_one_engine(report):
-    page, printed = report(committed("h200-vllm-0.26.0-replicas"))
-    lines = [" ".join(line.split()) for line in printed.splitlines()]
-    for caption in ("Throughput", "Sensors"):
-        assert [row for row in page.tables[caption][1:] if " ".join(row) not in lines] == []
-    (spec,) = (spec for spec in page.charts.values() if spec["description"] == "gain over one engine")
-    states = {row["subject"]: row["state"] for row in values_of(spec)}
-    assert states["2 x opt-1.3b, mps, 192 in flight"] == "passes"
-    assert len(states) == 1, "the other sets were measured on another host than the one engine"
-
-
 def test_a_history_has_the_rows_that_the_terminal_prints(report):
     page, printed = report(*(committed(f"h200-vllm-{release}-history") for release in RELEASES))
     lines = [" ".join(line.split()) for line in printed.splitlines()]
@@ -398,8 +381,15 @@ def test_bars_of_a_step_are_the_columns_of_the_table(report):
         assert bar[-1]["end"] == pytest.approx(100)
 
 
-def test_bars_of_the_memory_are_the_columns_of_the_table(report):
-    page, _ = report(committed("h200-vllm-0.26.0-replicas"))
+def test_gains_and_memory_of_replicas_are_those_of_the_tables(report):
+    page, printed = report(committed("h200-vllm-0.26.0-replicas"))
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    for caption in ("Throughput", "Sensors"):
+        assert [row for row in page.tables[caption][1:] if " ".join(row) not in lines] == []
+    (spec,) = (spec for spec in page.charts.values() if spec["description"] == "gain over one engine")
+    states = {row["subject"]: row["state"] for row in values_of(spec)}
+    assert states["2 x opt-1.3b, mps, 192 in flight"] == "passes"
+    assert len(states) == 1, "the other sets were measured on another host than the one engine"
     (_, *rows), (spec,) = page.tables["Memory of the GPU by engine"], described(page, "memory of the GPU")
     for engines, sharing, weights, kv, other, free, total in rows:
         bar = [row for row in values_of(spec) if row["subject"] == f"{engines}, {sharing}"]
@@ -430,17 +420,14 @@ def test_requests_are_whole_microseconds_that_give_the_latencies_again():
 
 
 def test_the_command_to_reproduce_names_models_and_loads():
-    command = writer.reproduce(sweep().measurements)
+    made = sweep().measurements
+    command = writer.reproduce(made)
     assert command.startswith("pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-models=")
     assert "--slm-concurrency=1,2,4,8" in command
-    assert writer.reproduce([]) == ""
-
-
-def test_no_command_reproduces_what_measure_or_a_job_did():
-    made = sweep().measurements
     elsewhere = EngineSpec("m", platform="remote", interface="endpoint", url="http://host:8000/v1/completions")
-    assert writer.reproduce([replace(m, spec=elsewhere) for m in made]) == ""
-    assert writer.reproduce([replace(m, load=OpenLoop(requests=40, rate=10.0)) for m in made]) == ""
+    for others in ({"spec": elsewhere}, {"load": OpenLoop(requests=40, rate=10.0)}):
+        assert writer.reproduce([replace(m, **others) for m in made]) == "", "of a server or a job there is none"
+    assert writer.reproduce([]) == ""
 
 
 def test_a_full_disk_leaves_no_part_of_a_page(tmp_path):
