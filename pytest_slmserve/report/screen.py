@@ -181,7 +181,7 @@ def _judged_parts(found: Findings) -> Iterator[ScreenPart]:
     own = [[Words(f"inconclusive: {text}", "yellow", VERDICT)] for text in found.inconclusive]
     yield ScreenPart(own, "inconclusive test", weight=3)
     if found.judged:
-        kinds = by_outcome(found.judged, strict=found.strict)
+        kinds = by_outcome(found.outcomes)
         wrong = [[Words(f"  {text}", "red", VERDICT)] for text in unexpected(kinds)]
         colour: Colour = "red" if wrong else "yellow" if kinds["inconclusive"] else "green"
         yield ScreenPart(wrong, "claim", [Words(f"claims: {tally(kinds)}", colour, VERDICT)], weight=4)
@@ -263,7 +263,7 @@ def tables(found: Findings) -> Iterator[Line]:
     """Yield every table and verdict, as pieces of text with a colour."""
     yield from ((text, None) for each in subject_sections(found).values() for text in section_texts(each))
     if found.judged:
-        yield from ((folded(text), colour) for text, colour in verdict_lines(found.judged, strict=found.strict))
+        yield from ((folded(text), colour) for text, colour in verdict_lines(found.outcomes))
     yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
     yield from ((text, None) for text in section_texts(map(gates.gate_section, found.gates)))
 

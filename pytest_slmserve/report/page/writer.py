@@ -108,7 +108,7 @@ def _part(section: Section) -> dict[str, Any]:
 
 def page_content(found: Findings, status: int | None, sections: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Return the names of the template with their values. sections: further ones, after the gates."""
-    measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
+    measurements, kinds = found.measurements, verdicts.by_outcome(found.outcomes)
     shown = [(label, curve) for curve, label in found.labelled if curve.valid]
     failures = [
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
@@ -198,7 +198,7 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
 
 def _claims(found: Findings) -> Iterator[dict[str, Any]]:
     """Yield each claim with its statement, its chart and a row for each verdict."""
-    for name, group in verdicts.by_claim(found.judged, strict=found.strict).items():
+    for name, group in verdicts.by_claim(found.outcomes).items():
         claim = CLAIMS.get(name)
         spec = charts.forest([each.verdict for each in group])
         rows = [
