@@ -232,7 +232,8 @@ def batch_text(advice: Advice, plan: Plan) -> str:
     seen = advice.decision
     if seen.batch is None:
         return f"none: {seen.reason}"
-    interval = f" (95 %: {seen.low or 'none'} to {seen.high or 'none'})" if seen.known else ""
+    chosen = seen.choice
+    interval = f" (95 %: {chosen.low or 'none'} to {chosen.high or 'none'})" if chosen.known else ""
     how = "predicted as the largest" if seen.predicted else "the largest measured"
     said = f"B_opt is {seen.batch} in flight{interval}, {how} with {advisor.conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
@@ -325,7 +326,7 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
         model = {
             "model": advice.subject.name,
             **facts(advice, "batch", "advised", "largest", "single", "replicas"),
-            "b_opt": {"value": seen.batch, **facts(seen, "low", "high")},
+            "b_opt": facts(seen.choice, "value", "low", "high"),
             **facts(seen, "predicted", "reason", "caps"),
             "limit_s": seen.limit and seen.limit.seconds,
             "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs, *NEEDS)},

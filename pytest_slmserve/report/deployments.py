@@ -11,7 +11,7 @@ from typing import get_args
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.compare.deployments import AtBothInterfaces, Deployment
 from pytest_slmserve.analysis.estimates import Interval, grouped
-from pytest_slmserve.analysis.metrics.gpu_figures import figures_of_each_gpu
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, runs_of_each_gpu
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
 from pytest_slmserve.report.findings import Findings
@@ -222,7 +222,7 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
         for wide in curve.wider:  # power and activity of each GPU under the largest load
             largest = wide.valid[-1] if wide.valid and wide.spec else None
             last = next((m for m in wide.trusted if largest and m.id in largest.records), None)
-            gpus = figures_of_each_gpu(last.run) if last else ()
+            gpus = tuple(map(device_figures, runs_of_each_gpu(last.run))) if last else ()
             if largest and wide.spec and any(gpu.power_w is not None for gpu in gpus):
                 told = (
                     f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
