@@ -116,10 +116,15 @@ def accept(
     return [Baseline(folder / name, tuple(group)) for name, group in named.items()], left_out
 
 
+def kept_archives(folder: Path) -> dict[str, Path]:
+    """Return the archives of a folder by the names of their baselines; none if there is no such folder."""
+    return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.is_file()}
+
+
 def baselines(folder: Path) -> list[Baseline]:
-    """Return all archives of a folder, by name; none if there is no such folder. One that cannot be read has a note."""
+    """Return all baselines of a folder, by name. One that cannot be read has a note."""
     found = []
-    for path in _archives(folder):
+    for path in kept_archives(folder).values():
         try:
             contents = read(path, skip_damaged=True)
             found.append(Baseline(path, contents.measurements, contents.notes))
@@ -134,17 +139,13 @@ def baseline(folder: Path, name: str) -> Baseline:
     if is_file(path := Path(name)):
         contents = chosen(read(path))
     else:
-        there = {each.name.removesuffix(SUFFIX): each for each in _archives(folder)}
-        if name.removesuffix(SUFFIX) not in there:
+        there = kept_archives(folder)
+        if (kept := name.removesuffix(SUFFIX)) not in there:
             hint = f"one of {', '.join(there)}" if there else "slmserve compare RECORDS --save"
             raise BadUsage(f"there is no baseline {name} in {folder}", hint)
-        path = there[name.removesuffix(SUFFIX)]
+        path = there[kept]
         contents = read(path)
     return Baseline(path, contents.measurements, contents.notes)
-
-
-def _archives(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
 
 
 NAME = "calibration.json"

@@ -111,7 +111,7 @@ def run_compare(given: argparse.Namespace) -> int:
 
 def sides_of(given: argparse.Namespace) -> list[RunSide]:
     """Sides to be compared, the baseline first. Raises BadUsage where there are fewer than two."""
-    by_name = {each.name: each.path for each in baselines.baselines(given.folder)}
+    by_name = baselines.kept_archives(given.folder)
     paths = [path if is_file(path) else by_name.get(str(path), path) for path in given.paths]
     archives = [read(path, skip_damaged=given.skip_damaged) for path in paths]
     if len(archives) > 1:

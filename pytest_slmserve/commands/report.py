@@ -35,7 +35,6 @@ from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_texts
 from pytest_slmserve.report.text_table import folded, laid_out
-from pytest_slmserve.report.verdicts import claim_outcomes
 from pytest_slmserve.schema.errors import BadUsage, Detail, is_file, of_a_command
 from pytest_slmserve.schema.printable import printable
 
@@ -92,10 +91,7 @@ def run_report(given: argparse.Namespace) -> int:
         "points": points,
         "loads": (facts_of_load(m, terms) for m in found.loads),
         "sweeps": sweep_facts(found.curves),
-        "verdicts": (
-            {**facts(each.verdict), **facts(each, "expected", "outcome")}
-            for each in claim_outcomes(found.judged, strict=found.strict)
-        ),
+        "verdicts": ({**facts(each.verdict), **facts(each, "expected", "outcome")} for each in found.outcomes),
         "gates": map(gate_facts, found.gates),
         "history": found.history,
         "notes": found.notes,
@@ -122,7 +118,7 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
     kinds = {"as expected": State.PASSES, "unexpected": State.FAILS, "inconclusive": State.INCONCLUSIVE}
-    states = [kinds[each.outcome] for each in claim_outcomes(found.judged, strict=given.strict)]
+    states = [kinds[each.outcome] for each in found.outcomes]
     states += [each.outcome for each in gates]
     if found.curves or found.jobs or found.loads:
         states.append(State.PASSES)  # because nothing is claimed of them
