@@ -98,16 +98,6 @@ class ScreenPart:
         )
         return replace(self, head=head, entries=entries)
 
-    def shrink(self) -> None:
-        """Leave out the last entry."""
-        *self.entries, last = self.entries
-        if not self.entries and not self.head:
-            self.head = last[:1]
-            return
-        if not self.entries:
-            self.head, self.foot = self.head[:1], ()
-        self.left_out += 1
-
 
 def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
     """Return the lines of the summary, each with a colour. most: number of lines that there is room for."""
@@ -120,7 +110,13 @@ def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
         largest = max(reversed(parts), key=lambda part: part.excess)
         if not largest.excess:
             break
-        largest.shrink()
+        *largest.entries, last = largest.entries
+        if not largest.entries and not largest.head:
+            largest.head = last[:1]
+            continue
+        if not largest.entries:
+            largest.head, largest.foot = largest.head[:1], ()
+        largest.left_out += 1
     return [(words.text, words.colour) for part in parts for words in part.lines]
 
 
