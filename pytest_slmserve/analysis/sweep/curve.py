@@ -122,8 +122,7 @@ class Curve:
     @property
     def trusted(self) -> list[Measurement]:
         """The valid measurements, on which the points rest."""
-        records = {record for point in self.points for record in point.records}
-        return [m for m in self.measurements if m.id in records]
+        return [m for point in self.points for group in point.used for m in group]
 
     @property
     def kv_capacity(self) -> int | None:
