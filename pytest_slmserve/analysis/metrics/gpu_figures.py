@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.estimates import mean_of_known, once, percentile
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_bytes, kv_layout, value_bytes, weight_bytes
-from pytest_slmserve.schema.models import Model, short_name
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, Resolved, Run, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference
 
@@ -503,51 +503,28 @@ def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
 
 
-def work_of_model(
-    model: Model,
-    prompt_tokens: float,
-    output_tokens: float,
-    *,
-    weight_bytes: float | None = None,
-    each: int = 2,
-    kv_each: int | None = None,
-    gpus: int = 1,
-) -> Work | None:
-    """A request's work. weight_bytes: as measured; without it the model must tell its parameters. each, kv_each: bytes
-    of a weight, and of a number in the KV cache, None for as many. gpus: that together hold the KV heads. None where
-    the weights or what the layers keep is not known."""
-    known, context = weight_bytes or model.weight_bytes(each), prompt_tokens + output_tokens / 2
-    read = model.kv_read_bytes(context, kv_each or each, gpus)
-    if known is None or read is None:
-        return None
-    lookups = 0 if model.tied else model.lm_head  # embeddings of which a token reads one row
-    return Work(
-        parameters=(model.active or known / each) - lookups,
-        lm_head=model.lm_head,
-        weight_bytes=known - lookups * each,
-        kv_bytes_per_token=read / context,
-        heads_width=model.attention_width(context),
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        idle_share=(model.parameters - (model.active or 0)) / (model.parameters - lookups) if model.parameters else 0.0,
-        routed_share=model.experts_per_token / model.experts if model.experts else 1.0,
-    )
-
-
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
-    """The work of a workload's mean request, None where the model's shape or data type is unknown, or prompts may come
-    from a cache."""
+    """Return the work of a workload's mean request. None if the weights, what the layers keep or the data type is not
+    known, or if prompts may come from a cache."""
     model, each = spec.model_facts, value_bytes(spec, resolved)
     if model is None or each is None or (spec.allow_prefix_cache and spec.caches_prefixes):
         return None
-    return work_of_model(
-        model,
-        workload.mean_prompt_tokens,
-        workload.mean_output_tokens,
-        weight_bytes=resolved.weight_bytes or weight_bytes(spec, each),
-        each=each,
-        kv_each=kv_layout(spec, resolved).value_bytes,
-        gpus=spec.tensor_parallel_size,
+    weights = resolved.weight_bytes or weight_bytes(spec, each) or model.weight_bytes(each)
+    context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
+    read = model.kv_read_bytes(context, kv_layout(spec, resolved).value_bytes or each, spec.tensor_parallel_size)
+    if weights is None or read is None:
+        return None
+    lookups = 0 if model.tied else model.lm_head  # embeddings of which a token reads one row
+    return Work(
+        parameters=(model.active or weights / each) - lookups,
+        lm_head=model.lm_head,
+        weight_bytes=weights - lookups * each,
+        kv_bytes_per_token=read / context,
+        heads_width=model.attention_width(context),
+        prompt_tokens=workload.mean_prompt_tokens,
+        output_tokens=workload.mean_output_tokens,
+        idle_share=(model.parameters - (model.active or 0)) / (model.parameters - lookups) if model.parameters else 0.0,
+        routed_share=model.experts_per_token / model.experts if model.experts else 1.0,
     )
 
 
