@@ -113,10 +113,7 @@ class Interval:
 
 def ends(seen: Interval) -> tuple[float, float]:
     """Both ends of an interval, as wide as can be where the noise is unknown."""
-    return (
-        -math.inf if seen.low is None else seen.low,
-        math.inf if seen.high is None else seen.high,
-    )
+    return (-math.inf if seen.low is None else seen.low, math.inf if seen.high is None else seen.high)
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:

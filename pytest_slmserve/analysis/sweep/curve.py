@@ -14,15 +14,7 @@ from typing import Any
 from pytest_slmserve.analysis import estimates
 from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_of_engine, work_of_workload
-from pytest_slmserve.analysis.points import (
-    JobPoint,
-    Point,
-    ReplicaPoint,
-    by_series,
-    e2e_s,
-    point_differences,
-    points_of,
-)
+from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, by_series, e2e_s, points_of
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Gain, Prediction, next_load, predictions
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every
@@ -349,7 +341,7 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
         return f"invalid at {curve.axes.at(', '.join(str(p.concurrency) for p in invalid))} ({reason})"
     if len(curve.valid) < FEWEST_POINTS:
         return f"{len(curve.valid)} valid points, {FEWEST_POINTS} are needed"
-    if not point_differences(curve.valid).known:
+    if all(len(p.repeats) < 2 for p in curve.valid):
         return f"noise unknown: one repeat of each point{'' if curve.axes.knob else '; --slm-repeats 2'}"
     return None
 
