@@ -36,9 +36,8 @@ from pytest_slmserve.analysis.estimates import Interval, ends, student_interval,
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.plan.planner import workload_spec
+from pytest_slmserve.plan.planner import engine_spec, workload_spec
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.records import Environment, Run
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU

@@ -23,8 +23,7 @@ from pytest_slmserve.analysis.points import all_groups, group_key, job_points, s
 from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.archive.store import Archive, Contents, read
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import point_title
-from pytest_slmserve.plan.engine_specs import DEFAULTS
+from pytest_slmserve.plan.cases import DEFAULTS, point_title
 from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.report.export.vllm_bench import export_to
 from pytest_slmserve.report.findings import Findings

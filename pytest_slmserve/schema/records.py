@@ -9,16 +9,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.errors import Caches, Sharing, Side
-from pytest_slmserve.schema.specs import (
-    ClosedLoop,
-    EngineSpec,
-    Load,
-    ReplicaSpec,
-    WorkloadReference,
-    load_facts,
-    short_hash,
-)
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, WorkloadReference, short_hash
 
 SIMULATED = "SIMULATED ENGINE: these numbers come from a formula, not from a device"
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
@@ -382,12 +375,12 @@ def moment(text: str) -> datetime:
 
 def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:
     """Hash of several engines on one device with their workloads and loads: all that can change their measurement."""
-    return short_hash([spec.key, list(workload_hashes), [load_facts(load) for load in loads]])
+    return short_hash([spec.key, list(workload_hashes), [specs.load_facts(load) for load in loads]])
 
 
 def measurement_key(spec: EngineSpec, workload_hash: str, load: Load, environment: Environment) -> str:
     """Hash of all that can change a measurement: a stored measurement of the same key stands for a new one."""
-    return short_hash([spec.key, workload_hash, load_facts(load), environment.key])
+    return short_hash([spec.key, workload_hash, specs.load_facts(load), environment.key])
 
 
 def known_fields(cls: type, facts: dict[str, Any]) -> dict[str, Any]:

@@ -40,9 +40,10 @@ class Axes:
     throughput: str = "tokens/s"
     latency: str = "E2E"
 
-    def at(self, loads: object) -> str:
-        """ "8 in flight", or "max_num_seqs 8" """
-        return f"{loads} in flight" if self.knob is None else f"{self.knob} {loads}"
+    def at(self, *loads: object) -> str:
+        """ "8 in flight", "8, 16 in flight", or "max_num_seqs 8" """
+        text = ", ".join(map(str, loads))
+        return f"{text} in flight" if self.knob is None else f"{self.knob} {text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
