@@ -266,11 +266,8 @@ def _counter_w(readings: Sequence[WeightedReading]) -> float | None:
 
 
 def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:
-    """Mean of the power readings, each holding from its moment back to the reading before; unknown ones are left out.
-
-    Steps, not trapezoids: a sensor repeats what it last saw until its next update, and a straight line between two
-    readings makes a ramp of each jump of the load.
-    """
+    """Return the mean of the power readings, each holding from its moment back to the reading before. Steps, not
+    trapezoids: a sensor repeats what it last saw until its next update, so straight lines would make ramps of jumps."""
     number = of.POWER_INSTANT if watch.values(of.POWER_INSTANT) else of.POWER
     joules = seconds = 0.0
     for before, row in pairwise(watch.rows):
@@ -282,11 +279,8 @@ def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: floa
 
 
 def _coverage(watch: SensorWindow) -> float | None:
-    """Time in the window that known spans cover, counted once where two overlap; None where no reading has a span.
-
-    A span at the window's edge counts with its part inside. Where there are profiled counters, a span is known if one
-    of them is.
-    """
+    """Return the share of the window that known spans cover, each moment counted once; None if no reading has a span.
+    If there are profiled counters, a span is known if one of them is."""
     telemetry, (opens, closes), covered = watch.telemetry, watch.window_s, 0.0
     if all(span is None for span in telemetry.span_s):
         return None
@@ -487,8 +481,7 @@ def peaks_of(gpu_name: str | None) -> Peaks | None:
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Peak rates of all GPUs of an engine: as the user gave them, else by the data sheet; None where that is not
-    listed."""
+    """Return the peak rates of all GPUs of an engine, as the user or the data sheet says; None if not listed."""
     peaks = peaks_of(environment.gpu_name)
     if given := environment.gpu_peaks:
         peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
@@ -496,8 +489,7 @@ def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
 
 
 def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
-    """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization. peaks: of one
-    GPU."""
+    """Return the peak rates of all GPUs of an engine, in fp8 if that is its quantization. peaks: of one GPU."""
     gpus = spec.tensor_parallel_size
     fp8 = peaks.fp8_flops_per_s if computes_in_fp8(spec) else None
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
@@ -672,10 +664,8 @@ def bound_by_counters(run: Run) -> Bound | None:
 
 
 def saturation_gap(dram: float | None, tensor: float | None) -> float | None:
-    """ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters.
-
-    Positive where memory is nearer to its end. None where either is not known or was not busy at all.
-    """
+    """Return ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters. None
+    if either is not known or was not busy at all."""
     if dram is None or tensor is None or dram <= 0 or tensor <= 0:
         return None
     return math.log(dram / REACHABLE_DRAM) - math.log(tensor / REACHABLE_TENSOR)

@@ -377,14 +377,9 @@ def _largest_two(curve: Curve) -> list[int]:
 def _verdict(
     claim: str, curve: Curve, state: State, why: str, seen: Interval, threshold: float, loads: tuple[int, ...]
 ) -> Verdict:
-    """Return a verdict on the curve, and if it is inconclusive what would decide it, roughly.
-
-    An interval shrinks with the square root of the number of repeats, and has to end at the threshold. An engine is
-    started first. Of external results, whose repeats take nobody knows how long: more.
-
-    Args:
-        loads: Those on which the verdict depends most.
-    """
+    """Return a verdict on the curve, and if it is inconclusive what would decide it, roughly: an interval shrinks with
+    the square root of the number of repeats, and has to end at the threshold. An engine is started first. Nobody knows
+    how long repeats of external results take. loads: those on which the verdict depends most."""
     verdict = Verdict.from_interval(
         claim, curve.subject, state, f"{why}{sparsely(curve)}", seen, threshold, *curve.valid
     )
