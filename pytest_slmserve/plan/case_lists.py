@@ -47,11 +47,11 @@ def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
                 raise BadUsage(f"{point!r} is no point: a model and a concurrency", A_POINT)
         if planner.options.models and not planner.swept(model):
             continue
-        name, load = f"{short_name(model)}-{concurrency}", planner.load(concurrency, overrides)
-        if why := planner.misfit(model) or planner.overload(model, load, overrides):
+        name = f"{short_name(model)}-{concurrency}"
+        if why := planner.misfit(model) or planner.overload(model, concurrency, overrides):
             found.append(Case(id=name, model=model, skip_reason=why))
             continue
-        case = planner.point(model, load, overrides, name)
+        case = planner.point(model, concurrency, overrides, name)
         if planner.platform != "remote":
             check_fits(case.each[0], case.workloads[0])
         found.append(case)
@@ -85,7 +85,7 @@ def replica_cases(planner: Planner) -> list[Case]:
         loads = options.concurrency or (usual - usual % (urls or 1),)
         for concurrency in loads:
             load, id = planner.load(concurrency), f"{name}-{concurrency}-x1"
-            why = planner.overload(model, load)
+            why = planner.overload(model, concurrency)
             try:
                 alone = ReplicaSpec((planner.spec(model),), "urls" if planner.platform == "remote" else "time-slicing")
                 case = planner.case(alone, [planner.workload(model)], [load], model=model, id=id)

@@ -185,10 +185,10 @@ class Planner:
             return error.problem
         return None
 
-    def overload(self, model: str, load: ClosedLoop, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str | None:
-        """Return the reason why a load would measure preemption; None if it would not, or if the capacity is
-        unknown."""
-        return no_room(self.spec(model), self.workload(model, overrides).longest, load.concurrency)
+    def overload(self, model: str, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str | None:
+        """Return the reason why so many requests in flight would measure preemption; None if they would not, or if the
+        capacity is unknown."""
+        return no_room(self.spec(model), self.workload(model, overrides).longest, concurrency)
 
     def workload(self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Workload:
         """Return the requests for `model`, as the options and its marker say."""
@@ -306,18 +306,19 @@ class Planner:
             here = self._environments[own]
         return here.on(len(spec.gpus))
 
-    def load(self, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
-        """Return the closed loop of so many requests in flight, as the options and a marker say."""
-        return closed_loop_of(self.options, self.platform, concurrency, overrides.ramp_up)
+    def load(self, concurrency: int) -> ClosedLoop:
+        """Return the closed loop of so many requests in flight, as the options say."""
+        return closed_loop_of(self.options, self.platform, concurrency)
 
     def case(self, engines: Engines, workloads: Sequence[Workload], loads: Sequence[Load], **names: str) -> Case:
         """Return the case of these engines on this host; names: its `model` and `id`."""
         return Case(engines, tuple(workloads), tuple(loads), self.environment(engines), **names)
 
     def point(
-        self, model: str, load: ClosedLoop, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY, id: str = ""
+        self, model: str, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY, id: str = ""
     ) -> Case:
-        """Return the case of a model's engine under a load, with the requests that the options and a marker want."""
+        """Return the case of so many requests in flight in a model's engine, as the options and a marker say."""
+        load = closed_loop_of(self.options, self.platform, concurrency, overrides.ramp_up)
         return self.case(self.spec(model), [self.workload(model, overrides)], [load], model=model, id=id)
 
     def replicas_case(

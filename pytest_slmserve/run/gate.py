@@ -220,7 +220,7 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
     if len(loads) > 1:
         loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
     for load in loads:
-        if why := planner.overload(model, load):
+        if why := planner.overload(model, load.concurrency):
             raise BadUsage(f"{short_name(model)} at {load.concurrency} in flight: {why}", "--slm-concurrency with less")
     return loads
 
