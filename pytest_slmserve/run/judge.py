@@ -119,9 +119,9 @@ class Verdicts:
         of, subject, planner = table.claim_of(name).of, short_name(model), self.planner
         curve: Curve | None = None
         if of in ("sweeps", "replicas"):
-            series = planner.point(model, 1, overrides).series
+            series = planner.point(model, planner.load(1, overrides), overrides).series
             curve = self._by_series().get(series)
-            if of == "sweeps" and planner.swept(model) and series == planner.point(model, 1).series:
+            if of == "sweeps" and planner.swept(model) and series == planner.point(model, planner.load(1)).series:
                 curve = self.curve(model)  # what is missing of it counts
         curves = with_jobs(self.curves(), job_points(self.results.measurements()))
         if of in ("gpus", "jobs"):

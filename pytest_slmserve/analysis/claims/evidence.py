@@ -37,7 +37,6 @@ from pytest_slmserve.analysis.points import (
     figure_named,
     figure_ratio,
     limit_groups,
-    on_hosts_of,
     output_rate,
     point_differences,
     ratio,
@@ -381,7 +380,7 @@ def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 
     centre = fmean(values)
     if not df:
         return Interval(centre)
-    half = estimates.quantile(1 - TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
+    half = estimates.t_above(TAIL / several, df) * math.sqrt(squares / df) / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
 
 
@@ -693,12 +692,12 @@ def replicas_over_one_engine(curve: Curve, sharing: Sharing) -> Evidence:
     pairs = _compared(curve, sharing)
     shared = max((pair[0] for pair in pairs), key=lambda point: fmean(point.repeats))
     single = [*valid_points(curve.alone), *curve.valid]
-    engines = [here for point in single if (here := on_hosts_of(point, shared))]
+    engines = [here for point in single if (here := point.on_hosts_of(shared))]
     alone = max(engines, key=lambda point: fmean(point.repeats))
     others = ", ".join(
         f"{p.count}{'' if p.concurrency == shared.concurrency else f' at {p.concurrency}'}: {ratio(p, alone).value:.3g}"
         for p, _ in pairs
-        if p is not shared and on_hosts_of(alone, p)
+        if p is not shared and alone.on_hosts_of(p)
     )
     load = "" if alone.concurrency == shared.concurrency else f", and one engine serves most at {alone.concurrency}"
     latency = figure_ratio(alone, shared, "largest_e2e_s")
