@@ -20,7 +20,7 @@ from shipped import BENCHMARKS, PACKAGE
 from pytest_slmserve.__main__ import parser as command_line
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.options.table import OPTS, Opt
-from pytest_slmserve.plan.engine_specs import DEFAULTS
+from pytest_slmserve.plan.cases import DEFAULTS
 from pytest_slmserve.report.page.writer import GLOSSARY
 
 CHECKOUT = Path(__file__).parent.parent

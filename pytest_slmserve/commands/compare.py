@@ -20,7 +20,7 @@ from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import section_text
-from pytest_slmserve.report.text_table import ABSENT, counted, grid, named_lines
+from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lines, table
 from pytest_slmserve.schema.errors import BadUsage, is_file
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
@@ -156,15 +156,15 @@ def list_baselines(given: argparse.Namespace) -> int:
     if given.json:
         print(as_json(map(_baseline_facts, found)))
         return cli.PASSES
-    rows = []
-    for each in found:
-        if each.measurements or not each.notes:
-            seen = report.measured_facts(each.measurements)
-            counts = str(seen["measurements"]), str(seen["launches"])
-            rows.append([each.name, report.days_of(each.measurements) or ABSENT, *counts, ", ".join(seen["models"])])
-    heads = ("name", "measured", "measurements", "launches", "models")
-    shown = grid(rows, heads, ("left", "left", "right", "right", "left"))
-    print(shown if rows else f"no baseline in {given.folder}")
+    rows = [(each, report.measured_facts(each.measurements)) for each in found if each.measurements or not each.notes]
+    columns: tuple[Column[tuple[baselines.Baseline, dict[str, Any]]], ...] = (
+        Column("name", lambda row: row[0].name, side="left"),
+        Column("measured", lambda row: report.days_of(row[0].measurements) or ABSENT, side="left"),
+        Column("measurements", lambda row: str(row[1]["measurements"])),
+        Column("launches", lambda row: str(row[1]["launches"])),
+        Column("models", lambda row: ", ".join(row[1]["models"]), side="left"),
+    )
+    print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
     cli.print_notes(note for each in found for note in each.notes)
     return cli.PASSES
 

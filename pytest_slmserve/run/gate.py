@@ -30,6 +30,7 @@ from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema import errors
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError, naming
+from pytest_slmserve.schema.kv_cache import no_room
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Workload
@@ -220,7 +221,7 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
     if len(loads) > 1:
         loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
     for load in loads:
-        if why := planner.overload(model, load):
+        if why := no_room(planner.spec(model), planner.workload(model).longest, load.concurrency):
             raise BadUsage(f"{short_name(model)} at {load.concurrency} in flight: {why}", "--slm-concurrency with less")
     return loads
 
@@ -310,7 +311,7 @@ class OneGate:
         for load in self.loads:
             name = f"{short_name(self.model)} at {load.concurrency}, {side}, pair {number}"
             case, repeats = self.session.planner.case(spec, [self.workload], [load]), list[ReplicaGroup]()
-            while count_missing(repeats, 1, is_clean):
+            while count_missing(map(is_clean, repeats), 1):
                 repeats.append(self.session.executor.measure_once(case, name, paired))
             found += [m for group in repeats for m in group]
         return found

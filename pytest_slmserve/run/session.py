@@ -18,13 +18,12 @@ from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.metrics.window import Slo, checked_slo
+from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.plateau import looks_from
 from pytest_slmserve.archive.store import Archive, Contents, read
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import point_title
-from pytest_slmserve.plan.engine_specs import DEFAULTS
+from pytest_slmserve.plan.cases import DEFAULTS, point_title
 from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.report.export.vllm_bench import export_to
 from pytest_slmserve.report.findings import Findings
@@ -93,7 +92,7 @@ class Session:
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
         """A session on this host, which is probed if `host` is None. Raises BadUsage if the platform cannot run; a plan
         assumes a host instead."""
-        platform, slo = options.platform, checked_slo(options.goodput) if options.goodput else None
+        platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
         python, variables = options.engine

@@ -419,7 +419,7 @@ def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict
     """Return measurements by what was measured: of single engines in the order first met, then of several engines that
     shared a device and are all there. steady: whether to leave out loads without a window."""
     found: dict[ComparedCase, list[Measurement]] = {}
-    for members in points.all_groups(list(measurements)):
+    for members in points.all_groups(measurements):
         models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
         case = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
         if case.steady or not steady:
@@ -478,9 +478,10 @@ def same_engines(
 def served(case: ComparedCase, measurements: Sequence[Measurement]) -> Point:
     """Return the point of one case, on whatever hosts it was measured."""
     if len(case.models) > 1:
-        return points.shared_point(points.replica_groups(measurements))
-    is_of_a_job = is_job(case.loads[0])
-    return points.job_point(measurements) if is_of_a_job else points.point_of(case.concurrency, measurements)
+        return points.shared_point(points.all_groups(measurements))
+    if is_job(case.loads[0]):
+        return points.job_point(points.all_groups(measurements))
+    return points.point_of(case.concurrency, measurements)
 
 
 def compared_pair(

@@ -25,7 +25,6 @@ from typing import Any
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, idle_share, peaks_of
-from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import choose
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
@@ -120,7 +119,7 @@ def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
     for measurements in (baseline, candidate):
         usable = (m for m in measurements if m.alone and window.output_tokens_per_s(m.run))
         groups = grouped(usable, lambda m: (short_name(m.spec.model), m.workload.hash, m.load))
-        sides.append({key: [m for m, _ in choose(group, check)[0]] for key, group in groups.items()})
+        sides.append({key: [m for (m,), _ in choose((m,) for m in group)[0]] for key, group in groups.items()})
     found = []
     for key, members in sides[0].items():
         if not members or not sides[1].get(key):
