@@ -14,14 +14,13 @@ from typing import get_args
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_curves, stored_gates
 from pytest_slmserve.analysis.compare.changes import release_histories
-from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import with_jobs
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive import store
-from pytest_slmserve.archive.baselines import place_of, read_calibrations
+from pytest_slmserve.archive.baselines import judged_by_noise
 from pytest_slmserve.archive.store import Contents
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
@@ -225,10 +224,8 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
     for path, contents in archives:
         for gated, note in stored_gates(contents.measurements, contents.plans):
             if gated.gate not in found:
-                known = read_calibrations(path).get(place_of(gated)) if gated.pairs else None
-                found[gated.gate] = replace(gated, gated=weakened(gated.gated, known.calibration)) if known else gated
-                noise = calibration_text(known) if known else ""
-                notes += filter(None, (note, noise))
+                found[gated.gate], known = judged_by_noise(gated, path)
+                notes += filter(None, (note, calibration_text(known) if known else ""))
     return list(found.values()), notes
 
 
