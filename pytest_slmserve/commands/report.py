@@ -30,7 +30,7 @@ from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import calibration_text, gate_facts
 from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
-from pytest_slmserve.report.page.writer import TEXT_WIDTH, rendered, write_page
+from pytest_slmserve.report.page.writer import TEXT_WIDTH, write_page
 from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_texts
@@ -104,8 +104,7 @@ def run_report(given: argparse.Namespace) -> int:
     if given.html is not None:
         with laid_out(TEXT_WIDTH):
             text = "\n".join(report_lines(found, "all"))
-        records = [one for path in given.paths for one in store.embedded(path)]
-        write_page(given.html, rendered(found, records, status=status, text=text))
+        write_page(given.html, found, given.paths, status=status, text=text)
         print(f"written: {given.html}", file=aside)
     return status
 
