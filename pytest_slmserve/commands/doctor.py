@@ -30,11 +30,11 @@ from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
-from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.host import (
     PROBE_S,
     Gpu,
     HostSource,
+    SensorSource,
     check_vllm,
     cpu_model,
     interpreter,

@@ -10,7 +10,7 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
 from operator import itemgetter
@@ -180,7 +180,6 @@ def prompt_words(ids: Sequence[int]) -> str:
     return " ".join(WORDS[number % len(WORDS)] for number in ids)
 
 
-@dataclass(frozen=True, slots=True)
 class FreshPrompts:
     """Prompts that no prefix cache has seen. Each has a mark after its first token, which the client replaces by fresh
     ids in each round through the requests. A cache keeps what begins alike, so all that follows the mark is new to it.
@@ -190,22 +189,16 @@ class FreshPrompts:
     words: Whether prompts are common words, two for each fresh id, and not lists of ids.
     """
 
-    salt: tuple[int, int]
-    mark: str
-    rounds: tuple[str, ...]
-    words: bool
-
-    @classmethod
-    def of(cls, workload: Workload, words: bool) -> FreshPrompts:
-        """Fresh prompts of these requests, with a salt that is drawn."""
+    def __init__(self, workload: Workload, words: bool) -> None:
+        """Draw the salt for the prompts of these requests."""
+        self.words, self.mark = words, MARK if words else f'"{MARK}"'
+        self.rounds: list[str] = []
         span = max(1, max(max(request.prompt, default=0) for request in workload.requests) - LEAST_ID)
-        salt = LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)
-        rounds = []
+        self.salt = LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)
         for number in range(ROUNDS):
-            ids = (*salt, LEAST_ID + number % span)
+            ids = (*self.salt, LEAST_ID + number % span)
             pairs = chain.from_iterable((i // len(WORDS), i) for i in ids)
-            rounds.append(prompt_words(tuple(pairs)) if words else ", ".join(map(str, ids)))
-        return cls(salt, MARK if words else f'"{MARK}"', tuple(rounds), words)
+            self.rounds.append(prompt_words(tuple(pairs)) if words else ", ".join(map(str, ids)))
 
     def prompt(self, ids: tuple[int, ...]) -> list[int | str] | str | None:
         """The prompt with the mark in it, as words or as a list of ids; None if the prompt is too short."""
@@ -333,8 +326,8 @@ class EndpointEngine(Engine):
 
     def _hand_over(self, workload: Workload) -> None:
         own = self._own_prompts and not any(request.text for request in workload.requests)
-        self._fresh = FreshPrompts.of(workload, self._in_words) if own else None
-        mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", ())
+        self._fresh = FreshPrompts(workload, self._in_words) if own else None
+        mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", [])
         self._client.load(workload, [self.body(request) for request in workload.requests], mark, rounds)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:

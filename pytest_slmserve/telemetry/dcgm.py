@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ from urllib.parse import urlsplit
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
-from pytest_slmserve.schema.sensors import OURS, PROFILED, SENSORS
-from pytest_slmserve.telemetry.base import MIN_SPAN_S, Answer, Reading, reading_of
+from pytest_slmserve.telemetry.host import MIN_SPAN_S, Answer, Reading, SensorSource, reading_of
 
 DEFAULT_FOLDERS = (
     Path("/usr/share/datacenter-gpu-manager-4/bindings/python3"),
@@ -231,7 +229,7 @@ def ask_once(
 
 
 EXAMPLE = "http://localhost:9400/metrics"
-NUMBERS = {name: sensor.number for sensor in SENSORS.values() if sensor.number < OURS for name in sensor.names}
+NUMBERS = {name: sensor.number for sensor in of.SENSORS.values() if sensor.number < of.OURS for name in sensor.names}
 TIMEOUT_S = 2.0
 
 
@@ -276,7 +274,7 @@ def values_of_gpu(page: Iterable[Any], device_uuid: str) -> dict[int, float]:
     return gpus[device_uuid]
 
 
-class ExporterSource:
+class ExporterSource(SensorSource):
     """Scrapes the page at each reading. A page that says what the last one said counts as not updated.
 
     The first page is read when the source is made, because nobody knows how old it is: values are given once they
@@ -310,16 +308,13 @@ class ExporterSource:
         answers: dict[int, Answer] = dict.fromkeys(sorted(self._numbers), "not on the page")
         reading = reading_of(answers | {number: in_our_unit(number, raw) for number, raw in page.items()})
         last_s, self._updated_s = self._updated_s, now_s
-        profiled = any(reading.values.get(number) is not None for number in PROFILED)
+        profiled = any(reading.values.get(number) is not None for number in of.PROFILED)
         return replace(reading, span_s=now_s - last_s) if last_s is not None and profiled else reading
-
-    def close(self) -> None:
-        """Nothing is held between two readings."""
 
     def _scraped(self) -> dict[int, float]:
         try:
             status, _, text = ask_once("GET", self._url, {}, None, TIMEOUT_S)
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: no such port
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no such port
             raise SensorFailed(f"no page of dcgm-exporter at {self._url}: {error}", EXAMPLE) from error
         if status != 200:
             raise SensorFailed(f"no page of dcgm-exporter at {self._url}: HTTP {status}", EXAMPLE)

@@ -16,7 +16,7 @@ from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, PROBE, PROBE_CPU, SM_ACTIVE
 from pytest_slmserve.telemetry import sampler as selection
-from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.host import Reading
 from pytest_slmserve.telemetry.sampler import Recording, Sampler, SeveralGpus, merged_readings, open_sampler
 
 

@@ -24,7 +24,6 @@ from wire import EVENT_STREAM, stream, token
 from pytest_slmserve.engines.base import ignore_progress, message_of
 from pytest_slmserve.engines.child import Child, converse
 from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
-from pytest_slmserve.engines.loadgen.load_run import LOST
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
@@ -32,6 +31,7 @@ from pytest_slmserve.workload.arrivals import job
 SERVER = checkout_script("studies/truth_server.py")
 TTFT_S, ITL_S, TOKENS = 0.02, 0.005, 8
 KEY = "sk-a-key-that-nobody-may-see"
+LOST = ("request", "sent", "scheduled", "ended", "kind")
 REQUEST, SENT, FIRST, LAST, PROMPT, OUTPUT, FINISHED = 0, 1, 3, 4, 5, 6, 7
 
 
