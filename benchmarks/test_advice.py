@@ -17,7 +17,6 @@ from pytest_slmserve.analysis.advice.verification import (
 from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.engines.replicas import cannot_share
 from pytest_slmserve.plugin.measuring import SharedEngines
-from pytest_slmserve.run.advice import advice_of
 from pytest_slmserve.schema.specs import ReplicaSpec
 
 pytestmark = pytest.mark.slm_suite("all")
@@ -28,27 +27,30 @@ REPEATS = 2  # without repeats no noise is known
 
 
 @pytest.fixture
-def slm_spec(slm_session, slm_model):
-    """The engine of the sweep, with the limits that are advised, if a batch is advised."""
-    spec = slm_session.planner.spec(slm_model)
+def advice(slm_session, slm_model):
+    """The advice on the model, or why it is inconclusive."""
     try:
-        advice = advice_of(slm_session, slm_model, SLO, EFFICIENCY)
-    except Inconclusive:  # which the test says
-        return spec
-    return recommended_engine(advice, spec, advice.batch) if advice.batch else spec
+        return slm_session.verdicts.advice(slm_model, SLO, EFFICIENCY)
+    except Inconclusive as error:
+        return error
 
 
 @pytest.fixture
-def advise(slm_advice):
-    """Function that returns the advice on the model, and skips the test if no batch is advised."""
+def slm_spec(slm_session, slm_model, advice):
+    """The engine of the sweep, with the limits that are advised, if a batch is advised."""
+    spec = slm_session.planner.spec(slm_model)
+    if isinstance(advice, Inconclusive) or advice.batch is None:
+        return spec
+    return recommended_engine(advice, spec, advice.batch)
 
-    def advised():
-        advice = slm_advice(SLO, efficiency=EFFICIENCY)
-        if advice.batch is None:
-            pytest.skip(advice.decision.reason or "the memory of the GPU does not hold one request")
-        return advice
 
-    return advised
+def advised(advice):
+    """Return an advice; raise Inconclusive, or skip the test, if no batch is advised."""
+    if isinstance(advice, Inconclusive):
+        raise advice
+    if advice.batch is None:
+        pytest.skip(advice.decision.reason or "the memory of the GPU does not hold one request")
+    return advice
 
 
 def test_point(slm_point):
@@ -58,9 +60,9 @@ def test_point(slm_point):
 
 @pytest.mark.slm(needs="own-engine")
 @pytest.mark.parametrize("promise", [UNPREEMPTED, KV_BLOCKS, THROUGHPUT, LATENCY])
-def test_engine_serves_what_was_predicted(slm_session, slm_spec, slm_measure, advise, promise):
+def test_engine_serves_what_was_predicted(slm_session, slm_spec, slm_measure, advice, promise):
     """It preempts no request and has the predicted KV blocks; throughput and latency are within 15 %."""
-    advice = advise()
+    advice = advised(advice)
     slm_measure(concurrency=advice.batch, repeats=REPEATS)
     found = [m for m in slm_session.results.measurements() if m.spec == slm_spec and not m.replica]
     verdicts = {verdict.claim: verdict for verdict in verified(advice, slm_spec, found)}
@@ -71,13 +73,17 @@ def test_engine_serves_what_was_predicted(slm_session, slm_spec, slm_measure, ad
 
 @pytest.mark.slm(needs="own-engine")
 @pytest.mark.parametrize("sharing", ["time-slicing", "mps"])
-def test_gain_of_several_engines_is_within_its_bound(slm_session, slm_spec, slm_measure, advise, sharing):
+def test_gain_of_several_engines_is_within_its_bound(slm_session, slm_spec, slm_measure, advice, sharing):
     """Several engines that share the GPU gain at most what one leaves unused, and 15 % more."""
-    advice = advise()
+    advice = advised(advice)
     fit = advice.replicas
     if fit is None or fit.advised == 1:
         pytest.skip(f"one engine is advised: {fit.why if fit else 'the memory of the GPU is not known'}")
-    engines = ReplicaSpec((recommended_engine(advice, slm_spec, fit.each),) * fit.advised, sharing)
+    engines = ReplicaSpec(
+        (recommended_engine(advice, slm_spec, fit.each),) * fit.advised,
+        sharing,
+        pinned=slm_session.options.pin_cores,
+    )
     if why := cannot_share(engines, slm_session.host.device):
         pytest.skip(why)
     single = slm_measure(concurrency=advice.batch, repeats=REPEATS)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
-    "Claim": "pytest_slmserve.analysis.claims.claim",
+    "Claim": "pytest_slmserve.analysis.claims.table",
     "ClosedLoop": "pytest_slmserve.schema.specs",
     "Curve": "pytest_slmserve.analysis.sweep.curve",
     "Engine": "pytest_slmserve.engines.base",

@@ -70,7 +70,7 @@ def page() -> str:
         f"| `{claim.name}` | {claim.evidence} | "
         f"{figure(bound) if (bound := told[0][0][0].threshold) is not None else '-'} | "
         f"{'; '.join(cell(*first, *rest) for first, *rest in told)} |"
-        for claim in CLAIMS
+        for claim in CLAIMS.values()
         if (told := list(found.get(claim.name, {}).values()))
     ]
     return "\n".join([*HEAD, *rows])

@@ -25,9 +25,8 @@ from common import engine_parser, keep, results_in
 from pytest_slmserve.analysis.estimates import student_interval
 from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.plan.planner import workload_spec
+from pytest_slmserve.plan.planner import engine_spec, workload_spec
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, Workload

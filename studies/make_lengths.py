@@ -12,7 +12,6 @@ import gzip
 import io
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, fields
 from itertools import islice
 from pathlib import Path
 
@@ -20,25 +19,29 @@ from common import parser_of
 
 from pytest_slmserve.schema.errors import SlmError
 from pytest_slmserve.workload import sharegpt
-from pytest_slmserve.workload.tokens import BLOCK, Lengths, Tokenize, gpt2_tokenizer
+from pytest_slmserve.workload.tokens import BLOCK, Tokenize, gpt2_tokenizer
+
+ROW = "prompt_tokens", "reply_tokens", "human_first"
 
 
-def measure_lengths(conversations: Iterable[sharegpt.Conversation], tokenize: Tokenize) -> Iterator[Lengths]:
-    """Lengths of every conversation that has two turns, in order."""
+def measure_lengths(
+    conversations: Iterable[sharegpt.Conversation], tokenize: Tokenize
+) -> Iterator[tuple[int, int, int]]:
+    """A ROW of every conversation that has two turns, in order."""
     pairs = (c[:2] for c in conversations if sharegpt.follows("vllm", c))
     while block := list(islice(pairs, BLOCK)):
         prompts = tokenize([prompt.text for prompt, _ in block])
         replies = tokenize([reply.text for _, reply in block])
         for pair, prompt, reply in zip(block, prompts, replies, strict=True):
-            yield Lengths(len(prompt), len(reply), int(sharegpt.follows("human-first", pair)))
+            yield len(prompt), len(reply), int(sharegpt.follows("human-first", pair))
 
 
-def pack(rows: Iterable[Lengths]) -> bytes:
+def pack(rows: Iterable[tuple[int, int, int]]) -> bytes:
     """The table as gzip of CSV; the same rows give the same bytes on one release of zlib."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(field.name for field in fields(Lengths))
-    table.writerows(astuple(row) for row in rows)
+    table.writerow(ROW)
+    table.writerows(rows)
     return gzip.compress(text.getvalue().encode("ascii"), mtime=0)
 
 
@@ -50,12 +53,14 @@ def main() -> int:
     chosen = parser.parse_args()
     try:
         path = sharegpt.dataset_path(chosen.file)
-        tell = (lambda damage: print(damage.problem, file=sys.stderr)) if chosen.accept_truncated else None
-        conversations = sharegpt.readable(path, tell)
-        rows = list(measure_lengths(conversations, gpt2_tokenizer()))
+        damages: list[sharegpt.DamagedDataset] = []
+        read = sharegpt.read_conversations(path, damages if chosen.accept_truncated else None)
+        rows = list(measure_lengths(read, gpt2_tokenizer()))
     except SlmError as error:
         print(error, file=sys.stderr)
         return 4
+    for damage in damages:
+        print(damage.problem, file=sys.stderr)
     chosen.out.write_bytes(pack(rows))
     print(f"{chosen.out}: {len(rows)} conversations")
     return 0

@@ -29,7 +29,7 @@ from sampler_cost import measured, rate, sources_of
 from pytest_slmserve.analysis.estimates import ends, sample_sd, student_interval
 from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.engine_specs import engine_spec
+from pytest_slmserve.plan.planner import engine_spec
 from pytest_slmserve.schema.records import Environment, Run
 from pytest_slmserve.schema.sensors import ENGINE_ACTIVE, HOST_CORES, PROBE, PROBE_CPU, SM_CLOCK, STOLEN_CORES
 from pytest_slmserve.schema.specs import ClosedLoop

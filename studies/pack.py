@@ -32,7 +32,7 @@ from typing import TypeVar
 from common import parser_of
 
 from pytest_slmserve.__main__ import main as command
-from pytest_slmserve.analysis.metrics.latency import summarize
+from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.store import BULK, ScannedLines, decode, line_of, read, stored_in
 from pytest_slmserve.schema.records import Measurement, Samples, Steps, Telemetry

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def make(path: Path, repeats: int) -> None:
     workload = build_workload(WorkloadSpec(), model_of("opt-125m"))
     extra = (("t_inf", T_INF), ("b_half", B_HALF))
     with Archive.open(path) as archive:
-        archive.begin({"rows": [table.row_to_record(row) for row in table.ROWS]}, {})
+        archive.begin({"rows": [asdict(row) for row in table.ROWS]}, {})
         for concurrency in BATCHES:
             window_s = (STEPS - 2 * workload.mean_output_tokens) * (B_HALF + concurrency) / T_INF
             engine = SimulatedEngine(EngineSpec("opt-125m", platform="simulated", extra=extra))

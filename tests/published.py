@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.metrics.latency import Summary
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points import Point, Summary
 
-# max_num_seqs, output tokens/s, tokens/s, mean time between tokens in ms, mean of running requests as reported
 ROWS = (
     (1, 276.592895, 381.405788, 3.623329, 0.981203),
     (8, 1740.773658, 2400.426218, 4.566284, 7.465909),

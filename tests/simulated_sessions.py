@@ -39,9 +39,9 @@ def sweep(session: Session, only: Sequence[int] = BATCHES) -> None:
     """As the items of a run do."""
     planned = session.planner.sweep(MODEL)
     session.begin()
-    for load in planned.loads:
-        if load.concurrency in only:
-            records_of(session, planned.spec, load)
+    for case in planned.cases:
+        if case.concurrency in only:
+            session.executor.measure(case)
 
 
 def point(session: Session, concurrency: int = 8, repeats: int = 2) -> list[Measurement]:

@@ -10,8 +10,7 @@ from statistics import fmean
 
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.claims.claim import ClaimRow
-from pytest_slmserve.analysis.claims.table import claim_of, judge_row
+from pytest_slmserve.analysis.claims.table import ClaimRow, claim_of, judge_row
 from pytest_slmserve.analysis.points import JobPoint, JobSummary, Point, ReplicaPoint, ReplicaSummary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict

@@ -20,7 +20,7 @@ from shipped import BENCHMARKS, PACKAGE
 from pytest_slmserve.__main__ import parser as command_line
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.options.table import OPTS, Opt
-from pytest_slmserve.plan.engine_specs import DEFAULTS
+from pytest_slmserve.plan.cases import DEFAULTS
 from pytest_slmserve.report.page.writer import GLOSSARY
 
 CHECKOUT = Path(__file__).parent.parent
@@ -329,7 +329,7 @@ def test_the_page_of_claims_has_each_claim_once() -> None:
     rows = re.findall(r"^\| (.+) \|$", page, re.MULTILINE)
     cells = [row.split(" | ") for row in rows]
     named = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell[2])]
-    assert sorted(named) == sorted(claim.name for claim in CLAIMS)
+    assert sorted(named) == sorted(CLAIMS)
     assert not [cell for cell in cells if len(cell) != 4 or not all(cell)]
 
 

@@ -50,7 +50,7 @@ WORKER_MAY_IMPORT = sys.stdlib_module_names | {"huggingface_hub", "torch", "tran
 READERS = ("analysis", "report", "archive")
 MAY_OPEN_FILES = {
     "analysis.claims.table": "the expected verdicts, a file of the package",
-    "analysis.metrics.roofline": "the data sheets of GPUs, a file of the package",
+    "analysis.metrics.gpu_figures": "the data sheets of GPUs, a file of the package",
     "archive.store": "archives, and those inside pages",
     "report.page.writer": "the page, and the templates that it is made of",
     "report.screen": "GITHUB_STEP_SUMMARY",

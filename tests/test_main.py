@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from sealed_lines import reseal
 from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.claims import claim, table
+from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims import table as lookup
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
@@ -54,7 +54,7 @@ def archive(path: Path, measurements, planned=BATCHES, rows=table.ROWS) -> Path:
     sweep = {"model": "opt-1.3b", "concurrencies": list(planned), "skipped": CUT}
     plan = {"sweeps": dict.fromkeys(series, sweep)}
     with Archive.open(path) as opened:
-        opened.begin({"rows": [lookup.row_to_record(row) for row in rows]}, plan)
+        opened.begin({"rows": [asdict(row) for row in rows]}, plan)
         for one in measurements:
             opened.add(one)
     dated = path.read_text("utf-8").replace(json.loads(path.read_text("utf-8").partition("\n")[0])["started"], STARTED)
@@ -70,10 +70,10 @@ STARTED = "2025-12-31T00:00:00+00:00"  # before what `measurement` makes
 def live_text(measurements) -> str:
     """As a session has it at the end of its run."""
     curve = curve_of("opt-1.3b", measurements, planned=BATCHES, cut=[(c, why) for c, why in CUT])
-    names = [c.name for c in table.CLAIMS if c.of != "arithmetic" and table.applies(c, curve)]
+    names = [c.name for c in table.CLAIMS.values() if c.of != "arithmetic" and table.applies(c, curve)]
     subjects = [
         *((name, curve) for name in names),
-        *((c.name, Curve(subject=model)) for c in table.CLAIMS if c.of == "arithmetic" for model in c.models),
+        *((c.name, Curve(subject=model)) for c in table.CLAIMS.values() if c.of == "arithmetic" for model in c.models),
     ]
     rows = [(lookup.row_for(name, c.subject, H200), c) for name, c in subjects]
     judged = [(lookup.judge_row(row.claim, c, row), row) for row, c in rows]
@@ -116,7 +116,7 @@ def test_a_failing_claim_is_1(tmp_path, capsys):
     assert (status, err) == (1, "") and "FAILS" in out and "no plateau up to 128 in flight" in out
 
 
-FAILING = claim.ClaimRow("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails")
+FAILING = table.ClaimRow("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails")
 
 
 def test_an_expected_failure_that_holds_is_1(tmp_path, capsys, monkeypatch):
@@ -395,10 +395,7 @@ def test_a_file_with_a_null_costs_no_other(tmp_path, capsys):
         (("--knob", "preemptions"), "a knob has to be a positive whole number"),
         (("--where", "model=opt-2.7b"), "no row is left after --where model=opt-2.7b"),
         (("--where", "max_num_seqs=32"), "1 value of max_num_seqs, 3 are needed"),
-        (
-            ("--where", "max_num_seqs=32", "--preemptions", "mean_running"),
-            "0 values of max_num_seqs without preemp",
-        ),
+        (("--where", "max_num_seqs=32", "--preemptions", "mean_running"), "0 values of max_num_seqs without preemp"),
         (("--preemptions", "max_num_seqs"), "0 values of max_num_seqs without preemption (9 with), 3 are needed"),
         (("--slo-itl", "2x"), "'2x' is no latency objective"),
         (("--efficiency", "10"), "--efficiency 10 is no share"),

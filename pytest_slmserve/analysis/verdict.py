@@ -24,7 +24,10 @@ class State(enum.Enum):
 
 
 class Inconclusive(Exception):
-    """The truth of an inconclusive verdict was used. No AssertionError: an expected failure must not swallow it."""
+    """The truth of an inconclusive verdict was used, or there is nothing to judge by.
+
+    It is no AssertionError, because an expected failure must not swallow it.
+    """
 
 
 class Recorded(Protocol):

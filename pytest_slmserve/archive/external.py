@@ -17,9 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.metrics.latency import Summary
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.estimates import grouped, mean_of_known
+from pytest_slmserve.analysis.points import Point, Summary
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.schema.errors import BadUsage, content
 from pytest_slmserve.schema.printable import printable, printable_value
@@ -27,7 +26,6 @@ from pytest_slmserve.schema.printable import printable, printable_value
 SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
 LARGEST_KNOB = 10**9
-DELIMITERS = ",;\t"
 RUN, WARM_UP = "run_number", "-1"  # of `vllm bench sweep`
 
 
@@ -38,13 +36,18 @@ class Row:
     place: str
     cells: Mapping[str, Any]
 
+    def text(self, name: str) -> str:
+        """Text of a cell without surrounding spaces; empty if there is no cell."""
+        cell = self.cells.get(name)
+        return "" if cell is None else str(cell).strip()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Names of the columns, as the options of `report` have them; None where a file has no such column.
+    """Names of the columns, as the options of `report` have them; None if a file has no such column.
 
     knob: of the load. throughput: tokens/s of whatever tokens. running: mean number of running requests.
-    output_throughput: output tokens/s. kv_blocks: blocks of the engine's KV cache. latency_unit: "ms" or "s" where the
+    output_throughput: output tokens/s. kv_blocks: blocks of the engine's KV cache. latency_unit: "ms" or "s" if the
     name does not end in it.
     """
 
@@ -64,63 +67,50 @@ class Columns:
 
 
 def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
-    """Return the curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold.
+    """Return the curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold, and
+    if neither the name of the latency nor the user says its unit, or they disagree.
 
     Rows of the same knob are repeats of a point. Its e2e_s is the latency, whatever it is, its output_tokens_per_s the
     throughput, of whatever tokens. Its batch is output rate times latency: by Little's law the requests in flight. Its
     little is how far the reported mean of running requests is from that, a share. If a row preempted, the point keeps
     its figures, but is not valid.
     """
-    scale, points = SECONDS[unit_of(columns)], []
-    groups = grouped(rows, lambda row: knob_of(row, columns.knob))
-    for load, group in sorted(groups.items()):
-        rates = tuple(rate_of(row, columns.throughput) for row in group)
-        waits = tuple(scale * rate_of(row, columns.latency) for row in group)
+    name, said = columns.latency, columns.latency_unit
+    stem, _, ending = name.rpartition("_")
+    unit = ending if ending in SECONDS and not stem.endswith("per") else said
+    if unit is None:
+        raise BadUsage(f"the column {name!r} does not end in its unit (_ms or _s)", "--latency-unit ms or s")
+    if said and said != unit:
+        raise BadUsage(f"the column {name!r} ends in its unit, which is not {said}", "no --latency-unit")
+    points = []
+    for load, group in sorted(grouped(rows, lambda row: knob_of(row, columns.knob)).items()):
+        rates = tuple(number_in(row, columns.throughput) for row in group)
+        waits = tuple(SECONDS[unit] * number_in(row, name) for row in group)
         batches: list[float | None] = [None] * len(group)
-        if columns.output_throughput is not None:
-            batches = [rate_of(row, columns.output_throughput) * wait for row, wait in zip(group, waits)]
-        known = [batch for batch in batches if batch is not None]
-        batch = fmean(known) if known else None
-        running = None if columns.running is None else fmean([rate_of(row, columns.running) for row in group])
+        if columns.output_throughput:
+            batches = [number_in(row, columns.output_throughput) * wait for row, wait in zip(group, waits)]
+        batch = mean_of_known(batches)
+        running = fmean(number_in(row, columns.running) for row in group) if columns.running else None
         lost = 0.0
-        if columns.preemptions is not None:
+        if columns.preemptions:
             why_not = "is no number of preemptions"
             lost = math.fsum(number_in(row, columns.preemptions, 0, LARGEST, why_not) for row in group)
+        facts: dict[str, Any] = {"left_out": len(group), "problems": (f"{lost:g} preemptions",)}
+        if not lost:
+            facts = {"repeats": rates, "e2e_repeats": waits, "batch_repeats": (float(load),) * len(group)}
+        each = zip(rates, waits, batches)
         point = Point(
             concurrency=load,
-            repeats=rates,
-            e2e_repeats=waits,
-            batch_repeats=(float(load),) * len(group),
-            each=tuple(
-                Summary(output_tokens_per_s=rate, e2e_s=wait, batch=of_row)
-                for rate, wait, of_row in zip(rates, waits, batches)
-            ),
+            each=tuple(Summary(output_tokens_per_s=rate, e2e_s=wait, batch=of_row) for rate, wait, of_row in each),
             output_tokens_per_s=fmean(rates),
             e2e_s=fmean(waits),
             batch=batch,
             little=running / batch - 1 if running and batch else None,
+            **facts,
         )
-        if lost:
-            none: dict[str, Any] = dict.fromkeys(("repeats", "e2e_repeats", "batch_repeats"), ())
-            point = replace(point, **none, left_out=len(group), problems=(f"{lost:g} preemptions",))
         points.append(point)
     axes = Axes(columns.knob, columns.throughput, columns.latency)
     return Curve(subject="external results", points=tuple(points), axes=axes)
-
-
-def unit_of(columns: Columns) -> str:
-    """Raises BadUsage where neither the name of the latency nor the user says it, or they disagree."""
-    name = columns.latency
-    stem, _, ending = name.rpartition("_")
-    named = ending if ending in SECONDS and not stem.endswith("per") else None
-    if named and columns.latency_unit and named != columns.latency_unit:
-        raise BadUsage(
-            f"the column {name!r} ends in its unit, which is not {columns.latency_unit}", "no --latency-unit"
-        )
-    unit = named or columns.latency_unit
-    if unit is None:
-        raise BadUsage(f"the column {name!r} does not end in its unit (_ms or _s)", "--latency-unit ms or s")
-    return unit
 
 
 def number_of(cell: object) -> float | None:
@@ -131,11 +121,21 @@ def number_of(cell: object) -> float | None:
         return None
 
 
-def number_in(row: Row, column: str, low: float, high: float, why_not: str) -> float:
-    """Return a number of a row, from text too. Raises BadUsage if there is none between `low` and `high`.
+def number_in(
+    row: Row,
+    column: str,
+    low: float = SMALLEST,
+    high: float = LARGEST,
+    why_not: str = "no rate and no latency can be",
+    *,
+    whole: bool = False,
+) -> float:
+    """Return a number of a row, from text too. Raises BadUsage if there is none between `low` and `high`, which are
+    those of a rate, a latency or a number of requests.
 
     Args:
-        why_not: End of the error about a number that is not between them, as in "is no number of KV blocks".
+        why_not: End of the error about another number, as in "is no number of KV blocks".
+        whole: Whether it has to be a whole number.
     """
     if column not in row.cells:
         raise BadUsage(f"{row.place} has no {column!r}", "--where NAME=VALUE to leave such rows out")
@@ -143,28 +143,20 @@ def number_in(row: Row, column: str, low: float, high: float, why_not: str) -> f
     said = f"{row.place}: {column} is {shown if len(shown) <= 40 else f'{shown[:37]}...'}, which"
     if value is None or not math.isfinite(value):
         raise BadUsage(f"{said} is no number", "--where to leave such rows out")
-    if not low <= value <= high:
+    if not low <= value <= high or (whole and not value.is_integer()):
         raise BadUsage(f"{said} {why_not}", "another column")
     return value
-
-
-def rate_of(row: Row, column: str) -> float:
-    """Return a rate, a latency or a number of requests, which is above 0. Raises BadUsage."""
-    return number_in(row, column, SMALLEST, LARGEST, "no rate and no latency can be")
 
 
 def knob_of(row: Row, column: str) -> int:
     """Return the load of a row. Raises BadUsage if it is no positive whole number."""
     why_not = "is no knob: a knob has to be a positive whole number"
-    value = number_in(row, column, 1, LARGEST_KNOB, why_not)
-    if not value.is_integer():
-        raise BadUsage(f"{row.place}: {column} is {row.cells[column]!r}, which {why_not}", "another column")
-    return int(value)
+    return int(number_in(row, column, 1, LARGEST_KNOB, why_not, whole=True))
 
 
 def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
-    """Return the rows that meet all conditions NAME=VALUE of `--where`, as texts or as numbers. Raises BadUsage for
-    what is no condition, for a column that is not there, and if no row is left."""
+    """Return the rows that meet all conditions NAME=VALUE of `--where`, as texts in any case or as numbers. Raises
+    BadUsage for what is no condition, for a column that is not there, and if no row is left."""
     pairs = []
     for text in conditions:
         name, equals, value = text.partition("=")
@@ -172,82 +164,65 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
             raise BadUsage(f"--where {text}: there is no condition in it", "--where NAME=VALUE")
         pairs.append((name.strip(), value.strip()))
     check_columns(rows, [name for name, _ in pairs])
-    left = [row for row in rows if all(_same(row.cells.get(name), value) for name, value in pairs)]
+
+    def meets(row: Row, name: str, wanted: str) -> bool:
+        seen, number = number_of(row.text(name)), number_of(wanted)
+        return row.text(name).casefold() == wanted.casefold() if seen is None or number is None else seen == number
+
+    left = [row for row in rows if all(meets(row, *pair) for pair in pairs)]
     if left:
         return left
-    tried, hint = " ".join(f"--where {text}" for text in conditions), "fewer conditions"
-    unmet = [name for name, wanted in pairs if not any(_same(row.cells.get(name), wanted) for row in rows)]
-    if unmet:
-        seen = dict.fromkeys(str(row.cells.get(unmet[0])) for row in rows)
-        hint = f"{unmet[0]} is {', '.join(list(seen)[:12])}"
     if not conditions:
         raise BadUsage("there are no rows", "a file with results in it")
+    tried, hint = " ".join(f"--where {text}" for text in conditions), "fewer conditions"
+    if unmet := [name for name, wanted in pairs if not any(meets(row, name, wanted) for row in rows)]:
+        seen = dict.fromkeys(str(row.cells.get(unmet[0])) for row in rows)
+        hint = f"{unmet[0]} is {', '.join(list(seen)[:12])}"
     raise BadUsage(f"no row is left after {tried}", hint)
 
 
-def _same(cell: object, wanted: str) -> bool:
-    """Return whether a cell is the wanted value, as text in any case or as a number."""
-    if cell is None:
-        return wanted == ""
-    seen, number = number_of(cell), number_of(wanted)
-    words = str(cell).strip().casefold() == wanted.casefold()
-    return words if seen is None or number is None else seen == number
-
-
 def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[str]]:
-    """Rows that have a value in each column, and sentences on those that have none in a column, and on those of vLLM
-    with failed requests. Raises BadUsage where none has all."""
-    names = columns.names
-    by_empty = grouped(rows, lambda row: next((name for name in names if text_of(row, name) == ""), ""))
+    """Return the rows that have a value in each column, and sentences on those that have none in a column, and on those
+    of vLLM with failed requests. Raises BadUsage if no row has all values."""
+    by_empty = grouped(rows, lambda row: next((name for name in columns.names if not row.text(name)), ""))
     left = by_empty.pop("", [])
     if not left:
-        empty = next(iter(by_empty))
-        hint = (
-            "`vllm bench serve --max-concurrency N`, once for each N"
-            if empty == "max_concurrency"
-            else "another column"
-        )
+        empty, hint = next(iter(by_empty)), "another column"
+        if empty == "max_concurrency":
+            hint = "`vllm bench serve --max-concurrency N`, once for each N"
         raise BadUsage(f"the column {empty!r} is empty in all results", hint)
-    without = {name: some([row.place for row in each]) for name, each in by_empty.items()}
-    told = [f"left out, without a value of {name}: {places}" for name, places in without.items()]
+    notes = [f"left out, without a value of {name}: {some([r.place for r in each])}" for name, each in by_empty.items()]
     of_vllm = (row for row in left if "completed" in row.cells)
-    if failed := [row.place for row in of_vllm if (number_of(text_of(row, "failed")) or 0) > 0]:
-        told.append(f"requests failed, so the load was less than it says: {some(failed)}")
-    return left, told
+    if failed := [row.place for row in of_vllm if (number_of(row.text("failed")) or 0) > 0]:
+        notes.append(f"requests failed, so the load was less than it says: {some(failed)}")
+    return left, notes
 
 
-def mixed_settings(rows: Sequence[Row], columns: Columns) -> Iterator[str]:
-    """Yield a sentence for each column of settings in which rows differ that are taken as one curve or as repeats.
+def mixed_settings(rows: Sequence[Row], columns: Columns) -> list[str]:
+    """Return a sentence for each column of settings in which rows differ that are taken as one curve or as repeats.
 
-    A column of words is one of settings if some rows agree in it: where no two agree it is a name or a date. A column
-    of numbers is one if rows of the same knob differ and each of its values is in several rows, as measurements are
-    not. An empty cell of a column of words is a word. The number of a run is no setting.
+    A column of words is one of settings if some rows agree in it: if no two agree it is a name or a date. A column of
+    numbers is one if rows of the same knob differ and each of its values is in several rows, as measurements are not.
+    An empty cell of a column of words is a word. The number of a run is no setting.
     """
-    groups = list(grouped(rows, lambda row: knob_of(row, columns.knob)).values())
-    repeats = []
+    groups = grouped(rows, lambda row: knob_of(row, columns.knob)).values()
+    curves, repeats = list[tuple[str, list[str], str]](), list[tuple[str, list[str], str]]()
     for name in dict.fromkeys(name for row in rows for name in row.cells):
         if any(isinstance(row.cells.get(name), (list, dict)) for row in rows):
             continue
-        often = Counter(text_of(row, name) for row in rows)
-        if len(often) > 1 and all(number_of(kind) is None for kind in often):
-            switch = {kind.casefold() for kind in often} <= {"true", "false"}
-            if len(often) < len(rows) or switch:
-                chosen = f"--where {name}=... chooses"
-                yield f"rows of different {name} ({some(list(often))}) are taken as one curve; {chosen}"
-                continue
-        by_group = ({text_of(row, name) for row in group} for group in groups)
+        often = Counter(row.text(name) for row in rows)
+        words = len(often) > 1 and all(number_of(kind) is None for kind in often)
+        if words and (len(often) < len(rows) or {kind.casefold() for kind in often} <= {"true", "false"}):
+            curves.append((name, [*often], "one curve"))
+            continue
+        by_group = ({row.text(name) for row in group} for group in groups)
         differing = sorted({text for texts in by_group if len(texts) > 1 for text in texts})
         if differing and min(often.values()) > 1 and name not in {*columns.names, RUN}:
-            repeats.append(
-                f"rows of different {name} ({some(differing)}) are taken as repeats; --where {name}=... chooses"
-            )
-    yield from repeats
-
-
-def text_of(row: Row, name: str) -> str:
-    """Text of a cell without surrounding spaces; empty where there is no cell."""
-    cell = row.cells.get(name)
-    return "" if cell is None else str(cell).strip()
+            repeats.append((name, differing, "repeats"))
+    return [
+        f"rows of different {name} ({some(kinds)}) are taken as {taken}; --where {name}=... chooses"
+        for name, kinds, taken in (*curves, *repeats)
+    ]
 
 
 def some(kinds: Sequence[str]) -> str:
@@ -255,7 +230,7 @@ def some(kinds: Sequence[str]) -> str:
 
 
 def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:
-    """Raises BadUsage where no row has one of these columns, and says which there are; lists are none."""
+    """Raises BadUsage if no row has one of these columns, and says which there are; lists are none."""
     there = dict.fromkeys(n for row in rows for n, cell in row.cells.items() if not isinstance(cell, (list, dict)))
     for name in names:
         if rows and name is not None and name not in there:
@@ -263,22 +238,20 @@ def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:
 
 
 def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
-    """Rows of all files, and sentences on those left out. `vllm bench sweep` keeps each result in a file of its own and
-    in a summary: what an earlier file has, too, is no repeat, nor is a warm-up. Raises BadUsage."""
-    found, seen = list[Row](), set[str]()
-    left_out = {"warm-ups of a sweep": 0, "for an earlier file has the same": 0}
-    for path in paths:
-        own = set()
+    """Return the rows of all files, and sentences on those left out. `vllm bench sweep` keeps each result in a file of
+    its own and in a summary: what an earlier file has, too, is no repeat, nor is a warm-up. Raises BadUsage."""
+    found, first_in, warm_ups, copies = list[Row](), dict[str, int](), 0, 0
+    for number, path in enumerate(paths):
         for row in read_results(path):
-            own.add(same := repr(sorted(row.cells.items())))
-            if text_of(row, RUN) == WARM_UP:
-                left_out["warm-ups of a sweep"] += 1
-            elif same in seen:
-                left_out["for an earlier file has the same"] += 1
+            is_copy = first_in.setdefault(repr(sorted(row.cells.items())), number) < number
+            if row.text(RUN) == WARM_UP:
+                warm_ups += 1
+            elif is_copy:
+                copies += 1
             else:
                 found.append(row)
-        seen |= own
-    return found, [f"left out, {why}: {number}" for why, number in left_out.items() if number]
+    notes = [f"left out, warm-ups of a sweep: {warm_ups}"] if warm_ups else []
+    return found, [*notes, *([f"left out, for an earlier file has the same: {copies}"] if copies else [])]
 
 
 def read_results(path: Path) -> list[Row]:
@@ -317,7 +290,7 @@ def _csv_rows(text: str, name: str) -> Iterator[Row]:
     lines = text.splitlines()
     if not lines:
         return
-    reader = csv.reader(lines, delimiter=max(DELIMITERS, key=lines[0].count), strict=True)
+    reader = csv.reader(lines, delimiter=max(",;\t", key=lines[0].count), strict=True)
     try:
         header = [cell.strip() for cell in next(reader)]
         if twice := {cell for cell in header if cell and header.count(cell) > 1}:

@@ -29,13 +29,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import accumulate
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.archive.codec import converted, engine_from_record, engine_line, measurement_line, measurement_of
-from pytest_slmserve.schema.errors import BadArchive, BadUsage, content, regular, try_lock
+from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, content, regular, try_lock
 from pytest_slmserve.schema.printable import printable_value
 from pytest_slmserve.schema.records import Environment, Measurement, Resolved, moment
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
@@ -66,36 +66,47 @@ _SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
 _CHUNK = 1 << 12  # of xz it may become 30 MB
 _UNPACKED = 1 << 30  # bytes that an archive may become: 10,000 measurements are some hundred million
 _UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
-_DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+_DAMAGE = (BadUsage, *UNUSABLE)
 BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
 _RECORDS = re.compile(rb'<script type="application/octet-stream" data-records="([^"]*)">([A-Za-z0-9+/=]*)</script>')
 # Packed archives by their suffix: the name of the packing, and how each piece begins.
 _PACKINGS = {".gz": ("gzip", b"\x1f\x8b\x08"), ".xz": ("xz", b"\xfd7zXZ\x00")}
 
 
+ID_DIGITS = 8
+
+
 @dataclass(frozen=True, slots=True)
 class RunHeader:
     """One run that wrote to the archive. started: ISO 8601, UTC. claims, plan, id, resumes: as given to
-    `Archive.begin`; an older release wrote no id."""
+    `Archive.begin`. An older release wrote no id: then it is made of the start, and not `known`."""
 
     format: int
     started: str
     pytest_slmserve: str | None
     claims: Mapping[str, Any]
     plan: Mapping[str, Any]
-    id: str | None = None
+    id: str = ""
     resumes: bool = False
+    known: bool = True
+
+    def with_id(self) -> RunHeader:
+        """The same, with an id made of the start if it has none."""
+        return self if self.id else replace(self, id=short_hash([self.started])[:ID_DIGITS], known=False)
+
+
+BEFORE_ALL = RunHeader(FORMAT, "", None, {}, {}).with_id()  # of measurements with no session before them
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
     """Contents of an archive, in the order written. `notes`: one sentence for each thing that could not be used.
-    `written_by`: for each measurement the index of its session, -1 where none stands before it."""
+    `written_by`: the session of each measurement."""
 
     measurements: tuple[Measurement, ...]
     sessions: tuple[RunHeader, ...]
     notes: tuple[str, ...] = ()
-    written_by: tuple[int, ...] = ()
+    written_by: tuple[RunHeader, ...] = ()
 
     @property
     def claims(self) -> Mapping[str, Any]:
@@ -277,12 +288,21 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
     which makes it a note) and where the format is newer than FORMAT.
     """
     each = [contents for _, contents in read_each(path, skip_damaged=skip_damaged)]
-    before = accumulate((len(contents.sessions) for contents in each), initial=0)
+    return each[0] if len(each) == 1 else as_one(each)
+
+
+def as_one(archives: Sequence[Contents]) -> Contents:
+    """The contents of several archives, each measurement once, and the sessions by their start, because the claims of
+    the last one are those that were expected."""
+    measured: dict[str, tuple[Measurement, RunHeader]] = {}
+    for contents in archives:
+        for m, run in zip(contents.measurements, contents.written_by, strict=True):
+            measured.setdefault(m.id, (m, run))
     return Contents(
-        tuple(m for contents in each for m in contents.measurements),
-        tuple(session for contents in each for session in contents.sessions),
-        tuple(note for contents in each for note in contents.notes),
-        tuple(by if by < 0 else first + by for contents, first in zip(each, before) for by in contents.written_by),
+        tuple(m for m, _ in measured.values()),
+        tuple(sorted((run for each in archives for run in each.sessions), key=lambda session: session.started)),
+        tuple(dict.fromkeys(note for each in archives for note in each.notes)),
+        tuple(run for _, run in measured.values()),
     )
 
 
@@ -307,10 +327,8 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
             notes.append(f"{name} is empty")
         elif whole < len(data):
             notes.append(f"{torn_end(name, lines)}; measurements used: {len(scanned.measurements)}")
-        contents = Contents(
-            tuple(scanned.measurements), tuple(scanned.sessions), tuple(notes), tuple(scanned.written_by)
-        )
-        found.append((name, contents))
+        measurements, written_by = tuple(scanned.measurements), tuple(scanned.written_by)
+        found.append((name, Contents(measurements, tuple(scanned.sessions), tuple(notes), written_by)))
     return found
 
 
@@ -412,7 +430,7 @@ class ScannedLines:
     sessions: list[RunHeader] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
-    written_by: list[int] = field(default_factory=list)
+    written_by: list[RunHeader] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
 
@@ -552,7 +570,7 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
             session = converted(RunHeader, facts) if is_ours else RunHeader(facts["format"], "", None, {}, {})
             if is_ours and sealed_otherwise:
                 unsealed(line)  # which raises
-            found.sessions.append(session)
+            found.sessions.append(session.with_id())
         case "engine":
             found.engines[facts["id"]] = engine_from_record(facts)
         case "measurement":
@@ -564,14 +582,13 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
                 return facts
             found.measurements.append(measurement_of(facts, *found.engines[facts["engine"]]))
             # The last session before it that had begun by then: a merged archive has lines of others between.
-            at, last = found.measurements[-1].measured_at, len(found.sessions) - 1
-            found.written_by.append(next((i for i in range(last, -1, -1) if found.sessions[i].started <= at), last))
+            at, before = found.measurements[-1].measured_at, [*reversed(found.sessions), BEFORE_ALL]
+            found.written_by.append(next((run for run in before[:-1] if run.started <= at), before[0]))
     return facts
 
 
 _NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
 _RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
-_AT_ONCE = 1 << 23  # bytes that are written together
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,7 +617,7 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
         if part.samefile(into.path):
             continue
         stored, whole = stored_in(part, raw)
-        found, own, pieces, size = ScannedLines(), dict[str, bytes](), list[bytes](), 0
+        found, own, pieces = ScannedLines(), dict[str, bytes](), list[bytes]()
         for line, facts in scan(part, stored, found, columns=False):
             head, added = line.partition(_RUN)[0], [line]
             match facts["kind"]:
@@ -616,17 +633,12 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
                 continue
             seen.add(head)
             pieces.append(b"".join(each + b"\n" for each in added))
-            size += len(pieces[-1])
-            if size > _AT_ONCE:
-                into.add_lines(pieces)
-                pieces, size = [], 0
         into.add_lines(pieces)
         notes += [f"{part}: not merged: {what}" for what in found.damaged]
         notes += [torn_end(part, stored)] if whole < len(raw) else []
     return Merged(written, known, tuple(notes))
 
 
-ID_DIGITS = 8
 LEFT_OUT = (
     "several runs measured the same cases, and only the last run counts: `report --list` names the runs, --run all "
     "pools them"
@@ -639,71 +651,61 @@ POOLED = (
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One run of an archive. id: its own, or made of its start, where `known` says that it has none. resumes: it went
-    on with all that was in the archive before it."""
+    """One run of an archive, and what it measured. A run that resumes went on with all that was there before it."""
 
-    id: str
-    started: str
-    pytest_slmserve: str | None
-    known: bool
-    resumes: bool
+    header: RunHeader
     measurements: tuple[Measurement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RunChoice:
-    """Runs that are wanted. run: an id or its beginning, "last", "all"; "": of each case the last run that measured it.
-    since: only what was measured from then on, as ISO 8601; "": all."""
-
-    run: str = ""
-    since: str = ""
 
 
 def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
     """Runs in the order written, also those that measured nothing; what stands before all is one without a start."""
-    sessions = [*enumerate(contents.sessions)]
-    starts = {index: session.started for index, session in sessions} | {-1: ""}
-    ids = {index: short_hash([started])[:ID_DIGITS] for index, started in starts.items()}
-    ids |= {index: session.id for index, session in sessions if session.id}
-    found = {ids[-1]: RecordedRun(ids[-1], "", None, False, False, ())} if -1 in contents.written_by else {}
-    for index, session in sessions:
-        made = RecordedRun(ids[index], session.started, session.pytest_slmserve, bool(session.id), session.resumes, ())
-        found.setdefault(made.id, made)
-    measured = grouped(zip(contents.measurements, contents.written_by, strict=True), lambda pair: ids[pair[1]])
-    return tuple(replace(run, measurements=tuple(m for m, _ in measured.get(run.id, ()))) for run in found.values())
+    measured = grouped(zip(contents.measurements, contents.written_by, strict=True), lambda pair: pair[1].id)
+    headers = {BEFORE_ALL.id: BEFORE_ALL} if BEFORE_ALL.id in measured else {}
+    for session in contents.sessions:
+        headers.setdefault(session.id, session)
+    return tuple(RecordedRun(run, tuple(m for m, _ in measured.get(run.id, ()))) for run in headers.values())
 
 
-def chosen(contents: Contents, wanted: RunChoice) -> Contents:
-    """The part of an archive that was chosen, with a note if runs of the same cases were left out, or pooled. Raises
-    BadUsage for a run that the archive does not have, or for text that is no time."""
+def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
+    """The part of an archive that was chosen, with a note if runs of the same cases were left out, or pooled.
+
+    Args:
+        run: An id or its beginning, "last", or "all"; "": of each case the last run that measured it.
+        since: Leaves out what was measured before, in ISO 8601.
+
+    Raises:
+        BadUsage: The archive does not have the run, or `since` is no time.
+    """
     runs = runs_of(contents)
     notes: list[str] = []
-    match wanted.run:
+    match run:
         case "":
             kept, notes = _last_of_each_case(runs)
         case "all":
             kept = list(contents.measurements)
-        case name:
-            last = runs.index(run_named(runs, name)) if runs else 0
-            first = 0 if runs and runs[last].resumes else last  # it goes on with all before it
-            kept = [m for run in runs[first : last + 1] for m in run.measurements]
-    if wanted.since:
-        begin = _moment(wanted.since)
+        case _:
+            last = runs.index(run_named(runs, run)) if runs else 0
+            first = 0 if runs and runs[last].header.resumes else last  # it goes on with all before it
+            kept = [m for each in runs[first : last + 1] for m in each.measurements]
+    if since:
+        begin = _moment(since)
         kept = [m for m in kept if _moment(m.measured_at) >= begin]
     ids = set(map(id, kept))
     pairs = [pair for pair in zip(contents.measurements, contents.written_by) if id(pair[0]) in ids]
-    measurements, written_by = tuple(m for m, _ in pairs), tuple(index for _, index in pairs)
+    measurements, written_by = tuple(m for m, _ in pairs), tuple(header for _, header in pairs)
     return replace(contents, measurements=measurements, written_by=written_by, notes=(*contents.notes, *notes))
 
 
 def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
     """The run whose id begins so; "last" is the last that measured or resumed something. Raises BadUsage if not one."""
     if name == "last":
-        return next((run for run in reversed(runs) if run.measurements or run.resumes), runs[-1])
-    found = [run for run in runs if run.id.startswith(name)]
+        return next((run for run in reversed(runs) if run.measurements or run.header.resumes), runs[-1])
+    found = [run for run in runs if run.header.id.startswith(name)]
     if len(found) != 1:
         problem = f"--run {name}: {len(found)} runs have ids that begin so" if found else f"there is no run {name}"
-        raise BadUsage(problem, f"one of {', '.join(run.id for run in runs)}" if runs else "an archive with runs")
+        raise BadUsage(
+            problem, f"one of {', '.join(run.header.id for run in runs)}" if runs else "an archive with runs"
+        )
     return found[0]
 
 
@@ -712,20 +714,20 @@ def _last_of_each_case(runs: Sequence[RecordedRun]) -> tuple[list[Measurement], 
     case of its own. A run that resumes is in one group with all runs before it, and so are neighbours without ids."""
     groups: list[list[RecordedRun]] = []
     for run in runs:
-        if run.resumes:
-            groups = [[*(each for group in groups for each in group), run]]
-        elif groups and not run.known and not groups[-1][-1].known:
+        if run.header.resumes:
+            groups = [[*chain.from_iterable(groups), run]]
+        elif groups and not run.header.known and not groups[-1][-1].header.known:
             groups[-1].append(run)
         else:
             groups.append([run])
     measured = [(number, run, m) for number, group in enumerate(groups) for run in group for m in run.measurements]
-    last: dict[str, tuple[int, str]] = {}  # number of the group that counts, and id of its run
+    last: dict[str, tuple[int, RecordedRun]] = {}  # number of the group that counts, and its first run
     pooled = False
     for number, run, m in measured:
         if m.paired is None:
             if m.key not in last or last[m.key][0] != number:
-                last[m.key] = number, run.id
-            pooled |= not run.known and last[m.key][1] != run.id
+                last[m.key] = number, run
+            pooled |= not run.header.known and last[m.key][1] is not run
     kept = [m for number, _, m in measured if m.paired is not None or last[m.key][0] == number]
     return kept, ([LEFT_OUT] if len(kept) < len(measured) else []) + ([POOLED] if pooled else [])
 

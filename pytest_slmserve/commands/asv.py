@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_slmserve.analysis.estimates import grouped
@@ -13,10 +12,8 @@ from pytest_slmserve.analysis.points import concurrency_of
 from pytest_slmserve.commands.cli import PASSES, SUMMARIES, USAGE, Commands, add_archives, add_command, print_notes
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as export
-from pytest_slmserve.report.export.asv import UNUSABLE, BenchmarkHost, Commit, File, Value, indexed_release, kind
 from pytest_slmserve.report.text_table import counted
-from pytest_slmserve.schema.errors import BadUsage, content
-from pytest_slmserve.schema.records import Environment
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, content
 
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
 INIT_STATUS = f"{PASSES} the folder is ready; {USAGE} its list of releases is not usable, or git is missing."
@@ -40,32 +37,32 @@ def add_asv(commands: Commands) -> None:
 
 
 def init_asv(given: argparse.Namespace) -> int:
-    """Write the files that are missing, add new releases to the list, and make the ledger of all."""
+    """Write the files that are missing, add new releases to the list, and make the repository of all."""
     folder: Path = given.into
-    listed, files = folder / export.RELEASES, export.initial_files()
+    listed, repository, files = folder / export.RELEASES, folder / export.REPOSITORY, export.initial_files()
     try:
-        own = export.rows_in(listed.read_text("utf-8")) if listed.exists() else []
-        rows = export.continued(own, export.rows_in(files[export.RELEASES]))
+        own = export.releases_in(listed.read_text("utf-8")) if listed.exists() else []
+        rows = export.continued(own, export.releases_in(files[export.RELEASES]))
         folder.mkdir(parents=True, exist_ok=True)
-        added = export.make(folder / export.LEDGER, rows)
+        added = export.make_repository(repository, rows)
         new = {name: text for name, text in files.items() if not (folder / name).exists()}
         if rows != own:
-            new[export.RELEASES] = export.ledger_text(rows)
+            new[export.RELEASES] = export.releases_text(rows)
         for name, text in new.items():
             (folder / name).write_text(text, "utf-8")
             print(f"written: {folder / name}")
     except (ValueError, TypeError) as error:
         raise BadUsage(f"{listed}: {error}", 'rows such as ["0.26.0", "2026-07-25"], new ones at the end') from None
     except subprocess.CalledProcessError as error:
-        raise BadUsage(f"git cannot make {folder / export.LEDGER}: {error.stderr.strip()}", HINT) from None
+        raise BadUsage(f"git cannot make {repository}: {error.stderr.strip()}", HINT) from None
     except OSError as error:
         raise BadUsage(f"cannot make {folder}: {error.strerror or error} ({error.filename})", HINT) from None
-    print(f"{folder / export.LEDGER}: {counted(len(rows), 'release')}, {added} added")
+    print(f"{repository}: {counted(len(rows), 'release')}, {added} added")
     return PASSES
 
 
 def convert_to_asv(given: argparse.Namespace) -> int:
-    """Write a file for each release and machine, the machine's own, and the list of benchmarks. Notes tell of
+    """Write a result file for each release and machine, the machine's own, and the list of benchmarks. Notes tell of
     measurements left out, and of hosts whose launches were taken together."""
     export.statistics()  # before what else may be missing: without them there is nothing to write
     contents = read_all(given)
@@ -75,62 +72,36 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     name = given.machine  # it becomes the name of a folder
     if name is not None and (name != Path(name).name or name in ("", "..")):
         raise BadUsage(f"--machine {name!r} is no name of a folder", "--machine gpu-runner-1")
-    places = export.values(found, name)
-    ledger = export.ledger_commits(given.into)
-    for release in (place.release for place in places if place.release not in ledger):
+    measured, commits = export.values(found, name), export.release_commits(given.into)
+    for release in (place.release for place in measured if place.release not in commits):
         row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / export.RELEASES}'
-        raise BadUsage(f"vLLM {release} has no row in the ledger", f"{row}, then slmserve asv init --into {given.into}")
-    where = [m.environment for m in found]
-    commits = {place: ledger[place.release] for place in places}
-    written = write(given.into / "results", places, commits, {name or kind(each): each for each in where})
-    notes = list(contents.notes)
+        hint = f"{row}, then slmserve asv init --into {given.into}"
+        raise BadUsage(f"vLLM {release} is not in the repository of releases", hint)
+    notes, folder = list(contents.notes), given.into / "results"
     if invalid := sum(concurrency_of(m) is not None for m in contents.measurements) - len(found):
         notes.append(f"left out: {counted(invalid, 'measurement')}, invalid")
-    for (release, machine), alike in grouped(where, lambda each: (indexed_release(each), name or kind(each))).items():
+    places = grouped([m.environment for m in found], lambda e: (export.indexed_release(e), name or export.kind(e)))
+    files: dict[Path, export.File] = {}  # to be written
+    for (release, machine), alike in places.items():
         if (hosts := len({each.host for each in alike})) > 1:
             together = f"vLLM {release} on {machine}: launches of {hosts} hosts are taken together"
             notes.append(f"{together}; hosts of one kind can differ by some per cent")
-    print_notes(notes)
-    for path, count in written.items():
-        print(f"written: {path} ({counted(count, 'value')})")
-    return PASSES
-
-
-def write(
-    folder: Path,
-    places: Mapping[BenchmarkHost, Sequence[Value]],
-    commits: Mapping[BenchmarkHost, Commit],
-    machines: Mapping[str, Environment],
-) -> dict[Path, int]:
-    """Write the values and the descriptions of machines that are not described yet. All existing files are read before
-    anything is written.
-
-    Returns:
-        The number of values by the result file that got them.
-
-    Raises:
-        BadUsage: A file cannot be read or written, or it holds no results of asv.
-    """
-    files: dict[Path, File] = {}  # to be written
-    for name, where in machines.items():
-        if not (path := folder / name / "machine.json").exists():
-            known = {"cpu": where.cpu, "gpu": where.gpu_name, "num_cpu": where.cores}
-            known_texts = {key: str(value) for key, value in known.items() if value is not None}
-            files[path] = {"machine": name, "version": 1, **known_texts}
+        if not (path := folder / machine / "machine.json").exists():
+            known = {"cpu": alike[-1].cpu, "gpu": alike[-1].gpu_name, "num_cpu": alike[-1].cores}
+            told = {key: str(value) for key, value in known.items() if value is not None}
+            files[path] = {"machine": machine, "version": 1, **told}
+    written = {folder / place.path(commits[place.release]): (place, rows) for place, rows in measured.items()}
     listed = folder / "benchmarks.json"
-    counts: dict[Path, int] = {}
-    try:
-        there: dict[Path, File] = {}
+    try:  # all that is there is read before anything is written
+        there: dict[Path, export.File] = {}
         for path in [*(each for each in folder.glob("*/*.json") if each.name != "machine.json"), listed]:
             if path.exists():
                 there[path] = json.loads(content(path))
                 if not isinstance(there[path], dict):
                     raise TypeError("no object")
         benchmarks = there.pop(listed, None)
-        for place, values in places.items():
-            path = folder / place.path(commits[place])
-            there[path] = files[path] = export.result_file(place, commits[place], values, there.get(path))
-            counts[path] = len(values)
+        for path, (place, rows) in written.items():
+            there[path] = files[path] = export.result_file(place, commits[place.release], rows, there.get(path))
         path = folder
         files[listed] = export.benchmarks_file(there.values(), benchmarks)
     except UNUSABLE as error:
@@ -143,4 +114,7 @@ def write(
             path.write_text(json.dumps(file, separators=(",", ":")) + "\n", "utf-8")
     except OSError as error:
         raise BadUsage(f"cannot write {path}: {error.strerror}", HINT) from None
-    return counts
+    print_notes(notes)
+    for path, (_, rows) in written.items():
+        print(f"written: {path} ({counted(sum(map(len, rows.values())), 'value')})")
+    return PASSES

@@ -11,10 +11,11 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims.table import unique
 from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, compare, compared_cases
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.archive import baselines
-from pytest_slmserve.archive.baselines import Baseline, LeftOut
-from pytest_slmserve.archive.store import Contents, RunChoice, chosen, read, run_named, runs_of
+from pytest_slmserve.archive.baselines import Baseline
+from pytest_slmserve.archive.store import Contents, chosen, read, run_named, runs_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import FAILS, INCONCLUSIVE, PASSES, USAGE, print_notes
 from pytest_slmserve.commands.report import judged_again, read_all, report_lines
@@ -23,9 +24,10 @@ from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts
 from pytest_slmserve.report.compare import RunSide, days_of, measured_facts
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import section_text
-from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lines, table
+from pytest_slmserve.report.text_table import ABSENT, counted, grid, named_lines
 from pytest_slmserve.schema.errors import BadUsage, is_file
 from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
 STATUS = (
@@ -113,18 +115,16 @@ def sides_of(given: argparse.Namespace) -> list[RunSide]:
     if len(archives) > 1:
         if given.run:
             raise BadUsage("--run chooses among the runs of one archive, and there are several", "one archive")
-        return [
-            RunSide(str(path), chosen(each, RunChoice("", given.since)).measurements)
-            for path, each in zip(given.paths, archives)
-        ]
+        sides = zip(given.paths, archives)
+        return [RunSide(str(path), chosen(each, since=given.since).measurements) for path, each in sides]
     (path,), (contents,) = given.paths, archives
-    there = [run for run in runs_of(contents) if run.measurements or run.resumes]
+    there = [run for run in runs_of(contents) if run.measurements or run.header.resumes]
     wanted = [run_named(there, name) for name in given.run] or there
     if len(wanted) < 2:
         raise BadUsage(f"{path} has one run to compare, and two are needed", "compare BASELINE CANDIDATE")
     if len(wanted) > 2 and not given.run:
         raise BadUsage(f"{path} has {len(wanted)} runs: which two?", "--run ID --run ID, as `report --list` names them")
-    return [RunSide(f"{path} run {run.id}", chosen(contents, RunChoice(run.id)).measurements) for run in wanted]
+    return [RunSide(f"{path} run {run.header.id}", chosen(contents, run.header.id).measurements) for run in wanted]
 
 
 def save_baselines(given: argparse.Namespace) -> int:
@@ -134,21 +134,21 @@ def save_baselines(given: argparse.Namespace) -> int:
     kept, left_out = baselines.accept(
         contents.measurements, given.folder, replace=given.replace, claims=contents.claims
     )
+
+    def print_reasons(words: str, found: Iterable[tuple[Measurement, str]]) -> None:
+        """Print a line for each load and reason, with how often."""
+        lines = Counter(f"{short_name(m.spec.model)} at {m.load.title}: {why}" for m, why in found)
+        for text, count in sorted(lines.items()):
+            print(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
+
     for each in kept:
         kept_of = ", ".join(measured_facts(each.measurements)["models"])
         print(f"kept: {each.path}: {counted(len(each.measurements), 'measurement')} of {kept_of}")
-        _print_left_out("note: degraded, kept", each.degraded)
-    _print_left_out("left out", left_out)
+        doubts = ((m, "; ".join(check(m).degradations)) for m in each.measurements)
+        print_reasons("note: degraded, kept", (pair for pair in doubts if pair[1]))
+    print_reasons("left out", left_out)
     print_notes(contents.notes)
     return PASSES
-
-
-def _print_left_out(words: str, left_out: Iterable[LeftOut]) -> None:
-    """Print a line for each load and reason, with how often."""
-    found = [(each.measurement, each.why) for each in left_out]
-    lines = Counter(f"{short_name(m.spec.model)} at {m.load.title}: {why}" for m, why in found)
-    for text, count in sorted(lines.items()):
-        print(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
 
 
 def list_baselines(given: argparse.Namespace) -> int:
@@ -157,15 +157,15 @@ def list_baselines(given: argparse.Namespace) -> int:
     if given.json:
         print(as_json(map(_baseline_facts, found)))
         return PASSES
-    columns: tuple[Column[Baseline], ...] = (
-        Column("name", lambda each: each.name, "left"),
-        Column("measured", lambda each: days_of(each.measurements) or ABSENT, "left"),
-        Column("measurements", lambda each: str(len(each.measurements))),
-        Column("launches", lambda each: str(measured_facts(each.measurements)["launches"])),
-        Column("models", lambda each: ", ".join(measured_facts(each.measurements)["models"]), "left"),
-    )
-    rows = [each for each in found if each.measurements or not each.notes]
-    print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
+    rows = []
+    for each in found:
+        if each.measurements or not each.notes:
+            seen = measured_facts(each.measurements)
+            counts = str(seen["measurements"]), str(seen["launches"])
+            rows.append([each.name, days_of(each.measurements) or ABSENT, *counts, ", ".join(seen["models"])])
+    heads = ("name", "measured", "measurements", "launches", "models")
+    shown = grid(rows, heads, ("left", "left", "right", "right", "left"))
+    print(shown if rows else f"no baseline in {given.folder}")
     print_notes(note for each in found for note in each.notes)
     return PASSES
 

@@ -15,9 +15,8 @@ from pytest_slmserve.analysis.sweep.batching import Slo, parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.archive import external
-from pytest_slmserve.archive.external import LARGEST, Columns, number_in
+from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.cli import PASSES
 from pytest_slmserve.report.advice import batch_text, caps_text
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
@@ -48,9 +47,8 @@ def add_columns(command: cli.Taker) -> None:
     """Add the arguments that name the columns of external results, that choose their rows, and the batch wanted."""
     for name, meaning in COLUMN_OPTIONS:
         command.add_argument(f"--{name}", metavar="NAME", help=meaning)
-    command.add_argument(
-        "--latency-unit", choices=("ms", "s"), help="unit of that column, if its name does not end in _ms or _s"
-    )
+    unit = "unit of that column, if its name does not end in _ms or _s"
+    command.add_argument("--latency-unit", choices=[*external.SECONDS], help=unit)
     where = "only rows with this value; may be given again"
     command.add_argument("--where", metavar="NAME=VALUE", action="append", default=[], help=where)
     objective = "2x@32: at most twice the latency at 32; or 30ms, 0.03s"
@@ -79,7 +77,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
     because only archives of ours have any.
     """
     suffixes = {path.suffix for path in given.paths}
-    named = bool(given.knob or given.throughput or given.latency) or suffixes == {".csv"}
+    named = any(getattr(given, name) for name in NEEDED) or suffixes == {".csv"}
     if not named and suffixes != {".json"}:
         return None
     if named and (given.run or given.since):
@@ -103,13 +101,11 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
     columns = Columns(**names)
     external.check_columns(rows, columns.names)
     left, without = external.with_values(external.matching(rows, given.where), columns)
-    curve = external.external_curve(left, columns)
-    notes = [*left_out, *without, *external.mixed_settings(left, columns)]
-    blocks = None
-    if columns.kv_blocks:
-        why_not = "is no number of KV blocks"
-        blocks = max(int(number_in(row, columns.kv_blocks, 1, LARGEST, why_not)) for row in left)
-    return ExternalResults(curve, columns, notes, blocks)
+    notes, blocks = [*left_out, *without, *external.mixed_settings(left, columns)], None
+    if name := columns.kv_blocks:
+        limits = 1, external.LARGEST, "is no number of KV blocks"
+        blocks = max(int(external.number_in(row, name, *limits)) for row in left)
+    return ExternalResults(external.external_curve(left, columns), columns, notes, blocks)
 
 
 def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
@@ -134,7 +130,7 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
         print(section_text(section))
     if given.html:
         write_section(given.html, "External results", [section])
-    return PASSES
+    return cli.PASSES
 
 
 def external_section(results: ExternalResults, found: Plan, tolerance: float) -> Section:
@@ -174,7 +170,7 @@ def external_facts(results: ExternalResults, found: Plan, tolerance: float) -> d
         "sweeps": sweep_facts([results.curve], tolerance),
         "saturation_law": law
         and {"t_inf_tokens_per_s": law.t_inf, **facts(law, "b_half", "fixed_s", "error_mean", "error_max")},
-        "b_opt": {"value": seen.batch, **facts(seen, "low", "high", "known")},
+        "b_opt": seen.choice,
         "limit_s": seen.limit and seen.limit.seconds,
         **facts(seen, "caps", "reason"),
         "advised": advice.advised,

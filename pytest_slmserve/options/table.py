@@ -29,22 +29,20 @@ if TYPE_CHECKING:
     from pytest_slmserve.schema.records import GpuPeaks
 
 
+TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
 def truth(text: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    try:
-        return words[text.lower()]
-    except KeyError:
-        raise ValueError("1 or 0") from None
+    if text.lower() not in TRUTHS:
+        raise ValueError("1 or 0")
+    return TRUTHS[text.lower()]
 
 
 def archive(text: str) -> bool | str:
     """One that is resumed; true: that of --slm-records. What follows may have been meant as a path of tests."""
-    try:
-        return truth(text)
-    except ValueError:
-        if not text or text.endswith((".py", os.sep)) or "::" in text:
-            raise ValueError("an archive; a path of tests has to stand before a --slm-resume without one") from None
-        return text
+    if not text or text.endswith((".py", os.sep)) or "::" in text:
+        raise ValueError("an archive; a path of tests has to stand before a --slm-resume without one")
+    return TRUTHS.get(text.lower(), text)
 
 
 def word_list(text: str) -> tuple[str, ...]:
@@ -55,13 +53,12 @@ def word_list(text: str) -> tuple[str, ...]:
 
 
 def ascending(text: str) -> tuple[int, ...]:
-    wanted = "positive whole numbers in ascending order, such as 1,2,4,8"
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(wanted) from None
+        numbers = (0,)
     if numbers[0] < 1 or any(a >= b for a, b in pairwise(numbers)):
-        raise ValueError(wanted)
+        raise ValueError("positive whole numbers in ascending order, such as 1,2,4,8")
     return numbers
 
 

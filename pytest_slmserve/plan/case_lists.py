@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.claims.claim import PUBLISHED
+from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.engines.replicas import cannot_share
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.planner import MarkerOverrides, Planner, too_long, uneven, workload_spec
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, Batching, Sharing
-from pytest_slmserve.schema.kv_cache import no_room
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, Request, Workload
 from pytest_slmserve.workload.arrivals import job
@@ -47,14 +46,14 @@ def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
                 raise BadUsage(f"{point!r} is no point: a model and a concurrency", A_POINT)
         if planner.options.models and not planner.swept(model):
             continue
-        name, load = f"{short_name(model)}-{concurrency}", planner.load(concurrency, overrides)
-        if why := planner.misfit(model) or planner.overload(model, load, overrides):
-            found.append(Case(id=name, model=model, skip_reason=why))
-            continue
-        case = planner.point(model, load, overrides, name)
-        if planner.platform != "remote":
-            check_fits(case.each[0], case.workloads[0])
-        found.append(case)
+        name, why = f"{short_name(model)}-{concurrency}", planner.misfit(model)
+        if why is None:
+            case = planner.point(model, planner.load(concurrency, overrides), overrides, name)
+            spec, workload = case.each[0], case.workloads[0]
+            why = kv_cache.no_room(spec, workload.longest, concurrency)
+            if why is None and planner.platform != "remote":
+                check_fits(spec, workload)
+        found.append(Case(id=name, model=model, skip_reason=why) if why else case)
     return found
 
 
@@ -83,12 +82,12 @@ def replica_cases(planner: Planner) -> list[Case]:
         # Those of the options, else one that many numbers of replicas divide, or all URLs.
         usual, name = replica_load(model), short_name(model)
         loads = options.concurrency or (usual - usual % (urls or 1),)
+        spec, workload = planner.spec(model), planner.workload(model)
         for concurrency in loads:
-            load, id = planner.load(concurrency), f"{name}-{concurrency}-x1"
-            why = planner.overload(model, load)
+            id, why = f"{name}-{concurrency}-x1", kv_cache.no_room(spec, workload.longest, concurrency)
             try:
-                alone = ReplicaSpec((planner.spec(model),), "urls" if planner.platform == "remote" else "time-slicing")
-                case = planner.case(alone, [planner.workload(model)], [load], model=model, id=id)
+                alone = ReplicaSpec((spec,), "urls" if planner.platform == "remote" else "time-slicing")
+                case = planner.case(alone, [workload], [planner.load(concurrency)], model=model, id=id)
             except BadUsage as error:  # on several GPUs, say, which no set of replicas shares
                 why = why or error.problem
             found.append(Case(model=model, id=id, skip_reason=why) if why else case)
@@ -105,9 +104,8 @@ def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concur
         spec = planner.replicas([model] * count, sharing)
     except BadUsage as error:
         return Case(model=model, id=name, skip_reason=error.problem)
-    why = uneven(concurrency, count)
-    if why is None and (full := no_room(spec.engines[0], planner.workload(model).longest, concurrency // count)):
-        why = f"{full} in a replica"
+    full = kv_cache.no_room(spec.engines[0], planner.workload(model).longest, concurrency // count)
+    why = uneven(concurrency, count) or (f"{full} in a replica" if full else None)
     on_a_cluster = options.ray and not options.on_all_gpus and planner.platform == "cuda"
     if why is None and on_a_cluster and sharing in ("mps", "mig"):
         why = f"whether a node of a cluster can share a GPU by {sharing} is not known here"
@@ -224,38 +222,33 @@ def job_case(
         return Case(model=model, id=name, skip_reason=why)
     spec = planner.spec(model, gpu_memory=memory)
     workload = sized_workload(planner, model, requests, lengths or (None, None))
-    workload = workload if shorter == 1 else shortened_workload(workload, shorter)
+    if shorter > 1:
+        cut = tuple(Request(r.prompt, max(1, r.output_tokens // shorter)) for r in workload.requests)
+        workload = Workload(workload.spec, cut, f"{workload.source}, outputs over {shorter}")
+    layout, longest = kv_cache.kv_layout(spec), workload.longest
     if spec.platform == "remote":
-        if any(limit is not None for limit in (kv_requests, max_num_seqs, memory)):
+        if any(limit is not None for limit in limits.values()):
             why = "sets limits of its engine, and an endpoint has its own"
-    elif why := too_long(workload.longest, spec.max_model_len):
-        pass
+    elif longest > spec.max_model_len:
+        why = too_long(longest, spec.max_model_len)
+    elif kv_requests is not None and (layout.bytes_per_token is None or layout.windows is None):
+        why = "what its layers keep is not known beforehand, so no KV cache can be sized for it"
     elif kv_requests is not None:
-        why = kv_cache.no_room(spec, workload.longest, kv_requests)
-        if kv_cache.kv_layout(spec).bytes_per_token is None:
-            why = "what its layers keep is not known beforehand, so no KV cache can be sized for it"
+        why = kv_cache.no_room(spec, longest, kv_requests)
     if why is not None:
         return Case(model=model, id=name, skip_reason=why)
     if spec.platform != "remote":
         spec = replace(spec, max_num_seqs=max_num_seqs or spec.max_num_seqs)
-        if batching is not None:
-            spec = batched(spec, batching)
-        elif kv_requests is not None:
-            spec = with_kv_cache(spec, kv_requests, workload.longest)
+    if batching is not None and spec.platform != "remote":
+        spec = batched(spec, batching)
+    elif kv_requests and layout.windows and layout.bytes_per_token:
+        each = kv_cache.request_blocks(spec, layout.windows, layout.block_size, longest)
+        blocks = kv_requests * each + kv_cache.NULL_BLOCKS
+        if spec.platform == "cpu":  # whose cache is sized in whole GiB
+            spec = replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
+        else:
+            spec = replace(spec, kv_cache_bytes=blocks * layout.block_size * layout.bytes_per_token)
     return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], model=model, id=name)
-
-
-def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:
-    """A copy of `spec` whose KV cache holds `requests` requests of `longest` tokens. It sets the bytes of the cache, or
-    on the CPU, where those are whole GiB, its blocks. Raises BadUsage where the bytes of a token are unknown."""
-    layout = kv_cache.kv_layout(spec)
-    if layout.bytes_per_token is None or layout.windows is None:
-        raise BadUsage(f"{spec.model}: the bytes of its KV cache are not known", "a model of the catalogue")
-    each = kv_cache.request_blocks(spec, layout.windows, layout.block_size, longest)
-    blocks = requests * each + kv_cache.NULL_BLOCKS
-    if spec.platform == "cpu":
-        return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
-    return replace(spec, kv_cache_bytes=blocks * layout.block_size * layout.bytes_per_token)
 
 
 def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
@@ -274,9 +267,3 @@ def sized_workload(
     if lengths is not None:
         spec = spec.with_lengths(*checked_lengths(lengths))
     return planner.requests(model, spec)
-
-
-def shortened_workload(workload: Workload, by: int) -> Workload:
-    """A copy of `workload` with the same prompts, and output lengths divided by `by`, of one token at least."""
-    requests = tuple(Request(r.prompt, max(1, r.output_tokens // by)) for r in workload.requests)
-    return Workload(workload.spec, requests, f"{workload.source}, outputs over {by}")

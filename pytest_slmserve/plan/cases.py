@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import heapq
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.points import engines
-from pytest_slmserve.plan.engine_specs import DEFAULTS
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.kv_cache import given_limit, kv_capacity
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Replica, measurement_key, replica_set, series_key
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, Workload, is_job, short_hash
 
 Engines = EngineSpec | ReplicaSpec
+LARGEST_LOAD = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Meaning of the options that were not given, on a platform."""
+
+    models: tuple[str, ...]
+    lengths: tuple[int, int]
+    window_s: float
+    largest: int
+    dtype: str  # "" for the model's own
+    start_s: float  # what a start costs, for the price of a plan; seen, not promised
+    turn_s: float  # and what each further replica adds
+    budget_s: float  # of a sweep that measures until its claims are decided
+
+
+DEFAULTS: dict[Platform, Defaults] = {
+    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 2.0, LARGEST_LOAD, "", 55.0, 27.0, 240.0),
+    "cpu": Defaults(("opt-tiny",), (64, 32), 2.0, 256, "bfloat16", 15.0, 5.0, 60.0),
+    "simulated": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "", 0, 0, 60.0),
+    "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0, 240.0),
+}
 
 
 def engine_title(spec: Engines) -> str:
@@ -45,6 +67,11 @@ def clock(seconds: float) -> str:
 def engines_of_set(engine: Engines) -> tuple[EngineSpec, ...]:
     """The engines of a set, or the one that is none."""
     return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
+
+
+def url_lock(url: str) -> str:
+    """The name of a lock on an endpoint."""
+    return f"url-{short_hash(url)}"
 
 
 ADAPTIVE_ESTIMATE = (
@@ -177,7 +204,7 @@ class Case:
         alone = measurement_key(self.each[0], self.workloads[0].hash, self.loads[0], self.environment)
         return first.key(alone) if first else alone
 
-    @property
+    @cached_property
     def series(self) -> str:
         """Equal for points of one curve: all that makes the key of one engine's case, but for the concurrency."""
         load = self.loads[0]
@@ -210,7 +237,6 @@ class Group:
 
     engine: Engines
     cells: tuple[PlannedItem, ...]
-    gpus: int
     seconds: float
 
 
@@ -225,17 +251,16 @@ class Placement:
 
 
 def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
-    """Return groups of cells by engine, in the order in which the engines first occur. Cells without an engine are left
-    out because they take no GPU: they read, or hold launches of their own."""
-    found = []
-    for engine, its in grouped(cells, lambda cell: cell.engine).items():
-        if engine is not None:
-            seconds = start_estimate_s(engine) + sum(cell.seconds for cell in its)
-            found.append(Group(engine, tuple(its), len(engine.gpus), seconds))
-    return found
+    """Return groups of cells by engine, in the order in which they are to begin. Cells without an engine are left out
+    because they take no GPU: they read, or hold launches of their own."""
+    return in_order(
+        Group(engine, tuple(its), start_estimate_s(engine) + sum(cell.seconds for cell in its))
+        for engine, its in grouped(cells, lambda cell: cell.engine).items()
+        if engine is not None
+    )
 
 
-def in_order(groups: Sequence[Group]) -> list[Group]:
+def in_order(groups: Iterable[Group]) -> list[Group]:
     """Return groups in the order in which they are to begin.
 
     First are those that others are compared with, so that a run that is cut off can say what more GPUs gain. Then come
@@ -247,12 +272,13 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
         engine = engines_of_set(group.engine)[0]
         return engine.model, engine.interface
 
+    groups = list(groups)
     alike = grouped(groups, subject)
 
     def rank(group: Group) -> tuple[bool, int, float]:
-        widths = {other.gpus for other in alike[subject(group)]}
-        reference = isinstance(group.engine, EngineSpec) and group.gpus == min(widths) < max(widths)
-        return not reference, -group.gpus, -group.seconds
+        gpus, widths = len(group.engine.gpus), {len(other.engine.gpus) for other in alike[subject(group)]}
+        reference = isinstance(group.engine, EngineSpec) and gpus == min(widths) < max(widths)
+        return not reference, -gpus, -group.seconds
 
     return sorted(groups, key=rank)
 
@@ -266,14 +292,14 @@ def spread(groups: Sequence[Group], gpus: int) -> list[Placement]:
     free = [(0.0, gpu) for gpu in range(gpus)]
     placed = []
     for group in in_order(groups):
-        if group.gpus > gpus:
-            raise BadUsage(f"an engine takes {group.gpus} GPUs, and the plan has {gpus}", f"{group.gpus} or more")
-        taken = [heapq.heappop(free) for _ in range(group.gpus)]
+        width = len(group.engine.gpus)
+        if width > gpus:
+            raise BadUsage(f"an engine takes {width} GPUs, and the plan has {gpus}", f"{width} or more")
+        taken = [heapq.heappop(free) for _ in range(width)]
         begins = max(at for at, _ in taken)
-        ends = begins + group.seconds
-        placed.append(Placement(group, tuple(sorted(gpu for _, gpu in taken)), begins, ends))
+        placed.append(Placement(group, tuple(sorted(gpu for _, gpu in taken)), begins, begins + group.seconds))
         for _, gpu in taken:
-            heapq.heappush(free, (ends, gpu))
+            heapq.heappush(free, (begins + group.seconds, gpu))
     return placed
 
 

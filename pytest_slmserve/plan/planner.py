@@ -1,46 +1,121 @@
-"""The planner of a run: what the options mean on this host, as models, engines, requests, sweeps and their keys."""
+"""The planner of a run: what the options mean on this host, as models, engines, requests and sweeps. Arithmetic: it
+needs no GPU, and starts nothing."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Case, Engines, engines_of_set
-from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
+from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, Engines, engines_of_set, url_lock
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
-from pytest_slmserve.schema.errors import BadUsage, LoadFormat, Platform, RampUp, Sharing, Source
-from pytest_slmserve.schema.kv_cache import kv_capacity, no_room
-from pytest_slmserve.schema.models import USUAL_CONTEXT, Model, hub_name, restriction, short_name
+from pytest_slmserve.schema import kv_cache
+from pytest_slmserve.schema.errors import BadUsage, Platform, RampUp, Sharing, Source
+from pytest_slmserve.schema.models import USUAL_CONTEXT, Model, catalogue_name, hub_name, restriction, short_name
 from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, Workload, WorkloadSpec, short_hash
+from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, Load, ReplicaSpec, Workload, WorkloadSpec
 from pytest_slmserve.telemetry.host import Host, probe, unlike
 from pytest_slmserve.workload.requests import build_workload, check_source, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests end
+IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
+UNUSABLE = 0.03  # share of its memory that a GPU keeps for itself: one sold with 40 GiB has 39.4
+WITHOUT_BFLOAT16 = ("T4", "V100")
+FROM_TURING_ON = ("fp8", "awq")  # methods, by vLLM's own bounds (`get_min_capability`)
+ALIBI = "MPTForCausalLM"
+LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those that it had)
+# Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).
+ENGINE_ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {ALIBI: (("attention_backend", "TRITON_ATTN"),)}
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """One model's points on one engine.
 
-    cut: loads left out, and why. adaptive: only those are measured that decide where the plateau is. cases: of the
-    loads, once they are planned.
+    cut: loads left out, and why. adaptive: only those are measured that decide where the plateau is.
     """
 
     spec: EngineSpec
-    loads: tuple[ClosedLoop, ...]
+    cases: tuple[Case, ...]
     cut: tuple[tuple[int, str], ...] = ()
     adaptive: bool = False
-    cases: tuple[Case, ...] = ()
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
-        return tuple(load.concurrency for load in self.loads)
+        return tuple(case.concurrency for case in self.cases)
+
+
+def engine_spec(
+    options: Options, platform: Platform, model: str, environment: Environment, gpus: int | None = None
+) -> EngineSpec:
+    """Return the engine that serves `model` under these options, with every limit set. gpus: other than the options
+    say."""
+    known, defaults = model_of(model), DEFAULTS[platform]
+    if known.architecture == ALIBI and platform == "cpu":
+        biased = "its attention has biases (ALiBi), which vLLM's CPU backend has not"
+        raise BadUsage(f"{model}: {biased}", "another model")
+    vllm, last = environment.vllm, LAST_RELEASE.get(known.architecture)
+    if last and vllm and tuple(map(int, re.findall(r"\d+", vllm)[:2])) > last:
+        gone = f"vLLM {vllm} has no {known.architecture}, the last release that has is {last[0]}.{last[1]}"
+        raise BadUsage(f"{model}: {gone}", "another model")
+    peaks, given = peaks_of(environment.gpu_name), zip((options.input_len, options.output_len), defaults.lengths)
+    # float16 for bfloat16 on a GPU that has none, as vLLM has it.
+    dtype = "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else known.dtype
+    # Natural lengths are as long as the context.
+    tokens = sum(n for length, usual in given if (n := length or usual) != "natural")
+    as_served = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
+    spec = EngineSpec(
+        model=catalogue_name(model) or model,
+        platform=platform,
+        load_format=options.load_format,
+        dtype=defaults.dtype or dtype,
+        max_model_len=max(known.context, min(tokens, known.positions)),
+        max_num_seqs=options.max_num_seqs or max(LARGEST_LOAD, *(options.concurrency or (1,))),
+        kv_cache_bytes=GIB,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        enforce_eager=platform == "cpu",
+        seed=options.seed,
+        python=options.python,
+        env=options.env,
+        extra=(
+            *(ENGINE_ARGUMENTS.get(known.architecture, ()) if platform == "cuda" else ()),
+            *((name, value) for name, value in as_served.items() if value),
+            *options.engine_arg,
+        ),
+        interface=options.interface,
+        tensor_parallel_size=gpus or options.tensor_parallel_size[0],
+        allow_prefix_cache=options.allow_prefix_cache,
+        model_facts=known,
+    )
+    if why := known.indivisible(spec.tensor_parallel_size):
+        raise BadUsage(why, "--slm-tensor-parallel-size with numbers that do")
+    kv_cache.check_quantization(spec)
+    method = kv_cache.quantization_of(spec) or ""
+    if peaks and peaks.family.startswith("V100") and method.startswith(FROM_TURING_ON):
+        why = f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more"
+        hint = "another GPU, or --slm-quantization gptq for a model that was quantized so"
+        raise BadUsage(f"{model}: {why}, and {environment.gpu_name} has 7.0", hint)
+    if platform == "cpu":
+        return spec
+    weights = kv_cache.weight_bytes(spec, kv_cache.value_bytes(spec) or 2)
+    if weights is None and platform == "simulated":
+        weights = 0  # its device is imagined too; a plan without Transformers goes on
+    if weights is None:
+        return replace(spec, kv_cache_bytes=0)  # the engine knows better what its memory has beside the weights
+    there = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
+    wanted = options.gpu_memory or there
+    if wanted > there * (1 + UNUSABLE):
+        why = f"the GPU has {there / GIB:.1f} GiB of memory, and {wanted / GIB:.1f} GiB are wanted"
+        raise BadUsage(why, "a smaller --slm-gpu-memory")
+    own_weights = -(-weights // spec.tensor_parallel_size)
+    budget = kv_cache.kv_budget_bytes(min(wanted, there), options.gpu_memory_utilization, own_weights)
+    return replace(spec, kv_cache_bytes=budget)
 
 
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
@@ -78,34 +153,6 @@ def check_length(name: str, tokens: int, positions: int) -> None:
     """Raises BadUsage where requests of so many tokens do not fit the context of an engine or a model of this name."""
     if why := too_long(tokens, positions):
         raise BadUsage(f"{name}: {why}", "shorter requests: --slm-input-len or --slm-output-len")
-
-
-def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
-    """The points for one engine, requests being up to `longest` tokens.
-
-    Raises BadUsage where a batch that was asked for would not fit into the KV cache: that would measure preemption.
-    """
-    if spec.platform != "remote":
-        check_length(spec.model, longest, spec.max_model_len)
-    wanted = options.concurrency or doublings(DEFAULTS[spec.platform].largest)
-    cut = tuple((n, why) for n in wanted if (why := no_room(spec, longest, n)))
-    if cut and options.concurrency:
-        why = f"--slm-concurrency: {cut[0][0]} requests in flight do not fit {spec.model}: {cut[0][1]}"
-        smaller = f"up to {kv_capacity(spec, longest)}, shorter requests (--slm-input-len)"
-        raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
-    loads = tuple(closed_loop_of(options, spec.platform, n) for n in wanted if n not in dict(cut))
-    return Sweep(spec, loads, cut, options.sweep == "adaptive")
-
-
-def closed_loop_of(options: Options, platform: Platform, concurrency: int, ramp_up: RampUp | None = None) -> ClosedLoop:
-    """Closed loop of so many requests in flight. ramp_up: None for that of the options."""
-    defaults = DEFAULTS[platform]
-    return ClosedLoop(concurrency, window_s=options.window or defaults.window_s, ramp_up=ramp_up or options.ramp_up)
-
-
-def doublings(largest: int) -> tuple[int, ...]:
-    """1, 2, 4 ... up to `largest`."""
-    return tuple(1 << i for i in range(largest.bit_length()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +212,9 @@ class Planner:
         here = self.host.environment
         new = [model for model in models if model not in self._found]
         self.notes += probe_models(new, python, dict(env), {"vllm": here.vllm, "torch": here.torch})
-        if self.options.load_format == "auto":
-            self.notes += [
-                f"{model}: the licence of its weights restricts their use: {licence}"
-                for model in new
-                if (licence := restriction(model))
-            ]
+        for model in new if self.options.load_format == "auto" else ():
+            if licence := restriction(model):
+                self.notes.append(f"{model}: the licence of its weights restricts their use: {licence}")
         self._found.update(new)
 
     def misfit(self, model: str, gpu_memory: int | None = None) -> str | None:
@@ -184,11 +228,6 @@ class Planner:
         except BadUsage as error:
             return error.problem
         return None
-
-    def overload(self, model: str, load: ClosedLoop, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str | None:
-        """Return the reason why a load would measure preemption; None if it would not, or if the capacity is
-        unknown."""
-        return no_room(self.spec(model), self.workload(model, overrides).longest, load.concurrency)
 
     def workload(self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Workload:
         """Return the requests for `model`, as the options and its marker say."""
@@ -215,7 +254,11 @@ class Planner:
         name = f"{known and (known.name if self.options.dataset else known.vocabulary)} {spec}"
         if name not in self._workloads:
             if known:
-                self._workloads[name] = requests_for(spec, model, known, self.options.load_format)
+                # Real weights understand text by their own tokenizer only; vLLM counts by it in any case.
+                real = self.options.load_format == "auto"
+                own = real or (spec.as_vllm and (Path(model) / "tokenizer.json").exists())
+                tokenizer = hub_name(model) if own and spec.source == "sharegpt" else ""
+                self._workloads[name] = build_workload(replace(spec, tokenizer=spec.tokenizer or tokenizer), known)
             else:
                 requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT)
                 self._workloads[name] = Workload(spec, tuple(requests), source)
@@ -277,16 +320,24 @@ class Planner:
         return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
     def sweep(self, model: str) -> Sweep:
-        """Return the sweep of a model, with its cases, which are made once."""
-        if model not in self.sweeps:
-            spec, workload = self.spec(model), self.workload(model)
-            planned = plan_sweep(self.options, spec, workload.longest)
-            name = short_name(model)
-            cases = [
-                self.case(spec, [workload], [load], model=model, id=f"{name}-{load.concurrency}")
-                for load in planned.loads
-            ]
-            self.sweeps[model] = replace(planned, cases=tuple(cases))
+        """Return the sweep of a model, with its cases, which are made once. Raises BadUsage if a load that was asked
+        for has no room in the KV cache: that would measure preemption."""
+        if model in self.sweeps:
+            return self.sweeps[model]
+        spec, workload, asked = self.spec(model), self.workload(model), self.options.concurrency
+        longest = workload.longest
+        if spec.platform != "remote":
+            check_length(spec.model, longest, spec.max_model_len)
+        doublings = (1 << i for i in range(DEFAULTS[spec.platform].largest.bit_length()))
+        fits = {n: kv_cache.no_room(spec, longest, n) for n in asked or doublings}
+        cut = tuple((n, why) for n, why in fits.items() if why)
+        if cut and asked:
+            why = f"--slm-concurrency: {cut[0][0]} requests in flight do not fit {spec.model}: {cut[0][1]}"
+            smaller = f"up to {kv_cache.kv_capacity(spec, longest)}, shorter requests (--slm-input-len)"
+            raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
+        loads = {f"{short_name(model)}-{n}": self.load(n) for n, why in fits.items() if not why}
+        cases = tuple(self.case(spec, [workload], [load], model=model, id=id) for id, load in loads.items())
+        self.sweeps[model] = Sweep(spec, cases, cut, self.options.sweep == "adaptive")
         return self.sweeps[model]
 
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
@@ -308,7 +359,8 @@ class Planner:
 
     def load(self, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
         """Return the closed loop of so many requests in flight, as the options and a marker say."""
-        return closed_loop_of(self.options, self.platform, concurrency, overrides.ramp_up)
+        window_s = self.options.window or DEFAULTS[self.platform].window_s
+        return ClosedLoop(concurrency, window_s=window_s, ramp_up=overrides.ramp_up or self.options.ramp_up)
 
     def case(self, engines: Engines, workloads: Sequence[Workload], loads: Sequence[Load], **names: str) -> Case:
         """Return the case of these engines on this host; names: its `model` and `id`."""
@@ -330,19 +382,6 @@ class Planner:
         each = replace(self.load(concurrency // len(engines)), **load or {})
         workloads = [self.workload(engine.model) for engine in engines.engines]
         return self.case(engines, workloads, [each] * len(engines), **names)
-
-
-def requests_for(spec: WorkloadSpec, model: str, known: Model, load_format: LoadFormat) -> Workload:
-    """The requests of `spec` for a model. Real weights understand the text of conversations by their own tokenizer;
-    vLLM counts by it in any case."""
-    own = load_format == "auto" or (spec.as_vllm and (Path(model) / "tokenizer.json").exists())
-    tokenizer = hub_name(model) if own and spec.source == "sharegpt" else ""
-    return build_workload(replace(spec, tokenizer=spec.tokenizer or tokenizer), known)
-
-
-def url_lock(url: str) -> str:
-    """The name of a lock on an endpoint."""
-    return f"url-{short_hash(url)}"
 
 
 def check_there(host: Host, wanted: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_slmserve.run.baseline import StoredBaseline
+    from pytest_slmserve.run.judge import StoredBaseline
     from pytest_slmserve.run.ray.cluster import RayEngines
     from pytest_slmserve.run.session import Session
 

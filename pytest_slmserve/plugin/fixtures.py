@@ -1,17 +1,21 @@
 """Fixtures for a user's own tests and for the shipped benchmarks.
 
-Every run of pytest imports this module, so a fixture imports what it needs when it is first requested.
+Every run of pytest imports this module, and few need more. What a fixture takes from `plugin.items` and
+`plugin.measuring` is there by the time that `slm_session` has a session: the hooks of such a run import them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_slmserve import plugin
 from pytest_slmserve.plugin import BASELINE, ELSEWHERE, NEEDS_A_MODE, OUR_KEY, SESSION
+from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.advisor import Advice
@@ -20,11 +24,10 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.plugin.measuring import Carry, PlannedCase, SharedEngines, Watching
-    from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
+    from pytest_slmserve.run.judge import StoredBaseline
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.run.sweeps import Sweeps
-    from pytest_slmserve.schema.errors import Sharing
     from pytest_slmserve.schema.records import Measurement
     from pytest_slmserve.schema.specs import EngineSpec, Workload
 
@@ -40,9 +43,7 @@ def slm_session(request: pytest.FixtureRequest) -> Session:
 @pytest.fixture
 def slm_spec(request: pytest.FixtureRequest, slm_session: Session) -> EngineSpec:
     """The engine this test asks for by its `slm` marker. Override it to ask in another way."""
-    from pytest_slmserve.plugin.items import spec_from_marker, words_of
-
-    return spec_from_marker(slm_session, words_of(request.node))
+    return plugin.items.spec_from_marker(slm_session, plugin.items.words_of(request.node))
 
 
 @pytest.fixture
@@ -54,9 +55,7 @@ def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
 @pytest.fixture
 def sharegpt(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Workload:
     """Requests from ShareGPT conversations for this test's model, as long as its marker or the options want them."""
-    from pytest_slmserve.plugin.items import marker_overrides
-
-    return slm_session.planner.workload(slm_spec.model, marker_overrides(request.node))
+    return slm_session.planner.workload(slm_spec.model, plugin.items.marker_overrides(request.node))
 
 
 @pytest.fixture
@@ -64,16 +63,7 @@ def slm_measure(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
-    from pytest_slmserve.analysis.points import points_of
-    from pytest_slmserve.plugin.items import marker_overrides
-    from pytest_slmserve.plugin.measuring import checked, window_load
-
-    def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
-        wanted = window_load(slm_session, slm_spec, concurrency, marker_overrides(request.node), load)
-        case = slm_session.planner.case(slm_spec, [sharegpt], [wanted])
-        return points_of(m for group in slm_session.executor.measure(case, repeats) for m in group)[0]
-
-    return checked("slm_measure", measure)
+    return plugin.measuring.OwnEngine(slm_session, slm_spec, sharegpt, request.node).measure
 
 
 @pytest.fixture
@@ -82,51 +72,18 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
-    from pytest_slmserve.analysis.sweep.curve import curve_of
-    from pytest_slmserve.plugin.items import marker_overrides
-    from pytest_slmserve.plugin.measuring import checked, window_load
-    from pytest_slmserve.run.sweeps import Rounds
-    from pytest_slmserve.schema.errors import BadUsage
-    from pytest_slmserve.schema.models import short_name
-
-    def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
-        if isinstance(concurrency, str | int):
-            raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is no list of numbers", "concurrency=[1, 2, 4]")
-        asked = marker_overrides(request.node)
-        loads = tuple(window_load(slm_session, slm_spec, n, asked, load) for n in concurrency)
-        if not loads:
-            raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
-        cases = {each.concurrency: slm_session.planner.case(slm_spec, [sharegpt], [each]) for each in loads}
-        slm_session.executor.ask(list(cases.values()), repeats)
-        rounds = Rounds(slm_session, cases)
-        for number in range(1, (repeats or slm_session.options.repeats) + 1):
-            rounds.round(number, cases)
-
-        def curve() -> Curve:
-            found = slm_session.results.measurements(case.key for case in cases.values())
-            looks = () if repeats else slm_session.looks
-            return curve_of(short_name(slm_spec.model), found, planned=[*cases], looks=looks)
-
-        if repeats is None:
-            rounds.until_decided(lambda: [curve().pareto_plateau()])
-        for error in rounds.failed.values():
-            raise error
-        return curve()
-
-    return checked("slm_sweep", sweep)
+    return plugin.measuring.OwnEngine(slm_session, slm_spec, sharegpt, request.node).sweep
 
 
 @pytest.fixture
 def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
     """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
     `model`. It measures nothing: if fewer than two loads are known, the test is inconclusive."""
-    from pytest_slmserve.plugin.measuring import checked
-    from pytest_slmserve.run.advice import advice_of
 
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
-        return advice_of(slm_session, model or slm_spec.model, slo_itl, efficiency)
+        return slm_session.verdicts.advice(model or slm_spec.model, slo_itl, efficiency)
 
-    return checked("slm_advice", advise)
+    return plugin.measuring.checked("slm_advice", advise)
 
 
 @pytest.fixture(scope="session")
@@ -134,18 +91,7 @@ def slm_sweeps(request: pytest.FixtureRequest, slm_session: Session) -> Sweeps |
     """The planned sweeps of this run, with the loads and the claims that its items ask for; None if Ray measures."""
     if slm_session.executor.fetch:
         return None
-    from pytest_slmserve.analysis.claims.table import claim_of
-    from pytest_slmserve.plugin.items import plans_of
-    from pytest_slmserve.run.sweeps import Sweeps
-
-    loads: dict[str, list[int]] = {}
-    claims: dict[str, list[str]] = {}
-    for plan in plans_of(request.session.items):
-        if plan.case and plan.swept:
-            loads.setdefault(plan.case.model, []).append(plan.case.concurrency)
-        if plan.claim and plan.model and claim_of(plan.claim).of == "sweeps":
-            claims.setdefault(plan.model, []).append(plan.claim)
-    return Sweeps(slm_session, loads, claims)
+    return plugin.measuring.planned_sweeps(slm_session, plugin.items.plans_of(request.session.items))
 
 
 @pytest.fixture
@@ -154,11 +100,8 @@ def slm_point(
 ) -> PlannedCase:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
-    from pytest_slmserve.plugin.items import plans_of
-    from pytest_slmserve.plugin.measuring import PlannedCase
-
-    [plan] = plans_of([request.node])
-    return PlannedCase(slm_session, request.param, slm_carrier, slm_sweeps if plan.swept else None)
+    [plan] = plugin.items.plans_of([request.node])
+    return plugin.measuring.PlannedCase(slm_session, request.param, slm_carrier, slm_sweeps if plan.swept else None)
 
 
 @pytest.fixture
@@ -166,79 +109,34 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
     it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
     has its URL. The test is skipped, with the reason, if that cannot be."""
-    from pytest_slmserve.engines.replicas import cannot_share
-    from pytest_slmserve.plugin.measuring import SharedEngines, checked
-    from pytest_slmserve.schema.errors import BadUsage
-
-    def of(
-        n: int = 2,
-        *,
-        sharing: Sharing | None = None,
-        model: str | None = None,
-        models: Sequence[str] | None = None,
-        pinned: bool | None = None,
-        thread_percentage: int | None = None,
-    ) -> SharedEngines:
-        planner = slm_session.planner
-        if not models and n < 2:
-            raise BadUsage(f"{n} replica is an engine like any other", "slm_measure, or two and more")
-        spec = planner.replicas(models or [model or planner.models[0]] * n, sharing, pinned, thread_percentage)
-        if why := cannot_share(spec, planner.host.device):
-            pytest.skip(why)
-        return SharedEngines(slm_session, spec)
-
-    return checked("slm_replicas", of)
+    return plugin.measuring.checked("slm_replicas", plugin.measuring.shared_engines, slm_session)
 
 
 @pytest.fixture
 def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """A single engine, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
     options."""
-    from pytest_slmserve.plugin.measuring import PlannedCase
-
-    return PlannedCase(slm_session, request.param)
+    return plugin.measuring.PlannedCase(slm_session, request.param)
 
 
 @pytest.fixture
 def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedCase:
     """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
-    from pytest_slmserve.plugin.measuring import PlannedCase
-
-    return PlannedCase(slm_session, request.param, slm_carrier)
+    return plugin.measuring.PlannedCase(slm_session, request.param, slm_carrier)
 
 
 @pytest.fixture
 def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
     """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; without a
     rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
-    from pytest_slmserve.analysis.points import job_points
-    from pytest_slmserve.plan.case_lists import sized_workload
-    from pytest_slmserve.plugin.measuring import checked
-    from pytest_slmserve.workload.arrivals import job
-
-    def serve(
-        requests: int,
-        rate: float = math.inf,
-        *,
-        lengths: tuple[int, int] | None = None,
-        burstiness: float = 1.0,
-        repeats: int | None = None,
-    ) -> JobPoint:
-        workload = sized_workload(slm_session.planner, slm_spec.model, requests, lengths)
-        load = job(requests, rate, slm_session.options.seed, burstiness=burstiness)
-        case = slm_session.planner.case(slm_spec, [workload], [load])
-        return job_points(m for group in slm_session.executor.measure(case, repeats) for m in group)[0]
-
-    return checked("slm_job", serve)
+    return plugin.measuring.checked("slm_job", plugin.measuring.own_job, slm_session, slm_spec)
 
 
 @pytest.fixture
 def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """One engine over several GPUs, or a replica on each; parametrised over models, GPUs and loads by the marker and
     the options."""
-    from pytest_slmserve.plugin.measuring import PlannedCase
-
-    return PlannedCase(slm_session, request.param)
+    return plugin.measuring.PlannedCase(slm_session, request.param)
 
 
 @pytest.fixture
@@ -254,9 +152,7 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     If the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict` is
     given.
     """
-    from pytest_slmserve.plugin.items import marker_overrides, words_of
-
-    name, overrides = words_of(request.node)["claim"], marker_overrides(request.node)
+    name, overrides = plugin.items.words_of(request.node)["claim"], plugin.items.marker_overrides(request.node)
     row = slm_session.verdicts.row(name, slm_model, overrides)
     if row.expected != "passes" and not slm_session.options.strict:
         surely = row.expected == "fails"
@@ -300,9 +196,6 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 
     The test is skipped if nothing was measured of that endpoint, and an expected failure if it is waived.
     """
-    from dataclasses import replace
-    from datetime import date
-
     from pytest_slmserve.analysis.gate.diagnosis import explained
 
     model, endpoint = request.param
@@ -330,13 +223,10 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     """Reads the sensors during a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
     and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage if the run reads no
     sensors."""
-    from pytest_slmserve.plugin.measuring import watching
-    from pytest_slmserve.schema.errors import BadUsage
-
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
         raise BadUsage("no sensors are read in this run", "not --slm-telemetry off")
-    return lambda: watching(sampler, environment)
+    return lambda: plugin.measuring.watching(sampler, environment)
 
 
 @pytest.fixture
@@ -357,7 +247,6 @@ class BenchmarkReporter:
 
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Iterator[Carry]:
-        from pytest_slmserve.plugin.items import CLOCK
         from pytest_slmserve.report.as_json import benchmark_facts
 
         def carry(measurements: Sequence[Measurement]) -> None:
@@ -367,7 +256,7 @@ class BenchmarkReporter:
                 # A case has every token of its workload, which JSON of pytest-benchmark would repeat for each point.
                 benchmark.params = {name: getattr(value, "id", value) for name, value in benchmark.params.items()}
                 benchmark.extra_info.update(info)
-                benchmark.pedantic(lambda: CLOCK.advance(next(rounds)), rounds=len(seconds), iterations=1)
+                benchmark.pedantic(lambda: plugin.items.CLOCK.advance(next(rounds)), rounds=len(seconds), iterations=1)
 
         yield carry
         benchmark.skipped |= benchmark.stats is None  # or it warns: after Ctrl-C, `-W error` would cost the last screen

@@ -142,17 +142,19 @@ def check_marker(item: Any) -> None:
     if chosen and hasattr(item, "callspec") and item.callspec.params.keys() & PARAMETRISED:
         why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for all models of the run, on the options' engine"
         raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
-    if not isinstance(words.get("model", ""), str):
-        raise BadUsage(f"@pytest.mark.slm(model={words['model']!r}) is no name of a model", 'model="opt-125m"')
     if "lengths" in words:
         case_lists.checked_lengths(words["lengths"])
-    if words.get("ramp_up", "staggered") not in get_args(RampUp):
-        raise BadUsage(f"@pytest.mark.slm(ramp_up={words['ramp_up']!r}) is no ramp-up", " or ".join(get_args(RampUp)))
-    if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
-        raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
-    if words.get("gate", "cpu") not in WITHOUT_THE_OPTION:
-        why = f"@pytest.mark.slm(gate={words['gate']!r}) is no gate without --slm-gate"
-        raise BadUsage(why, " or ".join(WITHOUT_THE_OPTION))
+    model, ramp_up, gpus, gate, needs = map(words.get, ("model", "ramp_up", "gpus", "gate", "needs"))
+    checks = {  # of each word: whether its value is one, what the error says if not, and what to type
+        "model": (isinstance(model, str), "is no name of a model", 'model="opt-125m"'),
+        "ramp_up": (ramp_up in get_args(RampUp), "is no ramp-up", " or ".join(get_args(RampUp))),
+        "gpus": (isinstance(gpus, int) and gpus > 0, "is no number of GPUs", "gpus=2"),
+        "gate": (gate in WITHOUT_THE_OPTION, "is no gate without --slm-gate", " or ".join(WITHOUT_THE_OPTION)),
+        "needs": (needs in [*NEEDS], "needs what is not known", " or ".join(f'needs="{name}"' for name in NEEDS)),
+    }
+    for word, (is_one, problem, hint) in checks.items():
+        if word in words and not is_one:
+            raise BadUsage(f"@pytest.mark.slm({word}={words[word]!r}) {problem}", hint)
     for own in ("extra", "env"):
         try:
             names = [name for name, _ in words.get(own, ())]
@@ -162,9 +164,6 @@ def check_marker(item: Any) -> None:
         if past := next(filter(takes_gpus, names), None):
             why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"
             raise BadUsage(why, "tensor_parallel_size=2, or CUDA_VISIBLE_DEVICES before pytest")
-    if words.get("needs", "gpu") not in NEEDS:
-        known_needs = " or ".join(f'needs="{name}"' for name in NEEDS)
-        raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", known_needs)
 
 
 # Parameters
@@ -219,10 +218,8 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
         case "slm_model":
             named = words.get("models")
             if "jobs" in words:
-                models = dict.fromkeys(
-                    case.model for case in case_lists.job_cases(planner, words) if not case.skip_reason
-                )
-                named = [model for model in models if named is None or model in named]
+                jobs = (job.model for job in case_lists.job_cases(planner, words) if not job.skip_reason)
+                named = [model for model in dict.fromkeys(jobs) if named is None or model in named]
             of_blocks = session.platform != "remote" and claim == verification.KV_BLOCKS
             for model in planner.models if named is None else named_models(session, claim, named):
                 unknown = of_blocks and predicted_blocks(planner.spec(model)) is None
@@ -234,9 +231,9 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
         case "slm_replica_point":
             cases = case_lists.replica_cases(planner)
         case "slm_gpus_point":
-            cases = case_lists.gpus_cases(
-                planner, named_models(session, None, words["models"]) if "models" in words else planner.models
-            )
+            named = words.get("models")
+            models = planner.models if named is None else named_models(session, None, named)
+            cases = case_lists.gpus_cases(planner, models)
         case _ if "jobs" not in words:
             raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{case_lists.A_JOB}])")
         case _:

@@ -5,28 +5,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_slmserve.plan.cases import (
-    Case,
-    Engines,
-    PlannedItem,
-    engine_title,
-    engines_of_set,
-    groups_of,
-    makespan_s,
-    repeat_estimate_s,
-    spread,
-    start_estimate_s,
-)
+from pytest_slmserve.plan import cases
+from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, engine_title, start_estimate_s
 from pytest_slmserve.plugin.items import ItemPlan, cases_of_items, plans_of
-from pytest_slmserve.report.live_line import StartWatch, Status, left_text, terminal_columns
+from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.text_table import counted, folded
 from pytest_slmserve.run.devices import slot_count
 from pytest_slmserve.run.gate import launches_left, loads_of
@@ -55,7 +44,7 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
             if model not in paid:
                 uncounted, measured = launches_left(session, model, launched)
                 spec, workload = session.planner.spec(model), session.planner.workload(model)
-                each = sum(repeat_estimate_s(spec, workload, load) for load in loads_of(session, model))
+                each = sum(cases.repeat_estimate_s(spec, workload, load) for load in loads_of(session, model))
                 seconds = (uncounted + measured) * start_estimate_s(spec) + measured * each
             paid.add(model)
         rows.append(PlannedItem(plan.name, engine, seconds))
@@ -67,24 +56,6 @@ def _missing(session: Session, case: Case) -> int:
     until its claims are decided."""
     _, asked = session.executor.asked.get(case.key, (case, 0))
     return session.executor.count_missing(case, max(session.options.repeats, asked))
-
-
-@dataclass(frozen=True, slots=True)
-class TimeLeft:
-    """Seconds until all items end: step_s of them for what is done at present. more: some tests may ask for what is not
-    known yet, so that this is the least."""
-
-    step_s: float = 0.0
-    rest_s: float = 0.0
-    more: bool = False
-
-    def __bool__(self) -> bool:
-        return self.step_s + self.rest_s > 0 or self.more
-
-    def text(self, elapsed_s: float = 0.0) -> str:
-        """In words. elapsed_s: of what is done at present; if that takes longer than was estimated, it is said."""
-        over = elapsed_s > max(1.0, self.step_s)
-        return left_text(max(0.0, self.step_s - elapsed_s) + self.rest_s, self.more, over)
 
 
 def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) -> TimeLeft:
@@ -107,15 +78,15 @@ def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) 
 def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[PlannedItem]) -> tuple[float, str]:
     """Seconds that a run of items takes, and the same in words, with its engine starts and models. rows: what
     `plan_rows` makes of them."""
-    groups = groups_of(rows)
+    groups = cases.groups_of(rows)
     gates = {plan.gate for plan in plans if plan.gate}
     engines = {group.engine for group in groups}
     starts = len(groups) + sum(sum(launches_left(session, model, engines)) for model in gates)
     seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
     if session.options.on_all_gpus:
         gpus = slot_count(session.options, session.host)
-        seconds = makespan_s(spread(groups, gpus))
-    models = {spec.model for group in groups for spec in engines_of_set(group.engine)} | gates
+        seconds = cases.makespan_s(cases.spread(groups, gpus))
+    models = {spec.model for group in groups for spec in cases.engines_of_set(group.engine)} | gates
     often = [counted(starts, "engine start")] if session.platform != "remote" else []
     roughly = "up to" if session.options.sweep == "adaptive" else "about"
     long = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
@@ -133,21 +104,19 @@ class ProgressLine:
         self.plans, self.slm, self.reporter = plans_of(session.items), slm, reporter
         self.writer = session.config.get_terminal_writer()
         capture = session.config.pluginmanager.getplugin("capturemanager")
-        self.uncaptured: Callable[[], AbstractContextManager[None]] = nullcontext
-        if capture:
-            self.uncaptured = capture.global_and_fixture_disabled
-        self.live = sys.stdout.isatty()  # nothing is captured before the first item
-        self.tells = not self.live and session.config.option.verbose >= 0
+        uncaptured = capture.global_and_fixture_disabled if capture else nullcontext
+        # Nothing is captured before the first item. Past pytest's writer, because that counts the columns of its line.
+        self.line = LiveLine(sys.stdout, lambda: int(self.writer.width_of_current_line), uncaptured)
+        self.tells = not self.line.live and session.config.option.verbose >= 0
         self.index = {item.nodeid: index for index, item in enumerate(session.items)}
         # And those that tests ask for, from then on.
         self.cases = {case.key for case in cases_of_items(self.plans) if slm.executor.count_missing(case)}
         self.places: dict[str, int] = {}  # of cases, in the order in which they begin
-        self.starts = StartWatch()
         self.left = self.plans  # of the item that runs, and of all after it
         self.item_began = self.since = time.monotonic()  # since: what was printed last
         self.step: tuple[object, float, TimeLeft] | None = None  # what is done, since when, and what is left
         self.measured: tuple[Case, str] | None = None  # and the title of its last repeat
-        self.shown = self.told = False  # there is a live line; there were lines that stay
+        self.told = False  # there were lines that stay
         slm.executor.on_progress = self.on_progress
         slm.devices.pool.on_wait = self.on_wait
         slm.devices.pool.on_started = self.on_started
@@ -160,7 +129,7 @@ class ProgressLine:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._show(None)
+        self.line.show(None)
         if report.when == "call":
             self._tell_measured(self.left[1:])
         if self.told and (report.when == "call" or not report.passed):
@@ -170,24 +139,23 @@ class ProgressLine:
 
     def on_progress(self, case: Case, title: str, progress: Progress) -> None:
         self._measures(case, title)
-        if self.live:
+        if self.line.live:
             left = self._left(title, case.estimate_s)
-            self._show(Status(self._place(case), left, title).measuring(progress))
+            self.line.show(Status(self._place(case), left, title).measuring(progress))
 
     def wait(self, case: Case, text: str) -> None:
         """Shows how a wait goes for what is measured elsewhere. The time that is left depends on how many engines will
         run at once, which nobody knows."""
         self._measures(case, case.title)
-        if self.live:
-            self._show(Status(self._place(case), subject=case.title, phase=text))
+        self.line.show(Status(self._place(case), subject=case.title, phase=text))
 
     def on_wait(self, spec: Engines, log: Path) -> None:
-        if self.live and (phase := self.starts.phase(log)):
+        if self.line.live and (stage := self.line.stage(log)):
             left = self._left(log, start_estimate_s(spec))
-            self._show(Status(self._place(), left, engine_title(spec), phase))
+            self.line.show(Status(self._place(), left, engine_title(spec), stage))
 
     def on_started(self, spec: Engines, seconds: float) -> None:
-        self._show(None)
+        self.line.show(None)
         self._tell_measured(self.left)
         if seconds >= LEAST_S:
             self._tell(f"{engine_title(spec)} started in {seconds:.0f} s")
@@ -213,6 +181,9 @@ class ProgressLine:
         return f"case {self.places[case.key]} of {number}" if case else f"{number} cases"
 
     def _measures(self, case: Case, title: str) -> None:
+        """Note a repeat when it begins, and print a line on the case before it."""
+        if self.measured == (case, title):
+            return
         if self.measured and self.measured[0].key != case.key:
             self._tell_measured(self.left)
         self.measured = case, title
@@ -233,22 +204,9 @@ class ProgressLine:
         self.measured = None
 
     def _tell(self, text: str) -> None:
-        """A line of its own, to which pytest adds a new line before it names a test or a file again."""
+        """Print a line of its own, to which pytest adds a new line before it names a test or a file again."""
         if self.tells:
-            with self.uncaptured():
+            with self.line.uncaptured():
                 self.writer.write(f"\n{folded(f'slmserve: {text}')}", flush=True)
             self.reporter.currentfspath = None
             self.told = True
-
-    def _show(self, status: Status | None) -> None:
-        """Go to the next line and come back, by relative moves: the terminal may scroll in between. Past pytest's
-        writer, which counts the columns of the line that it is on; of a longer one the cursor is on the last row.
-        status: None to clear the line, if there is one."""
-        if status is None and not self.shown:
-            return
-        with self.uncaptured():
-            columns = terminal_columns(sys.stdout)
-            column = self.writer.width_of_current_line % columns + 1
-            sys.stdout.write(f"\n{status.within(columns) if status else ''}\x1b[K\x1b[1A\x1b[{column}G")
-            sys.stdout.flush()
-        self.shown = status is not None

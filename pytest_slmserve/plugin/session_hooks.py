@@ -22,9 +22,9 @@ from pytest_slmserve.plugin.measuring import fits, nearest
 from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
 from pytest_slmserve.report.screen import summary_lines, write_for_others
 from pytest_slmserve.report.text_table import counted, folded
-from pytest_slmserve.run.baseline import StoredBaseline
 from pytest_slmserve.run.devices import slot_count
 from pytest_slmserve.run.interrupts import as_interrupts
+from pytest_slmserve.run.judge import StoredBaseline
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, Detail, SlmError
 
@@ -168,7 +168,7 @@ class SessionHooks:
                 self._resume(session)
                 return
             if slm.options.baseline:
-                self.config.stash[BASELINE] = StoredBaseline.from_session(slm)
+                self.config.stash[BASELINE] = StoredBaseline.of_run(slm.verdicts)
             slm.open()
             self._resume(session)
             rows = plan_rows(slm, plans)

@@ -13,8 +13,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.metrics.latency import Goodput, Slo, Summary
-from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, engines, job_points, points_of
+from pytest_slmserve.analysis.metrics.window import Goodput, Slo
+from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, Summary, engines, job_points, points_of
 from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve, labels
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import load_facts

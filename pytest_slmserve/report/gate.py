@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.gate import diagnosis
-from pytest_slmserve.analysis.gate.decision import Calibration, Comparison, InterimAnalysis, PairSeries, next_look
+from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, PairSeries, next_look
 from pytest_slmserve.analysis.gate.diagnosis import Change, Difference, Split
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, OUTPUTS, SHOWN, SIDES, Gated, series_of
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Legend, Look, Named, Part, Section, Table, markdown_table
@@ -24,7 +26,6 @@ from pytest_slmserve.report.text_table import (
     Column,
     counted,
     figure,
-    grid,
     hanging,
     hundredths,
     interval_text,
@@ -38,7 +39,7 @@ DIAGNOSIS_COLUMNS: tuple[Column[Change], ...] = (
     Column("", lambda c: c.name, "left"),
     Column("baseline", lambda c: figure(c.baseline)),
     Column("candidate", lambda c: figure(c.candidate)),
-    Column("change", lambda c: _difference(c.absolute, figure(c.baseline))),
+    Column("change", lambda c: _difference(c)),
     Column("%", lambda c: _signed_percents(c.relative)),
 )
 NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
@@ -126,12 +127,14 @@ def difference_text(differences: Sequence[Difference]) -> str:
             ]
             cells = in_gib if in_gib[0] != in_gib[1] else cells
         rows.append([each.field, *cells])
-    return f"what differs between the sides:\n{grid(rows, ('', *SIDES), ('left',) * 3)}"
+    columns = [Column(head, itemgetter(place), "left") for place, head in enumerate(("", *SIDES))]
+    return f"what differs between the sides:\n{table(rows, columns, always=len(columns))}"
 
 
-def _difference(value: float, shown: str) -> str:
-    """A signed difference with as many decimals as the value that is shown next to it."""
-    text = f"{value:+,.{len(shown.partition('.')[2])}f}"
+def _difference(seen: Change) -> str:
+    """A signed difference with as many decimals as the baseline is shown with."""
+    decimals = len(figure(seen.baseline).partition(".")[2])
+    text = f"{seen.absolute:+,.{decimals}f}"
     return text if text.strip("+-0.,") else text[1:]
 
 
@@ -347,14 +350,14 @@ def outputs_text(gated: Gated) -> str:
     return f"{asked} differ from token {at.position} of request {at.request} on ({tokens}){unsteady}"
 
 
-def calibration_text(model: str, calibration: Calibration, measured_at: str) -> str:
+def calibration_text(kept: StoredNoise) -> str:
     """The detection rates of a model's gates on this runner, from a calibration."""
-    seen, margin = calibration.unchanged, percent(calibration.terms.margin)
-    worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in calibration.worse.items())
+    place, seen, pairs = kept.place, kept.calibration.unchanged, len(kept.calibration.noise.costs)
+    worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in kept.calibration.worse.items())
     return (
-        f"{model}, by {calibration.n} pairs of equal sides ({measured_at[:10]}): an unchanged candidate passes in "
+        f"{place.model}, by {pairs} pairs of equal sides ({kept.measured_at[:10]}): an unchanged candidate passes in "
         f"{percent(seen.passed)} and fails in {percent(seen.fail)} of gates, after {seen.pairs:.1f} pairs in the mean; "
-        f"one that is worse by the margin ({margin}, or an endpoint's own) fails: {worse}"
+        f"one that is worse by the margin ({percent(place.margin)}, or an endpoint's own) fails: {worse}"
     )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_slmserve.analysis.claims.claim import Expected
-from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.claims.table import CLAIMS, Expected
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -70,7 +69,7 @@ def claim_outcomes(judged: Iterable[Judged], *, strict: bool = False) -> list[Cl
 
 def by_claim(judged: Iterable[Judged], *, strict: bool = False) -> dict[str, list[ClaimOutcome]]:
     """Return the verdicts of each claim, in the order of the claims table."""
-    order = {claim.name: number for number, claim in enumerate(CLAIMS)}
+    order = {name: number for number, name in enumerate(CLAIMS)}
     found = sorted(claim_outcomes(judged, strict=strict), key=lambda each: order.get(each.verdict.claim, len(order)))
     return grouped(found, lambda each: each.verdict.claim)
 
@@ -80,8 +79,7 @@ def verdict_lines(judged: Sequence[Judged], *, strict: bool = False) -> Iterator
     its colour."""
     width = max((len(v.subject) for v, _ in judged), default=0)
     for claim, group in by_claim(judged, strict=strict).items():
-        statement = next((c.statement for c in CLAIMS if c.name == claim), "")
-        yield f"{claim}: {statement}".rstrip(": "), None
+        yield f"{claim}: {CLAIMS[claim].statement}" if claim in CLAIMS else claim, None
         for each in group:
             line = f"  {each.words:<{STATES}}  {each.verdict.subject:<{width}}  {each.why}"
             yield hanging(line, 6 + STATES + width), OUTCOMES[each.outcome]

@@ -13,7 +13,8 @@ from pytest_slmserve.engines.endpoint import check_endpoints
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.replicas import ReplicaEngines
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.planner import Planner, url_lock
+from pytest_slmserve.plan.cases import url_lock
+from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.host import Host, near_cores, numa_nodes, own_cores, visible_names

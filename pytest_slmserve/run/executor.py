@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
 
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.archive.store import Archive
@@ -60,6 +59,7 @@ def measure_case(
     first = runs[0]
     if recording and first.began_s is not None:
         first = replace(first, telemetry=recording.telemetry(first.began_s, first.window_s))
+    parts = zip(engines, case.workloads, case.loads, (first, *runs[1:]), case.replicas(), strict=True)
     return tuple(
         Measurement(
             spec=engine.spec,
@@ -72,9 +72,7 @@ def measure_case(
             measured_at=began,
             replica=replica,
         )
-        for engine, workload, load, run, replica in zip(
-            engines, case.workloads, case.loads, (first, *runs[1:]), case.replicas(), strict=True
-        )
+        for engine, workload, load, run, replica in parts
     )
 
 
@@ -96,8 +94,6 @@ class Results:
         for key in self.requested if keys is None else keys:
             yield from (m for group in self.repeats.get(key, ()) for m in group)
 
-
-T = TypeVar("T")
 
 EXTRA_ATTEMPTS = 1  # of each case, if a repeat is not clean
 WARM_UP = 64  # requests at once
@@ -153,7 +149,7 @@ class Executor:
 
     def count_missing(self, case: Case, repeats: int | None = None) -> int:
         """Return the number of repeats of a case that are still to be made, if each new one is clean."""
-        return count_missing(self.results.repeats.get(case.key, ()), repeats or self.repeats, is_clean)
+        return count_missing(map(is_clean, self.results.repeats.get(case.key, ())), repeats or self.repeats)
 
     def measure_once(self, case: Case, title: str, paired: GateLaunch | None = None) -> ReplicaGroup:
         """Measure one repeat, and write it. paired: the part of a gate that it is; a gate counts pairs, so the results
@@ -190,10 +186,11 @@ class Executor:
                 self.export.add(m)
 
 
-def count_missing(known: Sequence[T], repeats: int, is_clean: Callable[[T], bool]) -> int:
-    """Return the number of repeats still to be made, if each new one is clean.
+def count_missing(clean: Iterable[bool], repeats: int) -> int:
+    """Return the number of repeats still to be made, if each new one is clean. clean: whether each known repeat is.
 
     A case is measured until `repeats` are clean, with one extra attempt for one that is not; call this again after each
     repeat to know whether another one is due.
     """
-    return max(0, min(repeats - sum(map(is_clean, known)), repeats - len(known) + EXTRA_ATTEMPTS))
+    known = list(clean)
+    return max(0, min(repeats - sum(known), repeats - len(known) + EXTRA_ATTEMPTS))

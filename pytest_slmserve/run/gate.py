@@ -11,23 +11,15 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from pytest_slmserve.analysis.claims.claim import PUBLISHED
+from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.gate.decision import calibrate, next_look, noise_of, weakened
 from pytest_slmserve.analysis.gate.diagnosis import Waiver, waiver_for
-from pytest_slmserve.analysis.gate.launch_pairs import (
-    ENDPOINTS,
-    GATED,
-    SIDES,
-    Gated,
-    judge_gate,
-    pairs_of,
-    series_of,
-)
+from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS, GATED, SIDES, Gated, judge_gate, pairs_of, series_of
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, place_of, read_calibrations, read_waivers
-from pytest_slmserve.archive.store import read
+from pytest_slmserve.archive import baselines
+from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs, check_fits
 from pytest_slmserve.engines.pool import abreast
 from pytest_slmserve.engines.server import caches
@@ -39,6 +31,7 @@ from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema import errors
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError, naming
+from pytest_slmserve.schema.kv_cache import no_room
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Workload
@@ -67,7 +60,7 @@ class Gates:
         """Waivers of the file that the options name. Raises BadUsage if the file cannot be read, or names an endpoint
         that no gate compares."""
         path = self.session.options.waivers
-        found = read_waivers(Path(path)) if path else ()
+        found = baselines.read_waivers(Path(path)) if path else ()
         if unknown := next((w for w in found if w.endpoint not in ENDPOINTS), None):
             raise BadUsage(f"{path}: no gate compares {unknown.endpoint!r}", ", ".join(ENDPOINTS))
         return found
@@ -104,7 +97,7 @@ def is_short(session: Session) -> bool:
 
 def check_gate(session: Session, model: str) -> None:
     """Raise BadUsage, with the side, if a gate could not be carried out or judged. Starts nothing."""
-    _ = Gates(session).waivers, read_calibrations(beside(Path(session.options.records)))
+    _ = Gates(session).waivers, baselines.read_calibrations(session.options.records)
     loads_of(session, model)
     for side, spec in sides(session.planner.spec(model), session.options).items():
         with naming(f"the {side}"):
@@ -152,39 +145,36 @@ def run_gate(session: Session, model: str) -> Gated:
 def launches_left(session: Session, model: str, launched: Collection[Engines] = ()) -> tuple[int, int]:
     """The number of launches that do not count, one of each side, and of those that follow in a clear case: up to the
     next interim analysis, or in a calibration all. launched: what other tests will have launched before."""
-    options, terms = session.options, session.gate_terms
-    one = OneGate(session, model)
+    terms, one = session.gate_terms, OneGate(session, model)
     found, gated = one.go_on()
     there = len(gated.pairs) if gated else 0
-    goal = SHORT if is_short(session) else terms.pairs if options.calibrate else next_look(there, terms)
-    if goal is None or (gated and _is_over(gated, session)):
+    goal = SHORT if is_short(session) else terms.pairs if session.options.calibrate else next_look(there, terms)
+    ended = any(gated.model == short_name(model) for gated in session.gates)
+    if ended or goal is None or (gated and _is_over(gated, session)):
         return 0, 0
     return len(one.cold(found, launched)), 2 * (goal - there)
 
 
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     """The gate in view of this runner's noise, if that is known. A calibration stores the noise of its pairs."""
-    path = beside(Path(session.options.records))
+    records = session.options.records
     if session.options.calibrate:
         series = series_of(GATED, gated.pairs)
         noise = noise_of(series)
         if len(noise.costs) < FEWEST_PAIRS:
             few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
             raise BadUsage(few, "a quieter host: see doctor")
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        kept = StoredNoise(place_of(gated), now, noise, calibrate(noise, series, gated.terms))
-        keep(path, kept)
-    elif not gated.pairs:
+        now, rates = datetime.now(UTC).isoformat(timespec="seconds"), calibrate(noise, series, gated.terms)
+        baselines.keep(records, StoredNoise(baselines.place_of(gated), now, rates))
+    if not gated.pairs:
         return gated
-    elif (known := find(path, place_of(gated))) is None:
-        if session.platform != "simulated":  # whose noise is that of a formula
-            unknown = f"no calibration of {gated.model} on this host"
-            session.notes.append(f"{unknown}: --slm-calibrate measures what a gate can detect")
-        return gated
-    else:
-        kept = known
-    session.notes.append(calibration_text(gated.model, kept.calibration, kept.measured_at))
-    return replace(gated, gated=weakened(gated.gated, kept.calibration))
+    if known := baselines.read_calibrations(records).get(baselines.place_of(gated)):
+        session.notes.append(calibration_text(known))
+        return replace(gated, gated=weakened(gated.gated, known.calibration))
+    if session.platform != "simulated":  # whose noise is that of a formula
+        unknown = f"no calibration of {gated.model} on this host"
+        session.notes.append(f"{unknown}: --slm-calibrate measures what a gate can detect")
+    return gated
 
 
 def _is_over(gated: Gated, session: Session) -> bool:
@@ -195,10 +185,8 @@ def _is_over(gated: Gated, session: Session) -> bool:
         return there + dropped >= SHORT
     if there >= gated.terms.pairs or dropped > MAX_DROPPED:
         return True
-    if session.options.calibrate:
-        return False
-    looked = there > 0 and next_look(there - 1, gated.terms) == there
-    return looked and gated.settled
+    looks = there > 0 and next_look(there - 1, gated.terms) == there and not session.options.calibrate
+    return looks and gated.settled
 
 
 def order(number: int) -> tuple[Side, Side]:
@@ -233,7 +221,7 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
     if len(loads) > 1:
         loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
     for load in loads:
-        if why := planner.overload(model, load):
+        if why := no_room(planner.spec(model), planner.workload(model).longest, load.concurrency):
             raise BadUsage(f"{short_name(model)} at {load.concurrency} in flight: {why}", "--slm-concurrency with less")
     return loads
 
@@ -254,25 +242,21 @@ class OneGate:
         Returns an empty list and None if nothing fits. Of several fitting gates the last counts. Sides, loads and
         caches must be the same, on any host of this kind, because a pair is compared within itself. The terms must be
         the same: a gate whose terms changed after an interim analysis would err more often than they say."""
-        session = self.session
-        if not session.resumes:
+        session, stored = self.session, self.session.resumed
+        if stored is None:
             return [], None
-        contents = read(session.source, skip_damaged=session.options.skip_damaged)
-        of, how = f"the gate of {short_name(self.model)}", session.options.gate_caches
-        for gated, assumed in reversed([*stored_gates(contents.measurements, contents.plans)]):
-            found, places = [], list[GateLaunch]()
-            fits = gated.terms == session.gate_terms and not assumed
-            for m in contents.measurements:
-                if m.paired and m.paired.gate == gated.gate:
-                    found.append(m)
-                    places.append(m.paired)
-                    spec = self.specs[m.paired.side]
-                    wanted = spec, session.planner.environment(spec).key, self.workload.hash, how
-                    fits &= (m.spec, m.environment.key, m.workload.hash, m.paired.caches) == wanted
-                    fits &= m.load in self.loads
-            if fits:
-                self.id = gated.gate
-                self.reference = next((p.outputs for p in places if p.side == "baseline" and p.outputs), ())
+        wanted = {
+            side: (spec, session.planner.environment(spec).key, self.workload.hash, session.options.gate_caches)
+            for side, spec in self.specs.items()
+        }
+        of = f"the gate of {short_name(self.model)}"
+        for gated, assumed in reversed([*stored_gates(stored.measurements, stored.plans)]):
+            parts = [(m, part) for m in stored.measurements if (part := m.paired) and part.gate == gated.gate]
+            facts = ((part.side, (m.spec, m.environment.key, m.workload.hash, part.caches)) for m, part in parts)
+            fits = gated.terms == session.gate_terms and not assumed and all(wanted[side] == own for side, own in facts)
+            if fits and all(m.load in self.loads for m, _ in parts):
+                outputs = (part.outputs for _, part in parts if part.side == "baseline" and part.outputs)
+                self.id, self.reference, found = gated.gate, next(outputs, ()), [m for m, _ in parts]
                 there = f"{counted(len(pairs_of(found)), 'pair')} of launches in {session.source}"
                 session.note(f"{of} goes on from {there}")
                 return found, gated
@@ -329,7 +313,7 @@ class OneGate:
         for load in self.loads:
             name = f"{short_name(self.model)} at {load.concurrency}, {side}, pair {number}"
             case, repeats = self.session.planner.case(spec, [self.workload], [load]), list[ReplicaGroup]()
-            while count_missing(repeats, 1, is_clean):
+            while count_missing(map(is_clean, repeats), 1):
                 repeats.append(self.session.executor.measure_once(case, name, paired))
             found += [m for group in repeats for m in group]
         return found

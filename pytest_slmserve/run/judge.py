@@ -1,32 +1,49 @@
-"""Verdicts of a run on what it has measured so far, by the code that judges its archive. Nothing is measured here."""
+"""What a run concludes from what it has measured so far: verdicts by the code that judges its archive, and advice.
+
+Nothing is measured here. A comparison with a stored baseline is cheaper than a gate, and weaker.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_slmserve.analysis.advice import advisor, subjects
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.claims.claim import ClaimRow
-from pytest_slmserve.analysis.claims.table import planned_curve, planned_curves
+from pytest_slmserve.analysis.compare.changes import against_stored, of_model
 from pytest_slmserve.analysis.compare.deployments import on_several_gpus
 from pytest_slmserve.analysis.points import by_series, job_points
+from pytest_slmserve.analysis.sweep.batching import parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
-from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, all_of
+from pytest_slmserve.archive import baselines
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
 from pytest_slmserve.report.findings import Judged
 from pytest_slmserve.run.executor import Results
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Measurement
+
+FEWEST_LOADS = 2  # the law of a step has two parameters
+NO_WORSE = "no-worse-than-the-baseline"
+WARNING = (
+    "a stored baseline was measured at another time: drift of the machine, noise between hosts and launches, and the "
+    "order of measuring cannot be told from a change of the software. What matters is decided by measuring both sides "
+    "in turns: --slm-gate"
+)
 
 
 @dataclass(repr=False)
 class Verdicts:
-    """Curves and verdicts of a run. judged: so far, in the order asked; for the report. looks: of sweeps that measure
-    until they are decided."""
+    """Curves, verdicts and advice of a run. judged: so far, in the order asked; for the report. looks: of sweeps that
+    measure until they are decided."""
 
     planner: Planner
     results: Results
     looks: tuple[int, ...] = ()
     judged: list[Judged] = field(default_factory=list)
+    _begun: set[str] = field(default_factory=set)  # series of the sweeps that were asked for
     _curves: tuple[tuple[int, ...], dict[str, Curve]] = ((), {})  # by series, and for how many repeats of each case
 
     def plan(self) -> dict[str, Any]:
@@ -35,14 +52,13 @@ class Verdicts:
         sweeps = {}
         for model, sweep in self.planner.sweeps.items():
             if sweep.cases:
-                facts: dict[str, Any] = {
+                tolerance = self.adaptive(model)
+                sweeps[sweep.cases[0].series] = {
                     "model": short_name(sweep.spec.model),
                     "concurrencies": [*sweep.concurrencies],
                     "skipped": [list(pair) for pair in sweep.cut],
+                    **({} if tolerance is None else {"adaptive": {"tolerance": tolerance}}),
                 }
-                tolerance = self.adaptive(model)
-                adaptive = {} if tolerance is None else {"adaptive": {"tolerance": tolerance}}
-                sweeps[sweep.cases[0].series] = facts | adaptive
         beside = {"compared": sorted(self.planner.beside)} if self.planner.beside else {}
         return {"sweeps": sweeps, "interim_analyses": [*self.looks], **beside}
 
@@ -56,12 +72,12 @@ class Verdicts:
         """Return the curve of a planned sweep as measured so far, with other loads that users' tests requested on the
         same curve."""
         sweep = self.planner.sweep(model)
-        if not sweep.cases:  # each load is cut, so the sweep is in no plan
-            return curve_of(short_name(model), (), cut=sweep.cut, adaptive=self.adaptive(model), looks=self.looks)
-        series = sweep.cases[0].series
-        keys = dict.fromkeys([*(case.key for case in sweep.cases), *self.results.requested])
-        found = by_series(self.results.measurements(keys)).get(series, [])
-        return planned_curve(short_name(model), series, found, [("", self.plan())])
+        series = {case.series for case in sweep.cases}  # none if each load is cut
+        self._begun |= series
+        if found := next(filter(None, map(self._by_series().get, series)), None):
+            return found
+        planned, adaptive = sweep.concurrencies, self.adaptive(model)
+        return curve_of(short_name(model), (), planned=planned, cut=sweep.cut, adaptive=adaptive, looks=self.looks)
 
     def curves(self) -> list[Curve]:
         """Return all curves that this run requested, in the order requested: planned sweeps, and what users' tests
@@ -69,17 +85,18 @@ class Verdicts:
         return list(self._by_series().values())
 
     def _by_series(self) -> dict[str, Curve]:
-        known = len(self.planner.sweeps), *(len(self.results.repeats[key]) for key in self.results.requested)
+        repeats = (len(self.results.repeats[key]) for key in self.results.requested)
+        known = len(self.planner.sweeps), len(self._begun), *repeats
         if self._curves[0] != known:  # each claim asks for them, and they take their time
             own = list(self.results.measurements())
-            begun = by_series(own)
+            begun = self._begun | by_series(own).keys()
             cases = (case for sweep in self.planner.sweeps.values() for case in sweep.cases if case.series in begun)
             further = {case.key for case in cases} - self.results.requested.keys()
             measured = [*own, *self.results.measurements(further)]
-            self._curves = known, planned_curves(measured, [("", self.plan())])
+            self._curves = known, table.planned_curves(measured, [("", self.plan())])
         return self._curves[1]
 
-    def row(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClaimRow:
+    def row(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> table.ClaimRow:
         """Return the expectation of a claim for this model on this host."""
         planner = self.planner
         interface = "endpoint" if planner.platform == "remote" else planner.options.interface
@@ -100,16 +117,74 @@ class Verdicts:
         of which nothing was measured here has no curve: what can be judged of it is arithmetic.
         """
         of, subject, planner = table.claim_of(name).of, short_name(model), self.planner
-        curve, jobs = Curve(subject=subject), job_points(self.results.measurements())
-        if of == "gpus":
-            mine = (each for each in self.curves() if each.subject == subject)
-            curve = next(filter(on_several_gpus, mine), curve)
-        else:
+        curve: Curve | None = None
+        if of in ("sweeps", "replicas"):
             series = planner.point(model, planner.load(1, overrides), overrides).series
-            planned = of == "sweeps" and planner.swept(model) and series == planner.point(model, planner.load(1)).series
-            if planned:
-                planner.sweep(model)  # what is missing of it counts
-            found = self._by_series().get(series)
-            curve = found or (self.curve(model) if planned else curve)
-        curve = replace(curve, jobs=tuple(job for job in jobs if job.model == subject))
-        return table.judge_row(name, curve, self.row(name, model, overrides), with_jobs(self.curves(), jobs))
+            curve = self._by_series().get(series)
+            if of == "sweeps" and planner.swept(model) and series == planner.point(model, planner.load(1)).series:
+                curve = self.curve(model)  # what is missing of it counts
+        curves = with_jobs(self.curves(), job_points(self.results.measurements()))
+        if of in ("gpus", "jobs"):
+            mine = [each for each in curves if each.subject == subject and (of == "jobs" or on_several_gpus(each))]
+            curve = next(iter(mine), None)
+        return table.judge_row(name, curve or Curve(subject=subject), self.row(name, model, overrides), curves)
+
+    def advice(self, model: str, slo_itl: str | None, efficiency: float) -> advisor.Advice:
+        """Return the advice on one model, as `slmserve advise --model` gives it from the run's archive.
+
+        Raises Inconclusive if fewer than two loads are usable, BadUsage if `slo_itl` or `efficiency` is invalid.
+        """
+        if not 0 < efficiency < 1:
+            raise BadUsage(f"an efficiency of {efficiency:g} is no share between 0 and 1", "efficiency=0.1")
+        slo, name = None if slo_itl is None else parse_relative_slo(slo_itl), short_name(model)
+        reasons = ["nothing of it was measured in this run (slm_sweep, or a planned sweep)"]
+        if curves := [curve for curve in self.curves() if curve.subject == name]:
+            found = subjects.of_curves(curves, None, None)
+            wish = advisor.Objectives(slo=slo, threshold=efficiency, gpu_bytes=found.gpu_bytes)
+            [advice] = advisor.plan(found.subjects, wish).advices
+            if len(advice.subject.usable) >= FEWEST_LOADS:
+                return advice
+            problems = [text for point in curves[0].points for text in point.problems]
+            reasons = [advice.decision.reason, *advice.subject.notes, *problems]
+        why = f"no advice on {name}: {'; '.join(dict.fromkeys(reasons))}"
+        self.note(why)  # pytest shows no reason for an inconclusive test
+        raise Inconclusive(why)
+
+    def note(self, *sentences: str) -> None:
+        """Add notes to those of the run, each once however often it is said."""
+        notes = self.planner.notes
+        notes.extend(sentence for sentence in dict.fromkeys(sentences) if sentence not in notes)
+
+
+@dataclass
+class StoredBaseline:
+    """The archive or the stored baseline that `--slm-baseline` names. notes: what a reader has to know of it."""
+
+    verdicts: Verdicts
+    measurements: Sequence[Measurement]
+    notes: Sequence[str]
+
+    @classmethod
+    def of_run(cls, verdicts: Verdicts) -> StoredBaseline:
+        """Return the baseline, before anything is started. Raises BadUsage if there is none, BadArchive if it cannot be
+        read."""
+        named = verdicts.planner.options.baseline
+        try:
+            there = baselines.baseline(baselines.FOLDER, named)
+        except BadUsage as error:
+            raise BadUsage(f"--slm-baseline {named}: {error.problem}, and no such file", error.hint) from None
+        return cls(verdicts, there.measurements, (*there.notes, WARNING))
+
+    def judge(self, model: str) -> Verdict:
+        """Return the verdict on all cases of one model that both sides have, and add the verdict on each to the report.
+        It fails if one of them fails, and passes if all pass. Nothing is measured."""
+        run, name = self.verdicts, short_name(model)
+        alone = (m for curve in run.curves() for m in curve.measurements)
+        shared = (m for m in run.results.measurements() if not m.alone)
+        here, there = of_model((*alone, *shared), name), of_model(self.measurements, name)
+        found, notes = against_stored(there, here, run.planner.options.gate_margin)
+        run.note(*self.notes, *notes)
+        run.judged.extend((verdict, None) for verdict in sorted(found, key=lambda v: v.claim))
+        state = all_of(verdict.state for verdict in found)
+        why = "; ".join(f"{v.subject}: {v.why}" for v in found if v.state is state)
+        return Verdict(NO_WORSE, name, state, why, n=len(found))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,14 +17,13 @@ from tempfile import TemporaryDirectory
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
-from pytest_slmserve.analysis.metrics.latency import Slo, checked_slo
 from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.plateau import looks_from
-from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.archive.store import Archive, Contents, read
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import point_title
-from pytest_slmserve.plan.engine_specs import DEFAULTS
+from pytest_slmserve.plan.cases import DEFAULTS, point_title
 from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.report.export.vllm_bench import export_to
 from pytest_slmserve.report.findings import Findings
@@ -49,7 +49,7 @@ class Session:
         failed: Failed tests, each with a line of why, once all have ended.
         command: Command that makes the same run again.
         options, platform, host: Those of the planner.
-        notes: Notes of one sentence each, for the end of the run.
+        notes: Notes of one sentence each, for the end of the run; `note` adds some, each once.
         results: All repeats that are known so far.
         keeps_records: Whether the measurements stay. Those of a formula stay only if an archive was named, or is
             resumed: in the usual one they would stand among what was measured.
@@ -86,12 +86,13 @@ class Session:
         goes_on = self.budget_s and options.repeats > 1 and not options.ray
         self.looks: tuple[int, ...] = looks_from(options.repeats) if goes_on else (options.repeats,)
         self.verdicts = Verdicts(planner, self.results, self.looks)
+        self.note = self.verdicts.note
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
         """A session on this host, which is probed if `host` is None. Raises BadUsage if the platform cannot run; a plan
         assumes a host instead."""
-        platform, slo = options.platform, checked_slo(options.goodput) if options.goodput else None
+        platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
         python, variables = options.engine
@@ -111,14 +112,11 @@ class Session:
         page = RunPage(Path(options.html)) if options.html else None
         return cls(planner, devices, executor, slo=slo, page=page)
 
-    def note(self, *sentences: str) -> None:
-        """Add notes, each once however often it is said."""
-        self.notes.extend(sentence for sentence in dict.fromkeys(sentences) if sentence not in self.notes)
-
     def open(self) -> None:
         """Take the device, open the archive, and resume if requested. Raises BadUsage, DeviceBusy or BadArchive."""
         self.devices.hold()
-        resumes = self.resumes  # asked before the archive is made
+        if not self.resumes:  # asked before the archive is made
+            self.resumed = None
         if self.keeps_records:
             archive = self._undo.enter_context(Archive.open(self.options.records, moves=True))
             self.executor.archive = archive
@@ -128,13 +126,13 @@ class Session:
             if self.page:  # which holds them
                 folder = self._undo.enter_context(TemporaryDirectory(prefix="slmserve-"))
                 self.executor.archive = self._undo.enter_context(Archive.open(Path(folder) / "records.jsonl"))
-        if resumes:
+        if self.resumed:
             self.resume()
 
     def begin(self, compares: bool = False) -> None:
         """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
         if archive := self.executor.archive:
-            rows = [table.row_to_record(row) for row in table.ROWS]
+            rows = list(map(asdict, table.ROWS))
             plan = self.verdicts.plan()
             plan |= {"command": self.command} if self.command else {}
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none
@@ -165,11 +163,16 @@ class Session:
             raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
         return bool(self.options.resume) and is_file(self.source)
 
+    @cached_property
+    def resumed(self) -> Contents | None:
+        """What the archive that is resumed held at first; None if there is nothing to be resumed. Raises BadArchive."""
+        return read(self.source, skip_damaged=self.options.skip_damaged) if self.resumes else None
+
     def resume(self) -> None:
-        """Take over the valid measurements of an archive, which stays as it is. Raises BadArchive."""
-        contents = read(self.source, skip_damaged=self.options.skip_damaged)
-        self.notes.extend(contents.notes)
-        self.stored = [m for m in contents.measurements if m.paired is None]
+        """Take over the valid measurements of the archive that is resumed, which stays as it is. Raises BadArchive."""
+        assert self.resumed
+        self.notes.extend(self.resumed.notes)
+        self.stored = [m for m in self.resumed.measurements if m.paired is None]
         valid = [group for group in all_groups(self.stored) if not check(*group).problems]
         for group in valid:
             self.results.repeats.setdefault(group_key(group), []).append(group)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pytest_slmserve.analysis.sweep.plateau import Grid, next_measurement
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import SlmError
 from pytest_slmserve.schema.models import short_name
@@ -133,8 +132,3 @@ class Sweeps:
             return self.session.options.repeats
         known = any(p.concurrency == concurrency for p in self.session.verdicts.curve(model).points)
         return self.asked.get((model, concurrency), 1 if known else None)
-
-    def why_not(self, model: str, concurrency: int) -> str:
-        """Return the reason why a load was not measured. For a load that was not needed, it adds the saturation law's
-        prediction, if any, and the law's error on measured loads."""
-        return skip_note(self.session.verdicts.curve(model), concurrency)

@@ -33,6 +33,10 @@ class SlmError(Exception):
         return self.problem.partition(ENDS_WITH)[0]
 
 
+# What is raised by reading plain values of any kind from a file of ours.
+UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+
+
 @contextmanager
 def naming(who: str, kind: type[SlmError] = SlmError) -> Iterator[None]:
     """Context manager that raises errors of this kind again, with `who` before their problem."""

@@ -92,10 +92,8 @@ def requests_of(
             lengths, source = [(spec.prompt_tokens, spec.output_tokens)] * spec.requests, "synthetic token ids"
         case "lengths":
             rows = tokens.shipped_lengths(spec.rule)
-            shuffled = (
-                (row.prompt_tokens, row.reply_tokens) for row in tokens.first_in_order(rows, spec.seed, len(rows))
-            )
-            lengths = list(islice((pair for pair in shuffled if within_vllm_limits(*pair)), spec.requests))
+            shuffled = tokens.first_in_order(rows, spec.seed, len(rows))
+            lengths = [pair for pair in shuffled if within_vllm_limits(*pair)][: spec.requests]
             source = f"synthetic token ids, lengths of ShareGPT ({spec.rule})"
         case "sharegpt":
             tokenize = tokenizer or tokens.hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
@@ -120,42 +118,41 @@ def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed
 
 def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
     """The requests of a ShareGPT file, and where they came from: vLLM's own sample, or conversations in seeded order,
-    of which more are looked at until there are requests enough."""
+    of which more are looked at until there are requests enough. Fixed lengths: prompts are cut where one is longer, and
+    go on with the next where one is shorter."""
     path, limit = sharegpt.dataset_path(spec.path), FIRST_GUESS * spec.requests
-    if spec.as_vllm:
-        damages: list[sharegpt.DamagedDataset] = []
-        read = sharegpt.readable(path, damages.append if spec.accept_truncated else None)
-        drawn = sharegpt.sample_as_vllm(read, tokenize, spec.requests, seed=spec.seed, output_tokens=spec.output_tokens)
-        repeats = len(drawn) - len({each.text for each in drawn})
-        again = f", {repeats} of them repeats" if repeats else ""
-        tokenizer = spec.tokenizer or "this tokenizer"
-        return drawn, f"{path.name} (as vLLM samples it by {tokenizer}{again}{sharegpt.unread(damages)})"
     while True:
-        picked, note = sharegpt.pick(
-            path, spec.rule, seed=spec.seed, limit=limit, accept_truncated=spec.accept_truncated
-        )
-        requests = list(islice(_cut_or_natural(spec, picked, tokenize), spec.requests))
-        if len(requests) == spec.requests or len(picked) < limit:
-            return requests, f"{path.name} ({spec.rule}{note})"
+        damages: list[sharegpt.DamagedDataset] = []
+        read = sharegpt.read_conversations(path, damages if spec.accept_truncated else None)
+        if spec.as_vllm:
+            how_many, seed = spec.requests, spec.seed
+            found = sharegpt.sample_as_vllm(read, tokenize, how_many, seed=seed, output_tokens=spec.output_tokens)
+            repeats = len(found) - len({each.text for each in found})
+            how = f"as vLLM samples it by {spec.tokenizer or 'this tokenizer'}"
+            how += f", {repeats} of them repeats" if repeats else ""
+            is_all = True
+        else:
+            counted = (each[:2] for each in read if sharegpt.follows(spec.rule, each))
+            picked = tokens.first_in_order(counted, spec.seed, limit)
+            if spec.prompt_tokens is None or spec.output_tokens is None:
+                made = sharegpt.natural_requests(picked, tokenize)
+            else:
+                made = _cut_requests(picked, tokenize, spec.prompt_tokens, spec.output_tokens)
+            found, how = list(islice(made, spec.requests)), spec.rule
+            is_all = len(picked) < limit
+        if is_all or len(found) == spec.requests:
+            how += "".join(f", the {d.conversations} conversations before byte {d.byte}" for d in damages)
+            return found, f"{path.name} ({how})"
         limit *= FIRST_GUESS
 
 
-def _cut_or_natural(
-    spec: WorkloadSpec, picked: Sequence[sharegpt.Conversation], tokenize: Tokenize
+def _cut_requests(
+    picked: Sequence[sharegpt.Conversation], tokenize: Tokenize, prompt_tokens: int, output_tokens: int
 ) -> Iterator[Request]:
-    """Requests of conversations, in their order; lazily, since tokenising is what costs time. Of natural lengths, the
-    pairs within vLLM's limits. Of fixed lengths, prompts of exactly that length: cut where one is longer, gone on with
-    the next where it is shorter."""
-    prompts = in_blocks((conversation[0].text for conversation in picked), tokenize)
-    if spec.prompt_tokens is None or spec.output_tokens is None:
-        replies = in_blocks((conversation[1].text for conversation in picked), tokenize)
-        for conversation, prompt, reply in zip(picked, prompts, replies, strict=True):
-            if within_vllm_limits(len(prompt), len(reply)):
-                yield Request(tuple(prompt), len(reply), conversation[0].text)
-        return
+    """Requests of exactly these lengths, lazily, because tokenising is what costs time."""
     ids: list[int] = []
-    for prompt in prompts:
+    for prompt in in_blocks((conversation[0].text for conversation in picked), tokenize):
         ids += prompt
-        if len(ids) >= spec.prompt_tokens:
-            yield Request(tuple(ids[: spec.prompt_tokens]), spec.output_tokens)
+        if len(ids) >= prompt_tokens:
+            yield Request(tuple(ids[:prompt_tokens]), output_tokens)
             ids = []

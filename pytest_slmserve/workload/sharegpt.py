@@ -6,15 +6,14 @@ The format: a JSON list of {"id", "conversations": [{"from": role, "value": text
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytest_slmserve.schema.errors import BadDataset, BadUsage, Rule, is_file, regular
+from pytest_slmserve.schema.errors import BadDataset, Rule, is_file, regular
 from pytest_slmserve.schema.specs import Request
 from pytest_slmserve.workload import tokens
 from pytest_slmserve.workload.tokens import Tokenize, in_blocks, within_vllm_limits
@@ -67,37 +66,15 @@ def follows(rule: Rule, conversation: Conversation) -> bool:
             return [turn.role for turn in conversation[:2]] == ["human", "gpt"]
 
 
-def pick(path: Path, rule: Rule, *, seed: int, limit: int, accept_truncated: bool) -> tuple[list[Conversation], str]:
-    """The first two turns of the first `limit` conversations under `rule` in seeded order.
-
-    With them comes a note on what could not be read, "" if all could. Raises as `read_conversations` does.
-    """
-    damages: list[DamagedDataset] = []
-    conversations = readable(path, damages.append if accept_truncated else None)
-    picked = tokens.first_in_order((c[:2] for c in conversations if follows(rule, c)), seed, limit)
-    return picked, unread(damages)
-
-
-def unread(damages: Iterable[DamagedDataset]) -> str:
-    """A note on what could not be read; "" if all could."""
-    return "".join(f", the {d.conversations} conversations before byte {d.byte}" for d in damages)
-
-
-def readable(path: Path, on_damage: Callable[[DamagedDataset], object] | None) -> Iterator[Conversation]:
-    """Conversations of a file; where it is damaged, `on_damage` is told and they end there (None: it raises)."""
-    try:
-        yield from read_conversations(path)
-    except DamagedDataset as damage:
-        if on_damage is None:
-            raise
-        on_damage(damage)
-
-
-def read_conversations(path: Path) -> Iterator[Conversation]:
+def read_conversations(path: Path, damages: list[DamagedDataset] | None = None) -> Iterator[Conversation]:
     """Conversations of a file in its order, never more than a few of them in memory.
 
-    Raises DamagedDataset where the file ends early or stops being JSON, after all that stood before; BadDataset where
-    it is JSON but not ShareGPT.
+    Args:
+        damages: Takes the damage of a file, at which the conversations then end. None raises it.
+
+    Raises:
+        DamagedDataset: The file ends early or stops being JSON; after all that stood before.
+        BadDataset: The file is JSON but not ShareGPT, or cannot be read.
     """
     try:
         with open(path, "rb", opener=regular) as file:
@@ -112,6 +89,10 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
                         case _:
                             raise _not_sharegpt(path, f"a turn of its conversation {number} is {_kind(turn)}")
                 yield tuple(conversation)
+    except DamagedDataset as damage:
+        if damages is None:
+            raise
+        damages.append(damage)
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
 
@@ -119,7 +100,7 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
 def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
     """Items of the list that a file holds. Raises DamagedDataset after the last whole item, and BadDataset for another
     value than a list, or one that is nested deeper than DEEPEST."""
-    ijson = _ijson()
+    ijson = tokens.imported("ijson")
     found = ijson.sendable_list()
     parser = ijson.items_coro(found, "item", use_float=True)
     events = ijson.sendable_list()
@@ -163,7 +144,7 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
 def _first_bad_byte(path: Path, offset: int) -> int:
     """Offset of the byte at which the chunk that begins at `offset` stops being JSON: parsers do not tell, so read
     again, that chunk byte by byte."""
-    ijson = _ijson()
+    ijson = tokens.imported("ijson")
     events = ijson.sendable_list()
     parser = ijson.basic_parse_coro(events, use_float=True)
     with path.open("rb") as file:
@@ -199,50 +180,41 @@ def _kind(value: Any) -> str:
             return "a number"
 
 
-def _ijson() -> Any:
-    try:
-        return import_module("ijson")
-    except ImportError:
-        raise BadUsage("the package ijson is not installed", tokens.INSTALL) from None
+def natural_requests(
+    pairs: Collection[Conversation], tokenize: Tokenize, output_tokens: int | None = None
+) -> Iterator[Request]:
+    """Requests of pairs of prompt and reply, in their order, of those within vLLM's limits. No more is tokenised than
+    is needed, but for the rest of a block.
 
-
-def sample_as_vllm(
-    conversations: Iterable[Conversation],
-    tokenize: Tokenize,
-    requests: int,
-    *,
-    seed: int = 0,
-    output_tokens: int | None = None,
-    shuffle: bool = True,
-    oversample: bool = True,
-) -> list[Request]:
-    """The requests that vLLM takes of all `conversations` of a file, in the order of the file.
-
-    tokenize: the model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies.
-    output_tokens: what to ask for instead of the reply's length (vLLM's --sharegpt-output-len; it lifts the lower bound
-    on replies). shuffle, oversample: False is --disable-shuffle, --no-oversample; without the latter there may be fewer
-    than `requests`, with it the last ones are repeats. No more is tokenised than is needed, but for the rest of a
-    block.
-
-    Raises BadDataset where no conversation is within vLLM's bounds, of which vLLM makes an IndexError.
+    Args:
+        output_tokens: Output tokens of each, in place of those of its reply (vLLM's --sharegpt-output-len; it lifts the
+            lower bound on replies).
     """
-    if requests < 1:
-        raise BadUsage(f"a sample of {requests} requests", "1 or more")
-    pairs = [conversation[:2] for conversation in conversations if follows("vllm", conversation)]
-    if shuffle:
-        random.Random(seed).shuffle(pairs)
     prompts = in_blocks((prompt.text for prompt, _ in pairs), tokenize)
     replies = in_blocks((reply.text for _, reply in pairs), tokenize) if output_tokens is None else repeat([])
-    kept: list[Request] = []
     for (prompt, _), ids, reply in zip(pairs, prompts, replies):
         wanted = len(reply) if output_tokens is None else output_tokens
         if within_vllm_limits(len(ids), wanted, overridden=output_tokens is not None):
-            kept.append(Request(tuple(ids), wanted, prompt.text))
-            if len(kept) == requests:
-                break
+            yield Request(tuple(ids), wanted, prompt.text)
+
+
+def sample_as_vllm(
+    read: Iterable[Conversation], tokenize: Tokenize, requests: int, *, seed: int = 0, output_tokens: int | None = None
+) -> list[Request]:
+    """The requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too few.
+
+    Args:
+        tokenize: The model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies.
+        output_tokens: See `natural_requests`.
+
+    Raises:
+        BadDataset: No conversation is within vLLM's limits, of which vLLM makes an IndexError.
+    """
+    pairs = [conversation[:2] for conversation in read if follows("vllm", conversation)]
+    random.Random(seed).shuffle(pairs)
+    kept = list(islice(natural_requests(pairs, tokenize, output_tokens), requests))
     if not kept:
-        raise BadDataset(
-            f"none of {len(pairs)} conversations is within vLLM's bounds", "a larger dataset, or fewer output tokens"
-        )
+        hint = "a larger dataset, or fewer output tokens"
+        raise BadDataset(f"none of {len(pairs)} conversations is within vLLM's bounds", hint)
     again = random.Random(seed)
-    return kept + [again.choice(kept) for _ in range(requests - len(kept)) if oversample]
+    return kept + [again.choice(kept) for _ in range(requests - len(kept))]

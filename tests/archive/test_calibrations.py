@@ -9,7 +9,7 @@ import pytest
 from strategies import measurement
 
 from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria, PairNoise, Rates
-from pytest_slmserve.archive.baselines import StoredNoise, beside, find, keep, noise_key, read_calibrations
+from pytest_slmserve.archive.baselines import StoredNoise, keep, noise_key, read_calibrations
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import ClosedLoop
@@ -31,15 +31,14 @@ RATES = Rates(0.0, 0.99, 4.2)
 KEPT = StoredNoise(
     PLACE,
     "2026-11-21T12:00:00+00:00",
-    PairNoise(("tokens/s",), ((0.01,), (-0.01,))),
-    Calibration(GateCriteria(), 2, RATES, {"tokens/s": Rates(0.97, 0.0, 5.0)}),
+    Calibration(PairNoise(("tokens/s",), ((0.01,), (-0.01,))), RATES, {"tokens/s": Rates(0.97, 0.0, 5.0)}),
 )
 
 
 def test_what_was_kept_is_found_again(tmp_path):
-    path = beside(tmp_path / "new" / "records.jsonl")
-    keep(path, KEPT)
-    assert path == tmp_path / "new" / "calibration.json" and find(path, PLACE) == KEPT
+    records = tmp_path / "new" / "records.jsonl"
+    keep(records, KEPT)
+    assert (tmp_path / "new" / "calibration.json").exists() and read_calibrations(records) == {PLACE: KEPT}
 
 
 def test_another_driver_margin_load_model_interface_start_or_other_requests_are_another_place(tmp_path):
@@ -58,8 +57,8 @@ def test_another_driver_margin_load_model_interface_start_or_other_requests_are_
         noise_key(BOTH, GateCriteria(pairs=8)),
         noise_key(BOTH, GateCriteria(), "cold"),
     ]
-    assert [find(path, place) for place in others] == [None] * len(others)
-    assert find(path, noise_key(seen(8, 256, where=replace(HERE, vllm="0.27.0")), GateCriteria())) == KEPT
+    assert not read_calibrations(path).keys() & set(others)
+    assert noise_key(seen(8, 256, where=replace(HERE, vllm="0.27.0")), GateCriteria()) == PLACE
 
 
 def test_a_later_calibration_of_a_place_replaces_the_earlier_one(tmp_path):
@@ -67,7 +66,7 @@ def test_a_later_calibration_of_a_place_replaces_the_earlier_one(tmp_path):
     keep(path, KEPT)
     keep(path, replace(KEPT, place=replace(PLACE, model="opt-125m")))
     keep(path, later := replace(KEPT, measured_at="2026-12-01T12:00:00+00:00"))
-    assert len(read_calibrations(path)) == 2 and find(path, PLACE) == later
+    assert len(read_calibrations(path)) == 2 and read_calibrations(path)[PLACE] == later
 
 
 def test_an_entry_that_did_not_say_was_of_warm_caches(tmp_path):
@@ -76,7 +75,7 @@ def test_an_entry_that_did_not_say_was_of_warm_caches(tmp_path):
     (entry,) = json.loads(path.read_text("utf-8"))
     assert entry.pop("caches") == "warm"
     path.write_text(json.dumps([entry]), "utf-8")
-    assert find(path, PLACE) == KEPT
+    assert read_calibrations(path) == {PLACE: KEPT}
 
 
 def test_one_that_cannot_be_written_is_one_sentence(tmp_path):
@@ -86,7 +85,7 @@ def test_one_that_cannot_be_written_is_one_sentence(tmp_path):
 
 
 def test_without_a_file_nothing_is_known(tmp_path):
-    assert read_calibrations(tmp_path / "calibration.json") == []
+    assert read_calibrations(tmp_path / "records.jsonl") == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"model": "x"}]'])
@@ -94,4 +93,4 @@ def test_a_spoilt_file_is_one_sentence(tmp_path, text):
     path = tmp_path / "calibration.json"
     path.write_text(text)
     with pytest.raises(BadUsage, match=r"is no calibration"):
-        find(path, PLACE)
+        read_calibrations(path)

@@ -21,7 +21,6 @@ from pytest_slmserve.archive.external import (
     mixed_settings,
     read_results,
     results,
-    unit_of,
     with_values,
 )
 from pytest_slmserve.schema.errors import BadUsage
@@ -152,11 +151,12 @@ def test_values_that_cannot_be(cells, words):
 )
 def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
     columns = replace(COLUMNS, latency=name, latency_unit=given_unit)
+    cells = rows({"max_num_seqs": 8, "total_tok_per_s": 100.0, name: 5.0})
     if unit in ("ms", "s"):
-        assert unit_of(columns) == unit
+        assert points(cells, columns)[0].e2e_s == {"ms": 0.005, "s": 5.0}[unit]
     else:
         with pytest.raises(BadUsage, match=unit):
-            unit_of(columns)
+            points(cells, columns)
 
 
 def test_a_row_without_the_value():
@@ -214,7 +214,7 @@ def test_a_mixture_is_said():
     columns = Columns(knob="n", throughput="n", latency="n")
     [seen] = mixed_settings(mixed, columns)
     assert "different model (a, b)" in seen and "--where model=" in seen
-    assert list(mixed_settings(mixed[:2], columns)) == []
+    assert mixed_settings(mixed[:2], columns) == []
 
 
 @pytest.mark.parametrize(
@@ -280,8 +280,8 @@ def test_failed_requests_of_vllms_benchmark_are_told():
 
 def test_settings_in_numbers_that_repeats_differ_in_are_told():
     lengths = [result(n, 100.0 * n - size, random_input_len=size, run_number=0) for n in (1, 8) for size in (32, 64)]
-    assert list(mixed_settings(rows(*lengths), VLLM)) == [
+    assert mixed_settings(rows(*lengths), VLLM) == [
         "rows of different random_input_len (32, 64) are taken as repeats; --where random_input_len=... chooses"
     ]
     again = [result(n, 100.0 + n + run, run_number=run) for n in (1, 8) for run in (0, 1)]
-    assert not list(mixed_settings(rows(*again), VLLM))
+    assert not mixed_settings(rows(*again), VLLM)

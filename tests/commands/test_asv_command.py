@@ -17,7 +17,7 @@ from strategies import H200, RESOLVED, law, measurement
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.export import asv as asv_ledger
+from pytest_slmserve.report.export import asv as export
 from pytest_slmserve.schema.records import Measurement
 
 pytest.importorskip("asv_runner", reason="needs asv")
@@ -55,10 +55,10 @@ def folder(tmp_path: Path) -> Path:
         pytest.skip("needs git")
     made = tmp_path / "asv"
     made.mkdir()
-    for name, text in asv_ledger.initial_files().items():
+    for name, text in export.initial_files().items():
         (made / name).write_text(text, "utf-8")
-    (made / asv_ledger.RELEASES).write_text(asv_ledger.ledger_text(ROWS), "utf-8")
-    asv_ledger.make(made / asv_ledger.LEDGER, ROWS)
+    (made / export.RELEASES).write_text(export.releases_text(ROWS), "utf-8")
+    export.make_repository(made / export.REPOSITORY, ROWS)
     return made
 
 
@@ -134,15 +134,15 @@ def test_what_was_left_out_and_what_was_taken_together_is_said(tmp_path, folder,
 def test_a_release_without_a_row_is_4_and_nothing_is_written(tmp_path, folder, capsys) -> None:
     path = archive(tmp_path / "a.jsonl", [*launches(), *launches("0.25.0")])
     status, out, err = run(capsys, folder, path)
-    assert (status, out) == (4, "") and "error: vLLM 0.25.0 has no row in the ledger" in err
+    assert (status, out) == (4, "") and "error: vLLM 0.25.0 is not in the repository of releases" in err
     assert '["0.25.0", "YYYY-MM-DD"]' in err and err.count("\n") == 2 and results(folder) == {}
 
 
-def test_without_a_ledger_it_is_said_how_to_make_one(tmp_path, capsys) -> None:
-    """The folder may lie in a repository, which is no ledger."""
+def test_without_the_releases_it_is_said_how_to_make_them(tmp_path, capsys) -> None:
+    """The folder may lie in a repository, which is none of releases."""
     (tmp_path / ".git").mkdir()
     status, out, err = run(capsys, tmp_path, archive(tmp_path / "a.jsonl", launches()))
-    assert (status, out) == (4, "") and f"there is no ledger of releases in {tmp_path}" in err
+    assert (status, out) == (4, "") and f"{tmp_path} has no repository of releases" in err
     assert f"slmserve asv init --into {tmp_path}" in err
 
 
@@ -201,32 +201,32 @@ def test_a_folder_begins_with_the_releases_and_stays_as_it_is(tmp_path, capsys) 
     folder = tmp_path / "history" / "asv"
     status, out, err = init(capsys, folder)
     files = {path.name: path.read_text("utf-8") for path in folder.iterdir() if path.is_file()}
-    shipped = asv_ledger.rows_in(files["releases.json"])
-    told = f"{folder}/ledger: {len(shipped)} releases, {len(shipped)} added\n"
+    shipped = export.releases_in(files["releases.json"])
+    told = f"{folder}/releases.git: {len(shipped)} releases, {len(shipped)} added\n"
     assert (status, err) == (0, "") and out.endswith(told)
-    assert files == asv_ledger.initial_files() and json.loads(files["asv.conf.json"])["repo"] == "./ledger"
+    assert files == export.initial_files() and json.loads(files["asv.conf.json"])["repo"] == "./releases.git"
     (folder / "asv.conf.json").write_text("{}", "utf-8")
-    assert init(capsys, folder) == (0, f"{folder}/ledger: {len(shipped)} releases, 0 added\n", "")
+    assert init(capsys, folder) == (0, f"{folder}/releases.git: {len(shipped)} releases, 0 added\n", "")
     assert (folder / "asv.conf.json").read_text("utf-8") == "{}"
 
 
 def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, capsys) -> None:
-    shipped = asv_ledger.rows_in(asv_ledger.initial_files()["releases.json"])
+    shipped = export.releases_in(export.initial_files()["releases.json"])
     listed = tmp_path / "releases.json"
-    listed.write_text(asv_ledger.ledger_text(shipped[:-2]), "utf-8")
+    listed.write_text(export.releases_text(shipped[:-2]), "utf-8")
     assert f"written: {listed}\n" in init(capsys, tmp_path)[1]
-    assert asv_ledger.rows_in(listed.read_text("utf-8")) == shipped
-    listed.write_text(asv_ledger.ledger_text([*shipped, ("99.0", "2030-01-01")]), "utf-8")
+    assert export.releases_in(listed.read_text("utf-8")) == shipped
+    listed.write_text(export.releases_text([*shipped, ("99.0", "2030-01-01")]), "utf-8")
     status, out, _ = init(capsys, tmp_path)
-    assert status == 0 and out == f"{tmp_path}/ledger: {len(shipped) + 1} releases, 1 added\n"
+    assert status == 0 and out == f"{tmp_path}/releases.git: {len(shipped) + 1} releases, 1 added\n"
 
 
 @pytest.mark.parametrize("text", ["", "[[1]]", '[["0.20.0", "in May"]]', "3"])
-def test_a_list_that_cannot_be_read_is_4_and_makes_no_ledger(tmp_path, capsys, text) -> None:
+def test_a_list_that_cannot_be_read_is_4_and_makes_no_repository(tmp_path, capsys, text) -> None:
     (tmp_path / "releases.json").write_text(text, "utf-8")
     status, out, err = init(capsys, tmp_path)
     assert (status, out) == (4, "") and f"error: {tmp_path}/releases.json: " in err and "new ones at the end" in err
-    assert not (tmp_path / "ledger").exists()
+    assert not (tmp_path / "releases.git").exists()
 
 
 def test_without_git_it_is_said(tmp_path, capsys, monkeypatch) -> None:

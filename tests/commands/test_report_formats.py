@@ -13,8 +13,7 @@ from published import CSV
 from strategies import law, measurement
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.metrics.latency import Summary
-from pytest_slmserve.analysis.points import points_of
+from pytest_slmserve.analysis.points import Summary, points_of
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.schema.specs import OpenLoop

@@ -16,8 +16,8 @@ import pytest
 from interfaces import SIMULATED, problems_of, small_workload, somebodys_server, url_of
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.latency import summarize
 from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
 from pytest_slmserve.engines.loadgen.streams import TOLD, shortened

@@ -16,7 +16,6 @@ from pytest_slmserve.analysis.points import job_points
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import BatchedEngine
 from pytest_slmserve.engines.simulated import SimulatedBatches
-from pytest_slmserve.plan.case_lists import shortened_workload
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -26,7 +25,9 @@ from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.requests import build_workload
 
 NATURAL = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=12)
-WORKLOAD = shortened_workload(build_workload(NATURAL, model_of("opt-tiny")), 16)
+NATURALLY = build_workload(NATURAL, model_of("opt-tiny"))
+SHORTER = tuple(replace(request, output_tokens=max(1, request.output_tokens // 16)) for request in NATURALLY.requests)
+WORKLOAD = replace(NATURALLY, requests=SHORTER)
 LAW = (("noise", 0.0), ("t_inf", 1000.0), ("b_half", 10.0))
 
 

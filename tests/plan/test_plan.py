@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -13,10 +12,9 @@ from strategies import H200
 from pytest_slmserve.engines.server import engine_arguments
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import PlannedItem, clock, plan_lines, repeat_estimate_s, start_estimate_s
-from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
+from pytest_slmserve.plan.cases import DEFAULTS, PlannedItem, clock, plan_lines, repeat_estimate_s, start_estimate_s
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.plan.planner import Planner, doublings, plan_sweep, workload_spec
+from pytest_slmserve.plan.planner import Planner, engine_spec, workload_spec
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
 from pytest_slmserve.schema.models import CATALOGUE, hub_name
@@ -31,40 +29,37 @@ def options(**given: object) -> Options:
     return read_options(given, {}, {})
 
 
-@given(st.integers(1, 5000))
-def test_doublings(largest):
-    found = doublings(largest)
-    assert found[0] == 1 and found[-1] <= largest < 2 * found[-1]
-    assert all(b == 2 * a for a, b in pairwise(found))
+def planner(**given: object) -> Planner:
+    return Planner(options(**given), "cuda", Host(H200, "none"))
 
 
 def test_the_default_sweep_doubles_up_to_the_capacity_and_says_what_it_cuts():
-    spec = engine_spec(options(), "cuda", "opt-1.3b", H200)
-    sweep = plan_sweep(options(), spec, 768)
-    capacity = kv_capacity(spec, 768)
+    sweep = planner().sweep("opt-1.3b")
+    capacity, loads = kv_capacity(sweep.spec, 768), [case.loads[0] for case in sweep.cases]
     assert capacity is not None and 512 < capacity < 1024
-    assert sweep.concurrencies == doublings(512)
+    assert sweep.concurrencies == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
     assert sweep.cut == ((1024, f"the KV cache holds {capacity} requests of 768 tokens"),)
-    assert {(load.window_s, load.ramp_up, load.settle_lifetimes) for load in sweep.loads} == {(2.0, "staggered", 1.0)}
+    assert {(load.window_s, load.ramp_up, load.settle_lifetimes) for load in loads} == {(2.0, "staggered", 1.0)}
 
 
 def test_batches_window_and_starts_are_those_asked_for():
-    asked = options(concurrency="3,5", window="2", ramp_up="burst")
-    sweep = plan_sweep(asked, engine_spec(asked, "cuda", "opt-125m", H200), 768)
-    assert sweep.loads == tuple(ClosedLoop(n, window_s=2.0, ramp_up="burst") for n in (3, 5)) and sweep.cut == ()
+    sweep = planner(concurrency="3,5", window="2", ramp_up="burst").sweep("opt-125m")
+    expected = [ClosedLoop(n, window_s=2.0, ramp_up="burst") for n in (3, 5)]
+    assert [case.loads[0] for case in sweep.cases] == expected and sweep.cut == ()
 
 
 def test_a_batch_asked_for_that_does_not_fit_is_wrong_usage():
-    asked = options(concurrency="1,512")
     with pytest.raises(
         BadUsage, match=r"--slm-concurrency: 512 requests in flight do not fit opt-1.3b.* of 2048 tokens"
     ):
-        plan_sweep(asked, engine_spec(asked, "cuda", "opt-1.3b", H200), 2048)
+        planner(concurrency="1,512", input_len="1024", output_len="1024").sweep("opt-1.3b")
 
 
-def test_requests_longer_than_the_model_are_wrong_usage():
+def test_requests_longer_than_the_model_are_wrong_usage(monkeypatch):
+    own, long = planner(), Workload(WorkloadSpec(), (Request((7,) * 2048, 1),), "planted")
+    monkeypatch.setattr(own, "workload", lambda model: long)
     with pytest.raises(BadUsage, match=r"requests of 2049 tokens do not fit its 2048 positions"):
-        plan_sweep(options(), engine_spec(options(), "cuda", "opt-1.3b", H200), 2049)
+        own.sweep("opt-1.3b")
 
 
 @pytest.mark.parametrize("model", CATALOGUE)
@@ -117,7 +112,6 @@ def test_of_a_model_whose_weights_nobody_counted_the_engine_is_asked(tmp_path):
     spec = engine_spec(options(), "cuda", str(tmp_path), H200)
     assert spec.kv_cache_bytes == 0 and "kv_cache_memory_bytes" not in engine_arguments(spec, "x")
     assert predicted_blocks(spec) is kv_capacity(spec, 768) is None
-    assert plan_sweep(options(), spec, 48).cut == ()
     assert engine_spec(options(), "simulated", str(tmp_path), H200).kv_cache_bytes > 0, (
         "an imagined one has nothing to ask"
     )
@@ -210,14 +204,12 @@ def test_mpt_needs_a_gpu_and_a_release_that_has_it_and_gets_an_attention_that_ca
 
 def test_requests_longer_than_the_model_are_refused_before_they_are_made(monkeypatch):
     monkeypatch.setattr("pytest_slmserve.plan.planner.build_workload", None)
-    planner = Planner(options(input_len="100000"), "simulated", Host(Environment(platform="simulated"), "none"))
     with pytest.raises(BadUsage, match="opt-1.3b: requests of 100256 tokens do not fit its 2048 positions"):
-        planner.workload("opt-1.3b")
+        planner(input_len="100000").workload("opt-1.3b")
 
 
 def test_requests_read_the_shape_of_their_model_once(monkeypatch):
     read = []
     monkeypatch.setattr("pytest_slmserve.plan.planner.model_of", lambda model: read.append(model) or model_of(model))
-    monkeypatch.setattr("pytest_slmserve.plan.planner.requests_for", lambda spec, *_: Workload(spec, (), ""))
-    planner = Planner(options(), "simulated", Host(Environment(platform="simulated"), "none"))
-    assert planner.workload("opt-1.3b").spec.prompt_tokens == 512 and read == ["opt-1.3b"]
+    monkeypatch.setattr("pytest_slmserve.plan.planner.build_workload", lambda spec, _: Workload(spec, (), ""))
+    assert planner().workload("opt-1.3b").spec.prompt_tokens == 512 and read == ["opt-1.3b"]

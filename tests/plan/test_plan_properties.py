@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from strategies import H200
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.case_lists import batched, job_case, point_cases, shortened_workload, with_kv_cache
-from pytest_slmserve.plan.cases import PlannedItem, groups_of, in_order, repeat_estimate_s, start_estimate_s
-from pytest_slmserve.plan.engine_specs import engine_spec
-from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.plan.planner import Planner, check_there, requests_for, workload_spec
+from pytest_slmserve.plan.case_lists import batched, job_case, point_cases
+from pytest_slmserve.plan.cases import PlannedItem, groups_of, repeat_estimate_s, start_estimate_s
+from pytest_slmserve.plan.planner import Planner, check_there, engine_spec, workload_spec
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, Request, Workload, WorkloadSpec
@@ -151,24 +149,26 @@ def test_processes_on_a_cpu_need_a_core_each():
 @pytest.mark.parametrize(("load_format", "own"), [("auto", True), ("dummy", False)])
 def test_real_weights_have_their_own_tokenizer(monkeypatch, load_format, own):
     monkeypatch.setattr("pytest_slmserve.plan.planner.build_workload", lambda spec, known: spec)
-    spec = requests_for(WorkloadSpec(source="sharegpt"), "opt-125m", model_of("opt-125m"), load_format)
+    spec = planner(load_format=load_format).requests("opt-125m", WorkloadSpec(source="sharegpt"))
     assert (spec.tokenizer != "") is own
 
 
 def test_shorter_outputs_keep_prompts_and_one_token():
-    found = shortened_workload(workload(3, 5, 9), 4).requests + shortened_workload(workload(1, 5, 3), 4).requests
-    assert [(len(r.prompt), r.output_tokens) for r in found] == [(5, 2)] * 3 + [(5, 1)]
+    for output, shorter in ((9, 2), (3, 1)):
+        case = job_case(planner(), "opt-125m", requests=3, lengths=(5, output), shorter=4)
+        assert [(len(r.prompt), r.output_tokens) for r in case.workloads[0].requests] == [(5, shorter)] * 3
 
 
 def test_a_cache_for_more_requests_is_larger():
-    sizes = [with_kv_cache(ENGINES[0], n, 768).kv_cache_bytes for n in range(1, 9)]
+    cases = [job_case(planner(), "opt-125m", requests=9, lengths=(512, 256), kv_requests=n) for n in range(1, 9)]
+    sizes = [case.each[0].kv_cache_bytes for case in cases]
     assert sizes == sorted(set(sizes))
 
 
 def test_a_group_costs_its_start_and_its_cells_and_the_longest_is_first():
     engines = [replace(ENGINES[0], seed=i) for i in range(3)]
     cells = [PlannedItem("a", engine, s) for engine, s in zip(engines, (3.0, 9.0, 5.0), strict=True)]
-    groups = in_order(groups_of([*cells, *(PlannedItem("b", engine, 1.0) for engine in engines)]))
+    groups = groups_of([*cells, *(PlannedItem("b", engine, 1.0) for engine in engines)])
     assert [g.seconds - start_estimate_s(g.engine) for g in groups] == [10.0, 6.0, 4.0]
 
 

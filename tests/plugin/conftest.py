@@ -15,7 +15,7 @@ from shipped import put
 @pytest.fixture(scope="session", autouse=True)
 def imported_once():
     """pytester forgets what is imported while it works, and each inner run would import it anew: so before."""
-    for name in ("pytest_slmserve.plugin.session_hooks", "pytest_slmserve.run.advice"):
+    for name in ("pytest_slmserve.plugin.session_hooks", "pytest_slmserve.run.session"):
         import_module(name)
 
 
@@ -24,11 +24,11 @@ def requests_made_once(imported_once):
     """Half a million token ids and their hash, which are the same in one inner run as in the next."""
     from pytest_slmserve.plan import planner
 
-    make = planner.requests_for
+    make = planner.build_workload
     remembered = lru_cache(maxsize=4)(make)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            planner, "requests_for", lambda spec, *of: (remembered if spec.source == "lengths" else make)(spec, *of)
+            planner, "build_workload", lambda spec, of: (remembered if spec.source == "lengths" else make)(spec, of)
         )
         yield
 

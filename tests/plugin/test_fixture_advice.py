@@ -9,9 +9,9 @@ import pytest
 from shipped import put
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.advice import advisor
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.run import advice as run_advice
 from pytest_slmserve.schema.specs import GIB
 
 ARGUMENTS = ("--slm-simulate", "--slm-models=opt-1.3b", "--slm-window=2", "-p", "no:cacheprovider")
@@ -189,11 +189,13 @@ def test_an_engine_that_is_slower_than_predicted_fails(in_use, monkeypatch):
 
 
 def test_several_engines_gain_no_more_than_their_bound(in_use, pytester, monkeypatch):
-    plan = run_advice.plan
-    monkeypatch.setattr(run_advice, "plan", lambda sweeps, wish: plan(sweeps, replace(wish, gpu_bytes=140 * GIB)))
-    in_use("--slm-engine-arg=dram_active=0.3", "--slm-engine-arg=engine_active=0.6").assert_outcomes(passed=11)
+    plan = advisor.plan
+    monkeypatch.setattr(advisor, "plan", lambda sweeps, wish: plan(sweeps, replace(wish, gpu_bytes=140 * GIB)))
+    idle = ("--slm-engine-arg=dram_active=0.3", "--slm-engine-arg=engine_active=0.6")
+    in_use(*idle, "--override-ini=slm_pin_cores=1").assert_outcomes(passed=11)
     shared = [m for m in read(pytester.path / ".slm/records.jsonl").measurements if m.replica]
     assert [(m.spec.max_num_seqs, m.load.concurrency) for m in shared] == [(32, 32)] * 8, "two of 32, twice, each way"
+    assert all(m.replica.pinned for m in shared)
 
 
 def test_without_enough_loads_nothing_is_decided(in_use):

@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.points import shared_points
 from pytest_slmserve.engines.device_lock import DeviceLock
 from pytest_slmserve.options.table import urls
-from pytest_slmserve.plan.planner import url_lock
+from pytest_slmserve.plan.cases import url_lock
 from pytest_slmserve.schema.specs import is_job
 
 # endpoint

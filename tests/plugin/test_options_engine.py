@@ -13,8 +13,9 @@ from interfaces import problems_of, somebodys_server, url_of
 
 from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.engines.server import engine_arguments, engine_environment, model_for
+from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import argument
-from pytest_slmserve.plan.engine_specs import planned_memory
+from pytest_slmserve.plan.planner import engine_spec
 from pytest_slmserve.run import session
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import predicted_blocks
@@ -128,9 +129,15 @@ def test_what_there_is_no_room_or_no_server_for_is_refused(sweep, word, said):
 
 
 def test_what_a_gpu_keeps_for_itself_is_not_missed():
-    assert planned_memory(40 * GIB, int(39.4 * GIB)) == int(39.4 * GIB) and planned_memory(None, GIB) == GIB
+    def kv_cache_bytes(*given: str) -> int:
+        there = Environment(gpu_memory_bytes=int(39.4 * GIB))
+        return engine_spec(
+            read_options({"gpu_memory": given[0]} if given else {}, {}, {}), "cuda", "opt-125m", there
+        ).kv_cache_bytes
+
+    assert kv_cache_bytes("40GiB") == kv_cache_bytes()
     with pytest.raises(BadUsage, match="39.4 GiB"):
-        planned_memory(48 * GIB, int(39.4 * GIB))
+        kv_cache_bytes("48GiB")
 
 
 # tensor_parallel_size

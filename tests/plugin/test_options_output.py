@@ -11,8 +11,7 @@ from inside import SWEEP, usage_error
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.claims.table import ROWS
-from pytest_slmserve.analysis.metrics.latency import goodput_of, parse_slo, pooled_goodput
-from pytest_slmserve.analysis.metrics.window import output_tokens_per_s
+from pytest_slmserve.analysis.metrics.window import goodput_of, output_tokens_per_s, parse_slo, pooled_goodput
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import LEFT_OUT, runs_of
 from pytest_slmserve.plugin import progress, session_hooks
@@ -69,7 +68,7 @@ def test_a_second_run_is_not_pooled_with_the_first(sweep, archive, pytester, cap
     sweep()
     text = sweep().stdout.str()
     first, second = runs_of(archive())
-    assert first.id != second.id and len(first.measurements) == len(second.measurements) == 10
+    assert first.header.id != second.header.id and len(first.measurements) == len(second.measurements) == 10
     path = str(pytester.path / ".slm/records.jsonl")
 
     def measured(*words):

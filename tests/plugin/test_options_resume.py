@@ -37,7 +37,7 @@ def test_only_what_is_missing_is_measured(sweep, archive):
 def test_a_run_that_resumes_is_reported_with_what_it_resumed(sweep, archive, pytester, capsys):
     sweep("--slm-concurrency=1,16", "--slm-repeats=1")
     text = sweep("--slm-resume").stdout.str()
-    assert [run.resumes for run in runs_of(archive())] == [False, True]
+    assert [run.header.resumes for run in runs_of(archive())] == [False, True]
     capsys.readouterr()
     main(["report", str(pytester.path / ".slm/records.jsonl")])
     out = capsys.readouterr().out

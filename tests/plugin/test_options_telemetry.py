@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
+from pytest_slmserve.analysis.metrics.gpu_figures import roofline_fraction
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.records import GpuPeaks
 from pytest_slmserve.telemetry import sampler

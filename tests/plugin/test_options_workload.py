@@ -9,8 +9,6 @@ from inside import ALL_OF_IT, SWEEP, usage_error
 
 from pytest_slmserve.analysis.metrics.window import window_trace
 
-# concurrency
-
 
 def test_each_batch_is_a_point(sweep, archive):
     sweep("--slm-concurrency=1,4,64")

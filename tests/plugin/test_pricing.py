@@ -59,8 +59,8 @@ def test_items_with_equal_cases_pay_once(opened):
 @pytest.mark.parametrize("good", range(4))
 def test_the_repeats_that_are_left_are_those_that_are_made_if_each_is_clean(good, bad):
     known = [True] * good + [False] * bad
-    expected, made = count_missing(known, 2, bool), 0
-    while count_missing(known, 2, bool):
+    expected, made = count_missing(known, 2), 0
+    while count_missing(known, 2):
         known.append(True)
         made += 1
     assert made == expected

@@ -187,3 +187,17 @@ def test_a_new_test_no_longer_waits_for_what_another_asked_for(started):
     run.slm.executor.on_progress(case, "opt-125m at 8, repeat 1", Progress("ramp", 0.5, 0, 8, None))
     run.line.pytest_runtest_logstart("t.py::test_own")
     assert run.slm.executor.asked == {}
+
+
+def test_what_is_measured_is_looked_up_once_for_a_repeat(started, monkeypatch):
+    run, looked = started("terminal"), []
+    planner = run.slm.planner
+    case = planner.case(planner.spec("opt-125m"), [planner.workload("opt-125m")], [ClosedLoop(8)])
+    run.slm.executor.ask([case])
+    missing = run.slm.executor.count_missing
+    monkeypatch.setattr(run.slm.executor, "count_missing", lambda *of: looked.append(of) or missing(*of))
+    numbers = []
+    for elapsed_s in (0.5, 1.0, 1.5):
+        run.slm.executor.on_progress(case, "opt-125m at 8, repeat 1", Progress("ramp", elapsed_s, 0, 8, None))
+        numbers.append(len(looked))
+    assert numbers[0] > 0 and len(set(numbers)) == 1

@@ -15,7 +15,8 @@ from pytest_slmserve.plan import cases as costs
 from pytest_slmserve.plan.case_lists import point_cases
 from pytest_slmserve.plugin import progress, session_hooks
 from pytest_slmserve.plugin.items import ItemPlan
-from pytest_slmserve.plugin.progress import TimeLeft, time_left
+from pytest_slmserve.plugin.progress import time_left
+from pytest_slmserve.report.live_line import TimeLeft
 from pytest_slmserve.schema.specs import ClosedLoop
 
 START_S, REPEAT_S = 20.0, 3.0
@@ -88,19 +89,6 @@ def test_what_was_planned_and_is_asked_for_counts_once(opened):
     session.executor.ask([case])
     left = time_left(session, [ItemPlan("test", case=case, swept=True)], REPEAT_S)
     assert left == TimeLeft(REPEAT_S, START_S + REPEAT_S)
-
-
-def test_the_time_falls_while_something_is_done_and_no_further_than_the_rest():
-    left = TimeLeft(20.0, 40.0)
-    assert [left.text(elapsed_s) for elapsed_s in (0.0, 5.0, 20.0, 90.0)] == [
-        "1:00 left",
-        "0:55 left",
-        "0:40 left",
-        "0:40+ left, longer than planned",
-    ]
-    gate = TimeLeft(140.0)
-    assert [gate.text(elapsed_s) for elapsed_s in (130.0, 141.0, 672.0)] == ["0:10 left", *["longer than planned"] * 2]
-    assert TimeLeft(more=True).text(0.5) == "0:01+ left", "what takes no second is no longer than planned"
 
 
 def lengths(result):

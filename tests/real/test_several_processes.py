@@ -36,7 +36,7 @@ def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing
         assert len(members) >= 3, "the worker, and a process for each part"
     finally:
         engine.close()
-    assert kv_blocks_as_predicted(spec, made.resolved)
+    assert kv_blocks_as_predicted(spec, [made.resolved])
     per_block = 128 * model_of(spec.model).kv_bytes_per_token()
     assert made.resolved.kv_blocks == pytest.approx(2 * spec.kv_cache_bytes / per_block, abs=2)
     assert not any("failed" in text or "Little" in text for text in problems(made))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategies import measurement
 
-from pytest_slmserve.analysis.metrics.latency import Slo
+from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.report.loads import goodput_parts, goodput_rows
 from pytest_slmserve.report.section import Section, section_text

@@ -7,11 +7,10 @@ import os
 import pty
 
 import pytest
-from interfaces import SIMULATED
 from terminals import Screen, set_columns
 
 from pytest_slmserve.report import live_line
-from pytest_slmserve.report.live_line import LiveLine, StartWatch, Status, left_text, terminal_columns
+from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft, terminal_columns
 from pytest_slmserve.schema.records import Progress
 
 PLANNED = Status("case 7 of 33", "3:40 left", "opt-1.3b at 64, repeat 1")
@@ -45,19 +44,20 @@ def test_without_steps_there_is_no_rate():
     assert PLANNED.measuring(Progress("ramp", 0.1, 0, 1, None)).within(160).endswith("| ramp 0.1 s | 0 done")
 
 
-def test_while_something_is_left_it_is_never_nothing():
-    assert [left_text(seconds) for seconds in (0.0, 0.4, 59.6, 220.0)] == [
-        "0:01 left",
-        "0:01 left",
-        "1:00 left",
-        "3:40 left",
-    ]
-    assert left_text(0.0, more=True) == "0:01+ left"
-
-
-def test_where_the_estimate_is_used_up_the_line_says_so():
-    assert left_text(0.0, over=True) == left_text(0.4, more=True, over=True) == "longer than planned"
-    assert left_text(40.0, over=True) == "0:40+ left, longer than planned"
+@pytest.mark.parametrize(
+    ("left", "elapsed_s", "text"),
+    [
+        *((TimeLeft(rest_s=s), 0.0, text) for s, text in ((0.0, "0:01"), (0.4, "0:01"), (59.6, "1:00"), (220, "3:40"))),
+        *((TimeLeft(20.0, 40.0), s, text) for s, text in ((0.0, "1:00"), (5.0, "0:55"), (20.0, "0:40"))),
+        (TimeLeft(20.0, 40.0), 90.0, "0:40+ left, longer than planned"),
+        (TimeLeft(140.0), 130.0, "0:10"),
+        *((TimeLeft(140.0, more=more), 141.0, "longer than planned") for more in (False, True)),
+        (TimeLeft(rest_s=0.4), 2.0, "longer than planned"),
+        (TimeLeft(more=True), 0.5, "0:01+"),  # what takes no second is no longer than planned
+    ],
+)
+def test_the_time_left_is_never_nothing_and_falls_until_it_is_used_up(left, elapsed_s, text):
+    assert left.text(elapsed_s) == (text if "planned" in text else f"{text} left")
 
 
 @pytest.mark.parametrize(("columns", "expected"), [(40, 40), (160, 160), (0, 80)])
@@ -72,31 +72,30 @@ def test_the_width_is_that_of_the_terminal_and_not_of_the_environment(monkeypatc
 
 
 def test_stages_are_looked_up_now_and_then(tmp_path, monkeypatch):
-    log, now, starts = tmp_path / "engine.log", [100.0], StartWatch()
+    log, now, line = tmp_path / "engine.log", [100.0], LiveLine(Screen())
     monkeypatch.setattr(live_line.time, "monotonic", lambda: now[0])
-    assert starts.phase(log) == "importing vLLM 0 s"
+    assert line.stage(log) == "importing vLLM 0 s"
     now[0] = 100.1
-    assert starts.phase(log) is None
+    assert line.stage(log) == ""
     now[0] = 107.0
     log.write_text("Starting to load model /m...")
-    assert starts.phase(log) == "loading weights 7 s"
-    assert starts.phase(tmp_path / "other.log") == "importing vLLM 0 s", "another start begins at 0"
+    assert line.stage(log) == "loading weights 7 s"
+    assert line.stage(tmp_path / "other.log") == "importing vLLM 0 s", "another start begins at 0"
 
 
-def test_a_command_writes_over_one_line_of_a_terminal_and_clears_it(tmp_path):
+def test_a_command_writes_over_one_line_of_a_terminal_and_clears_it():
     screen = Screen()
     line = LiveLine(screen)
-    line.on_wait(SIMULATED, tmp_path / "engine.log")
+    line.begin(PLANNED)
     line.show(MEASURING)
-    line.clear()
-    first, second, last = screen.getvalue().split("\r")[1:]
-    assert first == f"{SIMULATED.model} | importing vLLM 0 s\x1b[K"
-    assert second == f"{MEASURING.within(80)}\x1b[K" and last == "\x1b[K"
+    line.show(None)
+    assert screen.getvalue() == f"\r{MEASURING.within(80)}\x1b[K\r\x1b[K"
 
 
-def test_a_pipe_sees_none_of_it():
+def test_a_pipe_sees_what_begins_and_none_of_the_line():
     pipe = io.StringIO()
     line = LiveLine(pipe)
+    line.begin(PLANNED)
     line.show(MEASURING)
-    line.clear()
-    assert pipe.getvalue() == ""
+    line.show(None)
+    assert pipe.getvalue() == f"slmserve: {PLANNED.within(80)}\n"

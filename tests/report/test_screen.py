@@ -9,10 +9,10 @@ import pytest
 from launches import pairs
 from strategies import H200, job_point, law, measurement, noisy_curve, point, shared_point
 
-from pytest_slmserve.analysis.claims.claim import ClaimRow
+from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
-from pytest_slmserve.analysis.metrics.latency import parse_slo
+from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.findings import Findings

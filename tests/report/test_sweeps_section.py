@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from strategies import H200, RESOLVED, curves, law, measurement, noisy_curve, without
 
-from pytest_slmserve.analysis.claims.claim import ClaimRow
+from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict

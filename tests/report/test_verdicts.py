@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_slmserve.analysis.claims.claim import ClaimRow
+from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.verdicts import claim_outcomes, verdict_lines
 

@@ -29,6 +29,7 @@ from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan import planner as agendas
 from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.run import gate
+from pytest_slmserve.run import session as sessions
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor, Results
 from pytest_slmserve.run.gate import MAX_DROPPED, Gates, check_gate, launches_left, loads_of, order, sides
@@ -478,6 +479,18 @@ def test_a_plan_knows_how_many_launches_are_left(opened, launches, given, left):
     elif launches:
         begun(opened, launches)
     assert gate.launches_left(opened(resume=True, **given), MODEL) == left
+
+
+def test_a_gate_that_goes_on_reads_its_archive_once_and_says_so_once(opened, monkeypatch):
+    begun(opened, 4)
+    session, reads = opened(resume=True), []
+    monkeypatch.setattr(sessions, "read", reads.append)
+    lefts = [launches_left(session, MODEL)]
+    session.devices.pool.on_started = lambda *_: lefts.append(launches_left(session, MODEL))
+    Gates(session).of(MODEL)
+    assert reads == [] and {*lefts} == {(0, 4)} and launches_left(session, MODEL) == (0, 0)
+    assert len([note for note in session.notes if "goes on from 2 pairs" in note]) == 1
+    assert not any("goes on from" in note and "2 pairs" not in note for note in session.notes)
 
 
 def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):

@@ -34,7 +34,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
     """Also where `-k` has deselected a point: it was planned, so the claim is inconclusive in both."""
     session = opened()
     sweep(session, only)
-    for claim in CLAIMS:
+    for claim in CLAIMS.values():
         arithmetic = claim.of == "arithmetic"
         if arithmetic or applies(claim, session.verdicts.curve(MODEL)):
             for model in claim.models if arithmetic else (MODEL,):

@@ -134,7 +134,7 @@ def test_a_plan_needs_no_device(tmp_path, monkeypatch):
     planned = Session.from_options(read_options({"gpu": True, "plan": True}, {}, {}), tmp_path)
     assert (
         planned.notes == ["no GPU here: the plan assumes a GPU of 140 GiB"]
-        and len(planned.planner.sweep(MODEL).loads) > 9
+        and len(planned.planner.sweep(MODEL).cases) > 9
     )
     with pytest.raises(BadUsage, match="no GPU here"):
         Session.from_options(read_options({"gpu": True}, {}, {}), tmp_path)

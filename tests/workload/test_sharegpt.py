@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.workload import sharegpt
-from pytest_slmserve.workload.sharegpt import (
-    ChatTurn,
-    DamagedDataset,
-    dataset_path,
-    follows,
-    pick,
-    read_conversations,
-    readable,
-)
+from pytest_slmserve.workload.sharegpt import ChatTurn, DamagedDataset, dataset_path, follows, read_conversations
+from pytest_slmserve.workload.tokens import first_in_order
 
 pytest.importorskip("ijson", reason="needs ijson")
 
@@ -64,9 +57,9 @@ def test_a_file_cut_at_any_byte_names_it_and_keeps_what_stood_before(dataset, in
     path = dataset(WHOLE[:byte])
     damages: list[DamagedDataset] = []
     with mock.patch.object(sharegpt, "CHUNK_BYTES", chunk):
-        kept = list(readable(path, damages.append))
+        kept = list(read_conversations(path, damages))
         with pytest.raises(BadDataset, match=f"ends early, at byte {byte}, after {len(kept)} whole"):
-            list(readable(path, None))
+            list(read_conversations(path))
     assert kept == list(read_conversations(invented))[: whole_before(byte)]
     assert [(d.byte, d.conversations) for d in damages] == [(byte, len(kept))]
 
@@ -137,7 +130,7 @@ def test_json_of_another_kind_is_named(dataset, content, found):
 
 def test_accepting_damage_does_not_accept_another_format(dataset):
     with pytest.raises(BadDataset, match="not ShareGPT"):
-        list(readable(dataset("[3]"), lambda damage: None))
+        list(read_conversations(dataset("[3]"), []))
 
 
 def test_rules_differ_in_roles_only(invented):
@@ -152,22 +145,6 @@ def test_human_first_is_the_stricter_rule(turns):
     assert follows("vllm", tuple(turns)) >= follows("human-first", tuple(turns))
 
 
-def test_pick_gives_two_turns_in_seeded_order(invented):
-    picked, note = pick(invented, "vllm", seed=1, limit=18, accept_truncated=False)
-    first, _ = pick(invented, "vllm", seed=1, limit=5, accept_truncated=False)
-    other, _ = pick(invented, "vllm", seed=2, limit=18, accept_truncated=False)
-    assert {len(c) for c in picked} == {2}
-    assert first == picked[:5]
-    assert sorted(map(repr, other)) == sorted(map(repr, picked)) and other != picked
-    assert note == ""
-
-
-def test_pick_notes_what_was_left_out(dataset):
-    picked, note = pick(dataset(WHOLE[:2000]), "vllm", seed=0, limit=99, accept_truncated=True)
-    assert note == f", the {whole_before(2000)} conversations before byte 2000"
-    assert 0 < len(picked) <= whole_before(2000)
-
-
 def test_memory_does_not_grow_with_the_file(tmp_path):
     path = tmp_path / "large.json"
     turns = [{"from": "human", "value": "kettle " * 150}, {"from": "gpt", "value": "lantern " * 150}]
@@ -175,7 +152,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert path.stat().st_size > 8_000_000
     tracemalloc.start()
     try:
-        picked, _ = pick(path, "human-first", seed=0, limit=10, accept_truncated=False)
+        picked = first_in_order(read_conversations(path), seed=0, limit=10)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import tracemalloc
 from collections import Counter
 from datetime import datetime, timedelta
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_slmserve.schema.errors import BadDataset, BadUsage
-from pytest_slmserve.workload.arrivals import Trace, TraceRow, load_trace, read_trace, sample_lengths, schedule
+from pytest_slmserve.schema.errors import BadDataset
+from pytest_slmserve.workload.arrivals import Trace, TraceRow, load_trace, read_trace, sample_lengths
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AZURE = HEADER + (
@@ -149,7 +148,7 @@ def test_a_long_trace_is_not_held_in_memory(trace):
     tracemalloc.start()
     try:
         assert sum(1 for _ in read_trace(path)) == 8_000
-        assert load_trace(path, max_model_len=8000, from_s=7.9).rows[-1].offset_s == pytest.approx(0.099)
+        assert load_trace(path, max_model_len=8000, until_s=0.2).rows[-1].offset_s == pytest.approx(0.199)
         assert tracemalloc.get_traced_memory()[1] < 150_000
     finally:
         tracemalloc.stop()
@@ -172,61 +171,26 @@ def test_a_row_without_tokens_one_way_cannot_be_served(trace, lengths):
     assert (len(loaded.rows), loaded.left_out) == (4, 1)
 
 
-def test_a_slice_of_time_is_counted_from_its_beginning(trace):
-    loaded = load_trace(trace(MOONCAKE), max_model_len=4096, from_s=0.1, until_s=4)
-    assert [row.offset_s for row in loaded.rows] == pytest.approx([0.1, 0.1])
-    assert load_trace(trace(MOONCAKE), max_model_len=4096, from_s=0.2, until_s=4.001).rows[-1].prompt_tokens == 2000
-
-
-def test_a_slice_of_requests_counts_those_that_fit(trace):
-    loaded = load_trace(trace(MOONCAKE), max_model_len=420, requests=2)
-    assert [row.prompt_tokens for row in loaded.rows] == [374, 10]
-    assert loaded.left_out == 1
-
-
 def test_a_slice_reads_no_further_than_it_must(trace):
     path = trace(MOONCAKE + "damaged\n")
-    assert len(load_trace(path, max_model_len=4096, requests=4).rows) == 4
     assert len(load_trace(path, max_model_len=4096, until_s=2).rows) == 3
     with pytest.raises(BadDataset, match="line 5"):
         load_trace(path, max_model_len=4096)
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(limit=st.integers(11, 4096), cuts=st.lists(st.floats(0.001, 4), max_size=4), speed=st.floats(0.1, 10))
-def test_slices_put_together_are_the_whole(trace, limit, cuts, speed):
+@given(limit=st.integers(11, 4096), until_s=st.floats(0.001, 10), speed=st.floats(0.1, 10))
+def test_a_slice_is_the_beginning_of_the_whole_at_any_speed(trace, limit, until_s, speed):
     path = trace(MOONCAKE)
-    whole = load_trace(path, max_model_len=limit)
-    edges = [0.0, *sorted(set(cuts)), math.inf]
-    rows, left_out = [], 0
-    for begin, end in pairwise(edges):
-        inside = [row for row in read_trace(path) if begin <= row.offset_s < end]
-        try:
-            part = load_trace(path, max_model_len=limit, from_s=begin, until_s=end)
-        except BadDataset:
-            left_out += len(inside)
-            continue
-        assert len(part.rows) + part.left_out == len(inside)
-        rows += [(pytest.approx(row.offset_s + begin), row.prompt_tokens) for row in part.rows]
-        left_out += part.left_out
-    assert [(row.offset_s, row.prompt_tokens) for row in whole.rows] == rows
-    assert left_out == whole.left_out
-    times = schedule(whole.arrivals(speed))
-    assert [time * speed for time in times] == pytest.approx([row.offset_s for row in whole.rows])
-
-
-@pytest.mark.parametrize(
-    ("asked", "seen"),
-    [
-        ({"from_s": 5, "until_s": 5}, "from 5 s until 5 s"),
-        ({"from_s": -1}, "from -1 s until inf s"),
-        ({"until_s": math.nan}, "until nan s"),
-        ({"requests": 0}, "of 0 requests"),
-    ],
-)
-def test_a_slice_without_extent_is_refused(trace, asked, seen):
-    with pytest.raises(BadUsage, match=f"a slice .*{seen}\n  try: (from_s|requests)="):
-        load_trace(trace(MOONCAKE), max_model_len=4096, **asked)
+    whole, inside = load_trace(path, max_model_len=limit), [r for r in read_trace(path) if r.offset_s < until_s]
+    fitting = tuple(row for row in whole.rows if row.offset_s < until_s)
+    if not fitting:
+        with pytest.raises(BadDataset, match=r"no request of up to \d+ tokens before .* s \(\d do not fit\)"):
+            load_trace(path, max_model_len=limit, until_s=until_s)
+        return
+    part = load_trace(path, max_model_len=limit, until_s=until_s)
+    assert part.rows == fitting and len(part.rows) + part.left_out == len(inside)
+    assert [time * speed for time in part.times(speed)] == pytest.approx([row.offset_s for row in fitting])
 
 
 def test_a_slice_with_nothing_in_it_says_why(trace):
@@ -273,8 +237,8 @@ def test_azures_trace_of_conversations(azure_2023):
 
 
 def test_a_slice_of_azures_trace_at_twice_the_speed_has_twice_the_rate(azure_2023):
-    minutes = load_trace(azure_2023, max_model_len=20_000, from_s=600, until_s=1200)
-    times = schedule(minutes.arrivals(speed=2))
+    minutes = load_trace(azure_2023, max_model_len=20_000, until_s=600)
+    times = minutes.times(speed=2)
     assert len(times) == len(minutes.rows) > 2000
     assert times[-1] == pytest.approx(300, abs=2)
 

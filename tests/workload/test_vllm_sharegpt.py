@@ -14,20 +14,13 @@ import pytest
 from conversations import clustered, write_tokenizer
 
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.errors import BadDataset
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
-from pytest_slmserve.workload.sharegpt import ChatTurn, pick, read_conversations, sample_as_vllm
-from pytest_slmserve.workload.tokens import BLOCK, hub_tokenizer
+from pytest_slmserve.workload.sharegpt import ChatTurn, read_conversations, sample_as_vllm
+from pytest_slmserve.workload.tokens import BLOCK, first_in_order, hub_tokenizer
 
-AXES = {
-    "tokenizer": ("plain", "bos"),
-    "seed": (0, 7),
-    "requests": (1, 25, 100),
-    "output": (None, 1, 128, 1024, 1030),
-    "shuffle": (True, False),
-    "over": (True, False),
-}
+AXES = {"tokenizer": ("plain", "bos"), "seed": (0, 7), "requests": (1, 25, 100), "output": (None, 1, 128, 1024, 1030)}
 CONFIGURATIONS = [dict(zip(AXES, values)) for values in product(*AXES.values())]
 BY_VLLM = """
     import json, sys
@@ -49,13 +42,12 @@ BY_VLLM = """
     found = []
     for asked in json.load(open(f"{folder}/asked.json")):
         dataset = ShareGPTDataset(
-            dataset_path=f"{folder}/sharegpt.json", random_seed=asked["seed"], disable_shuffle=not asked["shuffle"]
+            dataset_path=f"{folder}/sharegpt.json", random_seed=asked["seed"]
         )
         samples = dataset.sample(
             tokenizers[asked["tokenizer"]],
             asked["requests"],
             output_len=asked["output"],
-            no_oversample=not asked["over"],
         )
         found.append([(s.prompt, s.prompt_len, s.expected_output_len) for s in samples])
     json.dump(found, open(f"{folder}/found.json", "w"))
@@ -76,12 +68,6 @@ def talk(*lengths: tuple[int, int]):
 # By itself
 
 
-def test_without_a_shuffle_it_is_the_order_of_the_file():
-    drawn = sample_as_vllm(talk((5, 7), (3, 9), (6, 8), (2000, 4), (4, 4)), by_words, 3, shuffle=False)
-    assert [(len(each.prompt), each.output_tokens) for each in drawn] == [(5, 7), (6, 8), (4, 4)]
-    assert all(each.prompt == (2,) * len(each.prompt) for each in drawn)
-
-
 def test_a_seed_is_an_order():
     conversations = talk(*[(n + 4, 5) for n in range(40)])
     first, again, other = (sample_as_vllm(conversations, by_words, 40, seed=seed) for seed in (1, 1, 2))
@@ -96,15 +82,15 @@ def test_the_order_is_that_of_pythons_shuffle():
     assert [len(each.prompt) - 4 for each in drawn] == order
 
 
-def test_too_few_are_drawn_again_or_stay_few():
+def test_too_few_are_drawn_again():
     conversations = talk((5, 7), (6, 8), (3, 3))
     drawn = sample_as_vllm(conversations, by_words, 9, seed=4)
     assert len(drawn) == 9 and set(drawn[2:]) <= set(drawn[:2])
-    assert sample_as_vllm(conversations, by_words, 9, seed=4, oversample=False) == drawn[:2]
+    assert sample_as_vllm(conversations, by_words, 2, seed=4) == drawn[:2]
 
 
 def test_asked_for_output_replaces_the_reply():
-    drawn = sample_as_vllm(talk((5, 1), (1024, 9), (900, 9)), by_words, 9, output_tokens=1100, oversample=False)
+    drawn = sample_as_vllm(talk((5, 1), (1024, 9), (900, 9)), by_words, 2, output_tokens=1100)
     assert sorted((len(each.prompt), each.output_tokens) for each in drawn) == [(5, 1100), (900, 1100)]
 
 
@@ -129,8 +115,6 @@ def test_the_global_stream_is_left_alone():
 def test_nothing_within_the_bounds_is_an_error():
     with pytest.raises(BadDataset, match="none of 2 conversations is within vLLM's bounds"):
         sample_as_vllm([*talk((3, 4), (4, 3)), (ChatTurn("human", "alone"),)], by_words, 1)
-    with pytest.raises(BadUsage, match="a sample of 0 requests"):
-        sample_as_vllm(talk((4, 4)), by_words, 0)
 
 
 # Against vLLM
@@ -171,8 +155,6 @@ def ours(folder: Path, configurations) -> list[list[tuple[str, int, int]]]:
             asked["requests"],
             seed=asked["seed"],
             output_tokens=asked["output"],
-            shuffle=asked["shuffle"],
-            oversample=asked["over"],
         )
         for asked in configurations
     )
@@ -197,10 +179,8 @@ def test_every_request_is_vllms_own(by_vllm, folder):
 
 def test_every_request_of_a_workload_is_vllms_own(by_vllm, folder):
     """From the specification that options make to the requests that are measured: text, ids and output."""
-    offered = [n for n, asked in enumerate(CONFIGURATIONS) if asked["shuffle"] and asked["over"]]
-    assert len(offered) == 60
-    for n in offered:
-        asked = CONFIGURATIONS[n]
+    assert len(CONFIGURATIONS) == 60
+    for asked, theirs in zip(CONFIGURATIONS, by_vllm, strict=True):
         tokenizer = str(folder / asked["tokenizer"])
         spec = WorkloadSpec(
             source="sharegpt",
@@ -213,14 +193,14 @@ def test_every_request_of_a_workload_is_vllms_own(by_vllm, folder):
             tokenizer=tokenizer,
         )
         made = build_workload(spec, model_of("opt-125m"))
-        assert [(r.text, len(r.prompt), r.output_tokens) for r in made.requests] == by_vllm[n], asked
+        assert [(r.text, len(r.prompt), r.output_tokens) for r in made.requests] == theirs, asked
         ids = hub_tokenizer(tokenizer, special_tokens=True)([r.text for r in made.requests])
         assert [list(r.prompt) for r in made.requests] == ids
 
 
 def test_the_comparison_would_see_a_difference(by_vllm, folder):
     """Another seed, tokens without <s>, an output that is not asked for: none of them passes as vLLM's."""
-    usual = [n for n, asked in enumerate(CONFIGURATIONS) if asked["requests"] == 25 and asked["shuffle"]]
+    usual = [n for n, asked in enumerate(CONFIGURATIONS) if asked["requests"] == 25]
     for changed in (lambda asked: {"seed": asked["seed"] + 1}, lambda asked: {"output": (asked["output"] or 5) + 1}):
         other = ours(folder, [CONFIGURATIONS[n] | changed(CONFIGURATIONS[n]) for n in usual])
         assert all(mine != by_vllm[n] for n, mine in zip(usual, other, strict=True))
@@ -241,8 +221,9 @@ def test_the_lengths_lie_on_every_bound(by_vllm):
 
 
 def test_with_fixed_lengths_the_rule_takes_vllms_conversations_in_an_order_of_our_own(by_vllm, folder):
-    asked = {"tokenizer": "plain", "seed": 0, "requests": 25, "output": None, "shuffle": True, "over": False}
+    asked = {"tokenizer": "plain", "seed": 0, "requests": 25, "output": None}
     theirs = [prompt for prompt, _, _ in by_vllm[CONFIGURATIONS.index(asked)]]
-    picked, _ = pick(folder / "sharegpt.json", "vllm", seed=0, limit=1000, accept_truncated=False)
+    paired = (each[:2] for each in read_conversations(folder / "sharegpt.json") if len(each) >= 2)
+    picked = first_in_order(paired, seed=0, limit=1000)
     assert set(theirs) <= {prompt.text for prompt, _ in picked}
     assert [prompt.text for prompt, _ in picked if prompt.text in set(theirs)] != theirs

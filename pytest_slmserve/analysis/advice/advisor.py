@@ -14,17 +14,18 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Literal
 
 from pytest_slmserve.analysis.estimates import Interval, factor, percent
-from pytest_slmserve.analysis.metrics import roofline
-from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
+from pytest_slmserve.analysis.metrics import gpu_figures
+from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.sweep import batching
-from pytest_slmserve.analysis.sweep.batching import Base, Caps, LatencyLaw, Limit, Slo
+from pytest_slmserve.analysis.sweep.batching import Base, Caps, LatencyLaw, Limit, RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import MARGIN
-from pytest_slmserve.analysis.sweep.plateau import Fit, fit, valid_points
+from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Fit, fit, valid_points
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
 
@@ -146,13 +147,11 @@ class Laws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """batch: B_opt, None if there is none; `reason` says why. low, high: by the noise of repeats, known only for a
-    measured choice. predicted: by the laws through two loads. limit: of the latency. base: T(1)."""
+    """choice: B_opt, with ends by the noise of repeats if it was measured; None if there is none, and `reason` says
+    why. predicted: by the laws through two loads. limit: of the latency. base: T(1). notes: what rests on more than
+    measurement, and what to know."""
 
-    batch: int | None = None
-    low: int | None = None
-    high: int | None = None
-    known: bool = False
+    choice: ChosenLoad = field(default_factory=ChosenLoad)
     predicted: bool = False
     limit: Limit | None = None
     base: Base | None = None
@@ -160,6 +159,10 @@ class Decision:
     laws: Laws = field(default_factory=Laws)
     reason: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def batch(self) -> int | None:
+        return self.choice.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,29 +288,26 @@ class Plan:
 
 
 def plan(subjects: Sequence[ModelSweep], wish: Objectives) -> Plan:
-    """A batch for each model, so that all fit, and what follows from it."""
+    """Return a batch for each model, so that all fit, and what follows from it."""
     decisions = [decide(subject, wish) for subject in subjects]
     batches, together = place(subjects, decisions, wish)
     advices = []
     for subject, decision, batch in zip(subjects, decisions, batches, strict=True):
-        loads = subject.usable
-        advice = Advice(
-            subject=subject,
-            decision=decision,
-            batch=batch,
-            largest=operating_point(subject, decision, loads[-1].concurrency, wish) if loads else None,
-            single=operating_point(subject, decision, 1, wish),
-        )
-        if batch is not None:
-            gains, only = gains_at(subject, batch), len(subjects) == 1
-            advice = replace(
-                advice,
-                advised=operating_point(subject, decision, batch, wish),
+        at, loads = partial(operating_point, subject, decision, wish), subject.usable
+        gains = gains_at(subject, batch)
+        advices.append(
+            Advice(
+                subject=subject,
+                decision=decision,
+                batch=batch,
+                advised=at(batch),
+                largest=at(loads[-1].concurrency if loads else None),
+                single=at(1),
                 needs=needs(subject, batch, wish),
-                replicas=replicas(subject, batch, gains, wish, only=only, predicted=decision.predicted),
+                replicas=replicas(subject, decision, batch, gains, wish, only=len(subjects) == 1),
                 gains=gains,
             )
-        advices.append(advice)
+        )
     return Plan(wish, tuple(advices), together)
 
 
@@ -327,11 +327,18 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
 
 
 def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
+    """The largest load measured within the conditions."""
     law, laws = _fitted(loads, subject.b_half)
-    found = batching.batching(loads, wish.slo, wish.threshold, law, subject.b_half)
-    choice, notes, reason = found.choice, [*found.notes], ""
+    base, slo = batching.measured_base(loads), wish.slo
+    if base is None:
+        if law is None or not law.identified:
+            raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it")
+        trust = f"which is off by up to {percent(law.error_max)} elsewhere"
+        base = Base(law.tokens_per_s(1), f"no valid point at 1: T(1) is by the saturation law, {trust}")
+    limit = None if slo is None else batching.limit_of(slo, loads, laws.wait)
+    choice, notes, reason = batching.b_opt(loads, base, limit, wish.threshold), _rests_on(base, limit), ""
     if choice.value is None:
-        reason = f"no load that was measured has {conditions(wish, found.limit)}"
+        reason = f"no load that was measured has {conditions(wish, limit)}"
     else:
         if choice.value == loads[-1].concurrency:
             notes.append(f"{choice.value} is the largest load measured: a larger batch may serve more")
@@ -342,14 +349,17 @@ def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> 
     if law and not law.describes:
         off = f"the saturation law is off by up to {percent(law.error_max)} here"
         notes.append(f"{off}: what it allows is no more than a hint")
+    # eff(B) = (1 + b_half)/(B + b_half) by the law; the latency is within the objective up to 0 if no batch is.
+    efficient = (1 + law.b_half.value) / wish.threshold - law.b_half.value if law and law.identified else None
+    soon = None
+    if slo is not None and laws.wait is not None:
+        seconds = slo.factor * laws.wait.seconds(slo.at) if isinstance(slo, RelativeSlo) else slo.seconds
+        soon = max(laws.wait.batch(seconds), 0.0)
     return Decision(
-        batch=choice.value,
-        low=choice.low,
-        high=choice.high,
-        known=choice.known,
-        limit=found.limit,
-        base=found.base,
-        caps=found.caps,
+        choice=choice,
+        limit=limit,
+        base=base,
+        caps=Caps(efficient, soon),
         laws=laws,
         reason=reason,
         notes=tuple(notes),
@@ -364,7 +374,7 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
         raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
     limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, laws.wait)
     base = batching.measured_base(loads) or Base(
-        1 / laws.step.seconds(1), 0, "no valid point at 1: T(1) is by the law as well"
+        1 / laws.step.seconds(1), "no valid point at 1: T(1) is by the law as well"
     )
     efficiency = laws.step.pace / (wish.threshold * base.per_s) - laws.step.b_half
     caps = Caps(efficiency, None if limit is None else max(0.0, laws.wait.batch(limit.seconds)))
@@ -372,10 +382,9 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     step = (subject.engine and subject.engine.max_num_batched_tokens) or reach
     efficient = math.ceil(min(efficiency, 1e12)) - 1  # below the cap
     batch = min(efficient, reach, step, reach if caps.slo is None else math.floor(caps.slo))
-    rests_on = tuple(note for note in (base.note, limit and limit.note) if note)
-    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=rests_on)
+    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=tuple(_rests_on(base, limit)))
     if choice.value is not None and choice.value >= batch:
-        return replace(known, batch=choice.value, low=choice.low, high=choice.high, known=choice.known)
+        return replace(known, choice=choice)
     if batch < 1:
         return replace(known, reason=f"by the law through {both}, no batch has {conditions(wish, limit)}")
     notes = [f"predicted by the saturation law through {both}, and not measured: measure there before use"]
@@ -385,7 +394,12 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
         notes.append(f"a step takes no more: max_num_batched_tokens is {step}, and vLLM starts with no larger batch")
     if subject.footprint is None or wish.budget_bytes is None:
         notes.append("no limit of the memory is known: a KV cache that is full ends the growth earlier")
-    return replace(known, batch=batch, predicted=True, notes=(*notes, *known.notes))
+    return replace(known, choice=ChosenLoad(batch), predicted=True, notes=(*notes, *known.notes))
+
+
+def _rests_on(base: Base, limit: Limit | None) -> list[str]:
+    """What of T(1) and the limit was not measured."""
+    return [note for note in (base.note, limit and limit.note) if note]
 
 
 def _fitted(loads: Sequence[Point], b_half: float | None) -> tuple[Fit | None, Laws]:
@@ -428,18 +442,18 @@ def conditions(wish: Objectives, limit: Limit | None) -> str:
 # Throughput and cost
 
 
-def operating_point(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives) -> OperatingPoint | None:
-    """Figures of a batch, as measured at this load, or else predicted by the laws; None without either."""
+def operating_point(
+    subject: ModelSweep, decision: Decision, wish: Objectives, batch: int | None
+) -> OperatingPoint | None:
+    """Return the figures of a batch, as measured at this load, or else predicted by the laws; None without either."""
+    by_law = None if batch is None else decision.laws.tokens_per_s(batch)
     point = next((p for p in subject.usable if p.concurrency == batch), None)
-    wait: Interval | None
-    if point is not None:
-        rate = around(point, subject.usable, output_rate)
-        wait = around(point, subject.usable, e2e_s)
-    elif (by_law := decision.laws.tokens_per_s(batch)) is not None:
-        rate, line = Interval(by_law), decision.laws.wait
-        wait = None if line is None else Interval(line.seconds(batch))
-    else:
+    if batch is None or (point is None and by_law is None):
         return None
+    line = decision.laws.wait
+    rate, wait = Interval(by_law or 0.0), None if line is None else Interval(line.seconds(batch))
+    if point is not None:
+        rate, wait = around(point, subject.usable, output_rate), around(point, subject.usable, e2e_s)
     return OperatingPoint(
         batch=batch,
         tokens_per_s=rate,
@@ -458,14 +472,12 @@ def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
 
 
 def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:
-    """Cost of a million output tokens, in the price's unit; None if the price or the share of output is unknown."""
+    """Return the cost of a million output tokens, in the price's unit; None if the price or the share of output is
+    unknown."""
     if price_per_hour is None or output_share is None:
         return None
-    high, value, low = (
-        None if per_s is None else price_per_hour / (3600 * per_s * output_share) * 1e6
-        for per_s in (rate.low, rate.value, rate.high)
-    )
-    return Interval(value or 0.0, low, high)
+    falling = Interval(rate.value, rate.high, rate.low)
+    return falling.mapped(lambda per_s: price_per_hour / (3600 * per_s * output_share) * 1e6)
 
 
 # Memory
@@ -477,9 +489,10 @@ def utilization(total_bytes: int, gpu_bytes: int) -> float:
     return min(1.0, math.ceil(total_bytes * UTILIZATION_STEPS / gpu_bytes) / UTILIZATION_STEPS)
 
 
-def needs(subject: ModelSweep, batch: int, wish: Objectives) -> Needs | None:
+def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | None:
+    """Return the memory of one engine at a batch; None without a batch, or if the footprint is unknown."""
     engine, footprint = subject.engine, subject.footprint
-    if engine is None or footprint is None:
+    if engine is None or footprint is None or batch is None:
         return None
     had, of = engine.kv_had_bytes, engine.gpu_had_bytes
     kv, total, gpu = footprint.kv_bytes(batch), footprint.total_bytes(batch), wish.gpu_bytes
@@ -564,26 +577,29 @@ def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, .
 # More engines
 
 
-def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
-    """Upper bounds on the gain of several engines at this load, or else at the largest measured below it. The smallest
-    measured load serves if none is below; None if no load is usable.
+def gains_at(subject: ModelSweep, batch: int | None) -> Gains | None:
+    """Return upper bounds on the gain of several engines at this load, or else at the largest measured below it. The
+    smallest measured load serves if none is below; None without a batch, or if no load is usable.
 
     Each unit that one engine is known to use in part bounds the gain. The kernels of engines that take turns run at
     most all of the time. Those that overlap share the memory and the tensor cores. Nothing passes the data sheet's
     roofline at this batch with prompts hidden behind the decoding: each engine reads its own weights, so more engines
     move no fewer bytes per token.
     """
-    loads = [p for p in subject.usable if p.concurrency <= batch] or subject.usable[:1]
-    if not loads:
+    loads = subject.usable
+    if batch is None or not loads:
         return None
+    loads = [p for p in loads if p.concurrency <= batch] or loads[:1]
     point, bound = loads[-1], None
     if subject.work is not None and subject.peaks is not None and subject.output_share is not None:
-        ceiling = roofline.ceiling_tokens_per_s(subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True)
+        ceiling = gpu_figures.ceiling_tokens_per_s(
+            subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True
+        )
         bound = subject.output_share * fmean(point.repeats) / ceiling
     used: dict[Unit, float | None] = {
         "host": point.engine_active,
-        "dram": None if point.dram_active is None else point.dram_active / roofline.REACHABLE_DRAM,
-        "tensor": None if point.tensor_active is None else point.tensor_active / roofline.REACHABLE_TENSOR,
+        "dram": None if point.dram_active is None else point.dram_active / gpu_figures.REACHABLE_DRAM,
+        "tensor": None if point.tensor_active is None else point.tensor_active / gpu_figures.REACHABLE_TENSOR,
         "roofline": bound,
     }
     ceilings = (Ceiling(unit, busy, max(1.0, 1 / busy)) for unit, busy in used.items() if busy is not None and busy > 0)
@@ -592,18 +608,12 @@ def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
 
 
 def replicas(
-    subject: ModelSweep,
-    batch: int,
-    gains: Gains | None,
-    wish: Objectives,
-    *,
-    only: bool = True,
-    predicted: bool = False,
+    subject: ModelSweep, decision: Decision, batch: int | None, gains: Gains | None, wish: Objectives, *, only: bool
 ) -> ReplicaAdvice | None:
-    """Advice on how many engines fit and how many are worth a trial; None if the footprint or the memory is unknown.
-    only: no other model has a part of the GPU. predicted: the batch is predicted, not measured."""
+    """Return advice on how many engines fit and how many are worth a trial; None without a batch, or if the footprint
+    or the memory is unknown. only: no other model has a part of the GPU."""
     footprint, budget = subject.footprint, wish.budget_bytes
-    if footprint is None or budget is None:
+    if footprint is None or budget is None or batch is None:
         return None
     at_batch, split = max(0, budget) // footprint.total_bytes(batch), replicas_that_split(footprint, batch, budget)
     # Kernels of several engines overlap under MPS. Yet of 34 sets measured on an H100 and an H200 none gained over 7 %
@@ -611,7 +621,7 @@ def replicas(
     bound, advised = gains.time_slicing if gains else None, 1
     if not only:
         why = "the other models are to have their part of the GPU"
-    elif predicted:
+    elif decision.predicted:
         why = "the batch is predicted, to be measured first"
     elif split < REPLICAS:
         why = "no second engine fits, or one request cannot be divided"

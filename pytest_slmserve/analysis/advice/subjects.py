@@ -9,13 +9,12 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, ServedEngine, decide, needs
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known, percent, percent_interval
-from pytest_slmserve.analysis.metrics.gpu_figures import most_memory_used
-from pytest_slmserve.analysis.metrics.roofline import IDLE, idle_share
+from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_memory_used
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point, ratio
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels, peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.verdict import Verdict, above, every
+from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, above, every
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import hub_name, short_name
@@ -35,25 +34,18 @@ LATENCY = "the mean time per output token after the first, TPOT"
 
 @dataclass(frozen=True, slots=True)
 class ResultSource:
-    """Source of the numbers: the device and its memory, the kind of latency, and notes on all of them."""
+    """Models, and the source of their measurements: the device and its memory, the kind of latency, notes on all."""
 
     device: str
     latency: str
     gpu_bytes: int | None = None
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SourcedSweeps:
-    """Models, and the source of their measurements."""
-
-    subjects: tuple[ModelSweep, ...]
-    source: ResultSource
+    subjects: tuple[ModelSweep, ...] = ()
 
 
 def of_curves(
     curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()
-) -> SourcedSweeps:
+) -> ResultSource:
     """Models to advise on, one for each model of the curves, in the order first met: its sweep with the most loads to
     choose from, and of several such the last measured.
 
@@ -90,10 +82,9 @@ def of_curves(
             note = f"taken is the sweep with the most loads ({label}), not {'; '.join(others)}"
             best = replace(best, notes=(*best.notes, note))
         subjects.append(best)
-    device, gpu_bytes = "nothing was measured", None
-    for where in devices.values():
-        device, gpu_bytes = where.title, where.gpu_memory_bytes
-    return SourcedSweeps(tuple(subjects), ResultSource(device, LATENCY, gpu_bytes, tuple(notes)))
+    known = [(e.title, e.gpu_memory_bytes) for e in devices.values()]
+    [(device, gpu_bytes)] = known or [("nothing was measured", None)]
+    return ResultSource(device, LATENCY, gpu_bytes, tuple(notes), tuple(subjects))
 
 
 def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
@@ -171,15 +162,14 @@ def _served(
         )
     if spec.platform == "cpu":
         why_not = "it was measured on a CPU, so there is no memory of a GPU to plan"
-    engine = ServedEngine(model=hub_name(spec.model), dtype=spec.dtype, footprint=footprint, no_footprint=why_not)
-    if resolved is None:
-        return engine
-    return replace(
-        engine,
-        dtype=resolved.dtype or spec.dtype,
-        max_num_batched_tokens=resolved.max_num_batched_tokens or spec.max_num_batched_tokens,
+    return ServedEngine(
+        model=hub_name(spec.model),
+        dtype=(resolved and resolved.dtype) or spec.dtype,
+        max_num_batched_tokens=(resolved.max_num_batched_tokens or spec.max_num_batched_tokens) if resolved else None,
         arguments=tuple(_arguments(spec)),
         env=tuple(f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"),
+        footprint=footprint,
+        no_footprint=why_not,
     )
 
 
@@ -209,7 +199,7 @@ def of_external(
     b_half: float | None,
     notes: Sequence[str] = (),
     kv_blocks: int | None = None,
-) -> SourcedSweeps:
+) -> ResultSource:
     """One subject, the curve of external results. spec: an engine of the model; with None only the batch can be
     advised. longest: tokens of a request at full length. kv_blocks: of the engine, of 16 tokens each."""
     notes, points, engine, shares = [*notes, *_left_out(curve)], [], None, []
@@ -236,7 +226,7 @@ def of_external(
         b_half=b_half,
         notes=tuple(notes),
     )
-    return SourcedSweeps((subject,), ResultSource("external results", curve.axes.latency))
+    return ResultSource("external results", curve.axes.latency, subjects=(subject,))
 
 
 def more_in_flight(point: Point) -> bool:
@@ -256,8 +246,7 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
     found = decide(subject, wish)
     points = {p.concurrency: p for p in subject.usable}
     if found.batch not in points:
-        why = found.reason or f"{found.batch} in flight was predicted, not measured"
-        return Verdict.inconclusive(CLAIM, curve.subject, why, bound)
+        raise Inconclusive(found.reason or f"{found.batch} in flight was predicted, not measured")
     chosen = points.pop(found.batch)
     state, seen, most = every(
         above, bound, lambda several: [(ratio(chosen, p, subject.usable, several=several), p) for p in points.values()]

@@ -1,75 +1,116 @@
 """The table of claims, read from `claims.toml`, and the verdicts by it, while a run goes on and from its archive.
 
-The file says of each claim its statement, source, parameters and evidence, and which verdict is expected of it where.
-Here `judge_row` chooses the function that judges a claim, `applies` says for which curves there is something to judge,
-and `models_read` names the models whose measurements it takes.
+A claim that is known not to hold somewhere has a row that expects it to fail, with the evidence; the most specific row
+that fits a model and an environment rules. `judge_row` chooses the function that judges a claim, `applies` says for
+which curves there is something to judge, and `models_read` names the models whose measurements it takes.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pytest_slmserve.analysis.advice import subjects as advice
 from pytest_slmserve.analysis.advice import verification
 from pytest_slmserve.analysis.claims import evidence
-from pytest_slmserve.analysis.claims.claim import (
-    ANY,
-    ANY_RELEASE,
-    NEXT_SMALLER,
-    Claim,
-    ClaimRow,
-    Evidence,
-    Others,
-    Parameters,
-    judge_arithmetic,
-)
+from pytest_slmserve.analysis.claims.evidence import NEXT_SMALLER, Evidence, Others
 from pytest_slmserve.analysis.compare import deployments
-from pytest_slmserve.analysis.compare.deployments import with_wider
-from pytest_slmserve.analysis.estimates import grouped, percent
+from pytest_slmserve.analysis.estimates import grouped, percent, percent_interval, times
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
-from pytest_slmserve.analysis.metrics.roofline import peaks_of
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import by_series, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, is_main_sweep, is_sweep, labels, with_shared
-from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.schema.errors import BadArchive, BadUsage, Interface, RampUp, SlmError
+from pytest_slmserve.analysis.verdict import Inconclusive, State, Verdict, above, below, every, every_within, unsure
+from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Interface, RampUp, SlmError
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, known_fields, release
 
+Expected = Literal["passes", "fails", "either"]
+Parameters = Mapping[str, Any]
+ANY: Literal["*"] = "*"
+ANY_RELEASE = ("", "")
 AFTER = 128  # "after a batch size of 128"
 # The parameter that is the threshold, where it has another name.
 THRESHOLDS = {"decode-stays-memory-bound": "margin", "decode-saturates-dram": "near"}
 
 
-def _read() -> tuple[tuple[Claim, ...], tuple[ClaimRow, ...]]:
-    """Return the claims and the rows of `claims.toml`: first the row of each claim for any model, then the others."""
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A statement that measurements can refute, as `claims.toml` has it.
+
+    name: as items and records have it. kind: the same for all ways of sharing. of: the measurements that it reads:
+    sweeps; replicas, with one engine alone under the same load; engines on several numbers of GPUs; jobs; or none, for
+    arithmetic. models: those that the statement speaks of; empty for any. passes: the side of the threshold on which
+    all estimates of its `Evidence` lie if it passes ("within": between the threshold, a factor, and its inverse); None
+    if a function of its own judges it. figure, words: the figure that it compares, if it is one of several, and how to
+    tell it. parameters, expected, evidence: of its row for any model anywhere; "either" is for a statement that hosts
+    and models decide, so that it is a finding and no failure.
+    """
+
+    name: str
+    kind: str
+    statement: str
+    source: str
+    of: Literal["sweeps", "replicas", "gpus", "jobs", "arithmetic"] = "sweeps"
+    models: tuple[str, ...] = ()
+    passes: Literal["below", "above", "within"] | None = None
+    figure: str = ""
+    words: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    expected: Expected = "passes"
+    evidence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRow:
+    """Expectation of a claim for a model on a device, by an interface, in a closed loop of one ramp-up, under a vLLM.
+
+    model: a short name or "*". device: a platform ("cuda", "cpu", "simulated"), a GPU family of `roofline.GPUS`
+    ("H200") or "*". interface: how the requests come in, or "*". ramp_up: of the closed loop, or "*". vllm: first
+    release, and the one it ends before; "" for no end. parameters: numbers of the judgement, plain, so that a record
+    can hold them and a report can repeat the judgement.
+    """
+
+    claim: str
+    model: str = ANY
+    device: str = ANY
+    interface: Literal["*", "engine", "server", "endpoint"] = ANY
+    ramp_up: Literal["*", "staggered", "burst"] = ANY
+    vllm: tuple[str, str] = ANY_RELEASE
+    parameters: Parameters = field(default_factory=dict)
+    expected: Expected = "passes"
+    evidence: str = ""
+
+
+def _read() -> tuple[dict[str, Claim], tuple[ClaimRow, ...]]:
+    """Return the claims of `claims.toml` by name, and its rows: first that of each claim for any model, then the
+    others."""
     facts = tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))
-    claims: list[Claim] = []
-    for ways, entries in groupby(facts["claim"], key=lambda entry: entry.pop("sharing", ())):
+    claims = {}
+    for ways, entries in groupby(facts["claim"], key=lambda entry: entry.pop("sharing", ("",))):
         group = [{"kind": entry["name"], **entry, "models": tuple(entry.get("models", ()))} for entry in entries]
-        claims += [Claim(**entry) for entry in group if not ways]
-        for way in ways:
-            words = {"how": deployments.HOW[way], "where": "" if way == "gpus" else " on one GPU"}
-            for entry in group:
-                of_way = {
+        for way, entry in ((way, entry) for way in ways for entry in group):
+            if way:
+                words = {"how": deployments.HOW[way], "where": "" if way == "gpus" else " on one GPU"}
+                entry = entry | {
                     "name": f"{entry['kind']}-{way}",
                     "statement": entry["statement"].format(**words),
                     "parameters": {"sharing": way, **entry["parameters"]},
                 }
-                claims.append(Claim(**entry | of_way))
-    rows = [ClaimRow(c.name, parameters=c.parameters, expected=c.expected, evidence=c.evidence) for c in claims]
-    general = {row.claim: row.parameters for row in rows}
+            claims[entry["name"]] = Claim(**entry)
+    rows = [ClaimRow(n, parameters=c.parameters, expected=c.expected, evidence=c.evidence) for n, c in claims.items()]
     for entry in facts["row"]:
         vllm = tuple(entry.pop("vllm", ANY_RELEASE))
-        rows.append(ClaimRow(**{"parameters": general[entry["claim"]], "vllm": vllm, **entry}))
-    return tuple(claims), tuple(rows)
+        rows.append(ClaimRow(**{"parameters": claims[entry["claim"]].parameters, "vllm": vllm, **entry}))
+    return claims, tuple(rows)
 
 
 CLAIMS, ROWS = _read()
@@ -84,16 +125,35 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
     Raises:
         LookupError: The row lacks a parameter of the claim.
     """
-    known, parameters = claim_of(claim), row.parameters
-    if known.of == "arithmetic":
-        return judge_arithmetic(known.kind, curve.subject)
-    if known.passes is not None:
-        threshold = parameters[THRESHOLDS.get(known.kind, "threshold")]
-        found = _evidence(known.kind, curve, others, parameters)
-        if isinstance(found, str):
-            return Verdict.inconclusive(known.name, curve.subject, found, threshold)
-        return found.verdict(known, curve.subject, threshold)
-    match known.kind:
+    known, named = claim_of(claim), THRESHOLDS.get(claim, "threshold")
+    threshold = row.parameters[named] if named in known.parameters else None
+    try:
+        found = _found(known, curve, row.parameters, others)
+    except Inconclusive as reason:
+        return Verdict.inconclusive(claim, curve.subject, str(reason), threshold)
+    if isinstance(found, Verdict):
+        return found
+    assert threshold is not None, f"{claim} has evidence, but no threshold"
+    match known.passes:
+        case "below":
+            state, seen, sentence = every(below, threshold, found.estimates)
+        case "above":
+            state, seen, sentence = every(above, threshold, found.estimates)
+        case _:
+            state, seen, sentence = every_within(1 / threshold, threshold, found.estimates)
+    if found.sparse and state is State.PASSES:
+        state = State.INCONCLUSIVE
+    told, limit = times(seen), f"{threshold:g}"
+    if found.in_percent:
+        told, limit = percent_interval(seen), percent(threshold)
+    why = f"{sentence.replace('{}', told)} (threshold {limit}{found.qualifier}){found.remark}{unsure(seen)}"
+    return Verdict.from_interval(claim, curve.subject, state, why, seen, threshold, *found.points)
+
+
+def _found(claim: Claim, curve: Curve, parameters: Parameters, others: Others) -> Evidence | Verdict:
+    """Return the evidence for a claim of one threshold, or the verdict on one with a rule of its own. Raises
+    Inconclusive with the reason if there is neither."""
+    match kind := claim.kind:
         case "throughput-plateau":
             return curve.pareto_plateau(parameters["tolerance"])
         case "latency-rises-past-plateau":
@@ -106,27 +166,17 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
             return deployments.neighbours_do_not_disturb(curve, parameters["margin"])
         case verification.KV_BLOCKS:
             if curve.spec is None or not curve.resolved:
-                return Verdict.inconclusive(verification.KV_BLOCKS, curve.subject, "no engine was measured")
-            records, tolerance = tuple(i for p in curve.points for i in p.records), parameters["blocks"]
-            each = [verification.kv_blocks_as_predicted(curve.spec, r, tolerance, records) for r in curve.resolved]
-            # Of the launch that is farthest off, so that one bad launch among many shows.
-            return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
-    threshold = parameters["threshold"]
-    match known.kind:
-        case "gpu-util-saturates-first":
-            return evidence.util_saturates_first(curve, threshold, parameters["full"])
+                raise Inconclusive("no engine was measured")
+            records = tuple(record for p in curve.points for record in p.records)
+            return verification.kv_blocks_as_predicted(curve.spec, curve.resolved, parameters["blocks"], records)
         case advice.CLAIM:
-            return advice.advised_batch_costs_little(curve, threshold)
+            return advice.advised_batch_costs_little(curve, parameters["threshold"])
+        case "gpu-util-saturates-first":
+            return evidence.util_saturates_first(curve, parameters["threshold"], parameters["full"])
         case "tensor-parallel-loses-per-gpu" | "tensor-parallel-serves-less-in-all":
-            return evidence.serves_less(known.kind, curve, threshold)
+            return evidence.serves_less(kind, curve, parameters["threshold"])
         case "throughput-grows-with-kv-blocks":
-            return evidence.throughput_grows_with_kv_blocks(curve, threshold, parameters["flat"])
-    raise LookupError(f"no function judges {known.kind}")
-
-
-def _evidence(kind: str, curve: Curve, others: Others, parameters: Parameters) -> Evidence | str:
-    """Return the evidence for a claim of one threshold, or the reason why there is none."""
-    match kind:
+            return evidence.throughput_grows_with_kv_blocks(curve, parameters["threshold"], parameters["flat"])
         case "occupancy-below-a-saturated-kernel" | "decode-saturates-dram":
             return evidence.at_the_largest_load(kind, curve)
         case "sm-activity-stays-low" | "host-takes-at-most-half":
@@ -147,19 +197,24 @@ def _evidence(kind: str, curve: Curve, others: Others, parameters: Parameters) -
             return evidence.at_once_over_lowest_rate(curve)
         case "alike-at-one-size":
             return evidence.over_the_opt_of_its_size(curve, others)
-        case "batch-limit-reaches-a-plateau" | "batch-limit-gains-little-after-128":
-            return evidence.over_the_limit_before(kind, curve, parameters.get("after", 0))
+        case "batch-limit-reaches-a-plateau":
+            return evidence.over_the_limit_before(curve, None)
+        case "batch-limit-gains-little-after-128":
+            return evidence.over_the_limit_before(curve, parameters["after"])
         case "batch-limit-costs-latency":
             return evidence.latency_past_the_plateau(curve, parameters["little"])
         case "continuous-batching-serves-most":
             return evidence.continuous_over_other_batching(curve)
         case "dynamic-batching-answers-sooner":
             return evidence.dynamic_over_static_batching(curve)
-        case (
-            "longer-outputs-fewer-requests" | "longer-outputs-shrink-the-batch" | "longer-outputs-wait-slightly-longer"
-        ):
-            return evidence.longest_over_shortest(kind, curve)
-    return evidence.replicas_over_one_engine(kind, curve, parameters["sharing"])
+        case "replicas-pay":
+            return evidence.replicas_over_one_engine(curve, parameters["sharing"])
+    match claim.of:
+        case "replicas":
+            return evidence.figure_of_replicas(claim.figure, claim.words, curve, parameters["sharing"])
+        case "jobs":
+            return evidence.longest_over_shortest(claim.figure, claim.words, curve)
+    return evidence.judge_arithmetic(kind, curve.subject)
 
 
 def applies(claim: Claim, curve: Curve) -> bool:
@@ -176,7 +231,7 @@ def applies(claim: Claim, curve: Curve) -> bool:
             beats = kind != "replicas-per-gpu-beat-tensor-parallel" or deployments.has_replicas(curve, "gpus")
             return bool(curve.wider) and still_gains and beats
         case "jobs":
-            return bool(curve.jobs) and evidence.has_jobs_for(kind, curve, AFTER)
+            return bool(curve.jobs) and evidence.has_jobs_for(kind, curve.jobs, AFTER)
         case "arithmetic":
             return is_main_sweep(curve)
     match kind:
@@ -212,11 +267,11 @@ def models_read(claim: Claim, model: str) -> tuple[str, ...]:
 
 def claim_of(name: str) -> Claim:
     """Return the claim of that name. Raises BadUsage for an unknown one."""
-    known = {claim.name: claim for claim in CLAIMS}
-    if name in known:
-        return known[name]
-    near = get_close_matches(str(name), known)
-    raise BadUsage(f"unknown claim {name!r}", " or ".join(near) or f"one of {', '.join(known)}")
+    if found := CLAIMS.get(str(name)):
+        return found
+    raise BadUsage(
+        f"unknown claim {name!r}", " or ".join(get_close_matches(str(name), CLAIMS)) or f"one of {', '.join(CLAIMS)}"
+    )
 
 
 def row_for(
@@ -234,36 +289,22 @@ def row_for(
     of vLLM, whose end is excluded. An unknown environment, release, interface or ramp-up fits only rows that leave it
     open. Raises BadUsage for an unknown claim.
     """
-    claim_of(claim)
     where = environment or Environment()
     peaks = peaks_of(where.gpu_name)
     devices = [ANY, where.platform, peaks.family if peaks else None]
-    version = None if where.vllm is None else release(where.vllm)
-    fitting = []
-    for row in (each for each in rows if each.claim == claim):
+    version, fitting = release(where.vllm or ""), []
+    for row in (row for row in rows if row.claim == claim_of(claim).name):
         first, last = map(release, row.vllm)
         released = row.vllm == ANY_RELEASE or (
-            version is not None and first <= version and (not last or version < last)
+            where.vllm is not None and first <= version and (not last or version < last)
         )
-        here = row.model in (ANY, short_name(model)) and row.device in devices and released
-        if here and row.interface in (ANY, interface) and row.ramp_up in (ANY, ramp_up):
-            device, open_release = devices.index(row.device), row.vllm == ANY_RELEASE
-            open_entries = row.interface == ANY, row.ramp_up == ANY, open_release
-            fitting.append(((row.model != ANY, device, *(not each for each in open_entries)), row))
+        there = row.model in (ANY, short_name(model)) and row.device in devices and released
+        if there and row.interface in (ANY, interface) and row.ramp_up in (ANY, ramp_up):
+            open_entries = (row.interface == ANY, row.ramp_up == ANY, row.vllm == ANY_RELEASE)
+            fitting.append(((row.model != ANY, devices.index(row.device), *(not each for each in open_entries)), row))
     if not fitting:
         raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
     return max(fitting, key=itemgetter(0))[1]
-
-
-def row_to_record(row: ClaimRow) -> dict[str, Any]:
-    """Return a row as plain JSON values."""
-    return {**asdict(row), "vllm": list(row.vllm)}
-
-
-def row_from_record(facts: Mapping[str, Any]) -> ClaimRow:
-    """Return the row of a record, the inverse of `row_to_record`; entries of a later release are left out."""
-    known = known_fields(ClaimRow, dict(facts))
-    return ClaimRow(**{**known, "vllm": tuple(known.get("vllm", ANY_RELEASE))})
 
 
 # {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "skipped": [[4, "why"]]}}}, of an adaptive sweep also
@@ -271,64 +312,66 @@ def row_from_record(facts: Mapping[str, Any]) -> ClaimRow:
 # repeats after which a sweep that measures until its claims are decided may be judged
 Plan = Mapping[str, Any]
 Judged = tuple[Verdict, ClaimRow]
-UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
+
+
+@contextmanager
+def _usable(what: str) -> Iterator[None]:
+    """Raise BadArchive if no judgement can be made of stored values."""
+    try:
+        yield
+    except (SlmError, *UNUSABLE) as error:
+        reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        why = f"{what} in the archive cannot be used ({reason})"
+        raise BadArchive(why, "an archive as --slm-records wrote it") from None
 
 
 def unique(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Each record once: a copy is no repeat."""
+    """Return each record once: a copy is no repeat."""
     return list({m.id: m for m in measurements}.values())
 
 
 def rows_from(stored: Mapping[str, Any]) -> tuple[ClaimRow, ...]:
-    """The claims' rows that a session stored, and today's for claims it does not have. Raises BadArchive."""
-    try:
-        rows = tuple(row_from_record(facts) for facts in stored.get("rows", ()))
+    """Return the claims' rows that a session stored, without entries of a later release, and today's for claims that it
+    does not have. Raises BadArchive."""
+    with _usable("the claims"):
+        entries = [known_fields(ClaimRow, dict(facts)) for facts in stored.get("rows", ())]
+        rows = [ClaimRow(**{**entry, "vllm": tuple(entry.get("vllm", ANY_RELEASE))}) for entry in entries]
         known = {row.claim for row in rows}
-    except UNUSABLE as error:
-        raise unusable("the claims", error) from None
     return (*rows, *(row for row in ROWS if row.claim not in known))
 
 
 def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> tuple[Curve, ...]:
-    """Curves of stored measurements; see `planned_curves`. Raises BadArchive."""
-    try:
+    """Return the curves of stored measurements; see `planned_curves`. Raises BadArchive."""
+    with _usable("the plan"):
         return tuple(planned_curves(measurements, plans).values())
-    except UNUSABLE as error:
-        raise unusable("the plan", error) from None
 
 
 def planned_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> dict[str, Curve]:
-    """A curve for each engine, workload, environment and way of loading, by its series key, in the order first met.
+    """Return a curve for each engine, workload, environment and way of loading, by its series key, in the order first
+    met.
 
     plans: of each session, with the time it started (ISO 8601, UTC), ascending. A curve's plan is the last one that
     names it, of the sessions up to the one that measured it last. One that none of these names, though they name
     others, was measured beside them. A run that goes on judges by the same curves, from the plan that it stores.
     """
-    found = {
-        series: planned_curve(short_name(group[0].spec.model), series, group, plans)
-        for series, group in by_series(measurements).items()
-    }
-    return dict(zip(found, with_wider(with_shared(found.values(), shared_points(measurements)))))
-
-
-def planned_curve(
-    subject: str, series: str, measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]
-) -> Curve:
-    """The curve of one series, with what its plan says of loads that were not measured."""
-    last = max((m.measured_at for m in measurements), default="")
-    earlier = [plan for started, plan in reversed(plans) if started <= last]
-    sweeps = [plan.get("sweeps", {}) for plan in earlier]
-    sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
-    curve = curve_of(
-        subject,
-        measurements,
-        planned=[int(c) for c in sweep.get("concurrencies", ())],
-        cut=[(int(c), str(why)) for c, why in sweep.get("skipped", ())],
-        adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
-        looks=[int(n) for n in earlier[0].get("interim_analyses", ())] if earlier else (),
-    )
-    compared = any(series in plan.get("compared", ()) for plan in earlier)
-    return replace(curve, beside=(any(sweeps) or compared) and not sweep)
+    found = {}
+    for series, group in by_series(measurements).items():
+        last = max(m.measured_at for m in group)
+        earlier = [plan for started, plan in reversed(plans) if started <= last]
+        sweeps = [plan.get("sweeps", {}) for plan in earlier]
+        sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
+        curve = curve_of(
+            short_name(group[0].spec.model),
+            group,
+            planned=[int(c) for c in sweep.get("concurrencies", ())],
+            cut=[(int(c), str(why)) for c, why in sweep.get("skipped", ())],
+            adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
+            looks=[int(n) for n in earlier[0].get("interim_analyses", ())] if earlier else (),
+        )
+        compared = any(series in plan.get("compared", ()) for plan in earlier)
+        found[series] = replace(curve, beside=(any(sweeps) or compared) and not sweep)
+    curves = with_shared(found.values(), shared_points(measurements))
+    return dict(zip(found, deployments.with_wider(curves)))
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple[ClaimRow, ...] = ()) -> list[Judged]:
@@ -347,7 +390,7 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
     """
     labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
     judged: list[Judged] = []
-    for claim in CLAIMS:
+    for claim in CLAIMS.values():
         found = [
             (curve, label)
             for curve, label in labelled
@@ -363,23 +406,14 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
         for curve, label in found:
             here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
             interface, ramp_up = here.spec.interface if here.spec else None, here.load.ramp_up if here.load else None
-            try:
-                row = row_for(claim.name, curve.subject, here.environment, interface, ramp_up, rows)
-                then = row
-                if stored:
-                    then = row_for(claim.name, curve.subject, here.environment, interface, ramp_up, stored)
+            where = claim.name, curve.subject, here.environment, interface, ramp_up
+            with _usable(f"the parameters of {claim.name}"):
+                row = row_for(*where, rows)
+                then = row_for(*where, stored) if stored else row
                 verdict = judge_row(claim.name, curve, row, curves)
-            except (SlmError, *UNUSABLE) as error:
-                raise unusable(f"the parameters of {claim.name}", error) from None
             changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
             judged.append((replace(verdict, subject=label, why=verdict.why + changed), row))
     return judged
-
-
-def unusable(what: str, error: Exception) -> BadArchive:
-    """The error for stored values that no judgement can be made of."""
-    reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-    return BadArchive(f"{what} in the archive cannot be used ({reason})", "an archive as --slm-records wrote it")
 
 
 def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Iterator[tuple[Gated, str]]:
@@ -401,10 +435,8 @@ def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str,
             assumed = f"a margin of {percent(gated.terms.margin)}, and {gated.terms.pairs} pairs at most"
             yield gated, f"the terms of the gate of {gated.model} were not stored: judged by {assumed}"
             continue
-        try:
+        with _usable("the terms of the gate"):
             facts = plan["gate"]
             margin, alpha, beta = (float(facts[name]) for name in ("margin", "alpha", "beta"))
             terms = GateCriteria(margin, alpha, beta, int(facts["pairs"]))
-        except (SlmError, *UNUSABLE) as error:
-            raise unusable("the terms of the gate", error) from None
         yield judge_gate(members, terms), ""

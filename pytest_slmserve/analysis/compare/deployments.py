@@ -14,13 +14,7 @@ from dataclasses import dataclass, replace
 
 from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known, percent, percent_interval
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
-from pytest_slmserve.analysis.points import (
-    Point,
-    ReplicaPoint,
-    at_common_loads,
-    points_of,
-    ratio,
-)
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, at_common_loads, points_of, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict, every_within
 from pytest_slmserve.schema.errors import Sharing

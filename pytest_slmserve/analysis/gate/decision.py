@@ -312,11 +312,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """unchanged: rates of an unchanged candidate. worse: by endpoint, those of a candidate that is worse by the margin
-    in this endpoint and in no other. n: pairs of equal sides that were measured."""
+    """noise: of the pairs of equal sides that were measured. unchanged: rates of an unchanged candidate. worse: by
+    endpoint, those of a candidate that is worse by the margin in this endpoint and in no other."""
 
-    terms: GateCriteria
-    n: int
+    noise: PairNoise
     unchanged: Rates
     worse: Mapping[str, Rates]
 
@@ -358,7 +357,7 @@ def calibrate(
         fails, passes = (outcomes.count(state) / gates for state in (State.FAILS, State.PASSES))
         rates[name] = Rates(fails, passes, taken / gates)
     unchanged = rates.pop(None)
-    return Calibration(criteria, len(noise.costs), unchanged, {name: rate for name, rate in rates.items() if name})
+    return Calibration(noise, unchanged, {name: rate for name, rate in rates.items() if name})
 
 
 def weakened(compared: Sequence[Comparison], calibration: Calibration) -> tuple[Comparison, ...]:

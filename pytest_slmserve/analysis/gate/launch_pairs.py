@@ -16,8 +16,8 @@ from typing import get_args
 from pytest_slmserve.analysis.estimates import ends, grouped, possible, student_interval
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries, compare_sides, gate
 from pytest_slmserve.analysis.metrics.gpu_figures import most_memory_used
-from pytest_slmserve.analysis.metrics.latency import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.points import Summary, summarize
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below
 from pytest_slmserve.schema.errors import Caches, Side
 from pytest_slmserve.schema.models import short_name
@@ -285,10 +285,10 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequenc
             rows.append((after / bound, before, after, bound))
         _, before, after, bound = min(rows, key=itemgetter(0)) if blocks else max(rows, key=itemgetter(0))
         if blocks:
-            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
+            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {100 * BLOCKS_MARGIN:g} % fewer)"
         else:
             had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
-            why = f"{used} in use where the baseline has {had} (bound: {most})"
+            why = f"{used} in use where the baseline has {had} (margin: up to {most})"
         kept = after >= bound if blocks else after <= bound
         state = State.PASSES if kept else State.FAILS
         yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(known))

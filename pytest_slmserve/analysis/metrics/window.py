@@ -1,39 +1,41 @@
-"""Quantities of one run, all of them over its steady window.
+"""Quantities of one run over its steady window: rates by its steps, latencies by its requests, and goodput.
 
 Rates come from the step trace, not from whole completions: requests of one fixed length end in convoys. The window is
 cut to the step boundaries inside it, from the first to the last, and the tokens of the first step belong to the time
-before it: so there is no edge error. A request's latency counts where its last token lies in the window.
+before it: so there is no edge error.
+
+Latencies of an open loop are those of the requests *sent* in the window, whenever they end. Those that end in it are
+another set: under overload the slow ones end after it, or never, and who counts only the others sees a fast service. A
+request that never ended counts as slower than every other, so a percentile that falls among those is not known (None)
+and never too small. A closed loop is judged by the requests that *ended* in the window: its load depends on its
+latencies, and in a steady state both sets have the same ones.
+
+TTFT = first token - sent, E2E = last token - sent, TPOT = (E2E - TTFT)/(n_out - 1), as `vllm bench serve` has them
+(vllm/benchmarks/serve.py, release 0.32), normalised = E2E/n_out (G.-I. Yu and others, Orca, OSDI 2022).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from operator import mul, sub
 from statistics import fmean, variance
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
-from pytest_slmserve.schema.records import Failures, Measurement, Run
-from pytest_slmserve.schema.specs import OpenLoop, is_steady
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples
+from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_steady
 
 T = TypeVar("T")
 
 BATCHES = 8
 LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the stamps, which a record rounds
-
-
-@dataclass(frozen=True, slots=True)
-class LittlesLaw:
-    """Two counts of the same thing: `requests` from the requests' own intervals, `batch` from the step trace.
-    deviation: requests/batch - 1."""
-
-    requests: float
-    batch: float
-    deviation: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +188,12 @@ def most_in_flight(run: Run) -> int:
 
 
 @once
-def littles_law(run: Run) -> LittlesLaw | None:
-    """Both counts of the requests in the engine; equal in an honest run, whatever its arrivals. None: not measured."""
+def littles_law(run: Run) -> float | None:
+    """Return the relative deviation of the requests in flight from the mean batch: two counts of the same thing, from
+    the requests' own intervals and from the step trace, equal in an honest run whatever its arrivals. None: not
+    measured."""
     requests, batch = requests_in_flight(run), mean_batch(run)
-    if requests is None or not batch:
-        return None
-    return LittlesLaw(requests, batch, requests / batch - 1)
+    return None if requests is None or not batch else requests / batch - 1
 
 
 def kv_usage(run: Run) -> float | None:
@@ -334,3 +336,346 @@ def held_back(run: Run) -> HeldBack | None:
     if not waited:
         return None
     return HeldBack(sum(s > 0 for s in waited), fmean(waited), percentile(waited, 0.99) or 0.0, max(waited))
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles of one latency, in seconds. A percentile is None without requests, or where it falls among requests
+    that never came so far. mean: over the `known` ones, None unless they are all of `requests`."""
+
+    requests: int
+    known: int
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Percentiles of all latencies over the same requests; TPOT over those of two output tokens or more.
+
+    unfinished: requests among them that failed or were cut off. itl_s: over the gaps between tokens in the window, of
+    whatever requests; None where no client saw them.
+    """
+
+    requests: int
+    unfinished: int
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    normalized_latency_s: Percentiles
+    itl_s: Percentiles | None = None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Means and percentiles by the names that a `Summary` has for them."""
+        each = {"e2e": self.e2e_s, "ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.itl_s}
+        named: dict[str, Any] = {"normalized_latency_s": self.normalized_latency_s.mean}
+        for name, seen in each.items():
+            named[f"{name}_s"] = None if seen is None else seen.mean
+            named |= {f"{name}_{part}_s": None if seen is None else getattr(seen, part) for part in PARTS}
+        return named
+
+
+PARTS, SHARES = ("p50", "p90", "p95", "p99"), (0.50, 0.90, 0.95, 0.99)
+
+
+class RequestLatency(NamedTuple):  # made for each request of an archive: three times as fast as a frozen dataclass
+    """One request's latencies in seconds; None where it never came so far. tpot_s is None too where it has a single
+    output token: `single` tells these apart."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    normalized_latency_s: float | None
+    single: bool
+
+
+def request_latency(samples: Samples, row: int) -> RequestLatency:
+    """Latencies of one request. One that did not finish has only its time to first token, if that token came."""
+    sent, first, last = samples.sent_s[row], samples.first_token_s[row], samples.last_token_s[row]
+    ttft = None if first is None else first - sent
+    if not samples.finished[row] or last is None:
+        return RequestLatency(ttft, None, None, None, single=False)
+    e2e, tokens = last - sent, samples.output_tokens[row]
+    return RequestLatency(
+        ttft_s=ttft,
+        tpot_s=None if ttft is None or tokens <= 1 else (e2e - ttft) / (tokens - 1),
+        e2e_s=e2e,
+        normalized_latency_s=e2e / max(tokens, 1),
+        single=tokens <= 1,
+    )
+
+
+def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
+    """Return the latencies of all requests that finished in the windows of these runs, or were sent in them, whenever
+    they ended. A failed request that was sent counts as never ended. An older record does not say when its failed
+    requests were sent, so they are left out."""
+    seen = [request_latency(run.samples, row) for run in runs for row in _rows_in_window(run, judged_by)]
+    if judged_by == "sent":
+        failed = sum(_failed_in_window(run, judged_by) for run in runs if run.failed)
+        seen += [RequestLatency(None, None, None, None, single=False)] * failed
+    gaps = gaps_of(runs)
+    return Latencies(
+        requests=len(seen),
+        unfinished=sum(each.e2e_s is None for each in seen),
+        ttft_s=percentiles([each.ttft_s for each in seen]),
+        tpot_s=percentiles([each.tpot_s for each in seen if not each.single]),
+        e2e_s=percentiles([each.e2e_s for each in seen]),
+        normalized_latency_s=percentiles([each.normalized_latency_s for each in seen]),
+        itl_s=Percentiles(gaps.gaps, gaps.gaps, gaps.mean_s, *map(gaps.percentile, SHARES)) if gaps else None,
+    )
+
+
+def latencies_of(measurement: Measurement) -> Latencies:
+    """Return the latencies of the requests by which this kind of load is judged: sent in the window, or finished in
+    it."""
+    return _latencies_of_one(measurement.run, measurement.load.judged_by)
+
+
+@once
+def _latencies_of_one(run: Run, judged_by: JudgedBy) -> Latencies:
+    return latencies([run], judged_by)
+
+
+def judged_rows(measurement: Measurement) -> Sequence[int]:
+    """Return the rows that its latencies are of: what was sent in an open loop's window, or ended in that of any other
+    load."""
+    return _rows_in_window(measurement.run, measurement.load.judged_by)
+
+
+def judged_tokens(measurement: Measurement) -> tuple[int, int]:
+    """Return prompt and output tokens of the requests by which the load is judged."""
+    rows, samples = judged_rows(measurement), measurement.run.samples
+    return sum(samples.prompt_tokens[row] for row in rows), sum(samples.output_tokens[row] for row in rows)
+
+
+def judged_failures(measurement: Measurement) -> int:
+    """Return the number of failed requests among those by which the load is judged. A load with a fixed number of
+    requests counts all of its failures. An open loop counts those sent in its window; any other load, those that failed
+    in it. A record without failure times counts all failures of the run."""
+    run = measurement.run
+    if run.failed is None or measurement.load.requests is not None:
+        return run.failures
+    return _failed_in_window(run, measurement.load.judged_by)
+
+
+def _rows_in_window(run: Run, judged_by: JudgedBy) -> Sequence[int]:
+    if judged_by == "ended":
+        return finished_in_window(run)
+    opens, closes = run.window_s
+    return [row for row, sent in enumerate(run.samples.sent_s) if opens <= sent < closes]
+
+
+def _failed_in_window(run: Run, judged_by: JudgedBy) -> int:
+    opens, closes = run.window_s
+    return sum(opens <= at < closes for at in getattr(run.failed, f"{judged_by}_s"))
+
+
+def percentiles(values: Sequence[float | None]) -> Percentiles:
+    """Percentiles and mean of `values` in seconds; None among them is longer than all others, by an unknown amount."""
+    known = [value for value in values if value is not None]
+    padded = sorted(known) + [math.inf] * (len(values) - len(known))
+    found = (percentile(padded, share) for share in SHARES)
+    seen = (value if value is not None and math.isfinite(value) else None for value in found)
+    return Percentiles(len(values), len(known), mean_of_known(known) if len(known) == len(values) else None, *seen)
+
+
+@dataclass(frozen=True, slots=True)
+class GapHistogram:
+    """Gaps between successive tokens of a request (ITL), counted in bins whose edges grow by a factor.
+
+    A client of a server sees chunks of its stream: where one bears several tokens, the gap is between chunks. Bin i
+    holds gaps from least_s * growth^i until before least_s * growth^(i + 1); below bin 0 are all that are shorter than
+    least_s, whatever their number. sum_s: of all gaps; None where an older record does not have it.
+    """
+
+    growth: float
+    least_s: float
+    counts: Mapping[int, int]
+    sum_s: float | None = None
+
+    @property
+    def gaps(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean gap in seconds: exact where `sum_s` is present, else from the middles of the bins. None without gaps."""
+        if not self.gaps:
+            return None
+        middles = (self.middle_s(index) * count for index, count in self.counts.items())
+        return (math.fsum(middles) if self.sum_s is None else self.sum_s) / self.gaps
+
+    def middle_s(self, index: int) -> float:
+        """Middle of bin `index` on the logarithmic scale, in seconds; `least_s` for the bin below all others."""
+        return self.least_s * math.pow(self.growth, index + 0.5) if index >= 0 else self.least_s
+
+    def percentile(self, share: float) -> float | None:
+        """The gap in seconds that at least this share of all, 0 to 1, does not exceed. None of nothing.
+
+        It is the middle of its bin on the scale of logarithms, so off by a factor of √growth at most: 0.5 % for bins of
+        1 %. Of a gap shorter than `least_s` it is `least_s`.
+        """
+        wanted, seen = max(1, math.ceil(share * self.gaps)), 0
+        for index in sorted(self.counts):
+            seen += self.counts[index]
+            if seen >= wanted:
+                return self.middle_s(index)
+        return None
+
+
+def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
+    """Gaps in the windows of all runs together; None where one has none, or counted them in other bins."""
+    found = [gap_histogram(run.stream.gaps) if run.stream and run.stream.gaps else None for run in runs]
+    known = [each for each in found if each is not None]
+    if not known or len(known) < len(found) or len({(each.growth, each.least_s) for each in known}) > 1:
+        return None
+    if len(known) == 1:
+        return known[0]
+    sums = [each.sum_s for each in known if each.sum_s is not None]
+    counts = sum((Counter(each.counts) for each in known), Counter[int]())
+    total = math.fsum(sums) if len(sums) == len(known) else None
+    return GapHistogram(known[0].growth, known[0].least_s, counts, total)
+
+
+def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
+    """A histogram from its JSON form, {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}. JSON
+    makes the indices strings; they become integers again. `sum_s` may be missing."""
+    counts = {int(index): int(count) for index, count in facts["counts"].items()}
+    sum_s = None if facts.get("sum_s") is None else float(facts["sum_s"])
+    return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, sum_s)
+
+
+EXAMPLE = "ttft:200ms,tpot:50ms,e2e:5s"
+BOUND = re.compile(r"\s*(\w+)\s*:\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s)?\s*", re.ASCII)
+EXPONENT = {"ms": "e-3", "s": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Upper bounds in seconds that one request must keep, all of them; None is no bound.
+
+    ttft_s: to the first token. tpot_s: per output token after it; a request of one token meets it, as in vLLM.
+    itl_s: the longest gap between two of its tokens. e2e_s: to the last token.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    itl_s: float | None = None
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.bounds:
+            raise BadUsage("an SLO without a bound", EXAMPLE)
+        for name, bound in self.bounds.items():
+            if not 0 < bound < float("inf"):
+                raise BadUsage(f"an SLO of {bound} s for {name}", EXAMPLE)
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Seconds by name: ttft, tpot, itl, e2e, those that there are."""
+        found = ((field.name.removesuffix("_s"), getattr(self, field.name)) for field in fields(self))
+        return {name: bound for name, bound in found if bound is not None}
+
+    def __str__(self) -> str:
+        """The SLO as text that `parse_slo` accepts, such as ttft:200ms,e2e:5s."""
+        return ",".join(
+            f"{name}:{bound * 1e3:.12g}ms" if bound < 1 else f"{name}:{bound:.15g}s"
+            for name, bound in self.bounds.items()
+        )
+
+
+def parse_slo(text: str) -> Slo:
+    """Return the SLO of words like ttft:200ms,tpot:50ms. Raises BadUsage with what to type instead, for a bound on the
+    gaps between tokens too, which no record keeps request by request."""
+    bounds: dict[str, float] = {}
+    known = [field.name.removesuffix("_s") for field in fields(Slo)]
+    for part in text.split(","):
+        match = BOUND.fullmatch(part.lower())
+        if match is None:
+            raise BadUsage(f"{part.strip()!r} is no SLO", EXAMPLE)
+        name, number, unit = match.groups()
+        if name not in known:
+            raise BadUsage(f"no latency is called {name!r}", f"one of {', '.join(known)}: {EXAMPLE}")
+        if unit is None:
+            raise BadUsage(f"the SLO {part.strip()!r} has no unit", f"{name}:{number}ms, or {name}:{number}s")
+        if f"{name}_s" in bounds:
+            raise BadUsage(f"{name} twice in the SLO {text!r}", EXAMPLE)
+        bounds[f"{name}_s"] = float(number + EXPONENT[unit])
+    slo = Slo(**bounds)
+    if slo.itl_s is not None:
+        raise BadUsage("the gaps between a request's tokens are counted together, not request by request", "tpot:50ms")
+    return slo
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests that met an SLO, and their rate, among the requests sent in the window, whenever they ended. In a closed
+    loop: among those that ended in the window.
+
+    good: finished, every SLO met. dropped: did not finish (failed or cut off); they meet no SLO. per_s: the good ones /
+    seconds of the window. attainment: good / requests; by_slo: the same for each SLO alone, in the order of the SLO.
+    Shares are None without a request.
+    """
+
+    slo: Slo
+    requests: int
+    good: int
+    dropped: int
+    per_s: float
+    attainment: float | None
+    by_slo: tuple[tuple[str, float | None], ...]
+
+
+def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
+    """Goodput over the requests by which this kind of load is judged, failed requests included. None if the SLO bounds
+    the gaps between tokens, which a record does not keep by request."""
+    if slo.itl_s is not None:
+        return None
+    run, bounds, failed, rows = measurement.run, slo.bounds, judged_failures(measurement), judged_rows(measurement)
+    each = (request_latency(run.samples, row) for row in rows)
+    finished = [seen for seen in each if seen.e2e_s is not None]
+    good, kept = 0, dict.fromkeys(bounds, 0)
+    for seen in finished:
+        values = {"ttft": seen.ttft_s, "tpot": 0.0 if seen.single else seen.tpot_s, "e2e": seen.e2e_s}
+        met = [name for name, bound in bounds.items() if (value := values[name]) is not None and value <= bound]
+        good += len(met) == len(kept)
+        for name in met:
+            kept[name] += 1
+    dropped = failed + len(rows) - len(finished)
+    return _counted(slo, len(rows) + failed, good, dropped, per_second(good, run.window_s), kept)
+
+
+def pooled_goodput(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodput | None:
+    """Several windows of one load as one: requests are summed, goodput is their mean, or its sum where the windows were
+    `at_once`, of engines that served beside each other. None where one is not known, and of none."""
+    found = [each for each in seen if each is not None]
+    if not found or len(found) < len(seen):
+        return None
+    requests, good, dropped = (sum(getattr(each, n) for each in found) for n in ("requests", "good", "dropped"))
+    names = [name for name, _ in found[0].by_slo]
+    kept = {name: sum((dict(each.by_slo)[name] or 0.0) * each.requests for each in found) for name in names}
+    per_s = (math.fsum if at_once else fmean)(each.per_s for each in found)
+    return _counted(found[0].slo, requests, good, dropped, per_s, kept)
+
+
+def _counted(slo: Slo, requests: int, good: int, dropped: int, per_s: float, kept: Mapping[str, float]) -> Goodput:
+    """Goodput by its counts. kept: number of requests that met each SLO."""
+    by_slo = tuple((name, count / requests if requests else None) for name, count in kept.items())
+    return Goodput(slo, requests, good, dropped, per_s, good / requests if requests else None, by_slo)
+
+
+def rates_of_all(run: Run) -> tuple[float | None, float | None]:
+    """Requests/s and output tokens/s of a load that is served to its end: of the finished requests, over all of its
+    time. None where that has no extent."""
+    (began, ended), served = run.window_s, finished_output_tokens(run)
+    seconds = ended - began
+    return (len(served) / seconds, sum(served) / seconds) if seconds > 0 else (None, None)
+
+
+def finished_output_tokens(run: Run) -> list[int]:
+    """Output tokens of each request that was served to its end."""
+    return [tokens for tokens, done in zip(run.samples.output_tokens, run.samples.finished, strict=True) if done]

@@ -20,9 +20,9 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import per_second, percentile
-from pytest_slmserve.analysis.metrics import latency, window
-from pytest_slmserve.analysis.metrics.latency import Goodput, Slo, goodput_of
+from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.metrics.window import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.points import summary_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement
@@ -34,12 +34,12 @@ PERCENTILES = (50, 90, 95, 99)
 def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> dict[str, Any]:
     """One result, with what vLLM's has no word for beside it: the record's id, whether it is valid, versions."""
     run, load, facts = measurement.run, measurement.load, load_facts(measurement.load)
-    rows = latency.judged_rows(measurement)
+    rows = window.judged_rows(measurement)
     seconds = run.window_s[1] - run.window_s[0]
     tokens_per_s = summary_of(measurement).output_tokens_per_s
     prompts_per_s = window.prompt_tokens_per_s(run) or 0.0
-    prompts, outputs = latency.judged_tokens(measurement)
-    failed = latency.judged_failures(measurement)
+    prompts, outputs = window.judged_tokens(measurement)
+    failed = window.judged_failures(measurement)
     backend = "engine" if measurement.spec.interface == "engine" else "openai"
     return {
         "date": measurement.measured_at,
@@ -75,7 +75,7 @@ def _latencies(measurement: Measurement, rows: Sequence[int]) -> dict[str, float
     of the ITL are from the gap histogram. Its deviation uses the middles of the bins, which are 1 % wide."""
     seen = [
         each
-        for each in (latency.request_latency(measurement.run.samples, row) for row in rows)
+        for each in (window.request_latency(measurement.run.samples, row) for row in rows)
         if each.e2e_s is not None
     ]
     found: dict[str, dict[str, float]] = {}
@@ -84,7 +84,7 @@ def _latencies(measurement: Measurement, rows: Sequence[int]) -> dict[str, float
         if values:
             found[name] = {"mean": fmean(values), "median": median(values), "std": pstdev(values)}
             found[name] |= {f"p{share}": percentile(values, share / 100) or 0.0 for share in PERCENTILES}
-    if (stream := measurement.run.stream) and (gaps := latency.gap_histogram(stream.gaps)).gaps:
+    if (stream := measurement.run.stream) and (gaps := window.gap_histogram(stream.gaps)).gaps:
         average, middle = gaps.mean_s or 0.0, gaps.percentile(0.5) or 0.0
         square = sum((gaps.middle_s(i) - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
         found["itl"] = {"mean": average, "median": middle, "std": math.sqrt(square)}

@@ -11,18 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.compare.changes import (
-    METRICS,
-    NO_DIFFERENCE,
-    NOT_COMPARABLE,
-    WORDS,
-    Judgement,
-    MetricChange,
-    ReleaseHistory,
-)
+from pytest_slmserve.analysis.compare import changes
+from pytest_slmserve.analysis.compare.changes import METRICS, Judgement
 from pytest_slmserve.analysis.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
-from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
+from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.plateau import fit
@@ -38,12 +31,13 @@ from pytest_slmserve.schema.specs import GIB
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: told apart by all eyes
+# Okabe and Ito: told apart by all eyes.
+BLUE, RED, GREEN, PINK, SKY, YELLOW = COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 GREY = "#8a8a8a"
 STATES = {  # of a verdict: color and shape
-    State.PASSES.value: (COLOURS[2], "circle"),
-    State.FAILS.value: (COLOURS[1], "cross"),
+    State.PASSES.value: (GREEN, "circle"),
+    State.FAILS.value: (RED, "cross"),
     State.INCONCLUSIVE.value: (GREY, "diamond"),
 }
 LATENCIES = {"E2E mean": "e2e_s", "E2E p99": "e2e_p99_s", "TTFT mean": "ttft_s", "TPOT mean": "tpot_s"}
@@ -66,30 +60,17 @@ STROKES = ([1, 0], [5, 4], [2, 3], [8, 3, 2, 3])  # solid, dashed, dotted, both
 SAMPLES = 60  # of a smooth line
 FIRST_RELEASE = "first release"
 STEP_LOOKS = {  # of a release, by what became of the metric since the one before: color and shape
-    FIRST_RELEASE: (COLOURS[0], "circle"),
-    WORDS[Judgement.BETTER]: (COLOURS[2], "triangle-up"),
-    WORDS[Judgement.WORSE]: (COLOURS[1], "cross"),
-    Judgement.SAME.value: (COLOURS[0], "square"),
-    Judgement.NO_WORSE.value: (COLOURS[0], "triangle-down"),
-    NO_DIFFERENCE: (GREY, "circle"),
-    NOT_COMPARABLE: (GREY, "diamond"),
+    FIRST_RELEASE: (BLUE, "circle"),
+    changes.WORDS[Judgement.BETTER]: (GREEN, "triangle-up"),
+    changes.WORDS[Judgement.WORSE]: (RED, "cross"),
+    Judgement.SAME.value: (BLUE, "square"),
+    Judgement.NO_WORSE.value: (BLUE, "triangle-down"),
+    changes.NO_DIFFERENCE: (GREY, "circle"),
+    changes.NOT_COMPARABLE: (GREY, "diamond"),
 }
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
-STEP_COLOURS = {  # of the parts of a step, by their fields
-    "weights": COLOURS[0],
-    "kv": COLOURS[4],
-    "flops": COLOURS[1],
-    "kernels": COLOURS[5],
-    "idle": GREY,
-    "unsplit": COLOURS[3],
-}
-MEMORY_COLOURS = {
-    "weights": COLOURS[0],
-    "KV cache": COLOURS[4],
-    "other": COLOURS[5],
-    "free": GREY,
-    "other and unused": COLOURS[3],
-}
+STEP_COLOURS = dict(zip(STEP_PARTS, (BLUE, SKY, RED, YELLOW, GREY, PINK), strict=True))
+MEMORY_COLOURS = {"weights": BLUE, "KV cache": SKY, "other": YELLOW, "free": GREY, "other and unused": PINK}
 SENSED = (  # what a course of sensors shows: unit, name, number and factor
     ("%", "SM active", sensors.SM_ACTIVE, 100.0),
     ("%", "DRAM active", sensors.DRAM_ACTIVE, 100.0),
@@ -109,7 +90,6 @@ POINT: Spec = {"type": "point", "filled": True, "opacity": 1}
 RULE: Spec = {"type": "rule", "aria": False}
 TEXT: Spec = {"type": "text", "fontSize": 10, "aria": False}
 TICK: Spec = {"type": "tick", "aria": False}
-WHISKER: Spec = {**RULE, "strokeWidth": 1.5, "clip": True}
 
 
 # Rows
@@ -129,14 +109,7 @@ def interval_row(x: Any, seen: Interval, series: str, hollow: object = False) ->
 
 
 def point_rows(
-    points: Sequence[Any],
-    field: str,
-    series: str,
-    scale: float = 1.0,
-    unit: str = "",
-    *,
-    noise: bool = True,
-    **more: Any,
+    points: Sequence[Any], field: str, series: str, scale: float = 1.0, unit: str = "", noise: bool = True, **more: Any
 ) -> Values:
     """Return a row of `line_chart` for each point at which a figure is known: its load, the figure, its interval from
     the repeats, and whether the point is degraded.
@@ -159,28 +132,30 @@ def point_rows(
 # Axes and layers
 
 
-def axis(channel: str, title: str, scale: str = "linear") -> Spec:
-    """Return an axis of numbers. scale: linear from 0, or logarithmic."""
-    linear = scale == "linear"
-    kind = {"type": scale, "zero": True} if linear else {"type": scale, "nice": False, "padding": PADDING}
-    ticks: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}
-    ticks |= {} if linear else {"gridOpacity": 0.5}
-    ticks |= {"tickCount": 6} if channel == "y" else {}
-    return {"type": "quantitative", "title": title, "scale": kind, "axis": ticks}
+def axis(channel: str, title: str, scale: str = "linear", domain: Sequence[float] = (), **ticks: Any) -> Spec:
+    """Return an axis of numbers.
+
+    Args:
+        scale: "linear" from 0, or "log".
+        domain: Both ends of the axis. By default they follow from the data.
+        ticks: Further properties of the ticks.
+    """
+    kind: Spec = {"type": scale, "nice": False, "padding": PADDING} if scale == "log" else {"type": scale, "zero": True}
+    told: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}
+    told |= {"gridOpacity": 0.5} if scale == "log" else {}
+    told |= {"tickCount": 6} if channel == "y" else {}
+    kind = {"domain": [*domain], "nice": False, "zero": False} if domain else kind
+    return {"type": "quantitative", "title": title or None, "scale": kind, "axis": told | ticks}
 
 
 def share_axis(title: str) -> Spec:
     """Return an axis from 0 to 100 % for shares."""
-    scale = {"domain": [0, 1.02], "nice": False, "zero": True}
-    ticks = {"format": ".0%", "values": [0, 0.25, 0.5, 0.75, 1], "gridOpacity": 0.7}
-    return {"type": "quantitative", "title": title, "scale": scale, "axis": ticks}
+    return axis("x", title, domain=(0, 1.02), format=".0%", values=[0, 0.25, 0.5, 0.75, 1], gridOpacity=0.7)
 
 
 def load_axis(loads: Iterable[float], title: str = IN_FLIGHT) -> Spec:
     """Return a logarithmic axis with a tick for each load."""
-    ticks = {"values": sorted({*loads}), "labelOverlap": True, "grid": False, "format": "~d"}
-    scale = {"type": "log", "base": 2, "nice": False, "padding": PADDING}
-    return {"type": "quantitative", "title": title, "scale": scale, "axis": ticks}
+    return axis("x", title, "log", values=sorted({*loads}), grid=False, format="~d")
 
 
 def row_axis(names: Iterable[str]) -> Spec:
@@ -189,22 +164,25 @@ def row_axis(names: Iterable[str]) -> Spec:
     return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": ticks}
 
 
+def named_looks(field: str, names: Iterable[str], looks: Iterable[Any], legend: Spec | None = None) -> Spec:
+    """Return the encoding that gives each name of a field its look: a color, a shape or dashes."""
+    scale = {"domain": [*names], "range": [*looks]}
+    return {"field": field, "type": "nominal", "title": None, "scale": scale, "legend": legend}
+
+
 def series_looks(names: Sequence[str], looks: Mapping[str, tuple[str, str]] | None = None) -> Spec:
     """Return the encodings of color and shape that tell several series apart. looks: color and shape of each name, if
     they have a meaning."""
     several = len(COLOURS)
     numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
-    colours = [COLOURS[i % several] for i in numbers]
-    shapes = [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]
-    if looks:
-        colours, shapes = (list(each) for each in zip(*(looks[name] for name in names)))
+    each = [(COLOURS[i % several], SHAPES[(i + i // several) % len(SHAPES)]) for i in numbers]
+    colours, shapes = zip(*([looks[name] for name in names] if looks else each))
     long = max(map(len, names), default=0) > 40
     key = {"orient": "bottom", "columns": 1 if long else 2, "symbolSize": 70, "labelLimit": 400}
     legend = key if len(names) > 1 else None
-    encoding = {"field": "series", "type": "nominal", "title": None}
     return {
-        channel: {**encoding, "scale": {"domain": list(names), "range": looks}, "legend": legend}
-        for channel, looks in (("color", colours), ("shape", shapes))
+        "color": named_looks("series", names, colours, legend),
+        "shape": named_looks("series", names, shapes, legend),
     }
 
 
@@ -224,23 +202,30 @@ def layer(mark: Spec, values: Values | None = None, where: str = "", **encoding:
     return made
 
 
-def whiskers(color: Spec, x: str | Spec = "x", **more: Any) -> Spec:
-    """Return the layer of the intervals, of rows whose noise is known."""
-    return layer(
-        WHISKER, where="isValid(datum.low) && isValid(datum.high)", x=x, y="low", y2="high", color=color, **more
-    )
+def whiskers(low: str = "low", high: str = "high", along: str = "y", width: float = 1.5, **encoding: Any) -> Spec:
+    """Return the layer of the intervals between two fields, of rows whose noise is known. along: the axis that they lie
+    along."""
+    ends: Spec = {along: low, f"{along}2": high}
+    mark = {**RULE, "strokeWidth": width, "clip": True}
+    return layer(mark, where=f"isValid(datum.{low}) && isValid(datum.{high})", **ends, **encoding)
+
+
+def guide(values: Values) -> Spec:
+    """Return the layer of a dashed gray line through points."""
+    return layer({**LINE, "color": GREY, "strokeDash": DASHES, "strokeWidth": 1.2}, values, x="x", y="y")
 
 
 def chart(
     layers: Sequence[Spec], x: Spec, y: Spec, description: str, values: Values | None = None, height: int = 300
 ) -> Spec:
     """Return layers on shared axes, as wide as there is room."""
-    for each in layers:
-        for channel, axis_ in (("x", x), ("y", y)):
-            if (encoded := each["encoding"].get(channel)) and "field" in encoded:
-                each["encoding"][channel] = {**axis_, **encoded}
+    axes = {"x": x, "y": y}
+    drawn = [
+        {**each, "encoding": {c: {**axes.get(c, {}), **e} if "field" in e else e for c, e in each["encoding"].items()}}
+        for each in layers
+    ]
     data = {"name": "rows", "values": values or []}
-    return {"description": description, "width": "container", "height": height, "layer": [*layers], "data": data}
+    return {"description": description, "width": "container", "height": height, "layer": drawn, "data": data}
 
 
 def line_chart(
@@ -252,7 +237,6 @@ def line_chart(
     looks: Mapping[str, tuple[str, str]] | None = None,
     strokes: Sequence[str] = (),
     rules: Iterable[Mapping[str, Any]] = (),
-    guide: Values | None = None,
     joined: bool = True,
     dots: bool = True,
     under: Sequence[Spec] = (),
@@ -268,7 +252,6 @@ def line_chart(
         looks: Color and shape of each series, if they have a meaning.
         strokes: Kinds of line of one series, solid first; `stroke` of each row is one of them.
         rules: Lines across the chart at an x or a y, each with a text.
-        guide: Points of a dashed gray line behind the series.
         joined: Whether a line joins the points.
         dots: Whether points and intervals are drawn.
         under: Further layers behind all others.
@@ -278,12 +261,9 @@ def line_chart(
     line: Spec = {"color": color, "order": {"field": "order" if any("order" in row for row in rows) else "x"}}
     line["order"]["type"] = "quantitative"
     if len(strokes) > 1:
-        scale = {"domain": list(strokes), "range": [*STROKES[: len(strokes)]]}
         legend = {"orient": "bottom", "symbolType": "stroke"}
-        line["strokeDash"] = {"field": "stroke", "type": "nominal", "title": None, "scale": scale, "legend": legend}
+        line["strokeDash"] = named_looks("stroke", strokes, STROKES[: len(strokes)], legend)
     layers = list(under)
-    if guide:
-        layers.append(layer({**LINE, "color": GREY, "strokeDash": DASHES, "strokeWidth": 1.2}, guide, x="x", y="y"))
     for rule in rules:
         across = "x" if "x" in rule else "y"
         layers.append(layer({**RULE, "strokeDash": [2, 3]}, [dict(rule)], **{across: across}))
@@ -295,8 +275,8 @@ def line_chart(
         layers.append(layer(LINE if dots else {"type": "line", "aria": False}, x="x", y="y", **line))
     if any(row.get("low") is not None for row in rows):
         dashed = {"condition": {"test": "datum.predicted", "value": [3, 3]}, "value": [1, 0]}
-        predicted = any(row.get("predicted") for row in rows)
-        layers.append(whiskers(color, **({"strokeDash": dashed} if predicted else {})))
+        dashes: Spec = {"strokeDash": dashed} if any(row.get("predicted") for row in rows) else {}
+        layers.append(whiskers(x="x", color=color, **dashes))
     if dots:
         told = [{"field": "series", "title": ""}, {"field": "x", "title": "at"}, {"field": "shown", "title": "value"}]
         fill = {"condition": {"test": "datum.hollow", "value": 0}, "value": 1}
@@ -319,18 +299,15 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
         flat: The load from which on the only sweep is flat: its plateau is shaded, and there is no ring.
     """
     names, axes, single = [name for name, _ in named], named[0][1].axes, named[0][1] if len(named) == 1 else None
-    points, rings, laws = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    points, rings, laws, predicted = (list[dict[str, Any]]() for _ in range(4))
     roofs: dict[tuple[float, float], dict[str, Any]] = {}
-    predicted: Values = []
     for name, curve in named:
         first, last = curve.valid[0].concurrency, curve.valid[-1].concurrency
         loads = [first * (last / first) ** (i / (SAMPLES - 1)) for i in range(SAMPLES)]
-        points += point_rows(curve.valid, "output_tokens_per_s", name, unit="tokens/s")
-        if single is None:
-            knee = curve.plateau().value
-            rings += [
-                {"x": knee, "y": p.output_tokens_per_s, "series": name} for p in curve.valid if p.concurrency == knee
-            ]
+        seen = point_rows(curve.valid, "output_tokens_per_s", name, unit="tokens/s")
+        points += seen
+        knee = None if single else curve.plateau().value
+        rings += [row for row in seen if row["x"] == knee]
         try:
             law = fit(curve.points)
         except TooFewPoints:
@@ -341,31 +318,30 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
             bound = [(load, ceiling_tokens_per_s(work, peaks, load)) for load in loads]
             roofs |= {at: {"x": at[0], "y": at[1], "series": name} for at in bound if at not in roofs}
         for p in curve.predictions:
-            row = interval_row(p.concurrency, p.tokens_per_s, name)
-            predicted.append(
-                {**row, "hollow": True, "predicted": True, "shown": f"{shown(row['y'])} tokens/s, predicted"}
-            )
+            row = interval_row(p.concurrency, p.tokens_per_s, name, hollow=True)
+            predicted.append(row | {"predicted": True, "shown": f"{shown(row['y'])} tokens/s, predicted"})
     highest = max(min(row["high"] or row["y"], 2 * row["y"]) for row in points)  # wider intervals leave the chart
     most = max(1.3 * max(row["y"] for row in points), 1.15 * highest)
-    y = axis("y", axes.throughput if axes.knob else TOKENS_PER_S)
-    y["scale"] = {"domain": [0, max([most, *(1.05 * row["y"] for row in predicted)])], "nice": False}
+    highest = max([most, *(1.05 * row["y"] for row in predicted)])
+    y = axis("y", axes.throughput if axes.knob else TOKENS_PER_S, domain=(0, highest))
     x = load_axis((row["x"] for row in (*points, *predicted)), axes.knob or IN_FLIGHT)
     color = series_looks(names)["color"]
-    under: list[Spec] = []
-    if single and flat is not None and flat < single.valid[-1].concurrency:  # the loads of the plateau, shaded
-        shade = {"type": "rect", "opacity": 0.12, "color": COLOURS[2], "aria": False}
-        plateau = [{"from": flat, "to": single.valid[-1].concurrency}]
-        under.append(layer(shade, plateau, x="from", x2="to"))
     below = [row for row in roofs.values() if row["y"] <= most]
     thin = {**LINE, "strokeWidth": 1.2}
-    under.append(layer(thin, laws, x="x", y="y", color=color))
-    under.append(layer({**thin, "strokeDash": DASHES}, below, x="x", y="y", color=color))
     ring = {"type": "point", "filled": False, "size": 260, "strokeWidth": 2, "aria": False}
-    under.append(layer(ring, rings, x="x", y="y", color=color))
-    full = single.kv_capacity if single else None
-    rules = []
-    if single and full and single.valid[0].concurrency < full < single.valid[-1].concurrency:
-        rules.append({"x": full, "text": "KV cache full"})
+    under = [
+        layer(thin, laws, x="x", y="y", color=color),
+        layer({**thin, "strokeDash": DASHES}, below, x="x", y="y", color=color),
+        layer(ring, rings, x="x", y="y", color=color),
+    ]
+    rules: Values = []
+    if single:
+        least, largest, full = single.valid[0].concurrency, single.valid[-1].concurrency, single.kv_capacity
+        if flat is not None and flat < largest:  # the loads of the plateau, shaded
+            shade = {"type": "rect", "opacity": 0.12, "color": GREEN, "aria": False}
+            under.insert(0, layer(shade, [{"from": flat, "to": largest}], x="from", x2="to"))
+        if full and least < full < largest:
+            rules = [{"x": full, "text": "KV cache full"}]
     words = f"{y['title']} over {x['title']}, {', '.join(names)}"
     return line_chart([*points, *predicted], x, y, names, rules=rules, joined=False, under=under, description=words)
 
@@ -394,7 +370,7 @@ def load_charts(curve: Curve) -> dict[str, Spec | None]:
     batches, joules = axis("y", "batch, sequences", "log"), axis("y", "mJ per output token", "log")
     return {
         "Latency over load": drawn(waits, axis("y", "ms", "log"), f"latency over {IN_FLIGHT}", 300),
-        "Batch held": drawn(held, batches, f"batch held over {IN_FLIGHT}", joined=False, guide=full),
+        "Batch held": drawn(held, batches, f"batch held over {IN_FLIGHT}", joined=False, under=[guide(full)]),
         "Use of the device": drawn(used, axis("y", "%"), "use of the device"),
         "Energy": drawn(spent, joules, f"energy over {IN_FLIGHT}", joined=False),
     }
@@ -405,23 +381,16 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
     rows: Values = []
     for label, curve in curves:
         front = {point.concurrency for point in curve.pareto_front()}
-        waits = intervals(curve.valid, e2e_s)
-        for point, row, wait in zip(
-            curve.valid, point_rows(curve.valid, "output_tokens_per_s", label, unit="tokens/s"), waits, strict=True
-        ):
-            best = row["x"] in front
-            more = {"hollow": not best, "optimal": best, "left": wait.low, "right": wait.high, "load": row["x"]}
-            rows.append({**row, "x": point.e2e_s, **more})
+        seen = point_rows(curve.valid, "output_tokens_per_s", label, unit="tokens/s")
+        for point, row, wait in zip(curve.valid, seen, intervals(curve.valid, e2e_s), strict=True):
+            best, load = row["x"] in front, row["x"]
+            more = {"hollow": not best, "optimal": best, "left": wait.low, "right": wait.high, "load": load}
+            rows.append({**row, "x": point.e2e_s, **more, "text": str(load) if best else ""})
     names = [label for label, _ in curves]
     x, y = axis("x", "mean E2E latency, s", scale="log"), axis("y", TOKENS_PER_S, scale="log")
     color = series_looks(names)["color"]
-    known = "isValid(datum.left) && isValid(datum.right)"
-    mark = {**TEXT, "align": "left", "dx": 8, "dy": 9}
-    under = [
-        layer(LINE, where="datum.optimal", x="x", y="y", color=color),
-        layer({**RULE, "strokeWidth": 1.5}, where=known, x="left", x2="right", y="y", color=color),
-        layer(mark, where="datum.optimal", x="x", y="y", text="load"),
-    ]
+    front_line = layer(LINE, where="datum.optimal", x="x", y="y", color=color)
+    under = [front_line, whiskers("left", "right", "x", y="y", color=color)]
     words = "throughput against latency"
     return line_chart(rows, x, y, names, joined=False, under=under, description=words, height=320)
 
@@ -470,13 +439,11 @@ def stacked_bars(parts: Values, looks: Mapping[str, str], title: str, descriptio
         rows.append({**part, "x": begin, "end": ends[part["subject"]]})
     named = [name for name in looks if any(row["series"] == name for row in rows)]
     key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
-    scale = {"domain": named, "range": [looks[name] for name in named]}
-    color = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
+    color = named_looks("series", named, (looks[name] for name in named), key)
     said = {"subject": "", "engine": "of", "series": "part", "shown": "has"}
     told = [{"field": name, "title": words} for name, words in said.items() if name in rows[0]]
-    x, y = axis("x", title), row_axis(ends)
-    x["axis"] |= {"labelSeparation": 8, "labelFlush": False}
-    x["scale"] = {"domain": [0, round(max(ends.values()), 6)], "nice": False}
+    y, domain = row_axis(ends), (0, round(max(ends.values()), 6))
+    x = axis("x", title, domain=domain, labelSeparation=8, labelFlush=False)
     bar = layer({"type": "bar", "height": {"band": 0.7}}, x="x", x2="end", y=y, color=color, tooltip=told)
     return chart([bar], x, y, description, rows, ROW * len(ends))
 
@@ -491,7 +458,7 @@ def bars(rows: Values, x_title: str, y_title: str) -> Spec:
     color = series_looks(names)["color"]
     layers = [
         layer({"type": "bar", "opacity": 0.85}, x=x, y="y", color=color, **beside),
-        whiskers({"value": "#1b1f24"}, x, **beside),
+        whiskers(x=x, color={"value": "#1b1f24"}, **beside),
     ]
     if any(row.get("text") for row in rows):
         rows = [row | {"top": max(row["y"], row.get("high") or 0.0)} for row in rows]
@@ -548,15 +515,23 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
 
 # Charts of verdicts
 
+Estimate = tuple[str, Interval, float | None, State, str]  # subject, value, bound, what became of it, value for people
 
-def estimate(subject: str, seen: Interval, bound: float | None, state: State, text: str) -> dict[str, Any]:
-    """Return a row of `interval_chart`. text: the value for people."""
-    ends = {"x": seen.value, "low": seen.low, "high": seen.high, "bound": bound}
-    return {"subject": subject, **ends, "state": state.value, "shown": text}
+
+def axis_ends(
+    estimates: Sequence[float], ends: Iterable[float | None], reach: float, room: float
+) -> tuple[float, float]:
+    """Return the ends of an axis: all estimates, as much of their intervals as lies within `reach` of them, and room
+    around, as a share of that."""
+    known = [end for end in ends if end is not None]
+    least = min([*estimates, max(min(estimates) - reach, min(known, default=math.inf))])
+    most = max([*estimates, min(max(estimates) + reach, max(known, default=-math.inf))])
+    margin = room * ((most - least) or 1.0)
+    return least - margin, most + margin
 
 
 def interval_chart(
-    values: Values, x_title: str, description: str, others: Sequence[float] = (), under: Sequence[Spec] = ()
+    found: Sequence[Estimate], x_title: str, description: str, others: Sequence[float] = (), under: Sequence[Spec] = ()
 ) -> Spec | None:
     """Return estimates with their intervals, a row for each, and the bound of each as a line across its row; None
     without estimates.
@@ -565,28 +540,24 @@ def interval_chart(
         others: Further values that the axis reaches.
         under: Further layers behind all others.
     """
-    if not values:
+    if not found:
         return None
+    values: Values = []
+    for subject, seen, bound, state, text in found:
+        ends = {"x": seen.value, "low": seen.low, "high": seen.high, "bound": bound}
+        values.append({"subject": subject, **ends, "state": state.value, "shown": text})
     known = [*others, *(row[name] for row in values for name in ("x", "bound") if row[name] is not None)]
     reach = FARTHEST * ((max(known) - min(known)) or abs(known[0]) or 1.0)
-    ends = [row[name] for row in values for name in ("low", "high") if row[name] is not None]
-    least = min(*known, max(min(known) - reach, min(ends, default=math.inf)))
-    most = max(*known, min(max(known) + reach, max(ends, default=-math.inf)))
-    room = 0.06 * ((most - least) or 1.0)
-    scale = {"domain": [least - room, most + room], "nice": False, "zero": False}
-    ticks = {"format": "~s" if max(-least, most) >= 1000 else "~r", "tickCount": 6, "labelOverlap": True}
-    x = {"type": "quantitative", "title": x_title or None, "scale": scale, "axis": ticks}
+    domain = axis_ends(known, [row[name] for row in values for name in ("low", "high")], reach, 0.06)
+    large = max(map(abs, domain)) >= 1000
+    x = axis("x", x_title, domain=domain, format="~s" if large else "~r", tickCount=6)
     y = row_axis(row["subject"] for row in values)
-    color, shape = (
-        {"field": "state", "type": "nominal", "scale": {"domain": [*STATES], "range": [*looks]}, "legend": None}
-        for looks in zip(*STATES.values())
-    )
+    color, shape = (named_looks("state", STATES, looks) for looks in zip(*STATES.values()))
     told = [{"field": "subject", "title": ""}, {"field": "shown", "title": "value"}, {"field": "state", "title": "it"}]
-    noise = "isValid(datum.low) && isValid(datum.high)"
     layers = [
         *under,
         layer({**TICK, "thickness": 2, "height": ROW - 4}, where="isValid(datum.bound)", x="bound", y=y),
-        layer({**WHISKER, "strokeWidth": 2.5}, where=noise, x="low", x2="high", y=y, color=color),
+        whiskers(along="x", width=2.5, y=y, color=color),
         layer({**POINT, "size": 90}, x="x", y=y, color=color, shape=shape, tooltip=told),
     ]
     return chart(layers, x, y, description, values, ROW * len(values))
@@ -594,31 +565,30 @@ def interval_chart(
 
 def forest(verdicts: Sequence[Verdict]) -> Spec | None:
     """Return the interval of each verdict of a claim against its threshold; None if no verdict has a value."""
-    values = [
-        estimate(v.subject, Interval(v.value, v.low, v.high), v.threshold, v.state, shown(v.value))
+    found = [
+        (v.subject, Interval(v.value, v.low, v.high), v.threshold, v.state, shown(v.value))
         for v in verdicts
         if v.value is not None and math.isfinite(v.value)
     ]
-    return interval_chart(values, "", f"{verdicts[0].claim}: intervals and bounds")
+    return interval_chart(found, "", f"{verdicts[0].claim}: intervals and bounds")
 
 
 def gate_forest(gated: Sequence[Comparison], shown: Sequence[Comparison], series: Iterable[PairSeries]) -> Spec | None:
     """Return candidate over baseline of each endpoint: every pair and the estimate with its interval, and the margin of
     those that are gated."""
-    judged, pairs_of = {each.name for each in gated}, {each.name: each.pairs for each in series}
-    values: Values = []
+    pairs_of, judged = {each.name: each.pairs for each in series}, {each.name for each in gated}
+    found: list[Estimate] = []
     pairs: Values = []
     for each in (*gated, *shown):
         if each.ratio is not None:
             state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.INCONCLUSIVE, None)
-            values.append(estimate(each.name, each.ratio, bound, state, f"{each.ratio.value:.4f}"))
+            found.append((each.name, each.ratio, bound, state, f"{each.ratio.value:.4f}"))
             both = [(before, after) for before, after in pairs_of[each.name] if before and after is not None]
             pairs += [{"subject": each.name, "pair": after / before} for before, after in both]
     mark = {**TICK, "thickness": 1.5, "height": 8, "yOffset": 8, "opacity": 0.6}
-    rows = row_axis(row["subject"] for row in values)
-    under = [layer(RULE, [{"one": 1}], x="one"), layer(mark, pairs, x="pair", y=rows)]
-    drawn = [1.0, *(row["pair"] for row in pairs)]
-    return interval_chart(values, "candidate / baseline", "candidate over baseline of each endpoint", drawn, under)
+    under = [layer(RULE, [{"one": 1}], x="one"), layer(mark, pairs, x="pair", y=row_axis(name for name, *_ in found))]
+    reached = [1.0, *(row["pair"] for row in pairs)]
+    return interval_chart(found, "candidate / baseline", "candidate over baseline of each endpoint", reached, under)
 
 
 def margin_at(seen: Comparison) -> float:
@@ -636,8 +606,7 @@ def interim(found: Comparison) -> Spec:
         if math.isfinite(ratio := getattr(each, field))
     ]
     looks = [each.pairs for each in found.interim]
-    scale = {"domain": [looks[0] - 1, looks[-1] + 1], "nice": False}
-    x = {"type": "quantitative", "title": "pairs", "scale": scale, "axis": {"values": looks, "grid": False}}
+    x = axis("x", "pairs", domain=(looks[0] - 1, looks[-1] + 1), values=looks, grid=False)
     y = axis("y", "candidate / baseline") | {"scale": {"zero": False}}
     fixed: Values = [{"y": margin_at(found)}, {"y": 1}]
     words = f"interim analyses of {found.name}"
@@ -646,62 +615,54 @@ def interim(found: Comparison) -> Spec:
 
 def gain_chart(found: Sequence[tuple[str, Interval]]) -> Spec | None:
     """Return the throughput of several engines over that of one, by the name of the deployment."""
-    values = [estimate(name, gain, 1.0, above(gain, 1.0), f"{shown(gain.value)} times") for name, gain in found]
-    return interval_chart(values, "times the throughput of one engine", "gain over one engine")
+    gains: list[Estimate] = [(name, gain, 1.0, above(gain, 1.0), f"{shown(gain.value)} times") for name, gain in found]
+    return interval_chart(gains, "times the throughput of one engine", "gain over one engine")
 
 
-def change_chart(found: Sequence[MetricChange], tolerance: float, description: str) -> Spec | None:
+def change_chart(found: Sequence[changes.MetricChange], tolerance: float, description: str) -> Spec | None:
     """Return candidate over baseline of one metric at each load, and the ratio from which on it is worse by the
     tolerance."""
-    values = []
-    for each in found:
-        bound = METRICS[each.metric].threshold(tolerance)
-        values.append(estimate(each.load, each.ratio, bound, each.verdict.state, shown(each.ratio.value, 4)))
-    return interval_chart(values, "candidate / baseline", description)
+    seen: list[Estimate] = [
+        (
+            each.load,
+            each.ratio,
+            METRICS[each.metric].threshold(tolerance),
+            each.verdict.state,
+            shown(each.ratio.value, 4),
+        )
+        for each in found
+    ]
+    return interval_chart(seen, "candidate / baseline", description)
 
 
-def history(found: ReleaseHistory) -> Spec:
-    """Return one metric over releases: each with its interval and with what became of it since the release before, and
-    the ratio of a step that is certain. A line joins releases that can be compared."""
+def history(found: changes.ReleaseHistory) -> tuple[Spec, list[str]]:
+    """Return one metric over releases, and the releases whose interval goes on beyond the chart.
+
+    Each release has its interval, what became of it since the release before, and the ratio of a step that is certain.
+    A line joins releases that can be compared. The axis reaches every mean, the tolerance around them, and as much of
+    the intervals as leaves steps visible.
+    """
     metric, run, rows = METRICS[found.metric], 0, list[dict[str, Any]]()
     for each in found.releases:
-        run += each.step_words == NOT_COMPARABLE  # number of the line that the release lies on
+        run += each.step_words == changes.NOT_COMPARABLE  # number of the line that the release lies on
         mean = each.mean.mapped(lambda end: metric.scale * end)
         ratio = shown(each.step.ratio.value, 4) if each.step else ""
         more = {"shown": shown(mean.value, 4), "ratio": ratio, "run": run}
-        certain = each.step is not None and each.step.verdict in WORDS
+        certain = each.step is not None and each.step.verdict in changes.WORDS
         row = interval_row(each.release, mean, each.step_words or FIRST_RELEASE)
         rows.append({**row, **more, "text": ratio if certain else ""})
+    means = [row["y"] for row in rows]
+    margin = found.tolerance * max(means)
+    reach = max(max(means) - min(means), FARTHEST * margin) - margin
+    ends = [row[end] for row in rows for end in ("low", "high")]
+    domain = axis_ends([min(means) - margin, max(means) + margin], ends, reach, 0.1)  # room for the number at a step
+    cut = [row["x"] for row in rows if row["low"] is not None and (row["low"] < domain[0] or row["high"] > domain[1])]
     ticks = {"labelAngle": 0 if len(rows) < 6 else -30}
     scale = {"type": "point", "padding": 0.5}
     x = {"type": "ordinal", "title": "vLLM", "sort": [row["x"] for row in rows], "scale": scale, "axis": ticks}
-    y = axis("y", f"{metric.heading} ({'more' if metric.higher_is_better else 'less'} is better)")
-    y["scale"] = {"domain": history_domain(found), "nice": False, "zero": False}
-    line = layer({**LINE, "color": COLOURS[0]}, x="x", y="y", detail={"field": "run", "type": "nominal"})
+    better = "more" if metric.higher_is_better else "less"
+    y = axis("y", f"{metric.heading} ({better} is better)", domain=domain)
+    line = layer({**LINE, "color": BLUE}, x="x", y="y", detail={"field": "run", "type": "nominal"})
     known = {words: look for words, look in STEP_LOOKS.items() if any(row["series"] == words for row in rows)}
     words = f"{metric.heading} over releases, {found.subject}"
-    return line_chart(rows, x, y, looks=known, joined=False, under=[line], description=words, height=220)
-
-
-def cut_whiskers(found: ReleaseHistory) -> list[str]:
-    """Return the releases whose interval goes on beyond the chart."""
-    least, most = (end / METRICS[found.metric].scale for end in history_domain(found))
-    return [
-        each.release
-        for each in found.releases
-        if each.mean.low is not None and each.mean.high is not None and (each.mean.low < least or each.mean.high > most)
-    ]
-
-
-def history_domain(found: ReleaseHistory) -> list[float]:
-    """Return the ends of the axis: every mean, the tolerance around them, and as much of the intervals as leaves steps
-    visible."""
-    times = METRICS[found.metric].scale
-    means = [times * each.mean.value for each in found.releases]
-    ends = [times * end for each in found.releases for end in (each.mean.low, each.mean.high) if end is not None]
-    least, most, margin = min(means), max(means), found.tolerance * max(means)
-    reach = max(most - least, FARTHEST * margin)
-    low = min(least - margin, max(min(ends, default=least), least - reach))
-    high = max(most + margin, min(max(ends, default=most), most + reach))
-    room = 0.1 * (high - low)  # for the number at a step
-    return [low - room, high + room]
+    return line_chart(rows, x, y, looks=known, joined=False, under=[line], description=words, height=220), cut

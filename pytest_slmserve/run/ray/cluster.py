@@ -30,17 +30,7 @@ from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.child import FOLDER, GUARDIAN
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import (
-    Case,
-    Engines,
-    Group,
-    PlannedItem,
-    clock,
-    engine_title,
-    groups_of,
-    in_order,
-    start_estimate_s,
-)
+from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, clock, engine_title, groups_of, start_estimate_s
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.devices import GpuSlots, slot_count
@@ -141,10 +131,9 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
             raise BadUsage(why, "the same release on every node")
         sides = f"on {first.name}", f"on {node.name}"
         if unlike := differences(found[first].environment.kind, host.environment.kind, sides):
-            raise BadUsage(
-                f"the nodes are of different kinds ({'; '.join(unlike)}): what they serve cannot be compared",
-                "-o slm_ray_resource=NAME with one that only nodes of one kind have, such as accelerator_type:H200",
-            )
+            why = f"the nodes are of different kinds ({'; '.join(unlike)}): what they serve cannot be compared"
+            only = "one that only nodes of one kind have, such as accelerator_type:H200"
+            raise BadUsage(why, f"-o slm_ray_resource=NAME with {only}")
     widest = max(found, key=lambda node: node.gpus)
     host = found[widest]
     environment = replace(host.environment, git_commit=mine.git_commit)
@@ -195,13 +184,8 @@ def join_cluster(options: Options) -> Any:
     environment, address = runtime_env(options.ray_env) if options.ray_env else None, options.ray
     told = ""
     try:
-        asked = subprocess.run(
-            [sys.executable, "-c", ASK, address],
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_S,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-        )
+        command, variables = [sys.executable, "-c", ASK, address], {**os.environ, "PYTHONSAFEPATH": "1"}
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, env=variables)
         if asked.returncode == 0:
             return _ray_at(address, runtime_env=environment)
         told = asked.stderr
@@ -210,10 +194,8 @@ def join_cluster(options: Options) -> Any:
     except Exception as error:  # what Ray raises here is of many kinds, and the user's affair
         told = str(error)
     lines = [line for line in told.strip().splitlines() if line.strip()] or ["it did not say why"]
-    raise BadUsage(
-        f"--slm-ray {address}: no Ray cluster answers there ({lines[-1].strip()})",
-        "ray status on a node of the cluster, and pytest on one of its nodes",
-    )
+    why = f"--slm-ray {address}: no Ray cluster answers there ({lines[-1].strip()})"
+    raise BadUsage(why, "ray status on a node of the cluster, and pytest on one of its nodes")
 
 
 def runtime_env(path: str) -> dict[str, Any]:
@@ -255,13 +237,11 @@ def start_here(tasks: int) -> Iterator[Any]:
             undo.callback(os.environ.pop, name)
         os.environ |= OWN  # read when Ray is imported
         folder = undo.enter_context(TemporaryDirectory(prefix="slm-", ignore_cleanup_errors=True))
+        command, null = [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())], subprocess.DEVNULL
+        variables = {**os.environ, FOLDER: folder}
+        # In a session of its own: Ctrl-C is for us, and the group of pytest is not to be killed.
         guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())],
-            env={**os.environ, FOLDER: folder},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us, and the group of pytest is not to be killed
+            command, stdin=null, stdout=null, stderr=null, env=variables, start_new_session=True
         )
         undo.callback(guardian.wait)
         undo.callback(guardian.terminate)
@@ -307,7 +287,7 @@ class RunningEngine:
             repeat; both only if slots are given.
     """
 
-    group: Group
+    spec: Engines
     need: Need
     open: dict[str, Case]
     again: bool = False
@@ -320,7 +300,7 @@ class RunningEngine:
 
     @property
     def name(self) -> str:
-        return engine_title(self.group.engine)
+        return engine_title(self.spec)
 
     def cells(self) -> str:
         """The number of its open cases, for a sentence: "2 cells of opt-125m were"."""
@@ -399,10 +379,9 @@ class RayEngines:
                 session.devices.lock(self.slots.devices)
             self.ray = self._undo.enter_context(start_here(len(self.slots.devices)))
         missing = [case for case in cases if self._missing(case)]
-        for group in in_order(groups_of(rows)):
-            open_ = {case.key: case for case in missing if case.engine == group.engine}
-            if open_:
-                self._waiting.append(RunningEngine(group, self._need(group), open_))
+        for engine in (group.engine for group in groups_of(rows)):
+            if open_ := {case.key: case for case in missing if case.engine == engine}:
+                self._waiting.append(RunningEngine(engine, self._need(engine), open_))
         expected = [cell.seconds + start_estimate_s(cell.engine) for cell in rows if cell.engine]
         self._quiet_s = LEAST_QUIET_S + PATIENCE * max(expected, default=0.0)
         self._begin()
@@ -424,16 +403,15 @@ class RayEngines:
     def measure_alone(self, session: Session, model: str) -> None:
         """Measure two cases of a model's sweep once more, if all of it was measured beside others: its smallest load,
         for which the CPU is most of a step, and its largest."""
-        spec, workload = session.planner.spec(model), session.planner.workload(model)
         found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
         beside = sorted({m.load.concurrency for m in found if m.neighbours and is_steady(m.load)})
         for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
-            case = session.planner.case(spec, [workload], [session.planner.load(concurrency)])
+            case = session.planner.point(model, session.planner.load(concurrency))
             if all(m.neighbours for (m,) in session.results.repeats[case.key] if not problems(m)):
                 while self._calls:  # engines whose last case has come may still be stopping
                     self._hear()
-                group = Group(spec, (), len(spec.gpus), start_estimate_s(spec))
-                self._waiting.append(RunningEngine(group, self._need(group), {case.key: case}, again=True))
+                need = self._need(case.engine)
+                self._waiting.append(RunningEngine(case.engine, need, {case.key: case}, again=True))
                 self._begin()
                 self.fetch(case)
 
@@ -461,10 +439,10 @@ class RayEngines:
             if self.ray and not self.slots:
                 self.ray.shutdown()
 
-    def _need(self, group: Group) -> Need:
+    def _need(self, engine: Engines) -> Need:
         if self.slots:
-            return Need(len(group.engine.gpus) if self.host.gpus else 1, 0)
-        return need_of(group.engine, self.nodes, self.options.ray_resource)
+            return Need(len(engine.gpus) if self.host.gpus else 1, 0)
+        return need_of(engine, self.nodes, self.options.ray_resource)
 
     def _missing(self, case: Case) -> int:
         assert self._session is not None
@@ -475,13 +453,14 @@ class RayEngines:
     def _begin(self) -> None:
         """Begin the engines that wait, in their order, as far as slots are free. On a cluster Ray finds the places."""
         while self._waiting:
-            engine, resources = self._waiting[0], dict[str, Any]()
+            engine = self._waiting[0]
+            resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
             if self.slots:
                 taken = {slot for other in self._running for slot in other.at}
                 at = self.slots.block(engine.need.gpus, set(range(len(self.slots.devices))) - taken)
                 if at is None:
                     return
-                engine.at, resources = at, {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
+                engine.at = at
             else:
                 need = engine.need
                 touched = {need.resource: A_TOUCH} if need.resource else {}

@@ -72,9 +72,8 @@ class RemoteEngine:
                 session = self.session or self._open()
                 case = cases[key]
                 case = replace(case, environment=session.planner.environment(case.engine))
-                return EngineAnswer(
-                    process_place(), packed_measurements(session.executor.measure_once(case, case.title))
-                )
+                group = session.executor.measure_once(case, case.title)
+                return EngineAnswer(process_place(), packed_measurements(group))
         except SlmError as raised:
             self.failed[key if self.session else ""] = error = raised
         return EngineAnswer(process_place(), error=error)
@@ -91,10 +90,8 @@ class RemoteEngine:
             host = self.slots.host(host, self.at)
         environment = replace(host.environment, git_commit=self.environment.git_commit)
         if unlike := differences(self.environment.kind, environment.kind, ("on the others", "on this one")):
-            raise BadUsage(
-                f"a node that came later is of another kind ({'; '.join(unlike)})",
-                "-o slm_ray_resource=NAME, or nodes of one kind",
-            )
+            why = f"a node that came later is of another kind ({'; '.join(unlike)})"
+            raise BadUsage(why, "-o slm_ray_resource=NAME, or nodes of one kind")
         session = Session.from_options(self.options, Path.cwd(), replace(host, environment=environment))
         session.devices.locked_for_us = self.slots is not None
         session.devices.hold()

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.advice.other_gpu import (
     measured_there,
     predicted_elsewhere,
 )
-from pytest_slmserve.analysis.metrics.roofline import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
+from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, work_of_curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read

@@ -10,9 +10,9 @@ from scripts import BASELINES, in_checkout
 from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
+from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.report import curves_of
 from pytest_slmserve.report.advice import serve_words
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
@@ -44,8 +44,8 @@ def test_a_sweep_brings_its_shape_its_engine_and_its_gpu():
     assert footprint.weight_bytes == WEIGHTS and footprint.kv_bytes_per_token == 196_608 and footprint.longest == 96
     assert footprint.allowance_bytes == 4 * GIB and not footprint.allowance_seen
     assert subject.engine.kv_had_bytes == KV_BYTES and subject.engine.max_num_batched_tokens == 8192
-    assert subject.engine.gpu_had_bytes == asked.source.gpu_bytes == H200.gpu_memory_bytes
-    assert asked.source.device == "NVIDIA H200" and subject.work and subject.peaks
+    assert subject.engine.gpu_had_bytes == asked.gpu_bytes == H200.gpu_memory_bytes
+    assert asked.device == "NVIDIA H200" and subject.work and subject.peaks
 
 
 def test_the_latency_is_the_time_per_output_token():
@@ -102,7 +102,7 @@ def test_a_cpu_has_no_memory_of_a_gpu():
     )
     asked = of_curves([curve], None, None)
     assert asked.subjects[0].footprint is None and "on a CPU" in asked.subjects[0].engine.no_footprint
-    assert asked.source.gpu_bytes is None and asked.source.device == "some CPU, 2 cores"
+    assert asked.gpu_bytes is None and asked.device == "some CPU, 2 cores"
 
 
 def test_what_moved_the_engine_stays_in_its_arguments():
@@ -185,7 +185,8 @@ def test_what_is_odd_about_external_results_is_noted():
 @in_checkout
 def test_steps_that_no_cuda_graph_covers_are_noted_until_larger_graphs_are_tried():
     """Recorded: with the default a step with a prompt leaves half of the GPU's time to the host."""
-    curves = curves_of(read(BASELINES / "h100-vllm-0.26.0-cuda-graphs.jsonl.xz"))
+    contents = read(BASELINES / "h100-vllm-0.26.0-cuda-graphs.jsonl.xz")
+    curves = stored_curves(contents.measurements, contents.plans)
     noted = {
         (curve.subject, bool(dict(curve.spec.extra))): [n for n in subject.notes if "max_cudagraph_capture_size" in n]
         for curve in curves

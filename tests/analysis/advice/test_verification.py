@@ -39,7 +39,7 @@ def advice(batches=(1, 16, 32, 64, 128), spread=SPREAD, spec: EngineSpec | None 
     made = [measurement(c, law(c) * by, repeat=i, **facts) for c in batches for i, by in enumerate(spread)]
     made = [replace(m, spec=spec or m.spec) for m in made]
     found = of_curves([curve_of("opt-1.3b", made)], None, None)
-    return plan(found.subjects, Objectives(slo=RelativeSlo(2, 32), gpu_bytes=found.source.gpu_bytes)).advices[0]
+    return plan(found.subjects, Objectives(slo=RelativeSlo(2, 32), gpu_bytes=found.gpu_bytes)).advices[0]
 
 
 def again(factor: float = 1.0, batch: int = 64, spread=SPREAD, **facts: Any) -> list[Measurement]:

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, judge, measurement, point, without
 
-from pytest_slmserve.analysis.claims.claim import NEXT_SMALLER
 from pytest_slmserve.analysis.claims.evidence import (
     IDLE_TENSOR,
+    NEXT_SMALLER,
     NO_DECODING,
     NO_ENERGY,
     NO_PROFILE,
     NO_UTIL,
     at_table_1,
 )
-from pytest_slmserve.analysis.metrics.latency import Summary
+from pytest_slmserve.analysis.points import Summary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import ClosedLoop

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import get_args
 
 import pytest
@@ -9,15 +9,14 @@ from hypothesis import given
 from strategies import H200, curves, law, measurement, noisy_curve
 
 from pytest_slmserve.analysis.claims import table as lookup
-from pytest_slmserve.analysis.claims.claim import ClaimRow
-from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, row_for
-from pytest_slmserve.analysis.metrics.roofline import GPUS
+from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, ClaimRow, judge_row, row_for
+from pytest_slmserve.analysis.metrics.gpu_figures import GPUS
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadUsage, Sharing
 from pytest_slmserve.schema.records import Environment, release
 
-NAMES = [claim.name for claim in CLAIMS]
+NAMES = list(CLAIMS)
 PLATEAU = "throughput-plateau"
 TABLE = (
     ClaimRow(PLATEAU),
@@ -31,9 +30,11 @@ TABLE = (
 
 
 def test_each_claim_states_a_sentence_of_a_paper_or_says_that_it_is_ours():
-    assert len(set(NAMES)) == len(NAMES) and all(claim.statement.endswith(".") for claim in CLAIMS)
+    assert all(claim.statement.endswith(".") for claim in CLAIMS.values())
     of_ours = {"neighbours-do-not-disturb", *(f"replicas-keep-the-tail-{how}" for how in get_args(Sharing))}
-    assert {claim.name for claim in CLAIMS if "arXiv" not in claim.source} == of_ours - {"replicas-keep-the-tail-urls"}
+    assert {claim.name for claim in CLAIMS.values() if "arXiv" not in claim.source} == of_ours - {
+        "replicas-keep-the-tail-urls"
+    }
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.claim}-{row.model}")
@@ -50,8 +51,7 @@ def test_no_two_rows_say_the_same_place():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("environment", [None, Environment(), H200, Environment(platform="cpu", vllm="0.32.0")])
 def test_every_claim_has_a_row_everywhere(name, environment):
-    (claim,) = (claim for claim in CLAIMS if claim.name == name)
-    assert row_for(name, "some-model", environment).expected == claim.expected
+    assert row_for(name, "some-model", environment).expected == CLAIMS[name].expected
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_judging_is_total(curve):
 
 @pytest.mark.parametrize("row", [*ROWS, *TABLE], ids=repr)
 def test_a_row_survives_a_record(row):
-    stored = json.loads(json.dumps(lookup.row_to_record(row)))
-    assert lookup.row_from_record({**stored, "added_later": 1}) == row
+    stored = json.loads(json.dumps(asdict(row)))
+    assert lookup.rows_from({"rows": [{**stored, "added_later": 1}]})[0] == row
 
 
 def test_models_that_a_claim_reads():

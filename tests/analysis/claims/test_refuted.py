@@ -11,8 +11,7 @@ from gpus import replicas as one_on_each
 from strategies import RESOLVED, job_point, measurement, point
 
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS, judge_row, row_for
-from pytest_slmserve.analysis.metrics.latency import Summary
-from pytest_slmserve.analysis.points import shared_points
+from pytest_slmserve.analysis.points import Summary, shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.records import Replica
@@ -195,8 +194,8 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
-def test_a_claim_fails_where_the_records_refute_its_sentence(claim):
-    curve, *others = REFUTED[claim.name]()
-    verdict = judge_row(claim.name, curve, row_for(claim.name, "*", rows=ROWS[: len(CLAIMS)]), others)
-    assert (verdict.claim, verdict.state) == (claim.name, State.FAILS), verdict.why
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_fails_where_the_records_refute_its_sentence(name):
+    curve, *others = REFUTED[name]()
+    verdict = judge_row(name, curve, row_for(name, "*", rows=ROWS[: len(CLAIMS)]), others)
+    assert (verdict.claim, verdict.state) == (name, State.FAILS), verdict.why

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from launches import pairs
 from strategies import law, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.claims import claim, table
-from pytest_slmserve.analysis.claims import table as lookup
+from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_curves, stored_gates, unique
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.verdict import State
@@ -15,7 +14,7 @@ from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.specs import ClosedLoop, OpenLoop
 
 BATCHES = (64, 128, 256, 512)
-STORED = {"rows": [lookup.row_to_record(row) for row in table.ROWS]}
+STORED = {"rows": [asdict(row) for row in table.ROWS]}
 EARLIER, LATER = "2025-12-31T00:00:00+00:00", "2026-06-01T00:00:00+00:00"  # than what `measurement` makes
 
 
@@ -40,9 +39,9 @@ def test_a_copy_is_no_repeat():
 
 def test_stored_rows_are_read_and_todays_fill_what_they_lack():
     mine = replace(table.ROWS[0], parameters={"tolerance": 0.5})
-    rows = rows_from({"rows": [lookup.row_to_record(mine)]})
-    assert lookup.row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
-    assert {row.claim for row in rows} == {claim.name for claim in table.CLAIMS}
+    rows = rows_from({"rows": [asdict(mine)]})
+    assert table.row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
+    assert {row.claim for row in rows} == table.CLAIMS.keys()
     assert rows_from(STORED) == table.ROWS == rows_from({})
 
 
@@ -110,7 +109,7 @@ def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
     curves = stored_curves([*sweep(), *sweep(model="opt-2.7b")], [])
     judged = judge_all(curves, table.ROWS)
     subjects = [(v.claim, v.subject) for v, _ in judged]
-    of_arithmetic = sum(len(claim.models) for claim in table.CLAIMS if claim.of == "arithmetic")
+    of_arithmetic = sum(len(claim.models) for claim in table.CLAIMS.values() if claim.of == "arithmetic")
     assert len(subjects) == 4 * 2 + 1 + of_arithmetic == len(set(subjects))  # one is of OPT-1.3B alone
     assert all(row.claim == v.claim for v, row in judged)
     states = {v.subject: v.state for v, _ in judged if v.claim == "throughput-plateau"}
@@ -153,14 +152,14 @@ def test_verdicts_on_two_curves_of_one_model_are_told_apart():
 
 
 def test_a_row_of_one_way_of_starting_rules_its_curves_only():
-    row = claim.ClaimRow("throughput-plateau", ramp_up="burst", parameters={"tolerance": 0.01}, expected="fails")
+    row = table.ClaimRow("throughput-plateau", ramp_up="burst", parameters={"tolerance": 0.01}, expected="fails")
     together = [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst"), repeat=i) for c in BATCHES for i in (0, 1)]
     judged = judge_all(stored_curves([*sweep(), *together], []), (*table.ROWS, row))
     assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["passes", "fails"]
 
 
 def test_a_row_of_one_interface_rules_its_curves_only():
-    row = claim.ClaimRow("throughput-plateau", interface="server", parameters={"tolerance": 0.01}, expected="fails")
+    row = table.ClaimRow("throughput-plateau", interface="server", parameters={"tolerance": 0.01}, expected="fails")
     served = [replace(m, spec=replace(m.spec, interface="server")) for m in sweep()]
     judged = judge_all(stored_curves([*sweep(), *served], []), (*table.ROWS, row))
     assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["passes", "fails"]
@@ -168,15 +167,13 @@ def test_a_row_of_one_interface_rules_its_curves_only():
 
 def test_judging_again_by_another_bound():
     curves = stored_curves(sweep(), [])
-    strict = rows_from(
-        {"rows": [lookup.row_to_record(claim.ClaimRow("throughput-plateau", parameters={"tolerance": 0.01}))]}
-    )
+    strict = rows_from({"rows": [asdict(table.ClaimRow("throughput-plateau", parameters={"tolerance": 0.01}))]})
     assert next(v for v, _ in judge_all(curves, strict)).state is State.FAILS
 
 
 def test_parameters_that_are_missing_are_the_archives_fault():
     with pytest.raises(BadArchive, match="parameters of throughput-plateau in the archive cannot be used .*tolerance"):
-        judge_all(stored_curves(sweep(), []), (claim.ClaimRow("throughput-plateau"),))
+        judge_all(stored_curves(sweep(), []), (table.ClaimRow("throughput-plateau"),))
 
 
 TERMS = {"margin": 0.03, "alpha": 0.01, "beta": 0.05, "pairs": 12}

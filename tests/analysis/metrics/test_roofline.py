@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement
 
-from pytest_slmserve.analysis.metrics import roofline
-from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, work_of_model
+from pytest_slmserve.analysis.metrics import gpu_figures
+from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s, peaks_of, work_of_model
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.models import CATALOGUE, model_from_config
 from pytest_slmserve.schema.records import GpuPeaks
@@ -86,10 +86,10 @@ def test_gpu_by_its_name(name, family):
     ("family", "ridge"), [("A100-40", 201), ("H100", 295), ("H100-64", 606), ("H200", 206), ("L4", 403), ("V100", 139)]
 )
 def test_ridges(family, ridge):
-    assert next(g for g in roofline.GPUS if g.family == family).ridge == pytest.approx(ridge, abs=0.6)
+    assert next(g for g in gpu_figures.GPUS if g.family == family).ridge == pytest.approx(ridge, abs=0.6)
 
 
-@pytest.mark.parametrize("gpu", roofline.GPUS, ids=attrgetter("family"))
+@pytest.mark.parametrize("gpu", gpu_figures.GPUS, ids=attrgetter("family"))
 def test_fp8_is_twice_as_fast_and_came_with_the_fourth_tensor_cores(gpu):
     without = {"T4", "V100S", "V100-PCIe", "V100", "A10G", "A10", "A30", "A40", "RTX-A6000", "RTX-3090"}
     if gpu.family in without or gpu.family.startswith(("A100", "A800")):
@@ -101,20 +101,20 @@ def test_fp8_is_twice_as_fast_and_came_with_the_fourth_tensor_cores(gpu):
 def test_an_engine_has_the_rate_of_its_quantization_and_of_all_its_gpus():
     m = measurement()
     fp8 = replace(m.spec, tensor_parallel_size=2, extra=(("quantization", "fp8"),))
-    assert roofline.peaks_of_engine(m.spec, m.environment) == peaks_of(H200)
-    seen = roofline.peaks_of_engine(fp8, m.environment)
+    assert gpu_figures.peaks_of_engine(m.spec, m.environment) == peaks_of(H200)
+    seen = gpu_figures.peaks_of_engine(fp8, m.environment)
     assert (seen.bytes_per_s, seen.flops_per_s) == (9600e9, 3958e12)
-    old = roofline.peaks_of_engine(fp8, replace(m.environment, gpu_name=A100))
+    old = gpu_figures.peaks_of_engine(fp8, replace(m.environment, gpu_name=A100))
     assert old.flops_per_s == 624e12, "an A100 computes in fp16 what is stored in fp8"
 
 
 def test_peaks_that_the_user_gave_count_before_the_list():
     m = measurement()
     environment = replace(m.environment, gpu_name="NVIDIA H200 MIG 1g.18gb", gpu_peaks=GpuPeaks(140, 600))
-    seen = roofline.peaks_of_engine(replace(m.spec, tensor_parallel_size=2), environment)
+    seen = gpu_figures.peaks_of_engine(replace(m.spec, tensor_parallel_size=2), environment)
     assert (seen.flops_per_s, seen.bytes_per_s) == (280e12, 1200e9)
     listed = replace(m, environment=replace(m.environment, gpu_peaks=GpuPeaks(989, 2400)))
-    assert roofline.roofline_fraction(listed, 5000.0, 8.0) > 1.5 * roofline.roofline_fraction(m, 5000.0, 8.0)
+    assert gpu_figures.roofline_fraction(listed, 5000.0, 8.0) > 1.5 * gpu_figures.roofline_fraction(m, 5000.0, 8.0)
 
 
 # Output tokens/s by hand from the formula with a decode step for each of the 256 tokens; ours has one step less.
@@ -151,7 +151,7 @@ works = st.builds(
 )
 
 
-@given(works, st.sampled_from(roofline.GPUS), st.floats(1, 2048))
+@given(works, st.sampled_from(gpu_figures.GPUS), st.floats(1, 2048))
 def test_ceiling_rises_with_the_batch_and_falls_without_overlap(work, peaks, batch):
     bound = ceiling_tokens_per_s(work, peaks, batch)
     assert bound <= ceiling_tokens_per_s(work, peaks, 2 * batch) * (1 + 1e-9)
@@ -233,23 +233,25 @@ def test_a_state_in_place_of_a_cache_has_no_roofline():
 
 def test_fraction_of_a_measurement():
     m = measurement(8, 5000.0)
-    fraction = roofline.roofline_fraction(m, 5000.0, 8.0)
+    fraction = gpu_figures.roofline_fraction(m, 5000.0, 8.0)
     work = work_of_model(model_of("opt-1.3b"), 64, 32, weight_bytes=m.resolved.weight_bytes)
     assert fraction == pytest.approx(5000 / ceiling_tokens_per_s(work, peaks_of(H200), 8))
-    assert roofline.roofline_fraction(m, 5000.0, 8.0, overlap=True) < fraction
+    assert gpu_figures.roofline_fraction(m, 5000.0, 8.0, overlap=True) < fraction
 
 
 def test_fraction_of_the_unknown():
     m = measurement()
-    assert roofline.roofline_fraction(m, None, 8.0) is None
+    assert gpu_figures.roofline_fraction(m, None, 8.0) is None
     assert (
-        roofline.roofline_fraction(
+        gpu_figures.roofline_fraction(
             replace(m, spec=replace(m.spec, model="/somewhere/else", model_facts=None)), 1.0, 8.0
         )
         is None
     )
-    assert roofline.roofline_fraction(replace(m, environment=replace(m.environment, gpu_name=None)), 1.0, 8.0) is None
+    assert (
+        gpu_figures.roofline_fraction(replace(m, environment=replace(m.environment, gpu_name=None)), 1.0, 8.0) is None
+    )
     allowed = replace(m.spec, allow_prefix_cache=True)
-    assert roofline.roofline_fraction(replace(m, spec=allowed), 1.0, 8.0), "its engine keeps no prompts"
+    assert gpu_figures.roofline_fraction(replace(m, spec=allowed), 1.0, 8.0), "its engine keeps no prompts"
     cached = replace(allowed, prefix_caching=True)
-    assert roofline.roofline_fraction(replace(m, spec=cached), 1.0, 8.0) is None, "prompts that are not computed"
+    assert gpu_figures.roofline_fraction(replace(m, spec=cached), 1.0, 8.0) is None, "prompts that are not computed"

@@ -8,10 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import any_telemetry, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.metrics import roofline as module
+from pytest_slmserve.analysis.metrics import gpu_figures as module
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.gpu_figures import device_figures
-from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, work_of_workload
+from pytest_slmserve.analysis.metrics.gpu_figures import (
+    ceiling_tokens_per_s,
+    device_figures,
+    peaks_of,
+    step_time,
+    work_of_workload,
+)
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import GpuPeaks, Resolved
 
@@ -22,10 +27,6 @@ def seen(engine=0.95, dram=0.6, tensor=0.1, m=None):
     columns = {sensors.ENGINE_ACTIVE: engine, sensors.DRAM_ACTIVE: dram, sensors.TENSOR_ACTIVE: tensor}
     telemetry = planted_telemetry(columns, until_s=m.run.window_s[1], interval_s=m.run.window_s[1] / 40)
     return replace(m, run=replace(m.run, telemetry=telemetry))
-
-
-def step_time(m):
-    return module.step_time(m, device_figures(m.run))
 
 
 def saturation_gap(m):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from strategies import WELL, measurement, planted_run, planted_telemetry
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.latency import judged_rows
 from pytest_slmserve.analysis.metrics.validity import (
     MOST_CACHED,
     cache_hit_share,
@@ -17,6 +16,7 @@ from pytest_slmserve.analysis.metrics.validity import (
     problems,
     trustworthy,
 )
+from pytest_slmserve.analysis.metrics.window import judged_rows
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.codec import measurement_line, measurement_of
 from pytest_slmserve.schema import sensors

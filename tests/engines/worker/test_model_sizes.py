@@ -16,9 +16,8 @@ from strategies import H200
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan import models
-from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.models import SIZES, model_of
-from pytest_slmserve.plan.planner import plan_sweep
+from pytest_slmserve.plan.planner import check_length, engine_spec
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.models import AS_CONFIGURED, CATALOGUE, MODELS, model_from_config
@@ -100,10 +99,9 @@ def outcome(folder: Path) -> str:
         length = min(shape.positions, 512) // 2
         asked = read_options({"input_len": f"{length}", "output_len": f"{length}"}, {}, {})
         spec = engine_spec(asked, "cuda", str(folder), replace(H200, gpu_memory_bytes=1 << 44))
-        plan_sweep(asked, spec, 2 * length)
-        plan_sweep(
-            asked, engine_spec(asked, "simulated", str(folder), Environment(gpu_memory_bytes=1 << 44)), 2 * length
-        )
+        simulated = engine_spec(asked, "simulated", str(folder), Environment(gpu_memory_bytes=1 << 44))
+        for each in (spec, simulated):
+            check_length(each.model, 2 * length, each.max_model_len)
     except BadUsage as error:
         return error.problem
     return "asks the engine" if kv_capacity(spec, 2 * length) is None else "planned"

@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from stored_records import BUSY, engine_alone
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
 from pytest_slmserve.report.export import asv
-from pytest_slmserve.report.export.asv import START, BenchmarkHost, Value
+from pytest_slmserve.report.export.asv import START, BenchmarkHost, Rows, Value
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
@@ -25,6 +26,7 @@ statistics = pytest.importorskip("asv_runner.statistics", reason="needs asv")
 COMMIT = asv.Commit("c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600)
 COSTS = ("seconds_per_1000_requests", "ms_per_output_token", "joules_per_1000_output_tokens")
 READY = replace(RESOLVED, ready_s=40.0)
+KEPT = sorted((Path(__file__).parents[3] / "benchmarks/asv/results").glob("nvidia-h200/*-vllm-*.json"))
 
 
 def watched(m: Measurement) -> Measurement:
@@ -35,10 +37,10 @@ def watched(m: Measurement) -> Measurement:
 
 def costs(*measurements: Measurement) -> dict[str, tuple[float, ...]]:
     """Samples by the last part of the benchmark's name, of records that all go to one file and have one load."""
-    (found,) = asv.values(asv.steady_measurements(measurements)).values()
-    samples = {value.benchmark.rpartition(".")[2]: value.samples for value in found}
-    assert len(samples) == len(found)
-    return samples
+    (rows,) = asv.values(asv.steady_measurements(measurements)).values()
+    found = {name.rpartition(".")[2]: [tuple(v.launches.values()) for v in row.values()] for name, row in rows.items()}
+    assert all(len(each) == 1 for each in found.values())
+    return {name: samples for name, (samples,) in found.items()}
 
 
 def place_of(m: Measurement) -> BenchmarkHost:
@@ -75,14 +77,10 @@ def test_without_sensors_there_is_no_energy_and_the_power_limit_is_not_known() -
 def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
     rates = {"one": (1000.0, 1100.0), "two": (990.0,), "three": (1010.0, 1030.0, 1050.0)}
     made = [measurement(8, r, launch=name, repeat=i) for name, each in rates.items() for i, r in enumerate(each)]
-    (samples,) = [
-        v.samples
-        for v in next(iter(asv.values(asv.steady_measurements(made)).values()))
-        if v.benchmark.endswith(COSTS[0])
-    ]
+    samples = costs(*made)[COSTS[0]]
     means = [sum(32_000 / r for r in each) / len(each) for each in rates.values()]
     assert sorted(samples) == pytest.approx(sorted(means), rel=1e-3)
-    facts = asv.asv_facts(samples)
+    facts = asv.asv_facts(list(samples))
     result, stats = statistics.compute_stats(list(samples), 1)
     assert facts["result"] == pytest.approx(result, rel=1e-5) and facts["samples"] == list(samples)
     assert {name: facts[f"stats_{name}"] for name in stats} == pytest.approx(stats, rel=1e-4)
@@ -113,8 +111,9 @@ def test_a_launch_of_a_gate_counts() -> None:
 def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one() -> None:
     sound, crowded = engine_alone(1000.0), {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
     degraded = engine_alone(500.0, columns=crowded, launch="two")
-    each = [next(iter(asv.values(found).values()))[0] for found in ([sound, degraded], [sound], [degraded])]
-    assert each[0].samples == each[1].samples != each[2].samples
+    of = [next(iter(asv.values(found).values())) for found in ([sound, degraded], [sound], [degraded])]
+    each = [next(value for row in rows.values() for value in row.values()) for rows in of]
+    assert each[0].launches == each[1].launches != each[2].launches
     assert [value.degraded for value in each] == [False, False, True]
 
 
@@ -160,7 +159,7 @@ def test_other_requests_and_another_way_of_loading_are_other_benchmarks() -> Non
         made[0], workload=replace(made[0].workload, hash="ffffff", spec=replace(made[0].workload.spec, seed=1))
     )
     (found,) = asv.values(asv.steady_measurements([*made, other])).values()
-    groups = {value.benchmark.partition(".")[0] for value in found if value.benchmark != START}
+    groups = {name.partition(".")[0] for name in found if name != START}
     assert groups == {"64-32-staggered-012345", "64-32-burst-012345", "64-32-staggered-ffffff"}
 
 
@@ -200,19 +199,17 @@ def cells() -> st.SearchStrategy[Cells]:
     return st.dictionaries(key, SAMPLES, max_size=6)
 
 
-def value_of(name: str, parameters: tuple[str, ...], samples: tuple[float, ...], launch: str = "a", **facts) -> Value:
-    launches = tuple(f"{launch}{i}" for i in range(len(samples)))
-    return Value(name, parameters, samples, "2026-01-01T00:00:00+00:00", launches, **facts)
-
-
-def file_of(planted: Cells, old: asv.File | None = None, launch: str = "a") -> asv.File:
-    found = [value_of(name, parameters, samples, launch) for (name, parameters), samples in planted.items()]
-    return asv.result_file(PLACE, COMMIT, found, old)
+def file_of(planted: Cells, old: asv.File | None = None, launch: str = "a", degraded: bool = False) -> asv.File:
+    rows: Rows = {}
+    for (name, parameters), samples in planted.items():
+        launches = {f"{launch}{i}": sample for i, sample in enumerate(samples)}
+        rows.setdefault(name, {})[parameters] = Value(launches, 1_767_225_600_000, degraded)
+    return asv.result_file(PLACE, COMMIT, rows, old)
 
 
 def samples_in(file: asv.File) -> Cells:
     rows = asv.result_rows(file).items()
-    return {(name, key): tuple(facts["samples"]) for name, row in rows for key, facts in row.facts.items()}
+    return {(name, key): tuple(value.launches.values()) for name, row in rows for key, value in row.items()}
 
 
 @settings(deadline=None)
@@ -238,21 +235,13 @@ def test_a_launch_that_is_measured_further_replaces_itself_alone() -> None:
     assert samples_in(file_of({CELL: (1.5,)}, old)) == {CELL: (1.5, 2.0, 3.0)}
 
 
-def test_samples_of_a_file_that_names_no_launch_are_those_that_are_nearly_the_same() -> None:
-    old = file_of({CELL: (20.7922, 21.0682, 25.0)})
-    del old["launches"]
-    joined = file_of({CELL: (20.7923, 21.0682)}, old)
-    assert samples_in(joined) == {CELL: (20.7923, 21.0682, 25.0)}
-    assert samples_in(file_of({CELL: (20.7923, 21.0682)}, joined)) == samples_in(joined)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "samples"),
     [(False, True, (1.0,)), (True, False, (2.0,)), (True, True, (1.0, 2.0)), (False, False, (1.0, 2.0))],
 )
 def test_what_is_degraded_gives_way_to_what_is_sound(before, after, samples) -> None:
-    old = asv.result_file(PLACE, COMMIT, [value_of(*CELL, (1.0,), degraded=before)])
-    new = asv.result_file(PLACE, COMMIT, [value_of(*CELL, (2.0,), "b", degraded=after)], old)
+    old = file_of({CELL: (1.0,)}, degraded=before)
+    new = file_of({CELL: (2.0,)}, old, "b", degraded=after)
     assert samples_in(json.loads(json.dumps(new))) == {CELL: samples}
 
 
@@ -295,7 +284,15 @@ def test_parameters_are_in_the_order_of_numbers() -> None:
 
 
 def test_columns_that_asv_left_out_are_not_needed() -> None:
-    """asv writes a column that is empty as null, and leaves empty ones at the end out."""
+    """asv leaves columns out that are empty and at the end."""
     file = {"result_columns": list(asv.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
-    (row,) = asv.result_rows(file).values()
-    assert row.facts == {("'x'",): {"result": 3.5}} and row.started_at == 0
+    assert asv.benchmarks_file([file])[START]["params"] == [["'x'", "'y'"]]
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_a_kept_file_is_written_as_it_was_read(path: Path) -> None:
+    old = json.loads(path.read_text("utf-8"))
+    machine, *curve = old["params"].items()
+    place = BenchmarkHost(machine[1], old["requirements"]["vllm"], tuple(curve), old["requirements"]["torch"])
+    commit = asv.Commit(old["commit_hash"], old["date"] // 1000)
+    assert json.loads(json.dumps(asv.result_file(place, commit, {}, old))) == old

@@ -17,12 +17,12 @@ from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
-from pytest_slmserve.analysis.metrics.latency import Summary, parse_slo
-from pytest_slmserve.analysis.points import Point, ReplicaPoint, job_points, ratio
+from pytest_slmserve.analysis.metrics.window import parse_slo
+from pytest_slmserve.analysis.points import Point, ReplicaPoint, Summary, job_points, ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.report.as_json import point_facts
-from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
+from pytest_slmserve.report.loads import ValidityCriteria, rates_section, rows_of_load
 from pytest_slmserve.report.page.pictures import Picture, gate_pictures, pictures, save_picture, whole_picture
 from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.schema.errors import BadUsage
@@ -294,6 +294,16 @@ def test_a_rate_that_is_not_valid_is_left_out():
     assert list(dots(served)) == ["slm, each judged for 20 s after 5 s", "slm, ramp"]
     (nothing,) = pictures([], (), [failed(m) for m in at_rates()])
     assert (nothing.panels, nothing.why_not) == ((), "no load at a request rate is valid")
+
+
+def test_a_rate_with_as_many_failures_as_are_allowed_is_drawn():
+    m = next(m for m in at_rates() if not m.load.steps)
+    lossy = replace(m, run=replace(m.run, failures=len(m.run.samples) // 10))
+    drawn = {
+        share: [chart.title for chart in rates_section([lossy], ValidityCriteria(failed_share=share)).charts()]
+        for share in (0.0, 0.5)
+    }
+    assert "requests/s over requests/s sent" in drawn[0.5] and "requests/s over requests/s sent" not in drawn[0.0]
 
 
 # Replicas and gates

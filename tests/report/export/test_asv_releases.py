@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scripts import needs_checkout
 
-from pytest_slmserve.report.export import asv as asv_ledger
+from pytest_slmserve.report.export import asv
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/asv/results"
 FIRST = "9308b394fd60cb7a2c455db7c23db7695e30887d"
@@ -20,31 +20,31 @@ ROWS = [("0.20.0", "2026-04-27"), ("0.20.1", "2026-05-03"), ("0.20.2", "2026-05-
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 
-def tags(ledger: Path) -> dict[str, str]:
+def tags(repository: Path) -> dict[str, str]:
     """Commit of each tag; a tag that is no mere name of a commit has another type."""
     form = "--format=%(refname:strip=2) %(objecttype) %(objectname)"
-    command = ["git", "--git-dir", str(ledger), "for-each-ref", form, "refs/tags"]
+    command = ["git", "--git-dir", str(repository), "for-each-ref", form, "refs/tags"]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return {name: commit for name, kind, commit in map(str.split, lines) if kind == "commit"}
 
 
 def test_a_commit_and_a_tag_for_each_release(tmp_path) -> None:
-    ledger = tmp_path / "ledger"
-    assert asv_ledger.make(ledger, ROWS) == 3
-    log = asv_ledger.git(ledger, "log", "--reverse", "--format=%s %as", "main").splitlines()
+    repository = tmp_path / "releases"
+    assert asv.make_repository(repository, ROWS) == 3
+    log = asv.git(repository, "log", "--reverse", "--format=%s %as", "main").splitlines()
     assert log == [f"vllm {release} {day}" for release, day in ROWS]
-    assert asv_ledger.git(ledger, "show", "v0.20.1:requirements.txt") == "vllm==0.20.1\n"
-    assert asv_ledger.git(ledger, "rev-list", "--reverse", "main").split() == list(tags(ledger).values())
+    assert asv.git(repository, "show", "v0.20.1:requirements.txt") == "vllm==0.20.1\n"
+    assert asv.git(repository, "rev-list", "--reverse", "main").split() == list(tags(repository).values())
 
 
 def test_the_hashes_are_the_same_everywhere_and_however_it_was_made(tmp_path, monkeypatch) -> None:
     """Also within a hook of git, and for a user who has other settings."""
-    asv_ledger.make(tmp_path / "one", ROWS)
+    asv.make_repository(tmp_path / "one", ROWS)
     settings = tmp_path / "settings"
     settings.write_text("[user]\nname = Somebody\n[init]\ndefaultBranch = trunk\n[commit]\ngpgsign = true\n", "utf-8")
     for name, value in {"GIT_DIR": "elsewhere", "GIT_CONFIG_GLOBAL": settings, "GIT_AUTHOR_NAME": "Somebody"}.items():
         monkeypatch.setenv(name, str(value))
-    assert [asv_ledger.make(tmp_path / "two", ROWS[:count]) for count in (1, 2, 3, 3)] == [1, 1, 1, 0]
+    assert [asv.make_repository(tmp_path / "two", ROWS[:count]) for count in (1, 2, 3, 3)] == [1, 1, 1, 0]
     monkeypatch.undo()
     assert tags(tmp_path / "one") == tags(tmp_path / "two")
     assert tags(tmp_path / "one")["v0.20.0"] == FIRST
@@ -61,11 +61,11 @@ def test_the_hashes_are_the_same_everywhere_and_however_it_was_made(tmp_path, mo
     ids=["inserted", "another day", "removed", "twice"],
 )
 def test_a_row_is_only_ever_added_at_the_end(tmp_path, rows, words) -> None:
-    asv_ledger.make(tmp_path / "ledger", ROWS)
-    before = tags(tmp_path / "ledger")
+    asv.make_repository(tmp_path / "releases", ROWS)
+    before = tags(tmp_path / "releases")
     with pytest.raises(ValueError, match=f"{words}.*nothing was changed"):
-        asv_ledger.make(tmp_path / "ledger", rows)
-    assert tags(tmp_path / "ledger") == before
+        asv.make_repository(tmp_path / "releases", rows)
+    assert tags(tmp_path / "releases") == before
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,19 @@ def test_a_row_is_only_ever_added_at_the_end(tmp_path, rows, words) -> None:
     ids=["none yet", "older", "with a row of its own", "of its own"],
 )
 def test_a_list_of_releases_gets_newer_ones_and_keeps_its_own(own, result) -> None:
-    assert asv_ledger.continued(own, ROWS) == result
+    assert asv.continued(own, ROWS) == result
 
 
 def test_the_list_that_is_shipped_is_in_the_order_of_the_releases() -> None:
-    text = asv_ledger.initial_files()[asv_ledger.RELEASES]
-    rows = asv_ledger.rows_in(text)
+    text = asv.initial_files()[asv.RELEASES]
+    rows = asv.releases_in(text)
     assert rows[: len(ROWS)] == ROWS and [day for _, day in rows] == sorted(day for _, day in rows)
-    assert asv_ledger.ledger_text(rows) == text, "as init writes it, so that a difference is a row"
+    assert asv.releases_text(rows) == text, "as init writes it, so that a difference is a row"
 
 
-def test_every_result_that_is_kept_is_of_a_release_of_the_ledger(tmp_path) -> None:
+def test_every_result_that_is_kept_is_of_a_release_of_the_list(tmp_path) -> None:
     needs_checkout()
-    asv_ledger.make(tmp_path / "ledger", asv_ledger.rows_in(asv_ledger.initial_files()[asv_ledger.RELEASES]))
-    known = tags(tmp_path / "ledger")
+    asv.make_repository(tmp_path / "releases", asv.releases_in(asv.initial_files()[asv.RELEASES]))
+    known = tags(tmp_path / "releases")
     kept = [json.loads(path.read_text("utf-8")) for path in RESULTS.glob("*/*.json") if path.name != "machine.json"]
     assert kept and [file["commit_hash"] for file in kept] == [known[f"v{f['requirements']['vllm']}"] for f in kept]
