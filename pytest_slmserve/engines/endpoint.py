@@ -28,7 +28,7 @@ from pytest_slmserve.schema.specs import KEY, EngineSpec, Request, Workload
 from pytest_slmserve.telemetry.dcgm import ask_once, samples
 from pytest_slmserve.telemetry.host import own_cores
 
-CLIENT = Path(__file__).parent / "loadgen" / "__main__.py"
+CLIENT = Path(__file__).parent / "loadgen" / "load_run.py"
 PACKAGES = Path(__file__).parents[2]  # the folder that holds ours
 READY_S = 30.0
 TIMEOUT_S = 120.0  # that a request may last by default

@@ -1,21 +1,40 @@
-"""One load on one server: sends requests as the load says, reports progress twice a second, and returns the results."""
+"""A load generator in its own process: one load after the other on one server. JSON lines in, JSON lines out, over an
+inherited socket.
+
+    python loadgen/load_run.py FD PARENT_PID
+
+The first line in names the server: `url`, `headers`, and `timeout_s` of a request. Then `load` hands over the bodies,
+and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`. A run that
+is one of several at once has a time at which it begins (`at`), sends `settled`, and gets its window by `open`. All
+times are `time.monotonic()`.
+
+A load is a `closed_loop`, as the engine's worker has it, or an `open_loop`: a `schedule` of seconds since the
+beginning, and a `window` in it. `done` has `began`, `window`, `on_schedule`, `first_failure`, the rows `failed`,
+`unsent`, `waited`, `client_cpu_s`, the results of `results_of`, and `doubt_s`: by how much the stamps of a piece's
+chunks can be wrong, on the average and at most. It is 0 for a piece that is one chunk.
+"""
 
 from __future__ import annotations
 
 import gc
 import math
+import os
+import resource
+import socket
+import sys
 import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from pytest_slmserve.engines.loadgen.streams import Bodies, Lead, RequestStream, Streams, Target
 from pytest_slmserve.engines.worker.slm_pacing import SchedulePacer, closed_loop
-from pytest_slmserve.engines.worker.slm_process import Lines
+from pytest_slmserve.engines.worker.slm_process import Ended, Lines, guarded
 
 BIN_S = 0.01
 GROWTH, LEAST_S = 1.01, 1e-4
@@ -336,3 +355,29 @@ class StreamingClient:
         self.done += not cut
         self.last_answer = max(self.last_answer, stream.read_until)
         return asked if len(answer.times) < 2 else max(shown if told is None else told, len(answer.times))
+
+
+def _main() -> None:
+    """Serve the parent's messages until one is `close`, or the parent is gone; `failed` if the client cannot start."""
+    descriptor, parent = int(sys.argv[1]), sys.argv[2]
+    os.set_inheritable(descriptor, False)
+    with guarded(parent), suppress(Ended):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each request in flight
+        lines = Lines(socket.socket(fileno=descriptor))
+        try:
+            client = StreamingClient(lines, lines.hear() or {})
+        except (ValueError, OSError) as error:
+            return lines.say(event="failed", cause=f"{error}")
+        lines.say(event="ready")
+        while (message := lines.hear()) and message["op"] != "close":
+            match message["op"]:
+                case "load":
+                    lines.say(**client.load(message))
+                case "run":
+                    lines.say(**client.run(message))
+                # not "open", of a run that ended before it heard of its window
+
+
+if __name__ == "__main__":
+    _main()
