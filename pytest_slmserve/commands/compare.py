@@ -24,7 +24,7 @@ from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts
 from pytest_slmserve.report.compare import RunSide, days_of, measured_facts
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import section_text
-from pytest_slmserve.report.text_table import ABSENT, counted, grid, named_lines
+from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lines, table
 from pytest_slmserve.schema.errors import BadUsage, is_file
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
@@ -157,15 +157,15 @@ def list_baselines(given: argparse.Namespace) -> int:
     if given.json:
         print(as_json(map(_baseline_facts, found)))
         return PASSES
-    rows = []
-    for each in found:
-        if each.measurements or not each.notes:
-            seen = measured_facts(each.measurements)
-            counts = str(seen["measurements"]), str(seen["launches"])
-            rows.append([each.name, days_of(each.measurements) or ABSENT, *counts, ", ".join(seen["models"])])
-    heads = ("name", "measured", "measurements", "launches", "models")
-    shown = grid(rows, heads, ("left", "left", "right", "right", "left"))
-    print(shown if rows else f"no baseline in {given.folder}")
+    columns: tuple[Column[Baseline], ...] = (
+        Column("name", lambda each: each.name, side="left"),
+        Column("measured", lambda each: days_of(each.measurements) or ABSENT, side="left"),
+        Column("measurements", lambda each: str(measured_facts(each.measurements)["measurements"])),
+        Column("launches", lambda each: str(measured_facts(each.measurements)["launches"])),
+        Column("models", lambda each: ", ".join(measured_facts(each.measurements)["models"]), side="left"),
+    )
+    rows = [each for each in found if each.measurements or not each.notes]
+    print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
     print_notes(note for each in found for note in each.notes)
     return PASSES
 
