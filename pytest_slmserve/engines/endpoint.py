@@ -35,6 +35,37 @@ TIMEOUT_S = 120.0  # that a request may last by default
 REQUEST, SENT, PROMPT_TOKENS, SCHEDULED = 0, 1, 5, -1  # columns of the samples
 PHASES = ("ramp", "settle", "window", "over")
 
+COMMON = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea kid body information"
+)
+WORDS = COMMON.split()
+MARK = "slm-round"
+ROUNDS = 4096  # through all requests, before the first comes again
+FRESH = 3  # ids that differ: two from hand-over to hand-over, one from round to round
+LEAST_ID = 4  # below it are special tokens
+
+PAGE_S = 5.0
+# vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
+COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
+
+CHAT = "/chat/completions"
+ANSWER_S = 60.0
+TOKEN_IDS = "token ids"
+OPTIONAL = ("stream_options", "ignore_eos", TOKEN_IDS)  # what some servers refuse: a load is whole without the first
+LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in (0, 1, 2, 3)))
+NOT_SO = (400, 422)  # of a body that a server does not take
+TOLD = 200  # characters of an answer that is not a stream
+HINTS = {  # by the status of an answer, or its first digit
+    3: "the URL that it leads to: requests do not follow",
+    5: "the server's own log",
+    401: f"{KEY}=... in the environment",
+    403: f"{KEY}=... in the environment",
+    404: "a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it",
+}
+
 
 class LoadClient:
     """The processes of a load generator.
@@ -162,19 +193,6 @@ def histogram(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"growth": GROWTH, "least_s": LEAST_S, "counts": told, "sum_s": sum_s}
 
 
-COMMON = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city community name president team minute idea kid body information"
-)
-WORDS = COMMON.split()
-MARK = "slm-round"
-ROUNDS = 4096  # through all requests, before the first comes again
-FRESH = 3  # ids that differ: two from hand-over to hand-over, one from round to round
-LEAST_ID = 4  # below it are special tokens
-
-
 def prompt_words(ids: Sequence[int]) -> str:
     """Text of about as many tokens as there are ids: common words, each of which is one token for most tokenizers."""
     return " ".join(WORDS[number % len(WORDS)] for number in ids)
@@ -210,11 +228,6 @@ class FreshPrompts:
         return [ids[0], MARK, *ids[1 + place :]]
 
 
-PAGE_S = 5.0
-# vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
-COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
-
-
 def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
     """Prompt tokens that were looked up in the prefix cache of an endpoint, and that were found there, since it began,
     of all its engines. None if its page of metrics has no such counters."""
@@ -229,22 +242,6 @@ def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | Non
         return (round(totals.get("queries", 0.0)), round(totals.get("hits", 0.0))) if totals else None
     except (OSError, http.client.HTTPException, ValueError, OverflowError):  # also another format, or no number
         return None
-
-
-CHAT = "/chat/completions"
-ANSWER_S = 60.0
-TOKEN_IDS = "token ids"
-OPTIONAL = ("stream_options", "ignore_eos", TOKEN_IDS)  # what some servers refuse: a load is whole without the first
-LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in (0, 1, 2, 3)))
-NOT_SO = (400, 422)  # of a body that a server does not take
-TOLD = 200  # characters of an answer that is not a stream
-HINTS = {  # by the status of an answer, or its first digit
-    3: "the URL that it leads to: requests do not follow",
-    5: "the server's own log",
-    401: f"{KEY}=... in the environment",
-    403: f"{KEY}=... in the environment",
-    404: "a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it",
-}
 
 
 class EndpointEngine(Engine):

@@ -268,14 +268,12 @@ def cpu_model() -> str | None:
 
 def git_commit(root: Path) -> str | None:
     """The commit checked out at `root`, with "+" if files differ from it; None outside a checkout."""
-    said = []
-    for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "-uno"]):
-        command = ["git", "-C", str(root), *words]
-        try:
-            said.append(subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip())
-        except (OSError, subprocess.SubprocessError):
-            return None
-    commit, changes = said
+    ask = partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
+    try:
+        commit = ask(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]).stdout.strip()
+        changes = ask(["git", "-C", str(root), "status", "--porcelain", "-uno"]).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
     return f"{commit}+" if changes else commit
 
 
