@@ -68,11 +68,11 @@ def in_our_unit(number: int, value: float) -> Answer:
     return ours if math.isfinite(ours) else f"{ours}"
 
 
-class DcgmSource:
+class DcgmSource(SensorSource):
     """The last values of one GPU, each given once: the engine stamps them, and has none newer if it is read too early.
 
     unsupported: fields that are absent, and why: unknown to the release, or refused, as profiling counters are without
-    root before Hopper. undo: what closing it does. Raises SensorFailed, and whatever the bindings raise.
+    root before Hopper. Raises SensorFailed, and whatever the bindings raise.
     """
 
     name = "dcgm"
@@ -138,9 +138,6 @@ class DcgmSource:
         last_us, self._profiled_us = self._profiled_us, max(stamps_us)
         since_s = 0.0 if last_us is None else (self._profiled_us - last_us) / 1e6
         return replace(reading, span_s=min(max(since_s, self.interval_s), 2 * self.interval_s))
-
-    def close(self) -> None:
-        self.undo.close()
 
     def _watch(self, numbers: Sequence[int]) -> None:
         """Watch all of them together or, if that is refused, in halves: down to the number that is refused itself."""

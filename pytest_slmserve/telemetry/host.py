@@ -16,12 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -58,17 +58,20 @@ class Reading:
     gpus: tuple[dict[int, float | None], ...] = ()
 
 
-class SensorSource(Protocol):
-    """A source of readings. Opening one raises SensorFailed if it is not there. name: as recorded."""
+class SensorSource:
+    """A source of readings, under its `name` in records. Opening one raises SensorFailed if it is not there. undo: what
+    closing it does."""
 
     name: str
+    undo = ExitStack()
 
     def read(self, now_s: float) -> Reading:
         """One reading. now_s: `time.monotonic()`. Raises SensorFailed if the source cannot answer any more."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Release the source, if it holds anything; may be called twice."""
-        return
+        """Release the source; may be called twice."""
+        self.undo.close()
 
 
 def reading_of(answers: Mapping[int, Answer], span_s: float | None = None) -> Reading:
@@ -462,7 +465,7 @@ MANY_CORES = 4  # from here on an engine on a GPU leaves one idle
 OWN_REST_S, SHARED_REST_S = 0.4, 1.9
 
 
-class SpeedProbeSource:
+class SpeedProbeSource(SensorSource):
     """core: where its process runs; None: wherever the kernel puts it. rest_s: time between two pieces, at least.
 
     The process is started by the first reading. Its faults make values unknown and nothing more: a measurement is as

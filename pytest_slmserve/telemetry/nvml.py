@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import SensorFailed
-from pytest_slmserve.telemetry.host import MIN_SPAN_S, Answer, Reading, own_pids, reading_of
+from pytest_slmserve.telemetry.host import MIN_SPAN_S, Answer, Reading, SensorSource, own_pids, reading_of
 
 PERCENT, MILLI, NANO, MEGA = 1e-2, 1e-3, 1e-9, 1e6
 # Numbers are written out if not all releases of nvidia-ml-py from 12 to 13 have the name.
@@ -227,11 +227,10 @@ def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, 
     return source
 
 
-class NvmlSource:
+class NvmlSource(SensorSource):
     """Readings of one GPU, from one thread at a time. name: nvml-gpm with ratios, else nvml.
 
     gpm: the ratios that every reading has. unsupported: why numbers are never in a reading, found once, when opened.
-    undo: what closing it does.
     """
 
     def __init__(self, nv: Any, device: Any, own_pids: Callable[[], set[int]], undo: ExitStack) -> None:
@@ -299,10 +298,6 @@ class NvmlSource:
                     why = "none of the GPU's processes is ours: its driver may count them in another namespace"
                     answers[of.FOREIGN_PROCESSES] = why
         return reading_of(answers, span_s)
-
-    def close(self) -> None:
-        """Free samples and events, and let NVML go; may be called twice."""
-        self.undo.close()
 
     def _supported_rows(self) -> list[Field | Ask]:
         """The first row of each number that the GPU does not refuse. `unsupported` gets the reason if all are."""

@@ -134,7 +134,7 @@ class Sampler:
             source.close()
 
 
-class SeveralGpus:
+class SeveralGpus(SensorSource):
     """Several GPUs as one source: the values of each stay apart, because a sum would hide the one that lags.
 
     gpus: the sources of each, in the order in which an engine has the GPUs. One that fails ends them all: the others

@@ -241,12 +241,6 @@ def test_one_that_fails_ends_them_all():
     assert found.gpus == () and len(found.notes) == 1 and "does not answer" in found.notes[0]
 
 
-def test_all_are_closed():
-    first, second = gpu(300.0), gpu(200.0)
-    SeveralGpus([[first], [second]]).close()
-    assert first.closed == second.closed == 1
-
-
 @pytest.fixture
 def sources(monkeypatch):
     """By GPU: what its source says, None for one without."""
