@@ -190,7 +190,7 @@ class Engine:
     def batching(self) -> Message:
         """The way of static batches: `batching` and `wait_s` (seconds) from the specification's further arguments, and
         `batch` from `max_num_seqs`. Raises BadUsage if the further arguments have no `batching`."""
-        extra = dict(self.spec.extra)
+        extra = self.spec.arguments
         if "batching" not in extra:
             hint = 'extra=(("batching", "static"),), or "none", or "dynamic"'
             raise BadUsage("an engine of Transformers that does not know how to batch", hint)
