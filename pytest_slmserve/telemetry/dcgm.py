@@ -99,7 +99,9 @@ class DcgmSource(SensorSource):
             there = ", ".join(gpus) or "none"
             raise SensorFailed(f"DCGM at {address} does not know the GPU {device_uuid}; it knows {there}", AUTO)
         self._gpu = gpus[device_uuid]
-        self._group = self._agent.dcgmGroupCreate(self._handle, _EMPTY_GROUP, _unique_name())
+        # Groups of all clients of an engine share one space of names.
+        self._name = f"pytest-slmserve-{uuid.uuid4().hex}"
+        self._group = self._agent.dcgmGroupCreate(self._handle, _EMPTY_GROUP, self._name)
         undo.callback(self._quietly, self._agent.dcgmGroupDestroy, self._handle, self._group)
         self._agent.dcgmGroupAddDevice(self._handle, self._group, self._gpu)
         wanted = [number for number in of.SENSORS if number < of.OURS]
@@ -146,7 +148,7 @@ class DcgmSource(SensorSource):
         agent, handle = self._agent, self._handle
         try:
             with ExitStack() as undo:  # a field group whose watch is refused is destroyed
-                group = agent.dcgmFieldGroupCreate(handle, numbers, _unique_name())
+                group = agent.dcgmFieldGroupCreate(handle, numbers, f"{self._name}-{numbers[0]}-{len(numbers)}")
                 undo.callback(self._quietly, agent.dcgmFieldGroupDestroy, handle, group)
                 undo.callback(self._quietly, agent.dcgmUnwatchFields, handle, self._group, group)
                 agent.dcgmWatchFields(handle, self._group, group, round(self.interval_s * 1e6), _KEPT_S, 0)
@@ -193,11 +195,6 @@ def open_dcgm(
             raise SensorFailed(problem, f"systemctl start nvidia-dcgm, or {AUTO}") from error
         source.undo = undo.pop_all()
     return source
-
-
-def _unique_name() -> str:
-    """Groups of all clients of an engine share one space of names."""
-    return f"pytest-slmserve-{uuid.uuid4().hex}"
 
 
 MOST_BYTES = 1 << 22  # of an answer to one question: the page of a server's metrics has some ten thousand

@@ -63,12 +63,6 @@ class RequestRow:
     asked: int
     cached: int | None = None
 
-    def output(self, beyond: float) -> float:
-        """Output tokens by the server's count; without one `beyond` times those of the chunks, but no more than were
-        requested."""
-        shown = sum(self.tokens)
-        return min(shown * beyond, max(shown, self.asked)) if self.usage[1] is None else self.usage[1]
-
 
 def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Window] = ()) -> Message:
     """The results of the requests of a load.
@@ -76,8 +70,8 @@ def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Windo
     Returns:
         samples: a row for each request, in any order. bins: tokens received in each span of BIN_S. A request's tokens
         that its chunks do not show, by the server's count, came evenly with those that they show; without such a count,
-        they are assumed as in the other requests. gaps: those in the window, and in that of each step of a ramp. told,
-        chunks: tokens by the server's count, and the number of their chunks.
+        they are assumed as in the other requests, but no more than were requested. gaps: those in the window, and in
+        that of each step of a ramp. told, chunks: tokens by the server's count, and the number of their chunks.
     """
     counted = [row for row in rows if row.usage[1] is not None]
     shown = sum(sum(row.tokens) for row in counted)
@@ -86,13 +80,15 @@ def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Windo
     samples = []
     bins: Counter[int] = Counter()
     for row in rows:
-        output = row.output(beyond)
+        tokens, output = sum(row.tokens), row.usage[1] or 0.0
+        if row.usage[1] is None:
+            output = min(tokens * beyond, max(tokens, row.asked))
         stamps = (row.times[0], row.times[-1]) if row.times else (None, None)
         counts = row.usage[0], round(output)
         samples.append((row.request, row.sent, None, *stamps, *counts, row.finished, row.cached, row.scheduled))
-        weight = output / (sum(row.tokens) or 1)
-        for at, tokens in zip(row.times, row.tokens):
-            bins[math.floor(at / BIN_S)] += tokens * weight  # type: ignore[assignment]
+        weight = output / (tokens or 1)
+        for at, count in zip(row.times, row.tokens):
+            bins[math.floor(at / BIN_S)] += count * weight  # type: ignore[assignment]
     times = [row.times for row in rows]
     found = [gaps(times, each) for each in (window, *steps)]
     return {"samples": samples, "bins": bins, "gaps": found, "told": told, "chunks": sum(len(r.times) for r in counted)}
