@@ -207,7 +207,7 @@ class JobPoint(Point, JobSummary):
     @property
     def batching(self) -> str:
         """Batching mode of its engine: "none", "static", "dynamic", or "continuous"."""
-        return str(dict(self.spec.extra).get("batching", CONTINUOUS))
+        return str(self.spec.arguments.get("batching", CONTINUOUS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +308,7 @@ def summarize(measurement: Measurement) -> Summary:
     rate = len(run.samples) / last if last > AT_ONCE_S else None
     figures["batch"] = batch if rate is None else window.requests_in_flight(run) or batch
     waste = None
-    if "batching" in dict(measurement.spec.extra):
+    if "batching" in measurement.spec.arguments:
         # Of the tokens that batches computed, those that nobody requested; a batch may compute no more than these.
         computed = sum(steps.prompt_tokens) + sum(n for n in steps.running if n is not None)
         wanted = sum(run.samples.prompt_tokens) + sum(steps.new_tokens)

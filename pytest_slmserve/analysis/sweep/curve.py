@@ -478,7 +478,7 @@ def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]
     engine = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in NAMED_APART}
     of_requests = {"lengths": f"{prompt or 'natural'}/{output} tokens" if output else "natural lengths"}
     of_engine: dict[str, str] = {}
-    for named, values in ((of_requests, requests), (of_engine, engine | dict(spec.env) | dict(spec.extra))):
+    for named, values in ((of_requests, requests), (of_engine, engine | dict(spec.env) | spec.arguments)):
         for name, value in values.items():
             plain = isinstance(value, bool) or value == ""
             named[name] = (name if value else f"no {name}") if plain else f"{name} {value}"
