@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from argparse import SUPPRESS, RawDescriptionHelpFormatter
-from difflib import get_close_matches
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pytest_slmserve.commands.cli import Parser
+from pytest_slmserve.commands.cli import COMMANDS, FAILS, INTERRUPTED, PASSES, SUMMARIES, USAGE, Parser, did_you_mean
+from pytest_slmserve.run.interrupts import as_interrupts
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
 
 
 def parser(command: str = "") -> Parser:
     """Return the parser of that command, or of all if it is none of them: no command imports what others need."""
-    from pytest_slmserve.commands.cli import COMMANDS, SUMMARIES, Parser
-
     groups = [
         f"{title}:\n" + "".join(f"  {name:<9} {summary}\n" for name, summary in group.items())
         for title, group in COMMANDS.items()
@@ -39,45 +36,36 @@ def parser(command: str = "") -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Every problem is one sentence on stderr."""
-    from pytest_slmserve.commands.cli import FAILS, PASSES, SUMMARIES, USAGE
-    from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
-
     words = sys.argv[1:] if arguments is None else list(arguments)
+    status = FAILS
     try:
         if words and not words[0].startswith("-") and words[0] not in SUMMARIES:
-            near = get_close_matches(words[0], SUMMARIES, 1)
-            hint = f", did you mean {near[0]}?" if near else ""
-            raise BadUsage(f"there is no command {words[0]!r}{hint}", "slmserve --help")
+            problem = f"there is no command {words[0]!r}{did_you_mean(words[0], SUMMARIES)}"
+            raise BadUsage(problem, "slmserve --help")
         top = parser(*words[:1])
         given = top.parse_args(words)
         if given.version:
-            from importlib.metadata import version
-
             print(f"pytest-slmserve {version('pytest-slmserve')}")
             return PASSES
         if given.command is None:
             top.print_help()
             return USAGE
-        status: int = given.carry_out(given)
-        return status
+        return int(given.carry_out(given))
     except SlmError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILS if isinstance(error, EngineFailed) else USAGE
+        problem, status = str(error), FAILS if isinstance(error, EngineFailed) else USAGE
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(f"error: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
-        return FAILS
+        problem = f"{error.filename or 'a file'}: {error.strerror or error}"
     except MemoryError:
-        print("error: this takes more memory than there is", file=sys.stderr)
-        return FAILS
+        problem = "this takes more memory than there is"
+    print(f"error: {problem}", file=sys.stderr)
+    return status
 
 
 def run() -> int:
     """Run `main`, although the reader of a pipe may leave early, and names may hold what the terminal cannot show."""
     try:
-        from pytest_slmserve.run.interrupts import as_interrupts
-
         sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - None where the caller has closed it
         sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -86,10 +74,10 @@ def run() -> int:
             sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return FAILS
     except KeyboardInterrupt:
         print("\ninterrupted: what had been measured to its end is kept", file=sys.stderr)
-        return 130  # as shells have it
+        return INTERRUPTED
     return status
 
 

@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import chain, pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,7 +41,7 @@ from common import keep, parser_of, results_in, results_options
 from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.child import Child
 from pytest_slmserve.engines.loadgen.load_run import GROWTH, LEAST_S
-from pytest_slmserve.report.text_table import grid
+from pytest_slmserve.report import text_table
 from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import ClosedLoop
 
@@ -477,7 +478,8 @@ def table(found: Sequence[tuple[str, Trial, Error]]) -> str:
         ms = [f"{1e3 * value:.3f}" for value in errors]
         cells = [name, trial.starts, trial.streams, *ms, e.lost, f"{e.rate:.0f}", f"{e.cpu_s_per_mtoken:.1f}"]
         rows.append([str(cell) for cell in cells])
-    return grid(rows, HEAD, ["right"] * len(HEAD))
+    columns = [text_table.Column(head, itemgetter(place)) for place, head in enumerate(HEAD)]
+    return text_table.table(rows, columns, always=len(HEAD))
 
 
 def tell_ratios(found: Sequence[tuple[str, Trial, Error]], best: Mapping[str, tuple[float, str]]) -> None:

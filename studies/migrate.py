@@ -65,10 +65,7 @@ STREAM = {"without": "refused", "stamp_doubt_s": "stamp_uncertainty_s"}
 # Fields that old hashes left out while they said what was so before there were any.
 LATER = {"url": "", "tensor_parallel": 1, "allow_prefix_cache": False}
 MUST_MATCH = ("backend", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
-STAMPS = {
-    "samples": ("sent", "admitted", "first_token", "last_token"),
-    "steps": ("time",),
-}
+STAMPS = {"samples": ("sent", "admitted", "first_token", "last_token"), "steps": ("time",)}
 
 
 def renamed(facts: Facts, names: Mapping[str, str]) -> Facts:

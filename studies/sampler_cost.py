@@ -32,7 +32,7 @@ from typing import Any
 
 from common import engine_parser, keep, results_in
 
-from pytest_slmserve.analysis.estimates import Interval, ends, quantile, student_interval
+from pytest_slmserve.analysis.estimates import Interval, ends, student_interval, t_above
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.options.read import read_options
@@ -207,7 +207,7 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
     if not both:
         return Interval(value, value, value)
     df = both**2 / (of_first**2 / (len(first) - 1) + of_second**2 / (len(second) - 1))
-    half = quantile(0.975, max(1, math.floor(df))) * math.sqrt(both)
+    half = t_above(0.025, max(1, math.floor(df))) * math.sqrt(both)
     return Interval(value, value - half, value + half)
 
 

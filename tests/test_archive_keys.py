@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from scripts import BASELINES, in_checkout
 
-from pytest_slmserve.analysis.points import all_groups, by_series, group_key, job_points, replica_groups
+from pytest_slmserve.analysis.points import all_groups, by_series, group_key, job_points
 from pytest_slmserve.archive.store import FORMAT, Contents, read
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.schema.kv_cache import predicted_blocks, weight_bytes
@@ -53,7 +53,7 @@ def keys_of(contents: Contents) -> dict[str, list[object]]:
         "curves": by_series(ms),
         "job points": (short_hash([p.spec.key, p.workload.hash, p.environment.key]) for p in points),
         "sets": (m.replica.set for m in ms if m.replica),
-        "replicas": map(group_key, replica_groups(ms)),
+        "replicas": map(group_key, (group for group in all_groups(ms) if len(group) > 1)),
         "plans": (key for plan in plans for key in plan),
     }
     found = {kind: told(keys) for kind, keys in kinds.items()}

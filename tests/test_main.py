@@ -395,10 +395,7 @@ def test_a_file_with_a_null_costs_no_other(tmp_path, capsys):
         (("--knob", "preemptions"), "a knob has to be a positive whole number"),
         (("--where", "model=opt-2.7b"), "no row is left after --where model=opt-2.7b"),
         (("--where", "max_num_seqs=32"), "1 value of max_num_seqs, 3 are needed"),
-        (
-            ("--where", "max_num_seqs=32", "--preemptions", "mean_running"),
-            "0 values of max_num_seqs without preemp",
-        ),
+        (("--where", "max_num_seqs=32", "--preemptions", "mean_running"), "0 values of max_num_seqs without preemp"),
         (("--preemptions", "max_num_seqs"), "0 values of max_num_seqs without preemption (9 with), 3 are needed"),
         (("--slo-itl", "2x"), "'2x' is no latency objective"),
         (("--efficiency", "10"), "--efficiency 10 is no share"),

@@ -12,18 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, wraps
+from functools import cached_property, lru_cache, partial, wraps
 from itertools import pairwise
 from operator import itemgetter
 from statistics import NormalDist, fmean, variance
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 from pytest_slmserve.schema.records import Run
 
 TINY = 1e-300
 CLOSE = 1e-14
 TERMS = 500
-HALVINGS = 200
 POINTS = 400  # of an integral over the spread that a sample may have
 NORMAL = NormalDist()
 
@@ -60,24 +59,20 @@ def _continued_fraction(a: float, b: float, x: float) -> float:
     return found
 
 
-@lru_cache(maxsize=1024)
-def quantile(p: float, df: float) -> float:
-    """Return the t that a share `p` of all values lies below, 0.5 <= p < 1."""
-    return t_above(1 - p, df)
+def least(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
+    """Return the least number above `low` from which on something is `enough`, to the last digit. high: where the
+    search begins; it goes farther if that is not enough."""
+    while not enough(high):
+        low, high = high, 2 * high
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 @lru_cache(maxsize=1024)
 def t_above(tail: float, df: float) -> float:
     """Return the t that a share `tail` of all values lies above, 0 < tail <= 0.5: exact for small tails too."""
-    low, high = 0.0, 1.0
-    while survival(high, df) > tail:
-        low, high = high, 2 * high
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if survival(middle, df) > tail else (low, middle)
-    return high
+    return least(lambda t: survival(t, df) <= tail)
 
 
 @lru_cache(maxsize=1024)
@@ -93,16 +88,10 @@ def shift(power: float, critical: float, df: int) -> float:
     spreads = [step * i for i in range(1, POINTS)]
     weights = [math.exp(log_front + (df - 1) * math.log(s) - df * s * s / 2) for s in spreads]
 
-    def exceeds(mean: float) -> float:
-        return sum(w * NORMAL.cdf(mean - critical * s) for s, w in zip(spreads, weights))
+    def exceeded(mean: float) -> bool:
+        return sum(w * NORMAL.cdf(mean - critical * s) for s, w in zip(spreads, weights)) >= power
 
-    low, high = 0.0, 1.0
-    while exceeds(high) < power:
-        low, high = high, 2 * high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if exceeds(middle) < power else (low, middle)
-    return high
+    return least(exceeded)
 
 
 MAX_LOG = 700.0  # exp of a little more is no float
@@ -186,7 +175,7 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
     shown = centre if value is None else value
     if len(values) < 2:
         return Interval(shown)
-    half = quantile(0.975, len(values) - 1) * sample_sd(values) / math.sqrt(len(values))
+    half = t_above(TAIL, len(values) - 1) * sample_sd(values) / math.sqrt(len(values))
     return Interval(shown, shown - half, shown + half)
 
 
@@ -211,19 +200,20 @@ def percent_interval(seen: Interval) -> str:
 
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-def once(quantity: Callable[[Run], T]) -> Callable[[Run], T]:
-    """Decorates a function of a run so that each run computes it once. The answer is kept with the run, which is
-    frozen, for as long as that lives. Nobody may change a returned value."""
+def once(quantity: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
+    """Decorates a function of a run so that each run computes it once for the same further arguments. The answer is
+    kept with the run, which is frozen, for as long as that lives. Nobody may change a returned value."""
     name = f"{quantity.__module__}.{quantity.__name__}"
 
     @wraps(quantity)
-    def kept(run: Run) -> T:
-        derived: dict[str, Any] = run.derived
-        if name not in derived:
-            derived[name] = quantity(run)
-        return cast(T, derived[name])
+    def kept(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = name, args, *kwargs.items()
+        if key not in run.derived:
+            run.derived[key] = quantity(run, *args, **kwargs)
+        return cast(T, run.derived[key])
 
     return kept
 
@@ -247,7 +237,6 @@ GROWTH = 1.5  # of the number of pairs, between later looks
 SMALL_SAMPLES = 1.15  # with 3 to 11 degrees of freedom the approach spends 10 to 14 % more than planned (simulated)
 GRID = 200  # intervals
 REACH = 7.0  # standard deviations; nothing that matters lies farther out
-BISECTIONS = 60
 
 
 def looks_until(pairs: int) -> tuple[int, ...]:
@@ -278,6 +267,10 @@ def tails(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ..
     `density` is that of the sum at the last look, of those paths which no boundary has stopped, on a grid whose
     `weights` are those of Simpson's rule.
     """
+
+    def rare(spend: float, step: float, sums: Sequence[tuple[float, float]], stop: float) -> bool:
+        return sum(w * NORMAL.cdf((s - stop) / step) for w, s in sums) <= spend
+
     planned = [spent(n / maximum, alpha / SMALL_SAMPLES) for n in looks]
     found, last = [planned[0]], looks[0]
     sums = _grid(last, NORMAL.inv_cdf(1 - planned[0]) * math.sqrt(last))
@@ -286,11 +279,8 @@ def tails(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ..
         step, third = math.sqrt(n - last), (sums[1] - sums[0]) / 3
         simpson = [third, *(third * (4 if i % 2 else 2) for i in range(1, GRID)), third]
         weights = [w * d for w, d in zip(simpson, density)]
-        low, stop = 0.0, REACH * math.sqrt(n)  # the sum that is exceeded, now and not before, with probability `spend`
-        for _ in range(BISECTIONS):
-            middle = (low + stop) / 2
-            exceeded = sum(w * NORMAL.cdf((s - middle) / step) for w, s in zip(weights, sums))
-            low, stop = (middle, stop) if exceeded > spend else (low, middle)
+        # The sum that is exceeded, now and not before, with probability `spend`.
+        stop = least(partial(rare, spend, step, [*zip(weights, sums)]), high=REACH * math.sqrt(n))
         found.append(NORMAL.cdf(-stop / math.sqrt(n)))
         following = _grid(n, stop)
         density = [sum(w * NORMAL.pdf((y - s) / step) for w, s in zip(weights, sums)) / step for y in following]
@@ -395,7 +385,7 @@ class Differences:
         if not self.known:
             return Interval(value)
         ratio, df = noise
-        half = quantile(1 - tail, df) * math.sqrt(ratio * scale)
+        half = t_above(tail, df) * math.sqrt(ratio * scale)
         return Interval(value, value - half, value + half)
 
 
@@ -459,11 +449,8 @@ def prior(variances: Sequence[tuple[float, int]]) -> Prior:
     beyond = variance(logs) - fmean(trigamma(df / 2) for _, df in variances)
     if beyond <= 0:
         return pooled
-    low, high = 1e-3, 1e6  # of the x with trigamma(x) = beyond, which falls with x
-    for _ in range(60):
-        half = math.sqrt(low * high)
-        low, high = (half, high) if trigamma(half) > beyond else (low, half)
-    half = math.sqrt(low * high)
+    # The x with trigamma(x) = beyond, which falls with x.
+    half = math.exp(least(lambda log: trigamma(math.exp(log)) <= beyond, math.log(1e-3), math.log(1e6)))
     return Prior(math.exp(fmean(logs) + digamma(half) - math.log(half)), 2 * half, total)
 
 

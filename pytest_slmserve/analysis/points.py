@@ -12,42 +12,19 @@ from operator import attrgetter
 from statistics import fmean, mode
 from typing import Any, TypeVar
 
-from pytest_slmserve.analysis.estimates import (
-    TAIL,
-    Differences,
-    Interval,
-    Repeat,
-    Sample,
-    factor,
-    grouped,
-    mean_of_known,
-)
+from pytest_slmserve.analysis import estimates
+from pytest_slmserve.analysis.estimates import TAIL, Differences, Interval, Repeat, grouped, mean_of_known
 from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
 from pytest_slmserve.analysis.metrics.window import Goodput, Slo
-from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema import records, sensors
 from pytest_slmserve.schema.errors import Sharing
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.models import short_name
-from pytest_slmserve.schema.records import (
-    Environment,
-    Measurement,
-    ReplicaGroup,
-    Resolved,
-    hosts_of,
-    measurement_key,
-    series_key,
-)
-from pytest_slmserve.schema.specs import (
-    ClosedLoop,
-    EngineSpec,
-    OpenLoop,
-    WorkloadReference,
-    is_job,
-    is_steady,
-    short_hash,
-)
+from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, Resolved, Run
+from pytest_slmserve.schema.specs import EngineSpec, OpenLoop, WorkloadReference, is_job, is_steady, short_hash
 
+FoundRepeat = tuple[ReplicaGroup, CheckResult]  # a repeat, and what was found wrong with it
 CONTINUOUS = "continuous"  # how vLLM batches: a request joins at the next step, and leaves when it has ended
 AT_ONCE_S = 0.05  # a client needs a moment to send hundreds of requests
 # Figures of the device that replicas share.
@@ -58,17 +35,37 @@ OF_THE_DEVICE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary(window.LatencyFigures):
-    """Figures over the steady window; None is "not measured". Definitions in `window`, of the sensors' in `device`;
-    latencies are of the requests by which this kind of load is judged (`latency`).
+class Summary(gpu_figures.SensorFigures):
+    """Figures over the steady window; None is "not measured". Latencies are in seconds, of the requests by which this
+    kind of load is judged (`window`); tpot: per output token after the first; itl: gaps between tokens.
 
     batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
     output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
     energy_per_token_j: power over output tokens/s. unexplained, bound: see `step_time`. decode_dram, decode_tensor:
     shares of the time in which those were active while no prompt was processed, and saturation_gap is of them.
-    probe_s, probe_cpu_s: time of the host-speed probe's piece of work, and its CPU time.
     """
 
+    e2e_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p90_s: float | None = None
+    e2e_p95_s: float | None = None
+    e2e_p99_s: float | None = None
+    normalized_latency_s: float | None = None
+    ttft_s: float | None = None
+    ttft_p50_s: float | None = None
+    ttft_p90_s: float | None = None
+    ttft_p95_s: float | None = None
+    ttft_p99_s: float | None = None
+    tpot_s: float | None = None
+    tpot_p50_s: float | None = None
+    tpot_p90_s: float | None = None
+    tpot_p95_s: float | None = None
+    tpot_p99_s: float | None = None
+    itl_s: float | None = None
+    itl_p50_s: float | None = None
+    itl_p90_s: float | None = None
+    itl_p95_s: float | None = None
+    itl_p99_s: float | None = None
     batch: float | None = None
     requests_per_s: float | None = None
     output_tokens_per_s: float | None = None
@@ -76,62 +73,12 @@ class Summary(window.LatencyFigures):
     kv_usage: float | None = None
     roofline_fraction: float | None = None
     little: float | None = None
-    gpu_util: float | None = None
-    engine_active: float | None = None
-    sm_active: float | None = None
-    sm_active_max: float | None = None
-    sm_occupancy: float | None = None
-    sm_occupancy_max: float | None = None
-    tensor_active: float | None = None
-    dram_active: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
     energy_per_token_j: float | None = None
-    sm_clock_hz: float | None = None
-    own_cores: float | None = None
-    stolen_cores: float | None = None
-    probe_s: float | None = None
-    probe_cpu_s: float | None = None
-    power_capped: float | None = None
-    power_imbalance: float | None = None
     unexplained: float | None = None
     decode_dram: float | None = None
     decode_tensor: float | None = None
     saturation_gap: float | None = None
     bound: gpu_figures.Bound | None = None
-
-
-def summarize(measurement: Measurement) -> Summary:
-    """All figures of one measurement. requests/s is tokens/s over the mean output tokens of a request, None where that
-    is 0: as requested, or, where all requests have one output length and some ended early, the lower mean of the
-    finished ones. In a closed loop of so many requests both are over all of its time."""
-    run, workload = measurement.run, measurement.workload
-    tokens_per_s, batch, law = window.output_tokens_per_s(run), window.mean_batch(run), window.littles_law(run)
-    each, finished = workload.mean_output_tokens, window.finished_output_tokens(run)
-    if finished and (mean := fmean(finished)) < (workload.spec.output_tokens or 0):
-        each = mean
-    requests_per_s = tokens_per_s / each if tokens_per_s is not None and each else None
-    if isinstance(measurement.load, ClosedLoop) and measurement.load.requests is not None:
-        requests_per_s, tokens_per_s = window.rates_of_all(run)
-    seen, decoding = gpu_figures.device_figures(run), gpu_figures.decode_window(run)
-    dram, tensor = (decoding.mean(n) if decoding else None for n in (sensors.DRAM_ACTIVE, sensors.TENSOR_ACTIVE))
-    step = gpu_figures.step_time(measurement, seen)
-    return Summary(
-        batch=batch,
-        requests_per_s=requests_per_s,
-        output_tokens_per_s=tokens_per_s,
-        step_s=window.step_s(run),
-        kv_usage=window.kv_usage(run),
-        roofline_fraction=gpu_figures.roofline_fraction(measurement, tokens_per_s, batch),
-        little=None if law is None else law.deviation,
-        **window.latencies_of(measurement).figures,
-        unexplained=step.unexplained if step else None,
-        decode_dram=dram,
-        decode_tensor=tensor,
-        saturation_gap=gpu_figures.saturation_gap(dram, tensor),
-        bound=step.bound if step else gpu_figures.bound_by_counters(seen),
-        **gpu_figures.sensed(Summary, run, tokens_per_s),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,11 +148,22 @@ class Point(Summary):
         """Requests that kept every limit of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used:
         `.attainment` is their share, `.per_s` their rate. None without a valid repeat. Raises BadUsage for what is no
         SLO, and for a limit on ITL."""
-        limits = window.checked_slo(slo) if isinstance(slo, str) else slo
-        each = (
-            window.pooled_goodput([window.goodput_of(m, limits) for m in group], at_once=True) for group in self.used
-        )
-        return window.pooled_goodput(list(each))
+        limits = window.parse_slo(slo) if isinstance(slo, str) else slo
+        each = ([window.goodput_of(m, limits) for m in group] for group in self.used)
+        return window.pooled_goodput([window.pooled_goodput(engines, at_once=True) for engines in each])
+
+    def on_hosts_of(self, other: Point) -> Point | None:
+        """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none.
+
+        What one host serves says nothing of another: of the same kind and with the same GPU some serve twice as much.
+        The point itself is returned if a host is not known.
+        """
+        mine = list(chain.from_iterable(self.used))
+        here, there = records.hosts_of(mine), records.hosts_of(chain.from_iterable(other.used))
+        if not there or None in here | there or here <= there:
+            return self
+        kept = [m for m in mine if m.environment.host in there]
+        return point_of(self.concurrency, kept) if kept else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,56 +252,87 @@ class ReplicaPoint(Point, ReplicaSummary):
 def summary_of(*group: Measurement) -> Summary:
     """Return the figures of one repeat: of one engine under a load, of a job, or of several engines together, where a
     sum is None if one of its engines' is not known."""
-    if len(group) > 1:
-        runs = window.common_span(group)
-        rates = [window.output_tokens_per_s(run) for run in runs]
-        own = [window.output_tokens_per_s(m.run) for m in group]
-        total, by_itself = (None if None in each else sum(filter(None, each)) for each in (rates, own))
-        means = (window.pooled_latencies([run]).e2e_s.mean for run in runs)
-        device = gpu_figures.sensed(ReplicaSummary, next((run for run in runs if run.telemetry), runs[0]), total)
-        return ReplicaSummary(
-            output_tokens_per_s=total,
-            each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
-            sum_tokens_per_s=by_itself,
-            largest_e2e_s=max((mean for mean in means if mean is not None), default=None),
-            step_s=mean_of_known(window.step_s(run) for run in runs),
-            **window.pooled_latencies(runs).figures,
-            **{name: device[name] for name in OF_THE_DEVICE},
-        )
-    [measurement] = group
-    plain, run = summarize(measurement), measurement.run
-    if not is_job(measurement.load):
-        return plain
-    began, ended = run.window_s
-    last = max(run.samples.sent_s, default=0.0)
+    if len(group) == 1:
+        return summarize(group[0])
+    runs = window.common_span(group)
+    rates = [window.output_tokens_per_s(run) for run in runs]
+    own = [window.output_tokens_per_s(m.run) for m in group]
+    total, by_itself = (None if None in each else sum(filter(None, each)) for each in (rates, own))
+    means = (window.latencies([run]).e2e_s.mean for run in runs)
+    device = sensed(next((run for run in runs if run.telemetry), runs[0]), total)
+    return ReplicaSummary(
+        output_tokens_per_s=total,
+        each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
+        sum_tokens_per_s=by_itself,
+        largest_e2e_s=max((mean for mean in means if mean is not None), default=None),
+        step_s=mean_of_known(window.step_s(run) for run in runs),
+        **window.latencies(runs).figures,
+        **{name: device[name] for name in OF_THE_DEVICE},
+    )
+
+
+def summarize(measurement: Measurement) -> Summary:
+    """Return all figures of one measurement. requests/s is tokens/s over the mean output tokens of a request, None if
+    that is 0: as requested, or, if all requests have one output length and some ended early, the lower mean of the
+    finished ones. Of a load with a number of requests both are over all of its time."""
+    run, load, workload = measurement.run, measurement.load, measurement.workload
+    tokens_per_s, batch = window.output_tokens_per_s(run), window.mean_batch(run)
+    each, finished = workload.mean_output_tokens, window.finished_output_tokens(run)
+    if finished and (mean := fmean(finished)) < (workload.spec.output_tokens or 0):
+        each = mean
+    requests_per_s = tokens_per_s / each if tokens_per_s is not None and each else None
+    at_window = tokens_per_s
+    if load.requests is not None:
+        requests_per_s, tokens_per_s = window.rates_of_all(run)
+    decoding = gpu_figures.decode_window(run)
+    dram, tensor = (decoding.mean(n) if decoding else None for n in (sensors.DRAM_ACTIVE, sensors.TENSOR_ACTIVE))
+    step = gpu_figures.step_time(measurement)
+    figures: dict[str, Any] = {
+        "batch": batch,
+        "requests_per_s": requests_per_s,
+        "output_tokens_per_s": tokens_per_s,
+        "step_s": window.step_s(run),
+        "kv_usage": window.kv_usage(run),
+        "roofline_fraction": gpu_figures.roofline_fraction(
+            measurement, at_window if is_job(load) else tokens_per_s, batch
+        ),
+        "little": window.littles_law(run),
+        **window.latencies_of(measurement).figures,
+        "unexplained": step.unexplained if step else None,
+        "decode_dram": dram,
+        "decode_tensor": tensor,
+        "saturation_gap": gpu_figures.saturation_gap(dram, tensor),
+        "bound": step.bound if step else gpu_figures.bound_by_counters(run),
+        **sensed(run, tokens_per_s),
+    }
+    if not is_job(load):
+        return Summary(**figures)
+    last, steps = max(run.samples.sent_s, default=0.0), run.steps
     rate = len(run.samples) / last if last > AT_ONCE_S else None
-    requests_per_s, tokens_per_s = window.rates_of_all(run)
+    figures["batch"] = batch if rate is None else window.requests_in_flight(run) or batch
     waste = None
     if "batching" in dict(measurement.spec.extra):
         # Of the tokens that batches computed, those that nobody requested; a batch may compute no more than these.
-        computed = sum(run.steps.prompt_tokens) + sum(n for n in run.steps.running if n is not None)
-        wanted = sum(run.samples.prompt_tokens) + sum(run.steps.new_tokens)
+        computed = sum(steps.prompt_tokens) + sum(n for n in steps.running if n is not None)
+        wanted = sum(run.samples.prompt_tokens) + sum(steps.new_tokens)
         waste = max(0.0, 1 - wanted / computed) if computed else None
-    figures = {f.name: getattr(plain, f.name) for f in fields(Summary)} | {
-        "batch": plain.batch if rate is None else window.requests_in_flight(run) or plain.batch,
-        "requests_per_s": requests_per_s,
-        "output_tokens_per_s": tokens_per_s,
-        **gpu_figures.sensed(JobSummary, run, tokens_per_s),
-    }
-    preemptions = sum(run.steps.preempted) if len(run.steps) else None
-    return JobSummary(**figures, rate=rate, seconds=ended - began, preemptions=preemptions, waste=waste)
+    seconds, preemptions = run.window_s[1] - run.window_s[0], sum(steps.preempted) if len(steps) else None
+    return JobSummary(**figures, rate=rate, seconds=seconds, preemptions=preemptions, waste=waste)
 
 
-T = TypeVar("T")
-Found = tuple[T, CheckResult]
+def sensed(run: Run, tokens_per_s: float | None) -> dict[str, Any]:
+    """Return the figures of a run's sensors by name, and the energy of a token at this throughput."""
+    seen = gpu_figures.device_figures(run)
+    energy = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
+    return {f.name: getattr(seen, f.name) for f in fields(gpu_figures.SensorFigures)} | {"energy_per_token_j": energy}
 
 
-def choose(repeats: Iterable[T], findings: Callable[[T], CheckResult]) -> tuple[list[Found[T]], list[Found[T]]]:
+def choose(groups: Iterable[ReplicaGroup]) -> tuple[list[FoundRepeat], list[FoundRepeat]]:
     """Return the repeats that count, and the others, each with what was found.
 
     The clean repeats count; if there is none, the degraded ones; never an invalid one.
     """
-    judged = [(repeat, findings(repeat)) for repeat in repeats]
+    judged = [(group, check(*group)) for group in groups]
     any_clean = any(not found.problems and not found.degradations for _, found in judged)
     counts = [not found.problems and not (any_clean and found.degradations) for _, found in judged]
     return list(compress(judged, counts)), [one for one, counted in zip(judged, counts) if not counted]
@@ -361,7 +350,7 @@ def _point(kind: type[P], groups: Iterable[ReplicaGroup], **facts: Any) -> P:
     Args:
         facts: Fields that this kind of point has beside its figures.
     """
-    used, others = choose(groups, lambda group: check(*group))
+    used, others = choose(groups)
     each = tuple(summary_of(*group) for group, _ in used)
 
     def known(name: str) -> list[Any]:
@@ -397,11 +386,11 @@ def point_of(concurrency: int, measurements: Iterable[Measurement]) -> Point:
     return _point(Point, ((m,) for m in measurements), concurrency=concurrency)
 
 
-def job_point(measurements: Sequence[Measurement]) -> JobPoint:
+def job_point(groups: Sequence[ReplicaGroup]) -> JobPoint:
     """Return the point of repeats of one job."""
-    first = measurements[0]
+    [first] = groups[0]
     facts = {"spec": first.spec, "environment": first.environment, "workload": first.workload, "load": first.load}
-    point = _point(JobPoint, ((m,) for m in measurements), resolved=first.resolved, **facts)
+    point = _point(JobPoint, groups, resolved=first.resolved, **facts)
     return replace(point, resolved=point.used[0][0].resolved) if point.used else point
 
 
@@ -423,7 +412,7 @@ def shared_point(groups: Sequence[ReplicaGroup]) -> ReplicaPoint:
         thread_percentage=part.thread_percentage,
         environment=first.environment,
         workload=hashes.pop() if len(hashes) == 1 else None,
-        ramp_up=first.load.ramp_up if isinstance(first.load, ClosedLoop) else "burst",
+        ramp_up="burst" if isinstance(first.load, OpenLoop) else first.load.ramp_up,
         tensor_parallel_size=first.spec.tensor_parallel_size,
     )
 
@@ -436,29 +425,14 @@ def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
 
 def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
     """Return one point for each job, in the order first requested; other loads are left out."""
-    jobs = (m for m in measurements if is_job(m.load) and m.alone and m.paired is None)
-    cases = grouped(jobs, lambda m: measurement_key(m.spec, m.workload.hash, m.load, m.environment))
-    return tuple(map(job_point, cases.values()))
+    jobs = ((m,) for m in measurements if is_job(m.load) and m.alone and m.paired is None)
+    return tuple(map(job_point, grouped(jobs, group_key).values()))
 
 
 def shared_points(measurements: Iterable[Measurement]) -> tuple[ReplicaPoint, ...]:
     """Return one point for each set of engines, way of sharing and load, in the order first measured."""
-    groups = sorted(replica_groups(measurements), key=lambda members: members[0].measured_at)
+    groups = sorted(all_groups(m for m in measurements if not m.alone), key=lambda members: members[0].measured_at)
     return tuple(map(shared_point, grouped(groups, group_key).values()))
-
-
-def on_hosts_of(point: Point, other: Point) -> Point | None:
-    """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none.
-
-    What one host serves says nothing of another: of the same kind and with the same GPU some serve twice as much. The
-    point itself is returned if a host is not known.
-    """
-    mine = list(chain.from_iterable(point.used))
-    here, there = hosts_of(mine), hosts_of(chain.from_iterable(other.used))
-    if not there or None in here | there or here <= there:
-        return point
-    kept = [m for m in mine if m.environment.host in there]
-    return point_of(point.concurrency, kept) if kept else None
 
 
 def concurrency_of(measurement: Measurement) -> int | None:
@@ -473,25 +447,23 @@ def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
         if m.alone and m.paired is None and is_steady(m.load):
-            found.setdefault(series_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
+            key = records.series_key(m.spec, m.workload.hash, m.load, m.environment)
+            found.setdefault(key, []).append(m)
     return found
 
 
-def replica_groups(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
-    """Return the repeats of several engines, each with its engines in order; a repeat that lacks a record is left
-    out."""
-    found = []
-    parts = ((m.replica, m) for m in measurements if m.replica and not m.alone)
-    for group in grouped(parts, lambda part: part[0].group).values():
-        members = {replica.index: m for replica, m in group}
-        if len(members) == group[0][0].count:
-            found.append(tuple(members[index] for index in sorted(members)))
-    return found
-
-
-def all_groups(measurements: Sequence[Measurement]) -> list[ReplicaGroup]:
-    """Return the repeats of one engine alone, each a group of one, and then those of several engines."""
-    return [*((m,) for m in measurements if m.alone), *replica_groups(measurements)]
+def all_groups(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
+    """Return the repeats: of one engine alone, each a group of one, and then of several engines, each with its engines
+    in order. A repeat of several that lacks a record is left out."""
+    found: list[ReplicaGroup] = []
+    parts: dict[tuple[str, int], dict[int, Measurement]] = {}
+    for m in measurements:
+        if m.replica is None or m.alone:
+            found.append((m,))
+        else:
+            parts.setdefault((m.replica.group, m.replica.count), {})[m.replica.index] = m
+    whole = (members for (_, count), members in parts.items() if len(members) == count)
+    return [*found, *(tuple(members[index] for index in sorted(members)) for members in whole)]
 
 
 def group_key(group: ReplicaGroup) -> str:
@@ -536,7 +508,7 @@ def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Di
 
     The course of a window tells the noise of one engine under a staggered load: that of a convoy is no noise.
     """
-    samples: list[Sample] = []
+    samples: list[tuple[Repeat, ...]] = []
     for point in points:
         values, groups = what(point), point.used
         if len(groups) != len(values):
@@ -560,7 +532,7 @@ def ratio(of: Point, to: Point, among: Sequence[Point] = (), what: Figure = outp
         several: Number of ratios of which this one is chosen, so that the interval has to hold for all (Bonferroni).
     """
     points = among or (to, of)
-    return factor(point_differences(points, what).between(points.index(to), points.index(of), TAIL / several))
+    return estimates.factor(point_differences(points, what).between(points.index(to), points.index(of), TAIL / several))
 
 
 def figure_ratio(alone: Point, shared: ReplicaPoint, name: str, several: int = 1) -> Interval | None:

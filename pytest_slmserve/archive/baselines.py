@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria
-from pytest_slmserve.analysis.gate.diagnosis import EXAMPLE, Waiver, waivers_of
+from pytest_slmserve.analysis.gate.diagnosis import Waiver
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import all_groups
@@ -24,31 +26,23 @@ from pytest_slmserve.archive.codec import converted
 from pytest_slmserve.archive.store import Archive, chosen, make_folder, read
 from pytest_slmserve.schema.errors import UNUSABLE, BadArchive, BadUsage, Caches, content, is_file
 from pytest_slmserve.schema.models import short_name
-from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup
+from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import is_steady, load_facts, short_hash
 
 FOLDER = Path(".slm/baselines")
 SUFFIX = ".jsonl.xz"
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A measurement that is no part of a baseline, and why."""
-
-    measurement: Measurement
-    why: str
+LeftOut = tuple[Measurement, str]  # a measurement that is no part of a baseline, and why
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """An archive of the folder. notes: what of it could not be used, or why none of it can. degraded: of an archive
-    that was written now, what the sensors say against some of it, which keeps it from deciding anything if no better
-    repeat is there."""
+    """An archive of the folder. notes: what of it could not be used, or why none of it can."""
 
     path: Path
     measurements: tuple[Measurement, ...] = ()
     notes: tuple[str, ...] = ()
-    degraded: tuple[LeftOut, ...] = ()
 
     @property
     def name(self) -> str:
@@ -73,8 +67,9 @@ def baseline_name(environment: Environment) -> str | None:
 
 def accept(
     measurements: Sequence[Measurement], folder: Path, *, replace: bool = False, claims: Mapping[str, Any] | None = None
-) -> tuple[tuple[Baseline, ...], tuple[LeftOut, ...]]:
-    """Write what is valid into `folder`, an archive for each device and release; claims: stored beside it.
+) -> tuple[list[Baseline], list[LeftOut]]:
+    """Write what is valid into `folder`, an archive for each device and release; claims: stored beside it. Of several
+    engines on one device all are kept, or none is.
 
     Records of several devices or releases are split, not refused: a name says which device and release a baseline is
     of, so each has its own, and one run over two interpreters is a usual way to make two. Whole archives are written,
@@ -84,12 +79,21 @@ def accept(
         BadUsage: An archive is there already and not to be replaced, nothing can be a baseline, or the folder cannot be
             written. Nothing is written then.
     """
-    groups = {id(m): group for group in all_groups(measurements) for m in group}
-    judged = [(m, _obstacle(m, groups.get(id(m), ()))) for m in measurements]
-    left_out = tuple(LeftOut(m, why) for m, why in judged if why)
-    named = grouped((m for m, why in judged if not why), lambda m: f"{baseline_name(m.environment)}{SUFFIX}")
+    missing = "it belongs to a run of several engines on one device, of which others are missing"
+    reasons = dict.fromkeys(map(id, measurements), missing)
+    for members in all_groups(measurements):
+        if not all(is_steady(m.load) for m in members):
+            why = "it is of a load without a steady window"
+        elif baseline_name(members[0].environment) is None:
+            why = "its device or its release of vLLM is not known"
+        else:
+            why = "; ".join(check(*members).problems)
+        reasons |= dict.fromkeys(map(id, members), why)
+    left_out = [(m, why) for m in measurements if (why := reasons[id(m)])]
+    kept = (m for m in measurements if not reasons[id(m)])
+    named = grouped(kept, lambda m: f"{baseline_name(m.environment)}{SUFFIX}")
     if not named:
-        reason = left_out[0].why if left_out else "nothing was measured"
+        reason = left_out[0][1] if left_out else "nothing was measured"
         raise BadUsage(f"nothing here can be a baseline: {reason}", "records of a run whose points are valid")
     there = [folder / name for name in named if (folder / name).exists()]
     if there and not replace:
@@ -106,27 +110,10 @@ def accept(
             for name in named:
                 Path(made, name).replace(folder / name)
     except OSError as error:
-        raise BadUsage(f"cannot write to {folder}: {error.strerror}", "--into with another folder") from None
+        raise BadUsage(f"cannot write to {folder}: {error.strerror}", "--folder with another folder") from None
     except BadUsage as error:
-        raise BadUsage(error.problem, "--into with another folder") from None
-    written = []
-    for name, group in named.items():
-        degraded = tuple(LeftOut(m, "; ".join(doubts)) for m in group if (doubts := check(m).degradations))
-        written.append(Baseline(folder / name, tuple(group), degraded=degraded))
-    return tuple(written), left_out
-
-
-def _obstacle(measurement: Measurement, group: ReplicaGroup) -> str | None:
-    """Return the reason why a measurement is no part of a baseline, None if it is one. Of several engines on one device
-    all are, or none is. group: itself, and what it was measured together with; empty if some of these records are
-    lost."""
-    if not is_steady(measurement.load):
-        return "it is of a load without a steady window"
-    if baseline_name(measurement.environment) is None:
-        return "its device or its release of vLLM is not known"
-    if not group:
-        return "it belongs to a run of several engines on one device, of which others are missing"
-    return "; ".join(check(*group).problems) or None
+        raise BadUsage(error.problem, "--folder with another folder") from None
+    return [Baseline(folder / name, tuple(group)) for name, group in named.items()], left_out
 
 
 def baselines(folder: Path) -> list[Baseline]:
@@ -240,8 +227,16 @@ def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
     return {kept.place: kept for kept in found}
 
 
+WAIVER = tuple(field.name for field in fields(Waiver))
+EXAMPLE = (
+    '[{"endpoint": "throughput", "model": "opt-1.3b", "device": "H200", "owner": "a name", '
+    '"reason": "a sentence", "until": "2027-01-31"}]'
+)
+
+
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
-    """The waivers of a file, in the order written. Raises BadUsage for no file, no JSON, or what is no waiver."""
+    """Return the waivers of a file, in the order written: a list of objects that have every field of a waiver as text,
+    and no other. Raises BadUsage for no file, no JSON, or what is no waiver, with the row and the field."""
     try:
         rows = json.loads(content(path).decode("utf-8"))
     except OSError as error:
@@ -250,4 +245,26 @@ def read_waivers(path: Path) -> tuple[Waiver, ...]:
         raise BadUsage(f"{path}, line {error.lineno}: no JSON ({error.msg})", EXAMPLE) from None
     except (UnicodeDecodeError, RecursionError):
         raise BadUsage(f"{path} is no JSON text", EXAMPLE) from None
-    return waivers_of(rows, str(path))
+    if not isinstance(rows, list):
+        raise BadUsage(f"{path} holds no list of waivers", EXAMPLE)
+    found = []
+    for number, row in enumerate(rows, 1):
+        place = f"{path}, row {number}"
+        if not isinstance(row, dict):
+            raise BadUsage(f"{place} is the {type(row).__name__} {row!r}, not a waiver", EXAMPLE)
+        if unknown := sorted(row.keys() - set(WAIVER)):
+            raise BadUsage(f"{place} has the unknown field {unknown[0]!r}", f"one of {', '.join(WAIVER)}")
+        if missing := [name for name in WAIVER if name not in row]:
+            raise BadUsage(f"{place} has no {missing[0]}", EXAMPLE)
+        for name, value in row.items():
+            if not isinstance(value, str) or not value.strip():
+                kind = "empty" if isinstance(value, str) else f"the {type(value).__name__} {value!r}"
+                raise BadUsage(f"{place}: {name} is {kind}, not a text", EXAMPLE)
+        texts = {name: value.strip() for name, value in row.items()}
+        until, day = texts.pop("until"), None
+        with suppress(ValueError):
+            day = date.fromisoformat(until)
+        if day is None or day.isoformat() != until:  # the one form that every Python release reads
+            raise BadUsage(f"{place}: until is {until!r}, not a day", '"until": "2027-01-31"')
+        found.append(Waiver(**texts | {"model": short_name(texts["model"])}, until=day))
+    return tuple(found)

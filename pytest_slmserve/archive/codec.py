@@ -64,22 +64,17 @@ class StoredRun:
 
 
 def engine_line(launch: str, spec: EngineSpec, resolved: Resolved, environment: Environment) -> dict[str, Any]:
+    """The line that describes a launch. Of the model it has the sizes that follow from its configuration."""
     asked = asdict(spec)
-    model = asked.pop("model_facts")
-    if model:
-        del model["config"]  # the sizes that follow from it are all that is read
-    return {
-        "kind": "engine",
-        "id": launch,
-        "spec": asked,
-        "model": model,
-        "resolved": asdict(resolved),
-        "environment": asdict(environment),
-    }
+    if model := asked.pop("model_facts"):
+        del model["config"]
+    facts = {"spec": asked, "model": model, "resolved": asdict(resolved), "environment": asdict(environment)}
+    return {"kind": "engine", "id": launch, **facts}
 
 
 def measurement_line(measurement: Measurement) -> dict[str, Any]:
-    run, seen = measurement.run, measurement.run.telemetry
+    """The line of a measurement, whose run is the last entry."""
+    m, run, seen = measurement, measurement.run, measurement.run.telemetry
     columns = ((table, column.name) for table in (run.samples, run.steps) for column in fields(table))
     stamps = {_whole(at) for table, name in columns if name.endswith("_s") for at in getattr(table, name)}
     clock = sorted(stamp for stamp in stamps if stamp is not None)
@@ -100,13 +95,11 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
     )
     return {
         "kind": "measurement",
-        "engine": measurement.launch,
-        "workload": asdict(measurement.workload),
-        "load": load_facts(measurement.load),
-        "measured_at": measurement.measured_at,
-        **({} if measurement.replica is None else {"replica": asdict(measurement.replica)}),
-        **({} if measurement.paired is None else {"paired": asdict(measurement.paired)}),
-        **({"neighbours": measurement.neighbours} if measurement.neighbours else {}),
+        "engine": m.launch,
+        "workload": asdict(m.workload),
+        "load": load_facts(m.load),
+        "measured_at": m.measured_at,
+        **_told(replica=m.replica, paired=m.paired, neighbours=m.neighbours or None),
         "run": {
             "window_us": [*map(_whole, run.window_s)],
             "failures": run.failures,
@@ -114,12 +107,15 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
             "clock_us": clock_gaps(clock),
             "samples": _table_facts(run.samples, ticks),
             "steps": _table_facts(run.steps, ticks),
-            **({} if run.began_s is None else {"began_us": _whole(run.began_s)}),
-            **({} if telemetry is None else {"telemetry": telemetry}),
-            **({} if run.stream is None else {"stream": asdict(run.stream)}),
-            **({} if run.failed is None else {"failed": asdict(run.failed)}),
+            **_told(began_us=_whole(run.began_s), telemetry=telemetry, stream=run.stream, failed=run.failed),
         },
     }
+
+
+def _told(**entries: Any) -> dict[str, Any]:
+    """The entries that are not None; of dataclasses their fields."""
+    told = {name: value for name, value in entries.items() if value is not None}
+    return {n: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for n, v in told.items()}
 
 
 def clock_gaps(clock: Sequence[int]) -> list[int | str]:
@@ -133,11 +129,8 @@ def clock_gaps(clock: Sequence[int]) -> list[int | str]:
 
 def _sensed_columns(columns: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
     """Columns of sensors by number, as in `StoredTelemetry`."""
-    coded = {}
-    for number, values in columns.items():
-        whole = [_whole(value, per_unit(number)) for value in values]
-        coded[str(number)] = whole[0] if len(set(whole)) == 1 else deltas(whole)
-    return coded
+    whole = {number: [_whole(value, per_unit(number)) for value in values] for number, values in columns.items()}
+    return {str(n): values[0] if len(set(values)) == 1 else deltas(values) for n, values in whole.items()}
 
 
 def _table_facts(table: Samples | Steps, ticks: Mapping[int | None, int | None]) -> dict[str, Any]:
@@ -186,12 +179,9 @@ def deltas(values: Iterable[int | None]) -> list[int | None]:
 
 
 def engine_from_record(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
-    model = facts.get("model")
-    return (
-        converted(EngineSpec, {**facts["spec"], "model_facts": model}),
-        converted(Resolved, facts["resolved"]),
-        converted(Environment, facts["environment"]),
-    )
+    """The launch that a line describes. Raises what `converted` does."""
+    asked, host = {**facts["spec"], "model_facts": facts.get("model")}, facts["environment"]
+    return converted(EngineSpec, asked), converted(Resolved, facts["resolved"]), converted(Environment, host)
 
 
 def measurement_of(

@@ -27,7 +27,7 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -288,7 +288,22 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
     which makes it a note) and where the format is newer than FORMAT.
     """
     each = [contents for _, contents in read_each(path, skip_damaged=skip_damaged)]
-    return Contents(*(tuple(chain.from_iterable(getattr(c, column.name) for c in each)) for column in fields(Contents)))
+    return each[0] if len(each) == 1 else as_one(each)
+
+
+def as_one(archives: Sequence[Contents]) -> Contents:
+    """The contents of several archives, each measurement once, and the sessions by their start, because the claims of
+    the last one are those that were expected."""
+    measured: dict[str, tuple[Measurement, RunHeader]] = {}
+    for contents in archives:
+        for m, run in zip(contents.measurements, contents.written_by, strict=True):
+            measured.setdefault(m.id, (m, run))
+    return Contents(
+        tuple(m for m, _ in measured.values()),
+        tuple(sorted((run for each in archives for run in each.sessions), key=lambda session: session.started)),
+        tuple(dict.fromkeys(note for each in archives for note in each.notes)),
+        tuple(run for _, run in measured.values()),
+    )
 
 
 def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Path, Contents]]:
@@ -574,7 +589,6 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
 
 _NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
 _RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
-_AT_ONCE = 1 << 23  # bytes that are written together
 
 
 @dataclass(frozen=True, slots=True)
@@ -603,7 +617,7 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
         if part.samefile(into.path):
             continue
         stored, whole = stored_in(part, raw)
-        found, own, pieces, size = ScannedLines(), dict[str, bytes](), list[bytes](), 0
+        found, own, pieces = ScannedLines(), dict[str, bytes](), list[bytes]()
         for line, facts in scan(part, stored, found, columns=False):
             head, added = line.partition(_RUN)[0], [line]
             match facts["kind"]:
@@ -619,10 +633,6 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
                 continue
             seen.add(head)
             pieces.append(b"".join(each + b"\n" for each in added))
-            size += len(pieces[-1])
-            if size > _AT_ONCE:
-                into.add_lines(pieces)
-                pieces, size = [], 0
         into.add_lines(pieces)
         notes += [f"{part}: not merged: {what}" for what in found.damaged]
         notes += [torn_end(part, stored)] if whole < len(raw) else []

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pytest_slmserve.analysis.advice import subjects
 from pytest_slmserve.analysis.advice.advisor import Objectives, plan
+from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, check_wanted, external_results
-from pytest_slmserve.commands.report import curves_of, read_all
+from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.deployments import gpus_advice
 from pytest_slmserve.report.page.writer import write_section
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.report.text_table import laid_out
@@ -34,9 +33,8 @@ def add_advise(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "advise", STATUS, run_advise)
     cli.add_archives(command, "PATH", "an archive that --slm-records wrote, or results of another tool")
     add_columns(command)
-    command.add_argument(
-        "--model", metavar="NAME", help="advise on this model alone; tells the shape of external results"
-    )
+    alone = "advise on this model alone; tells the shape of external results"
+    command.add_argument("--model", metavar="NAME", help=alone)
     blocks = "column of the engine's KV blocks, of external results: tells with --model the memory that a batch frees"
     command.add_argument("--kv-blocks", metavar="NAME", help=blocks)
     longest = "tokens of a full request, prompt and output (default: the longest measured)"
@@ -58,20 +56,12 @@ def run_advise(given: argparse.Namespace) -> int:
         BadUsage: A number is out of range, or the files are not what the arguments say.
     """
     slo, model, longest = check_wanted(given), given.model, given.max_model_len
-    if not 0 < given.gpu_memory_utilization <= 1:
-        why = f"--gpu-memory-utilization {given.gpu_memory_utilization:g} is no share between 0 and 1"
-        raise BadUsage(why, "--gpu-memory-utilization 0.9")
+    cli.check_share("gpu-memory-utilization", given.gpu_memory_utilization, 0.9, whole=True)
     if given.price_per_hour is not None and not 0 < given.price_per_hour < 1e9:
         raise BadUsage(f"--price-per-hour {given.price_per_hour:g} is no price", "--price-per-hour 3.5")
     if longest is not None and not 0 < longest < 1e9:
         raise BadUsage(f"--max-model-len {longest} is no number of tokens", "--max-model-len 2048")
-    wish = Objectives(
-        slo=slo,
-        threshold=given.efficiency,
-        gpu_bytes=None if given.gpu_memory is None else parse_memory(given.gpu_memory),
-        gpu_memory_utilization=given.gpu_memory_utilization,
-        price_per_hour=given.price_per_hour,
-    )
+    gpu_bytes = None if given.gpu_memory is None else parse_memory(given.gpu_memory)
     curves: Sequence[Curve] = ()
     if results := external_results(given):
         known = model_of(model) if model else None
@@ -79,14 +69,20 @@ def run_advise(given: argparse.Namespace) -> int:
         measured = subjects.of_external(results.curve, spec, longest, given.b_half, results.notes, results.kv_blocks)
     else:
         contents = read_all(given)
-        curves = curves_of(contents)
+        curves = stored_curves(contents.measurements, contents.plans)
         measured = subjects.of_curves(curves, model, longest, contents.notes)
-    found = plan(measured.subjects, replace(wish, gpu_bytes=wish.gpu_bytes or measured.gpu_bytes))
+    wish = Objectives(
+        slo=slo,
+        threshold=given.efficiency,
+        gpu_bytes=gpu_bytes or measured.gpu_bytes,
+        gpu_memory_utilization=given.gpu_memory_utilization,
+        price_per_hour=given.price_per_hour,
+    )
+    found = plan(measured.subjects, wish)
     mine = [curve for curve in curves if model is None or curve.subject == short_name(model)]
-    section = advice_section(found, measured)
+    section = advice_section(found, measured, mine)
     with laid_out(every_column=True):  # a column that was asked for is shown on a narrow terminal too
         text = section_text(section)
-    text = "\n".join([text, *gpus_advice(mine)])
     print(as_json(advice_facts(found, measured, mine)) if given.json else text)
     if given.html:
         shown = Section("What to deploy", [text], section.look)

@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.plan import MODES, SHIPPED
+from pytest_slmserve.commands.plan import MODES, with_tests
 from pytest_slmserve.commands.report import gates_of
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import gate_facts, title
@@ -30,7 +30,7 @@ STATUS = (
     f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: the same command goes on."
 )
 FINAL = re.compile(r"\d+(\.\d+)+")  # no release candidate
-UNUSABLE = (2, 3, 4, 5)  # statuses of pytest that say nothing of a release
+NOTHING_SAID = (2, 3, 4, 5)  # statuses of pytest that say nothing of a release
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,13 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> Relea
     records, log = place / "records.jsonl", place / "pytest.txt"
     words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else [])]
     words += [*side_options(given, good, "baseline"), *side_options(given, candidate, "candidate")]
-    own = any(Path(word.split("::")[0]).exists() for word in given.pytest if not word.startswith("-"))
+    command = [sys.executable, "-m", "pytest", *words, *with_tests(given.pytest)]
     with log.open("w", encoding="utf-8") as out:
-        command = [sys.executable, "-m", "pytest", *words, *given.pytest, *(() if own else SHIPPED)]
         status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
     if status == 2:
         raise KeyboardInterrupt
     gates = gates_of([(records, read(records))])[0] if records.exists() else []
-    if gates and status not in UNUSABLE:
+    if gates and status not in NOTHING_SAID:
         return ReleaseGate(candidate.release, all_of(each.outcome for each in gates), gates)
     # The first error in the output of pytest, else its last line.
     lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]

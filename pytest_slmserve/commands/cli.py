@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -34,6 +35,12 @@ COMMANDS = {  # by what a user wants: each is added by the function add_NAME of 
 SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in group.items()}
 
 
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The end of the error about a word that is none of these: the nearest of them, or the first that begins so."""
+    near = [name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
 class Parser(argparse.ArgumentParser):
     """Wrong usage is an error like every other, and an option is typed in full: a prefix may mean another tomorrow."""
 
@@ -46,9 +53,7 @@ class Parser(argparse.ArgumentParser):
         if left_over:
             options = [option for action in self._actions for option in action.option_strings]
             word = left_over[0].partition("=")[0]
-            near = [option for option in options if option.startswith(word)] or get_close_matches(word, options, 1)
-            hint = f", did you mean {near[0]}?" if near else ""
-            self.error(f"unrecognized arguments: {' '.join(left_over)}{hint}")
+            self.error(f"unrecognized arguments: {' '.join(left_over)}{did_you_mean(word, options)}")
         return given, left_over
 
     def error(self, message: str) -> NoReturn:
@@ -120,6 +125,30 @@ def print_notes(notes: Iterable[str], file: TextIO | None = None) -> None:
         print(folded(f"note: {note}"), file=file)
 
 
-def check_share(name: str, share: float) -> None:
-    if not 0 < share < 1:
-        raise BadUsage(f"--{name} {share:g} is no share between 0 and 1", f"--{name} 0.1")
+def print_result(
+    given: argparse.Namespace, facts: Any, rows: Iterable[Any], text: Iterable[str], notes: Iterable[str] = ()
+) -> None:
+    """Print a result in the format that was chosen by the options of `add_formats`.
+
+    Args:
+        facts: For JSON, with the notes.
+        rows: For CSV.
+        text: Parts of the text, one below the other.
+        notes: Follow the text; beside CSV they go to stderr.
+    """
+    from pytest_slmserve.report.as_json import as_csv, as_json
+
+    if given.json:
+        print(as_json(facts))
+    elif given.csv:
+        print(as_csv(rows), end="")
+        print_notes(notes, sys.stderr)
+    else:
+        print("\n".join(text))
+        print_notes(notes)
+
+
+def check_share(name: str, share: float, example: float = 0.1, *, whole: bool = False) -> None:
+    """Raise BadUsage if the value of an option is no share between 0 and 1, where `whole` allows 1."""
+    if not (0 < share < 1 or (whole and share == 1)):
+        raise BadUsage(f"--{name} {share:g} is no share between 0 and 1", f"--{name} {example:g}")

@@ -11,9 +11,10 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims.table import unique
 from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, compare, compared_cases
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.archive import baselines
-from pytest_slmserve.archive.baselines import Baseline, LeftOut
+from pytest_slmserve.archive.baselines import Baseline
 from pytest_slmserve.archive.store import Contents, chosen, read, run_named, runs_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.cli import FAILS, INCONCLUSIVE, PASSES, USAGE, print_notes
@@ -26,6 +27,7 @@ from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lines, table
 from pytest_slmserve.schema.errors import BadUsage, is_file
 from pytest_slmserve.schema.models import short_name
+from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
 STATUS = (
@@ -132,21 +134,21 @@ def save_baselines(given: argparse.Namespace) -> int:
     kept, left_out = baselines.accept(
         contents.measurements, given.folder, replace=given.replace, claims=contents.claims
     )
+
+    def print_reasons(words: str, found: Iterable[tuple[Measurement, str]]) -> None:
+        """Print a line for each load and reason, with how often."""
+        lines = Counter(f"{short_name(m.spec.model)} at {m.load.title}: {why}" for m, why in found)
+        for text, count in sorted(lines.items()):
+            print(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
+
     for each in kept:
         kept_of = ", ".join(measured_facts(each.measurements)["models"])
         print(f"kept: {each.path}: {counted(len(each.measurements), 'measurement')} of {kept_of}")
-        _print_left_out("note: degraded, kept", each.degraded)
-    _print_left_out("left out", left_out)
+        doubts = ((m, "; ".join(check(m).degradations)) for m in each.measurements)
+        print_reasons("note: degraded, kept", (pair for pair in doubts if pair[1]))
+    print_reasons("left out", left_out)
     print_notes(contents.notes)
     return PASSES
-
-
-def _print_left_out(words: str, left_out: Iterable[LeftOut]) -> None:
-    """Print a line for each load and reason, with how often."""
-    found = [(each.measurement, each.why) for each in left_out]
-    lines = Counter(f"{short_name(m.spec.model)} at {m.load.title}: {why}" for m, why in found)
-    for text, count in sorted(lines.items()):
-        print(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
 
 
 def list_baselines(given: argparse.Namespace) -> int:
@@ -156,11 +158,11 @@ def list_baselines(given: argparse.Namespace) -> int:
         print(as_json(map(_baseline_facts, found)))
         return PASSES
     columns: tuple[Column[Baseline], ...] = (
-        Column("name", lambda each: each.name, "left"),
-        Column("measured", lambda each: days_of(each.measurements) or ABSENT, "left"),
-        Column("measurements", lambda each: str(len(each.measurements))),
+        Column("name", lambda each: each.name, side="left"),
+        Column("measured", lambda each: days_of(each.measurements) or ABSENT, side="left"),
+        Column("measurements", lambda each: str(measured_facts(each.measurements)["measurements"])),
         Column("launches", lambda each: str(measured_facts(each.measurements)["launches"])),
-        Column("models", lambda each: ", ".join(measured_facts(each.measurements)["models"]), "left"),
+        Column("models", lambda each: ", ".join(measured_facts(each.measurements)["models"]), side="left"),
     )
     rows = [each for each in found if each.measurements or not each.notes]
     print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")

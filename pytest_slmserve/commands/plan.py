@@ -42,8 +42,15 @@ def run_plan(command: Parser, given: argparse.Namespace) -> int:
 
 
 def planned_words(words: Sequence[str]) -> list[str]:
-    """Return the words for pytest: with a mode, and with tests. The value of each of our options is put behind "=",
-    because a path that stands alone is one of tests."""
+    """Return the words for pytest: with a mode, and with tests."""
+    found = with_tests(words)
+    return [*([] if any(word in MODES for word in found) else [MODES[0]]), "--slm-plan", *found]
+
+
+def with_tests(words: Sequence[str]) -> list[str]:
+    """Return words for pytest, followed by the built-in benchmarks unless some of them name tests: a path that exists,
+    or what follows `--pyargs`. The value of each of our options is put behind "=", because a path that stands alone is
+    one of tests."""
     flags = {opt.flag for opt in OPTS if not opt.is_flag and not opt.bare}
     joined: list[str] = []
     for word in words:
@@ -51,6 +58,5 @@ def planned_words(words: Sequence[str]) -> list[str]:
             joined[-1] += f"={word}"
         else:
             joined.append(word)
-    mode = [] if any(word in MODES for word in joined) else [MODES[0]]
     named = any(not word.startswith("-") and Path(word.partition("::")[0]).exists() for word in joined)
-    return [*mode, "--slm-plan", *joined, *([] if named or "--pyargs" in joined else SHIPPED)]
+    return joined if named or "--pyargs" in joined else [*joined, *SHIPPED]

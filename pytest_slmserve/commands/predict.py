@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, limit_sweeps, measured_there, predicted_elsewhere
+from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_for
 from pytest_slmserve.analysis.sweep.curve import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.report import curves_of, read_all
+from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.advice import predicted_sweep, prediction_facts, prediction_text
-from pytest_slmserve.report.as_json import as_csv, as_json
 from pytest_slmserve.schema.errors import TooFewPoints
 
 STATUS = (
@@ -33,7 +33,8 @@ def run_predict(given: argparse.Namespace) -> int:
     """Print predictions of all sweeps, of loads and of batch limits, that were made on other GPUs, checked by sweeps on
     the GPU itself, and return the exit status."""
     gpu, contents = gpu_named(given.gpu), read_all(given)
-    curves = [curve for curve in (*curves_of(contents), *limit_sweeps(contents.measurements)) if curve.valid]
+    sweeps = stored_curves(contents.measurements, contents.plans)
+    curves = [curve for curve in (*sweeps, *limit_sweeps(contents.measurements)) if curve.valid]
     others = [c for c in curves if c.spec is None or peaks_of_curve(c) != peaks_for(c.spec, gpu)]
     found, notes = [], list(contents.notes)
     for curve, name in zip(others, labels(others), strict=True):
@@ -43,12 +44,8 @@ def run_predict(given: argparse.Namespace) -> int:
             notes.append(f"{name}: {error.problem}")
         else:
             found.append(predicted_sweep(name, prediction, measured_there(prediction, curves)))
-    if given.json:
-        print(as_json({"predictions": map(prediction_facts, found), "notes": notes}))
-    elif given.csv:
-        print(as_csv(row for one in found for rows in one.loads for row in rows), end="")
-    else:
-        print("\n\n".join("\n".join(prediction_text(one)) for one in found) or "nothing can be predicted")
-        cli.print_notes(notes)
+    facts = {"predictions": map(prediction_facts, found), "notes": notes}
+    text = "\n\n".join("\n".join(prediction_text(one)) for one in found) or "nothing can be predicted"
+    cli.print_result(given, facts, (row for one in found for rows in one.loads for row in rows), [text], notes)
     checked = [verdict.state for one in found for verdict in one.verdicts]
     return cli.exit_status(all_of(checked)) if checked else cli.PASSES if found else cli.INCONCLUSIVE

@@ -7,25 +7,26 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_curves, stored_gates, unique
+from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_curves, stored_gates
 from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.analysis.metrics.window import Slo, checked_slo
+from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
-from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
+from pytest_slmserve.analysis.sweep.curve import with_jobs
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive import store
 from pytest_slmserve.archive.baselines import place_of, read_calibrations
-from pytest_slmserve.archive.store import Archive, Contents, chosen, embedded, read, runs_of
+from pytest_slmserve.archive.store import Contents
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.report import compare as run_list
-from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
+from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import calibration_text, gate_facts
 from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
@@ -87,32 +88,27 @@ def run_report(given: argparse.Namespace) -> int:
     aside = sys.stderr if given.json or given.csv else sys.stdout
     points = point_facts(found.curves, found.shared, found.jobs, found.slo)
     terms = ValidityCriteria(found.slo)
-    if given.json:
-        shown = {
-            "points": points,
-            "loads": [facts_of_load(m, terms) for m in found.loads],
-            "sweeps": sweep_facts(found.curves),
-            "verdicts": [
-                {**facts(each.verdict), **facts(each, "expected", "outcome")}
-                for each in claim_outcomes(found.judged, strict=found.strict)
-            ],
-            "gates": map(gate_facts, found.gates),
-            "history": found.history,
-            "notes": found.notes,
-        }
-        print(as_json(shown))
-    elif given.csv:
-        loads = ({"kind": "load", **row} for m in found.loads for row in rows_of_load(m, terms))
-        print(as_csv([*points, *loads]), end="")
-        cli.print_notes(found.notes, sys.stderr)
-    else:
-        print("\n".join(report_lines(found, given.show)))
+    shown = {
+        "points": points,
+        "loads": (facts_of_load(m, terms) for m in found.loads),
+        "sweeps": sweep_facts(found.curves),
+        "verdicts": (
+            {**facts(each.verdict), **facts(each, "expected", "outcome")}
+            for each in claim_outcomes(found.judged, strict=found.strict)
+        ),
+        "gates": map(gate_facts, found.gates),
+        "history": found.history,
+        "notes": found.notes,
+    }
+    loads = ({"kind": "load", **row} for m in found.loads for row in rows_of_load(m, terms))
+    notes = found.notes if given.csv else []  # the text has them
+    cli.print_result(given, shown, chain(points, loads), report_lines(found, given.show), notes)
     for line in drawn:
         print(line, file=aside)
     if given.html is not None:
         with laid_out(TEXT_WIDTH):
             text = "\n".join(report_lines(found, "all"))
-        records = [one for path in given.paths for one in embedded(path)]
+        records = [one for path in given.paths for one in store.embedded(path)]
         write_page(given.html, rendered(found, records, status=status, text=text))
         print(f"written: {given.html}", file=aside)
     return status
@@ -121,8 +117,8 @@ def run_report(given: argparse.Namespace) -> int:
 def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     """Return everything that the archives show, with their gates, and the exit status."""
     archives = read_archives(given)
-    contents, (gates, remarks) = as_one([each for _, each in archives]), gates_of(archives)
-    found = judged_again(contents, given.strict, checked_slo(given.goodput) if given.goodput else None)
+    contents, (gates, remarks) = store.as_one([each for _, each in archives]), gates_of(archives)
+    found = judged_again(contents, given.strict, parse_slo(given.goodput) if given.goodput else None)
     notes = [*contents.notes, *remarks, *found.notes]
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
@@ -182,7 +178,7 @@ def merge_archives(given: argparse.Namespace) -> int:
     for path in given.paths:
         if not is_file(path):  # or OUT would be made for nothing
             raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
-    with of_a_command(BadUsage, records="--merge"), Archive.open(given.merge) as into:
+    with of_a_command(BadUsage, records="--merge"), store.Archive.open(given.merge) as into:
         merged = store.merge(given.paths, into)
     cli.print_notes((*into.notes, *merged.notes))
     print(f"{given.merge}: {merged.written} measurements added, {merged.known} were there")
@@ -191,7 +187,7 @@ def merge_archives(given: argparse.Namespace) -> int:
 
 def list_runs(given: argparse.Namespace) -> int:
     """Print a line for each run of the archives, and return the exit status."""
-    archives = {path: read(path, skip_damaged=given.skip_damaged) for path in given.paths}
+    archives = {path: store.read(path, skip_damaged=given.skip_damaged) for path in given.paths}
     rows = [
         {
             "path": path,
@@ -199,15 +195,10 @@ def list_runs(given: argparse.Namespace) -> int:
             **run_list.measured_facts(run.measurements),
         }
         for path, contents in archives.items()
-        for run in runs_of(contents)
+        for run in store.runs_of(contents)
     ]
-    if given.json:
-        print(as_json({"runs": rows}))
-    elif given.csv:
-        print(as_csv(rows), end="")
-    else:
-        print(run_list.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything")
-        cli.print_notes(note for contents in archives.values() for note in contents.notes)
+    text = run_list.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything"
+    cli.print_result(given, {"runs": rows}, rows, [text], [note for each in archives.values() for note in each.notes])
     return cli.PASSES
 
 
@@ -223,12 +214,12 @@ def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
     """Return path and contents of each archive, also of those inside a page, of the runs that are wanted."""
     found = [each for path in given.paths for each in store.read_each(path, skip_damaged=given.skip_damaged)]
-    return [(path, chosen(contents, given.run, given.since)) for path, contents in found]
+    return [(path, store.chosen(contents, given.run, given.since)) for path, contents in found]
 
 
 def read_all(given: argparse.Namespace) -> Contents:
     """Return the contents of all archives as if they were one: sweeps of one engine and workload become repeats."""
-    return as_one([contents for _, contents in read_archives(given)])
+    return store.as_one([contents for _, contents in read_archives(given)])
 
 
 def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], list[str]]:
@@ -246,19 +237,14 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
     return list(found.values()), notes
 
 
-def curves_of(contents: Contents) -> Sequence[Curve]:
-    """Return the sweeps of an archive. Raises BadArchive if the stored plans cannot be read."""
-    return stored_curves(contents.measurements, contents.plans)
-
-
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
     """Return curves, points, loads, the history over releases, and verdicts on the claims that the runs judged.
 
     Verdicts are on all claims if `strict`, and if a run does not tell which ones it judged. Raises BadArchive if the
     stored claims or plans cannot be read.
     """
-    measurements, sweeps = contents.measurements, curves_of(contents)
-    jobs = job_points(measurements)
+    measurements, jobs = contents.measurements, job_points(contents.measurements)
+    sweeps = stored_curves(measurements, contents.plans)
     curves = with_jobs(sweeps, jobs)
     judged = judge_all(curves, table.ROWS, rows_from(contents.claims)) if curves else []
     # Claims that the tests of these runs judge, unless one of them, an older one, does not tell.
@@ -277,14 +263,4 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
         strict=strict,
         notes=[NOT_JUDGED] if len(kept) < len(judged) else [],
         slo=slo,
-    )
-
-
-def as_one(archives: Sequence[Contents]) -> Contents:
-    """Return the records of all, each once, and the sessions by their start, because the claims of the last one are
-    those that were expected."""
-    return Contents(
-        tuple(unique(m for contents in archives for m in contents.measurements)),
-        tuple(sorted((s for contents in archives for s in contents.sessions), key=lambda session: session.started)),
-        tuple(dict.fromkeys(note for contents in archives for note in contents.notes)),
     )

@@ -13,7 +13,6 @@ from pytest_slmserve.analysis.advice import advisor
 from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Decision, Plan, ServedEngine
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ResultSource
-from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
 from pytest_slmserve.analysis.estimates import Interval, percent
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.points import Point
@@ -21,7 +20,7 @@ from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.deployments import best_on_several, deployment_name
+from pytest_slmserve.report.deployments import answers, best_on_several, deployment_name, several_gpus
 from pytest_slmserve.report.points import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import (
@@ -120,8 +119,8 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("engine\nGiB", lambda a: gib(a.needs.total_bytes if a.needs else None), rank=2),
     Column("full-batch\nengines", lambda a: whole(a.replicas.at_batch if a.replicas else None), rank=5),
     Column("split-batch\nengines", lambda a: whole(a.replicas.split if a.replicas else None), rank=9),
-    Column("time-slicing\ngain", lambda a: _bound(a.gains.time_slicing if a.gains else None), rank=7),
-    Column("MPS\ngain", lambda a: _bound(a.gains.mps if a.gains else None), rank=7),
+    Column("time-slicing\ngain", lambda a: _factor(a, "time_slicing"), rank=7),
+    Column("MPS\ngain", lambda a: _factor(a, "mps"), rank=7),
     Column("cost/M\ntokens", lambda a: figure(a.advised.cost.value if a.advised and a.advised.cost else None), rank=3),
     Column("\n", lambda a: _mark(a), "left"),
 )
@@ -146,8 +145,9 @@ FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowa
 NEEDS = ("kv_blocks", "kv_bytes", "total_bytes", "utilization", "freed_bytes", "freed_share")
 
 
-def advice_section(plan: Plan, source: ResultSource) -> Section:
-    """Heading, table, reasons, notes on all models, and the commands."""
+def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = ()) -> Section:
+    """Heading, table, reasons, notes on all models, the commands, and of curves on several numbers of GPUs which
+    deployment to choose."""
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
         most = percent(wish.gpu_memory_utilization)
@@ -159,11 +159,11 @@ def advice_section(plan: Plan, source: ResultSource) -> Section:
         pairs = [(f"  {name}", said) for name, said in advice_reasons(advice, plan)]
         parts += ["", f"{advice.subject.name}\n{named_lines(pairs)}"]
     if remarks := list(general(plan, source)):
-        parts += ["", *(hanging(remark, 2) for remark in remarks)]
+        parts += ["", *remarks]
     for start in starts(plan):
         sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
-        parts += ["", hanging("; ".join(sentences), 2)]
-        parts += [shell_lines(words, layout().width) for words in start.commands]
+        parts += ["", "; ".join(sentences), *(shell_lines(words, layout().width) for words in start.commands)]
+    parts += [f"{curve.subject} on {text}" for curve, found in several_gpus(curves) for text in answers(curve, found)]
     return Section(heading, parts, "good" if plan.possible else "open")
 
 
@@ -173,8 +173,9 @@ def objective(slo: Slo) -> str:
     return f"a latency of at most {milliseconds(slo.seconds)} ms"
 
 
-def _bound(ceiling: Ceiling | None) -> str:
-    return ABSENT if ceiling is None else f"x {figure(ceiling.factor)}"
+def _factor(advice: Advice, how: str) -> str:
+    bound: Ceiling | None = getattr(advice.gains, how, None)
+    return ABSENT if bound is None else f"x {figure(bound.factor)}"
 
 
 def _mark(advice: Advice) -> str:
@@ -231,7 +232,8 @@ def batch_text(advice: Advice, plan: Plan) -> str:
     seen = advice.decision
     if seen.batch is None:
         return f"none: {seen.reason}"
-    interval = f" (95 %: {seen.low or 'none'} to {seen.high or 'none'})" if seen.known else ""
+    chosen = seen.choice
+    interval = f" (95 %: {chosen.low or 'none'} to {chosen.high or 'none'})" if chosen.known else ""
     how = "predicted as the largest" if seen.predicted else "the largest measured"
     said = f"B_opt is {seen.batch} in flight{interval}, {how} with {advisor.conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
@@ -324,7 +326,7 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
         model = {
             "model": advice.subject.name,
             **facts(advice, "batch", "advised", "largest", "single", "replicas"),
-            "b_opt": {"value": seen.batch, **facts(seen, "low", "high")},
+            "b_opt": facts(seen.choice, "value", "low", "high"),
             **facts(seen, "predicted", "reason", "caps"),
             "limit_s": seen.limit and seen.limit.seconds,
             "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs, *NEEDS)},
@@ -333,8 +335,8 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
             "notes": (*seen.notes, *advice.subject.notes),
         }
         models.append(model)
-    for curve in curves:
-        for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
+    for curve, found in several_gpus(curves):
+        for gpus, load, best in best_on_several(curve, found):
             row = {"model": curve.subject, "gpus": gpus, "concurrency": load}
             for goal, (one, value) in best.items():
                 row[f"best_{goal}"] = {

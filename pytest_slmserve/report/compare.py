@@ -10,32 +10,15 @@ from itertools import pairwise
 from typing import Any
 
 from pytest_slmserve.analysis.claims.table import stored_curves
-from pytest_slmserve.analysis.compare.changes import (
-    LAUNCHES,
-    METRICS,
-    WORDS,
-    Judgement,
-    MetricChange,
-    ReleaseHistory,
-    ReleaseMean,
-    RunComparison,
-)
+from pytest_slmserve.analysis.compare import changes
+from pytest_slmserve.analysis.compare.changes import METRICS, Judgement, MetricChange, ReleaseHistory, RunComparison
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.gate import LOOKS, difference_text
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Named, Part, Section, Table, section_text
-from pytest_slmserve.report.text_table import (
-    ABSENT,
-    Column,
-    between,
-    counted,
-    figure,
-    hanging,
-    interval_text,
-    table,
-)
+from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, hanging, interval_text, table
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 
@@ -143,9 +126,9 @@ def comparison_section(baseline: RunSide, candidate: RunSide, found: RunComparis
     parts: list[Part] = [Named([("baseline", baseline.about), ("candidate", candidate.about)])]
     if found.changes or found.differences:
         parts += ["", difference_text(found.differences)]
-    for subject, changes in grouped(found.changes, lambda each: each.subject).items():
-        loads = pairwise(["", *(each.load for each in changes)])
-        rows = [(each, before != load) for each, (before, load) in zip(changes, loads)]
+    for subject, alike in grouped(found.changes, lambda each: each.subject).items():
+        loads = pairwise(["", *(each.load for each in alike)])
+        rows = [(each, before != load) for each, (before, load) in zip(alike, loads)]
         parts.append(Table(rows, CHANGES, caption=subject, heading=subject, always=len(CHANGES)))
     parts.append("")
     for name, only in (("baseline", found.baseline_only), ("candidate", found.candidate_only)):
@@ -185,10 +168,10 @@ def comparison_charts(baseline: RunSide, candidate: RunSide, found: RunCompariso
     ]
     if curves:
         yield Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE)
-    for subject, changes in grouped(found.changes, lambda each: each.subject).items():
-        by_metric = grouped(changes, lambda each: each.metric)
+    by_metric = grouped(found.changes, lambda each: (each.subject, each.metric))
+    for subject in dict.fromkeys(each.subject for each in found.changes):
         for name in DRAWN:
-            if alike := by_metric.get(name):
+            if alike := by_metric.get((subject, name)):
                 title = f"{subject}: {METRICS[name].heading}"
                 yield Chart(title, charts.change_chart(alike, found.tolerance, title))
 
@@ -204,7 +187,7 @@ def change_facts(baseline: RunSide, candidate: RunSide, found: RunComparison) ->
     return {**sides, **facts(found, *names), "counts": counts}
 
 
-HISTORY: tuple[Column[tuple[str, ReleaseMean]], ...] = (
+HISTORY: tuple[Column[tuple[str, changes.ReleaseMean]], ...] = (
     Column("\nmetric", lambda row: METRICS[row[0]].heading, "left"),
     Column("\nrelease", lambda row: row[1].release, "left"),
     Column("\nvalue", lambda row: value_text(row[0], row[1].mean.value)),
@@ -234,7 +217,7 @@ def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section]:
 def history_charts(alike: Sequence[ReleaseHistory]) -> Iterator[Chart]:
     """Yield a chart for each metric, with what its whiskers are an interval of, and which of them are cut."""
     for each in alike:
-        of = "launches" if min(release.launches for release in each.releases) >= LAUNCHES else "repeats"
+        of = "launches" if min(release.launches for release in each.releases) >= changes.LAUNCHES else "repeats"
         spec, cut = charts.history(each)
         beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
         note = f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {HISTORY_NOTE}"
@@ -246,6 +229,6 @@ def history_report(found: Sequence[ReleaseHistory]) -> Iterator[str]:
     yield from map(section_text, history_sections(found))
     if found:
         steps = [release.step for each in found for release in each.releases if release.step]
-        notes = [AT_ANOTHER_TIME, *([BY_CHANCE] if any(step.verdict in WORDS for step in steps) else [])]
+        notes = [AT_ANOTHER_TIME, *([BY_CHANCE] if any(step.verdict in changes.WORDS for step in steps) else [])]
         legend = f"{LEGEND}, by a tolerance of {percent(found[0].tolerance)}."
         yield "\n".join([hanging(legend, 0), *(hanging(f"note: {note}", 2) for note in notes)])

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from operator import itemgetter
 from typing import get_args
 
-from pytest_slmserve.analysis.compare.deployments import (
-    AtBothInterfaces,
-    Deployment,
-    at_both_interfaces,
-    deployments,
-    on_several_gpus,
-)
+from pytest_slmserve.analysis.compare import deployments
+from pytest_slmserve.analysis.compare.deployments import AtBothInterfaces, Deployment
 from pytest_slmserve.analysis.estimates import Interval, grouped
-from pytest_slmserve.analysis.metrics.gpu_figures import figures_of_each_gpu
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, runs_of_each_gpu
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
 from pytest_slmserve.report.findings import Findings
@@ -30,7 +25,6 @@ from pytest_slmserve.report.text_table import (
     change_interval,
     counted,
     figure,
-    hanging,
     hundredths,
     milliseconds,
     whole,
@@ -58,11 +52,11 @@ class Entry:
 
     engines: str
     sharing: str
-    served: Point | ReplicaPoint
+    served: Point
     gain: Interval | None = None
 
 
-def _other_sum(served: Point | ReplicaPoint) -> str:
+def _other_sum(served: Point) -> str:
     """Return the paper's sum, if it is another number to the digits shown."""
     text = figure(getattr(served, "sum_tokens_per_s", None), 4)
     return ABSENT if text == figure(served.output_tokens_per_s, 4) else text
@@ -208,23 +202,27 @@ SEVERAL_GPUS_LEGEND = (
 )
 
 
+def several_gpus(curves: Iterable[Curve]) -> Iterator[tuple[Curve, Sequence[Deployment]]]:
+    """Yield each curve whose engine was measured on several numbers of GPUs, or on one each, with its deployments."""
+    yield from ((curve, deployments.deployments(curve)) for curve in curves if deployments.on_several_gpus(curve))
+
+
 def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
     """Yield the deployments of each model that was served on several GPUs and which of them to choose, then how to read
     the tables."""
-    each = ((curve, deployments(curve)) for curve in curves if on_several_gpus(curve))
-    shown = [(curve, found) for curve, found in each if any(one.gpus > 1 for one in found)]
+    shown = [(curve, found) for curve, found in several_gpus(curves) if any(one.gpus > 1 for one in found)]
     for name, (curve, found) in zip(labels([curve for curve, _ in shown]), shown):
         waiting = (
-            f"{one.concurrency} in flight do not fit into the KV memory of {counted(one.gpus, 'GPU')}: "
+            f"{one.concurrency} in flight do not fit into the KV memory of {one.place}: "
             f"{figure(one.served.batch)} ran at once, the others waited. What more GPUs gain there is memory, not speed"
             for one in found
-            if not one.fits and isinstance(one.served, Point)
+            if not one.fits
         )
         parts: list[Part] = [Table(found, _deployment_columns(curve, found), caption="Deployments"), *waiting]
         for wide in curve.wider:  # power and activity of each GPU under the largest load
             largest = wide.valid[-1] if wide.valid and wide.spec else None
             last = next((m for m in wide.trusted if largest and m.id in largest.records), None)
-            gpus = figures_of_each_gpu(last.run) if last else ()
+            gpus = tuple(map(device_figures, runs_of_each_gpu(last.run))) if last else ()
             if largest and wide.spec and any(gpu.power_w is not None for gpu in gpus):
                 told = (
                     f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
@@ -232,17 +230,9 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
                 )
                 width = wide.spec.tensor_parallel_size
                 parts.append(f"TP {width}, {largest.concurrency} in flight: {'; '.join(told)}")
-        yield Section(f"{name} on several GPUs: {served_on(curve.environment)}", [*parts, *_answers(curve, found)])
+        yield Section(f"{name} on several GPUs: {served_on(curve.environment)}", [*parts, *answers(curve, found)])
     if shown:
         yield Legend(SEVERAL_GPUS_LEGEND)
-
-
-def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield which deployment over several GPUs to choose, by each model's measurements; nothing without a choice."""
-    for curve in curves:
-        if on_several_gpus(curve):
-            for text in _answers(curve, deployments(curve)):
-                yield hanging(f"{curve.subject} on {text}", 2)
 
 
 def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Column[Deployment], ...]:
@@ -257,7 +247,7 @@ def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Colu
         Column("in\nflight", lambda one: str(one.concurrency)),
         Column("\nGPUs", lambda one: str(one.gpus)),
         Column("\ndeployment", deployment_name, "left"),
-        Column("\nbatch", lambda one: figure(one.served.batch) if isinstance(one.served, Point) else ABSENT, rank=7),
+        Column("\nbatch", lambda one: figure(one.served.batch), rank=7),
         Column("KV\nblocks", lambda one: whole(one.kv_blocks), rank=6),
         Column("requests\n/s", lambda one: figure(requests_per_s(curve, one)), rank=4),
         Column("tokens\n/s", lambda one: figure(one.tokens_per_s, 4)),
@@ -293,7 +283,7 @@ def joules_per_request(curve: Curve, one: Deployment) -> float | None:
     return None if per_token is None or curve.workload is None else per_token * curve.workload.mean_output_tokens
 
 
-def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
+def answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
     """Yield the best deployment for each number of GPUs and each of three wishes, if there was a choice."""
     for gpus, load, best in best_on_several(curve, found):
         wishes = [
@@ -308,9 +298,8 @@ def best_on_several(
 ) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
     """Yield the best deployment by each wish whose value is known of all, for each number of GPUs and load with a
     choice."""
-    by_gpus = sorted((one for one in found if one.gpus > 1), key=lambda one: (one.gpus, one.concurrency))
-    for (gpus, load), under in groupby(by_gpus, key=lambda one: (one.gpus, one.concurrency)):
-        choices = list(under)
+    several = grouped((one for one in found if one.gpus > 1), lambda one: (one.gpus, one.concurrency))
+    for (gpus, load), choices in sorted(several.items(), key=itemgetter(0)):
         if len(choices) < 2:
             continue
         most = max(choices, key=lambda one: one.tokens_per_s)
@@ -353,7 +342,7 @@ INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
 
 def interfaces_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
     """Yield each model that was measured through both interfaces, load by load, then how to read the tables."""
-    found = at_both_interfaces(curves)
+    found = deployments.at_both_interfaces(curves)
     for each in found:
         server = each.server
         launches = " and ".join(counted(len(curve.resolved), "launch") for curve in (each.engine, server))

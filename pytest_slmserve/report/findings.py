@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.compare.changes import ReleaseHistory
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.analysis.metrics.gpu_figures import Place, fastest_pieces
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import JobPoint, ReplicaPoint
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, labels
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema.records import Measurement
 
 Judged = tuple[Verdict, ClaimRow | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Findings:
     """Everything that a report shows. Fields that a source of results does not have are empty."""
 
@@ -43,6 +45,16 @@ class Findings:
     records: Path | None = None  # results file of a run, which may be a temporary one
     written: str = ""  # sentence on other files that were written
     command: str = ""  # that makes the same run again
+
+    @cached_property
+    def labelled(self) -> list[tuple[Curve, str]]:
+        """Each curve with the name that tells it from the others."""
+        return list(zip(self.curves, labels(self.curves), strict=True))
+
+    @cached_property
+    def fastest(self) -> Mapping[Place, float]:
+        """What the speed of each host is relative to: the fastest pieces of its probe beside any window."""
+        return fastest_pieces(m for curve in self.curves for m in curve.measurements)
 
     def tolerance(self, curve: Curve, label: str) -> float:
         """Return the gain per doubling below which throughput counts as flat: that of the claim that was judged."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,6 @@ from pytest_slmserve.report.text_table import (
     Column,
     counted,
     figure,
-    grid,
     hanging,
     hundredths,
     interval_text,
@@ -39,7 +39,7 @@ DIAGNOSIS_COLUMNS: tuple[Column[Change], ...] = (
     Column("", lambda c: c.name, "left"),
     Column("baseline", lambda c: figure(c.baseline)),
     Column("candidate", lambda c: figure(c.candidate)),
-    Column("change", lambda c: _difference(c.absolute, figure(c.baseline))),
+    Column("change", lambda c: _difference(c)),
     Column("%", lambda c: _signed_percents(c.relative)),
 )
 NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
@@ -127,12 +127,14 @@ def difference_text(differences: Sequence[Difference]) -> str:
             ]
             cells = in_gib if in_gib[0] != in_gib[1] else cells
         rows.append([each.field, *cells])
-    return f"what differs between the sides:\n{grid(rows, ('', *SIDES), ('left',) * 3)}"
+    columns = [Column(head, itemgetter(place), "left") for place, head in enumerate(("", *SIDES))]
+    return f"what differs between the sides:\n{table(rows, columns, always=len(columns))}"
 
 
-def _difference(value: float, shown: str) -> str:
-    """A signed difference with as many decimals as the value that is shown next to it."""
-    text = f"{value:+,.{len(shown.partition('.')[2])}f}"
+def _difference(seen: Change) -> str:
+    """A signed difference with as many decimals as the baseline is shown with."""
+    decimals = len(figure(seen.baseline).partition(".")[2])
+    text = f"{seen.absolute:+,.{decimals}f}"
     return text if text.strip("+-0.,") else text[1:]
 
 

@@ -13,39 +13,16 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped, percentile
+from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check, problems
-from pytest_slmserve.analysis.metrics.window import (
-    Goodput,
-    Percentiles,
-    Slo,
-    delay_of,
-    finished_output_tokens,
-    gaps_of,
-    goodput_of,
-    held_back,
-    judged_rows,
-    judged_tokens,
-    latencies_of,
-    most_in_flight,
-    prompt_tokens_per_s,
-    request_latency,
-    steps_of,
-)
+from pytest_slmserve.analysis.metrics.window import Goodput, Slo, steps_of
 from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, concurrency_of, summary_of
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT, IN_FLIGHT, RATE, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.as_json import case_facts, facts, goodput_facts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.page.pictures import rates_picture
-from pytest_slmserve.report.points import (
-    is_windowed,
-    lines_of,
-    offered_rate,
-    rate_series,
-    reasons,
-    served_on,
-    valid_cell,
-)
+from pytest_slmserve.report.points import is_windowed, offered_rate, rate_series, reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import Column, figure, hundredths, milliseconds, whole
 from pytest_slmserve.schema.records import Measurement
@@ -65,10 +42,10 @@ def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = chart
         values = []
         for load, each in loads.items():
             if name == "ITL":
-                gaps = gaps_of(m.run for m in each)
+                gaps = window.gaps_of(m.run for m in each)
                 quantiles = map(gaps.percentile, SHARES) if gaps else []
             else:
-                requests = (request_latency(m.run.samples, row) for m in each for row in judged_rows(m))
+                requests = (window.request_latency(m.run.samples, row) for m in each for row in window.judged_rows(m))
                 known = sorted(s for one in requests if (s := getattr(one, f"{name.lower()}_s")) is not None)
                 quantiles = (percentile(known, share) for share in SHARES)
             for share, seconds in zip(SHARES, quantiles):
@@ -101,14 +78,14 @@ RATES_GOODPUT_LEGEND = (
 def goodput_columns(load: str, slo: Slo) -> list[Column[Served]]:
     """Return the columns of goodput. load: heading of the first one."""
 
-    def within(name: str) -> Callable[[Served], str]:
-        return lambda s: hundredths(dict(s.goodput.by_slo)[name] if s.goodput else None)
+    def within(i: int) -> Callable[[Served], str]:
+        return lambda s: hundredths(s.goodput.by_slo[i][1] if s.goodput else None)
 
     return [
         Column(load, lambda s: f"{s.load:g}"),
-        Column("goodput\n/s", lambda s: figure(s.goodput.per_s if s.goodput else None, 4)),
-        Column("good\n%", lambda s: hundredths(s.goodput.attainment if s.goodput else None)),
-        *(Column(f"{name}\n%", within(name)) for name in slo.bounds),
+        Column("goodput\n/s", lambda s: figure(getattr(s.goodput, "per_s", None), 4)),
+        Column("good\n%", lambda s: hundredths(getattr(s.goodput, "attainment", None))),
+        *(Column(f"{name}\n%", within(i)) for i, name in enumerate(slo.bounds)),
         Column("\ndropped", lambda s: str(s.dropped)),
     ]
 
@@ -145,7 +122,7 @@ def goodput_parts(
     columns, legend = goodput_columns("offered\n/s", slo), RATES_GOODPUT_LEGEND
     if unit == IN_FLIGHT:
         columns, legend = goodput_columns("in\nflight", slo), GOODPUT_LEGEND
-        columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
+        columns.insert(1, Column("\nrequests", lambda s: whole(getattr(s.goodput, "requests", None)), rank=1))
     best, highest = goodput_found(rows, attainment, unit)
     found = [each.why for each in (best, highest) if each]
     if best is None:
@@ -221,25 +198,25 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
     """Return the figures of one load or of a step of a ramp, in seconds, tokens and shares; null is not measured."""
     found = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
-    prompts, outputs = judged_tokens(measurement)
+    prompts, outputs = window.judged_tokens(measurement)
     return {
         "valid": not found.problems,
         "problems": found.problems,
         "degraded": found.degradations,
         "noise": found.noise,
-        **facts(latencies_of(measurement), "requests", "unfinished"),
+        **facts(window.latencies_of(measurement), "requests", "unfinished"),
         **facts(run, "failures", "first_failure"),
         "failed": run.failed and Counter(run.failed.kind),
         "prompt_tokens": prompts,
         "output_tokens": outputs,
-        "in_flight_max": most_in_flight(run),
+        "concurrency_max": window.most_in_flight(run),
         "window_s": run.window_s[1] - run.window_s[0],
         **facts(summary_of(measurement)),
-        "prompt_tokens_per_s": prompt_tokens_per_s(run),
+        "prompt_tokens_per_s": window.prompt_tokens_per_s(run),
         "cached_prompt_share": from_cache and from_cache.share,
-        "schedule_delay": delay_of(run),
-        "held_back": held_back(run),
-        "goodput": goodput_facts(goodput_of(measurement, terms.slo) if terms.slo else None),
+        "schedule_delay": window.delay_of(run),
+        "held_back": window.held_back(run),
+        "goodput": goodput_facts(window.goodput_of(measurement, terms.slo) if terms.slo else None),
     }
 
 
@@ -254,14 +231,13 @@ def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str
     }
     if not (steps := steps_of(measurement)):
         return found
-    windows = [{"from_s": m.run.window_s[0], "until_s": m.run.window_s[1]} for m in steps]
-    rows = [{**row, **window} for row, window in zip(rate_rows(steps, terms), windows)]
+    rows = [{**rate_row(m, terms), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1]} for m in steps]
     return {**found, "steps": rows, **_best_rates(steps, terms)}
 
 
-def rate_rows(points: Sequence[Measurement], terms: ValidityCriteria) -> list[dict[str, Any]]:
-    """Return the figures of each load at a rate, or of each step of a ramp, with the rate that was offered."""
-    return [{"rate": offered_rate(m), **load_figures(m, terms)} for m in points]
+def rate_row(m: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
+    """Return the figures of a load at a rate, or of a step of a ramp, with the rate that was offered."""
+    return {"rate": offered_rate(m), **load_figures(m, terms)}
 
 
 def rates_facts(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
@@ -281,7 +257,7 @@ def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict
 
 def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Served]:
     """Return the goodput of each load at a rate; nothing without an SLO."""
-    found = [(m, goodput_of(m, terms.slo)) for m in points] if terms.slo else []
+    found = [(m, window.goodput_of(m, terms.slo)) for m in points] if terms.slo else []
     return [
         Served(offered_rate(m), good, good.dropped, not problems(m, terms.failed_share)) for m, good in found if good
     ]
@@ -290,27 +266,26 @@ def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Serv
 def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
     """Return the peak of goodput and the highest rate at which enough requests are good; null without an SLO."""
     best, highest = goodput_found(_served(points, terms), terms.attainment, RATE)
-    return {
-        "peak": best and facts(best),
-        "highest_load": highest and facts(highest),
-    }
+    return {"peak": best, "highest_load": highest}
+
+
+def doubts_of(row: Mapping[str, Any], name: str = "") -> list[str]:
+    """Return a line for each problem, degradation and noise of one measurement. name: begins each of them."""
+    kinds = {"problems": "INVALID", "degraded": "degraded", "noise": "noisy"}
+    return [f"{kind}: {name}{text}" for field, kind in kinds.items() for text in row[field]]
 
 
 def failed_text(row: Mapping[str, Any]) -> str:
     """Return how many requests failed, by kind: "3 failed (HTTP 503: 2, timeout: 1)"."""
-    kinds = Counter(row["failed"] or ())
-    each = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
+    each = ", ".join(f"{kind}: {count}" for kind, count in Counter(row["failed"] or ()).most_common())
     return f"{row['failures']} failed{f' ({each})' if each else ''}"
 
 
 def in_words(arrivals: str) -> str:
     """Return how requests arrive, with the usual name of gamma gaps: those of burstiness 1 are Poisson arrivals."""
     usual = {"1": "Poisson arrivals", "inf": "arrivals with constant gaps"}
-    return re.sub(
-        r"(?<![^ ])gamma ([^ ,]+)",
-        lambda found: usual.get(found[1], f"arrivals with gamma gaps, burstiness {found[1]}"),
-        arrivals,
-    )
+    gamma, words = r"(?<![^ ])gamma ([^ ,]+)", "arrivals with gamma gaps, burstiness"
+    return re.sub(gamma, lambda found: usual.get(found[1], f"{words} {found[1]}"), arrivals)
 
 
 def endpoint_notes(m: Measurement) -> Iterator[str]:
@@ -330,7 +305,7 @@ def endpoint_notes(m: Measurement) -> Iterator[str]:
 def _load_notes(m: Measurement) -> Iterator[str]:
     """Yield notes on the server, on answers that ended early or came in one piece, and on the prefix cache."""
     yield from endpoint_notes(m)
-    wanted, came = m.workload.spec.output_tokens, finished_output_tokens(m.run)
+    wanted, came = m.workload.spec.output_tokens, window.finished_output_tokens(m.run)
     if early := sum(tokens < wanted for tokens in came) if wanted else 0:
         yield f"{early} of {len(came)} requests ended early, {fmean(came):,.4g} output tokens in the mean"
     rows, seen, stream = m.run.samples, cache_hit_share(m.run), m.run.stream
@@ -372,7 +347,7 @@ def is_counted_loop(m: Measurement) -> bool:
     return m.spec.interface == "endpoint" and m.alone and counted
 
 
-LATENCY: tuple[Column[tuple[str, Percentiles]], ...] = (
+LATENCY: tuple[Column[tuple[str, window.Percentiles]], ...] = (
     Column("ms", lambda row: row[0], "left"),
     Column("mean", lambda row: milliseconds(row[1].mean)),
     Column("p50", lambda row: milliseconds(row[1].p50)),
@@ -384,7 +359,7 @@ LATENCY: tuple[Column[tuple[str, Percentiles]], ...] = (
 
 def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
     """Return the section of one load: the server and the requests, latencies, goodput, and what is wrong."""
-    row, seen, delay = load_figures(m, terms), latencies_of(m), delay_of(m.run)
+    row, seen, delay = load_figures(m, terms), window.latencies_of(m), window.delay_of(m.run)
     late = f"; sent {milliseconds(delay.p99_s)} ms late (p99)" if delay else ""
     described = m.load.title
     if delay and is_windowed(m.load):
@@ -392,17 +367,15 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
         described = f"{in_words(m.load.arrivals)}: {sent}"
     title, lengths = _requests(m)
     parts: list[Part] = [lengths, *_load_notes(m), f"{described}{late}"]
-    if held := held_back(m.run):
+    if held := window.held_back(m.run):
         parts.append(
             f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
             f"{figure(held.p99_s)} s (p99), which is no part of their latencies"
         )
-    requests, output, prompt = (
-        figure(row[f"{name}_per_s"], 4) for name in ("requests", "output_tokens", "prompt_tokens")
-    )
+    requests, output, prompt = (FOUR(row[f"{name}_per_s"]) for name in ("requests", "output_tokens", "prompt_tokens"))
     parts += [
         f"{requests} requests/s, {output} output and {prompt} prompt tokens/s over {row['window_s']:.1f} s",
-        f"{figure(row['batch'], 4)} requests in flight in the mean, {row['in_flight_max']} at most",
+        f"{figure(row['batch'], 4)} concurrent requests in the mean, {row['concurrency_max']} at most",
         f"{row['requests']} requests {m.load.judged_by} in the window: {row['unfinished']} unfinished, "
         f"{failed_text(row)}; {row['prompt_tokens']:,} prompt and {row['output_tokens']:,} output tokens",
     ]
@@ -415,7 +388,7 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
         share = f"{hundredths(good['attainment'])} % of {good['requests']} requests are good ({each})"
         rate = f"goodput {figure(good['per_s'], 4)} requests/s within {good['slo']}"
         parts += ["", f"{rate}: {share}, {good['dropped']} dropped"]
-    if doubts := lines_of(row["problems"], row["degraded"], row["noise"]):
+    if doubts := doubts_of(row):
         parts += ["", *doubts]
     drawn: Callable[[], Iterator[Chart]] = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})
     if is_windowed(m.load):
@@ -465,15 +438,14 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
     what is wrong."""
     first, steps = points[0], steps_of(points[0])
     assert isinstance(first.load, OpenLoop)
-    process = in_words(first.load.arrivals.partition(",")[0])
-    timing = f"one load after the other, each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
-    timing = f"{process}: {timing}"
+    judged = f"one load after the other, each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"
+    timing = f"{in_words(first.load.arrivals.partition(',')[0])}: {judged}"
     if steps:
         timing = f"{in_words(first.load.arrivals)}; the first {first.load.settle_s:g} s of a step are not judged"
     notes = [(m, list(_load_notes(m))) for m in points]
     common = [text for text in notes[0][1] if all(text in told for _, told in notes)]
     single = (f"{offered_rate(m):g} requests/s: {text}" for m, told in notes for text in told if text not in common)
-    rows = rate_rows(steps or points, terms)
+    rows = [rate_row(m, terms) for m in steps or points]
     title, lengths = _requests(first)
     parts: list[Part] = [lengths, *common, *single, timing]
     parts += [Table(rows, RATES, caption="Rates", always=len(RATES)), "", Legend(RATES_LEGEND)]
@@ -481,6 +453,6 @@ def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Sec
         parts += goodput_parts(_served(steps or points, terms), terms.slo, terms.attainment, RATE)
     doubts = [f"failed: {row['rate']:g} requests/s: {failed_text(row)}" for row in rows if row["failures"]]
     for row in rows:
-        doubts += lines_of(row["problems"], row["degraded"], row["noise"], name=f"{row['rate']:g} requests/s: ")
+        doubts += doubts_of(row, f"{row['rate']:g} requests/s: ")
     parts += ["", *doubts] if doubts else []
     return Section(title, parts, charts=partial(_rate_charts, points, terms))

@@ -1,32 +1,20 @@
-"""Rows of points that tables and charts share: validity, sensors, parts of a step and memory."""
+"""What tables and charts of points share: validity, requested rates, parts of a step and memory."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeGuard
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.metrics.gpu_figures import (
-    GpuMemory,
-    Place,
-    StepParts,
-    fastest_pieces,
-    host_speed,
-    memory_in_use,
-    probe_waiting,
-    step_parts,
-)
-from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
+from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, StepParts, memory_in_use, step_parts
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.section import Table
-from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hundredths, milliseconds, telling
+from pytest_slmserve.report.text_table import ABSENT, Column, gib, hundredths, milliseconds
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import Load, OpenLoop, short_hash
-
-AnyPoint = Point | ReplicaPoint | JobPoint
 
 
 def served_on(where: Environment | None) -> str:
@@ -36,7 +24,7 @@ def served_on(where: Environment | None) -> str:
     return f"{device or 'unknown device'}{vllm}"
 
 
-def valid_cell(point: AnyPoint) -> str:
+def valid_cell(point: Point) -> str:
     """Return how far a point is valid. partly: some repeats were left out. degraded: each repeat that is left has a
     degradation. noisy: the host was disturbed; all repeats count."""
     if not point.valid:
@@ -46,13 +34,7 @@ def valid_cell(point: AnyPoint) -> str:
     return "partly" if point.left_out else "noisy" if point.noise else "yes"
 
 
-def lines_of(*found: Sequence[str], name: str = "") -> list[str]:
-    """Return a line for each problem, degradation and noise of one measurement. name: begins each of them."""
-    kinds = zip(("INVALID", "degraded", "noisy"), found, strict=True)
-    return [f"{kind}: {name}{text}" for kind, texts in kinds for text in texts]
-
-
-def reasons(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
+def reasons(point: Point, name: str, used: str = "") -> Iterator[str]:
     """Yield a line on what was left out, on degradations and on noise. used: how many repeats count."""
     if point.left_out or not point.valid:
         kind = "left out" if point.valid else "INVALID"
@@ -97,74 +79,6 @@ def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
 
     groups = grouped((m for m in measurements if is_windowed(m.load)), alike)
     return [sorted(group, key=offered_rate) for group in groups.values()]
-
-
-@dataclass(frozen=True, slots=True)
-class SensedPoint:
-    """A point with values of sensors. host_speed: relative to the fastest known of its host."""
-
-    point: Point
-    host_speed: float | None = None
-
-
-def _share(head: str, name: str, rank: int) -> Column[SensedPoint]:
-    """Return the column of a field that is a share, in per cent."""
-    return Column(head, lambda at: hundredths(getattr(at.point, name)), rank=rank)
-
-
-SENSORS: tuple[Column[SensedPoint], ...] = (
-    Column("in\nflight", lambda at: str(at.point.concurrency)),
-    _share("GPU\nutil %", "gpu_util", 7),
-    _share("busy\n%", "engine_active", 3),
-    _share("SM %\nmean", "sm_active", 1),
-    _share("SM %\nmax", "sm_active_max", 9),
-    _share("warp %\nmean", "sm_occupancy", 6),
-    _share("warp %\nmax", "sm_occupancy_max", 10),
-    _share("DRAM\n%", "dram_active", 1),
-    _share("tensor\n%", "tensor_active", 1),
-    Column("power\nW", lambda at: figure(at.point.power_w), rank=2),
-    Column("mJ/\ntoken", lambda at: milliseconds(at.point.energy_per_token_j)),
-    Column("clock\nMHz", lambda at: figure(at.point.sm_clock_hz and at.point.sm_clock_hz / 1e6, 4), rank=8),
-    _share("cap\n%", "power_capped", 4),
-    Column("own\ncores", lambda at: figure(at.point.own_cores), rank=5),
-    Column("host\nspeed %", lambda at: hundredths(at.host_speed), rank=4),
-    Column("host\nwait %", lambda at: hundredths(probe_waiting(at.point.probe_s, at.point.probe_cpu_s)), rank=8),
-    _share("rest\n%", "unexplained", 5),
-    Column("\nbound", lambda at: at.point.bound or ABSENT, "left", rank=3),
-    Column("\nsensors", lambda at: "degraded" if at.point.degraded else "ok" if at.point.valid else ABSENT, "left"),
-)
-SENSOR_LEGEND = {  # by the heading of the column
-    "GPU\nutil %": "GPU util: time in which any kernel ran, as NVML samples it.",
-    "busy\n%": "busy: the same by the profiling counters.",
-    "SM %\nmean": "SM: share of the SMs with work.",
-    "warp %\nmean": "warp: warps resident, of those that fit (SM occupancy).",
-    "DRAM\n%": "DRAM, tensor: share of the time in which they were active.",
-    "mJ/\ntoken": "mJ/token: energy of an output token.",
-    "cap\n%": "cap: time in which the power limit held the clock down.",
-    "own\ncores": "own cores: CPU time of this run's processes.",
-    "host\nspeed %": "host speed: of its cores, relative to the fastest seen beside any window, by a fixed piece of "
-    "Python.",
-    "host\nwait %": "host wait: share of the time of that piece in which it had no core.",
-    "rest\n%": "rest: unexplained share of a step, which neither its bytes nor its FLOPs fill at the data sheet.",
-    "\nbound": "bound: the resource nearest to its peak, by the counters.",
-}
-
-
-def sensor_table(curve: Curve, fastest: Mapping[Place, float] | None = None, label: str = "") -> Table:
-    """Return a row for each point with values of any sensor. fastest: see `fastest_pieces`; None: of this curve."""
-    known = fastest_pieces(curve.measurements) if fastest is None else fastest
-    rows = [
-        SensedPoint(p, host_speed((m for group in p.used for m in group), known))
-        for p in curve.points
-        if any(value is not None for value in (p.gpu_util, p.sm_active, p.power_w, p.own_cores))
-    ]
-    return Table(rows, SENSORS, caption=f"Sensors of {label}")
-
-
-def sensor_legend(curves: Sequence[Curve]) -> str:
-    """Return the explanation of the columns in the sensor tables of these sweeps."""
-    shown = {column.head for curve in curves for column in telling(sensor_table(curve).rows, SENSORS)}
-    return " ".join(text for head, text in SENSOR_LEGEND.items() if head in shown)
 
 
 STEP_LEGEND = (
@@ -218,7 +132,7 @@ class MemoryRow:
     memory: GpuMemory
 
 
-def memory_rows(named: Iterable[tuple[str, str, AnyPoint]]) -> list[MemoryRow]:
+def memory_rows(named: Iterable[tuple[str, str, Point]]) -> list[MemoryRow]:
     """Return a row for each set of engines whose parts are known, whatever its load. Sets whose caches differ have rows
     of their own.
 

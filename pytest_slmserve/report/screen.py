@@ -13,34 +13,19 @@ from textwrap import shorten
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
-from pytest_slmserve.analysis.points import engines
-from pytest_slmserve.analysis.sweep.curve import labels
+from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
+from pytest_slmserve.report import deployments
 from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.compare import history_report
-from pytest_slmserve.report.deployments import (
-    best_deployments,
-    deployed,
-    gpus_sections,
-    interfaces_sections,
-    replica_sections,
-)
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
-from pytest_slmserve.report.points import AnyPoint, first_of_each_kind, reason_kind, valid_cell
+from pytest_slmserve.report.points import first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import Legend, Section, Table, section_texts
 from pytest_slmserve.report.sweeps import energy_sections, overview_tables, sweep_sections
-from pytest_slmserve.report.text_table import (
-    command_lines,
-    counted,
-    figure,
-    folded,
-    laid_out,
-    layout,
-    table_parts,
-)
+from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
 from pytest_slmserve.schema.errors import Detail
 from pytest_slmserve.schema.printable import printable
@@ -134,7 +119,7 @@ def _measured_parts(found: Findings, longest: int) -> Iterator[ScreenPart]:
     sentence if there is one."""
     for shown in overview_tables(found):
         yield _table_part(shown.caption, shown, longest, "model", weight=6)
-    if entries := [_block(text, max(longest, 2)) for text in best_deployments(found)]:
+    if entries := [_block(text, max(longest, 2)) for text in deployments.best_deployments(found)]:
         yield ScreenPart([], entries, "deployment")
     for section in job_sections(found.jobs):
         shown = next(part for part in section.parts if isinstance(part, Table))
@@ -214,13 +199,13 @@ STANDINGS = {"NO": "INVALID", "degraded": "degraded", "partly": "some left out",
 def disturbances(found: Findings) -> tuple[str, list[str]]:
     """Return how many points were disturbed, and a sentence for each kind of reason, the worst first."""
 
-    def reason(point: AnyPoint) -> str:
+    def reason(point: Point) -> str:
         return "; ".join(dict.fromkeys((*point.degraded, *point.problems))) or first_of_each_kind(point.noise)
 
-    points: list[tuple[str, str, AnyPoint]] = []
-    for curve, label in zip(found.curves, labels(found.curves), strict=True):
+    points: list[tuple[str, str, Point]] = []
+    for curve, label in found.labelled:
         points += [(label, f"{point.concurrency}", point) for point in curve.points]
-    points += [(f"{engines(p.models)}, {deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
+    points += [(f"{engines(p.models)}, {deployments.deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
     points += [(f"{p.model}, jobs", "once" if p.load.at_once else f"{p.load.rate:g}/s", p) for p in found.jobs]
     wrong = [(STANDINGS.get(valid_cell(point), ""), label, load, point) for label, load, point in points]
     worst = [*STANDINGS.values()]
@@ -253,11 +238,11 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
     jobs = job_sections(found.jobs)
     return {
         "Models": sweep_sections(found),
-        "Replicas": replica_sections(found.curves, found.shared),
-        "Several GPUs": gpus_sections(found.curves),
-        "Interfaces": interfaces_sections(found.curves),
+        "Replicas": deployments.replica_sections(found.curves, found.shared),
+        "Several GPUs": deployments.gpus_sections(found.curves),
+        "Interfaces": deployments.interfaces_sections(found.curves),
         "Jobs": [*jobs, Legend(JOB_LEGEND)] if jobs else [],
-        "Energy": energy_sections(found.curves),
+        "Energy": energy_sections(found),
     }
 
 

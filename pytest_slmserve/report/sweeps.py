@@ -2,55 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from statistics import fmean, median
 
 from pytest_slmserve.analysis.claims.evidence import at_table_1
 from pytest_slmserve.analysis.estimates import grouped, percent
-from pytest_slmserve.analysis.metrics.gpu_figures import Place, fastest_pieces, memory_in_use
+from pytest_slmserve.analysis.metrics.gpu_figures import host_speed, memory_in_use, probe_waiting
 from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.sweep import curve as sweep
 from pytest_slmserve.analysis.sweep.batching import ATTAINMENT
-from pytest_slmserve.analysis.sweep.curve import (
-    MARGIN,
-    Curve,
-    front_ends,
-    is_main_sweep,
-    is_sweep,
-    labels,
-    obstacle,
-    peaks_of_curve,
-    work_of_curve,
-)
+from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep, labels
 from pytest_slmserve.analysis.sweep.plateau import DESCRIBES, fit, law_error
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import endpoint_notes, goodput_found, goodput_parts, goodput_rows, latency_charts
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.points import (
-    STEP,
-    STEP_LEGEND,
-    reasons,
-    sensor_legend,
-    sensor_table,
-    served_on,
-    step_rows,
-    valid_cell,
-)
+from pytest_slmserve.report.points import STEP, STEP_LEGEND, reasons, served_on, step_rows, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
-from pytest_slmserve.report.text_table import (
-    ABSENT,
-    Column,
-    between,
-    counted,
-    figure,
-    gib,
-    hundredths,
-    listed,
-    milliseconds,
-)
+from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, gib, hundredths, milliseconds
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.records import SIMULATED, hosts_of
 
@@ -63,6 +36,21 @@ SWEEP_LEGEND = (
     "row above, per doubling of the load. roofline: share of what the data sheet allows at this batch. -: not measured."
 )
 STEP_TITLE = "Where a step goes"
+SENSOR_LEGEND = {  # by the name of the column
+    "GPU util %": "GPU util: time in which any kernel ran, as NVML samples it.",
+    "busy %": "busy: the same by the profiling counters.",
+    "SM % mean": "SM: share of the SMs with work.",
+    "warp % mean": "warp: warps resident, of those that fit (SM occupancy).",
+    "DRAM %": "DRAM, tensor: share of the time in which they were active.",
+    "mJ/token": "mJ/token: energy of an output token.",
+    "cap %": "cap: time in which the power limit held the clock down.",
+    "own cores": "own cores: CPU time of this run's processes.",
+    "host speed %": "host speed: of its cores, relative to the fastest seen beside any window, by a fixed piece of "
+    "Python.",
+    "host wait %": "host wait: share of the time of that piece in which it had no core.",
+    "rest %": "rest: unexplained share of a step, which neither its bytes nor its FLOPs fill at the data sheet.",
+    "bound": "bound: the resource nearest to its peak, by the counters.",
+}
 
 
 def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
@@ -70,30 +58,23 @@ def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
 
     A curve that has only one engine to compare replicas with, or only fixed-size workloads, is in their tables.
     """
-    curves = found.curves
-    shown = [
-        (curve, label)
-        for curve, label in zip(curves, labels(curves), strict=True)
-        if curve.points or not (curve.alone or curve.jobs)
-    ]
-    fastest = fastest_pieces(m for curve in curves for m in curve.measurements)
-    yield from (sweep_section(curve, label, found, fastest) for curve, label in shown)
-    legends = [SWEEP_LEGEND if shown else "", sensor_legend(curves), STEP_LEGEND if any(map(step_rows, curves)) else ""]
+    shown = [(curve, label) for curve, label in found.labelled if curve.points or not (curve.alone or curve.jobs)]
+    heads = set[str]()
+    for curve, label in shown:
+        yield (section := sweep_section(curve, label, found))
+        heads.update(head for cells in section.tables for head in (cells.caption.partition(",")[0], *cells.heads))
+    of_sensors = " ".join(text for head, text in SENSOR_LEGEND.items() if head in heads)
+    legends = (SWEEP_LEGEND if shown else "", of_sensors, STEP_LEGEND if STEP_TITLE in heads else "")
     yield from map(Legend, filter(None, legends))
 
 
-def sweep_section(curve: Curve, label: str, found: Findings, fastest: Mapping[Place, float] | None = None) -> Section:
-    """Return the section of one sweep.
-
-    Args:
-        label: Name that tells the sweep from the others.
-        fastest: What the speed of a host is relative to. Defaults to its best in this sweep.
-    """
+def sweep_section(curve: Curve, label: str, found: Findings) -> Section:
+    """Return the section of one sweep. label: name that tells it from the others."""
     tolerance = found.tolerance(curve, label)
     title, *head = [curve.subject] if curve.axes.knob else heading(curve)
     parts: list[Part] = [*head, Table(curve.points, point_columns(curve), caption=f"Points of {label}")]
-    parts += remarks(curve)
-    parts += [sensor_table(curve, fastest, label), Table(step_rows(curve), STEP, caption=f"{STEP_TITLE}, {label}")]
+    parts += [*remarks(curve), sensor_table(curve, label, found)]
+    parts.append(Table(step_rows(curve), STEP, caption=f"{STEP_TITLE}, {label}"))
     parts += goodput_parts(goodput_rows(curve, found.slo), found.slo) if found.slo else []
     parts.append(Named(list(findings(curve, tolerance, found.b_half))))
     return Section(title, parts, charts=partial(sweep_charts, curve, tolerance))
@@ -122,7 +103,7 @@ def heading(curve: Curve) -> Iterator[str]:
         yield f"{curve.subject}{place}"
         vllm = "no vLLM" if spec.platform == "simulated" else f"vLLM {where.vllm or ABSENT}"
         dtype = next((r.dtype for r in curve.resolved if r.dtype), spec.dtype)
-        yield f"  {vllm}, {spec.interface} interface{front_ends(spec)}, {dtype}, load format {spec.load_format}"
+        yield f"  {vllm}, {spec.interface} interface{sweep.front_ends(spec)}, {dtype}, load format {spec.load_format}"
     if requests := curve.workload:
         lengths = f"{requests.spec.prompt_tokens}/{requests.spec.output_tokens} tokens"
         if requests.spec.prompt_tokens is None:
@@ -150,21 +131,16 @@ def heading(curve: Curve) -> Iterator[str]:
         each_point = f"{counted(repeats[0], 'repeat')} each"
     launches = counted(len({m.launch for m in curve.trusted}), "launch")
     on_hosts = f", {counted(known, 'host')}" if (known := hosts(curve)) else ""
-    yield f"  measured: {amount(curve)}, {each_point}, {launches}{on_hosts}"
+    points = counted(len(curve.points), "point")
+    if curve.adaptive:
+        unneeded = f"{counted(len(curve.unneeded), 'planned load')} not needed"
+        points += f" (adaptive sweep, {'not at its end' if curve.missing else unneeded})"
+    yield f"  measured: {points}, {each_point}, {launches}{on_hosts}"
 
 
 def hosts(curve: Curve) -> int:
     """Return the number of known hosts that the valid points were measured on."""
     return len(hosts_of(curve.trusted) - {None})
-
-
-def amount(curve: Curve) -> str:
-    """Return "4 points", and of an adaptive sweep how many loads it did not need."""
-    points = counted(len(curve.points), "point")
-    if not curve.adaptive:
-        return points
-    ended = f"{counted(len(curve.unneeded), 'planned load')} not needed" if not curve.missing else "not at its end"
-    return f"{points} (adaptive sweep, {ended})"
 
 
 def relative_range(point: Point) -> float | None:
@@ -202,34 +178,57 @@ def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
     )
 
 
+def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
+    """Return a row for each point with values of any sensor."""
+
+    def share(head: str, name: str, rank: int) -> Column[Point]:
+        return Column(head, lambda p: hundredths(getattr(p, name)), rank=rank)
+
+    rows = [p for p in curve.points if {p.gpu_util, p.sm_active, p.power_w, p.own_cores} != {None}]
+    speeds = {p.concurrency: host_speed((m for group in p.used for m in group), found.fastest) for p in rows}
+    columns: tuple[Column[Point], ...] = (
+        Column("in\nflight", lambda p: str(p.concurrency)),
+        share("GPU\nutil %", "gpu_util", 7),
+        share("busy\n%", "engine_active", 3),
+        share("SM %\nmean", "sm_active", 1),
+        share("SM %\nmax", "sm_active_max", 9),
+        share("warp %\nmean", "sm_occupancy", 6),
+        share("warp %\nmax", "sm_occupancy_max", 10),
+        share("DRAM\n%", "dram_active", 1),
+        share("tensor\n%", "tensor_active", 1),
+        Column("power\nW", lambda p: figure(p.power_w), rank=2),
+        Column("mJ/\ntoken", lambda p: milliseconds(p.energy_per_token_j)),
+        Column("clock\nMHz", lambda p: figure(p.sm_clock_hz and p.sm_clock_hz / 1e6, 4), rank=8),
+        share("cap\n%", "power_capped", 4),
+        Column("own\ncores", lambda p: figure(p.own_cores), rank=5),
+        Column("host\nspeed %", lambda p: hundredths(speeds[p.concurrency]), rank=4),
+        Column("host\nwait %", lambda p: hundredths(probe_waiting(p.probe_s, p.probe_cpu_s)), rank=8),
+        share("rest\n%", "unexplained", 5),
+        Column("\nbound", lambda p: p.bound or ABSENT, "left", rank=3),
+        Column("\nsensors", lambda p: "degraded" if p.degraded else "ok" if p.valid else ABSENT, "left"),
+    )
+    return Table(rows, columns, caption=f"Sensors of {label}")
+
+
 def remarks(curve: Curve) -> Iterator[str]:
     """Yield lines on loads that the table does not show, with reasons, and on points that are not valid throughout."""
-    for reason in dict.fromkeys(why for _, why in curve.cut):
-        loads = listed(concurrency for concurrency, why in curve.cut if why == reason)
-        yield f"cut: {loads} in flight: {reason}"
-    if unneeded := remark(curve):
-        yield unneeded
+    for reason, cut in grouped(curve.cut, itemgetter(1)).items():
+        yield f"cut: {curve.axes.at(*(concurrency for concurrency, _ in cut))}: {reason}"
+    if predicted := ", ".join(f"{figure(p.tokens_per_s.value)} at {p.concurrency}" for p in curve.predictions):
+        yield f"not measured, predicted: tokens/s {predicted} in flight; {_trust(curve)}"
+    elif curve.unneeded:
+        yield f"not measured, not needed: {curve.axes.at(*curve.unneeded)}; {_trust(curve)}"
     if curve.missing:
-        yield f"not measured, though planned: {listed(curve.missing)} in flight"
+        yield f"not measured, though planned: {curve.axes.at(*curve.missing)}"
     for point in curve.points:
         used = f"{len(point.repeats)} of {len(point.repeats) + point.left_out} measurements are used"
         yield from reasons(point, curve.axes.at(point.concurrency), used)
 
 
-def remark(curve: Curve) -> str:
-    """Return a line on the loads that an adaptive sweep did not need; empty if there are none."""
-    if not curve.unneeded:
-        return ""
-    rows = [f"{figure(p.tokens_per_s.value)} at {p.concurrency}" for p in curve.predictions]
-    if not rows:
-        return f"not measured, not needed: {listed(curve.unneeded)} in flight; {_trust(curve)}"
-    return f"not measured, predicted: tokens/s {', '.join(rows)} in flight; {_trust(curve)}"
-
-
 def skip_note(curve: Curve, concurrency: int) -> str:
     """Return why an adaptive sweep skipped a load, and the throughput that the saturation law predicts there."""
     if concurrency not in curve.unneeded:
-        return f"the adaptive sweep ended early: {listed(curve.missing)} in flight was next"
+        return f"the adaptive sweep ended early: {curve.axes.at(*curve.missing)} was next"
     text = "not needed: the adaptive sweep found the plateau without it"
     found = next((p.tokens_per_s for p in curve.predictions if p.concurrency == concurrency), None)
     if found is None:
@@ -240,13 +239,11 @@ def skip_note(curve: Curve, concurrency: int) -> str:
 
 def _trust(curve: Curve) -> str:
     """Return the saturation law's largest error at a measured load, fitted without that load."""
-    missed = law_error(curve.points)
-    if missed is None:
+    if (missed := law_error(curve.points)) is None:
         return "too few points for a prediction"
     share, where = missed
-    off = (
-        f"told the neighbours of a measured load, the saturation law misses it by at most {percent(share)} (at {where})"
-    )
+    off = "told the neighbours of a measured load, the saturation law misses it by at most"
+    off = f"{off} {percent(share)} (at {where})"
     return f"no prediction: {off}" if share > DESCRIBES else off
 
 
@@ -268,7 +265,7 @@ def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, 
     """Yield the plateau, the highest throughput and the Pareto-optimal loads."""
     gains, flat, axes, valid = curve.gains(), curve.plateau(tolerance), curve.axes, curve.valid
     if gains:
-        reason = obstacle(curve)
+        reason = sweep.obstacle(curve)
         certain = "" if reason is None else f"; not certain: {reason}"
         dip = ""  # a stretch that looks like a plateau, were it not for what follows
         for low, again in pairwise(gains):
@@ -294,18 +291,18 @@ def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, 
             text += f", the largest load {'that fits' if curve.cut else 'measured: throughput may still rise'}"
         else:
             less = 1 - fmean(last_point.repeats) / fmean(best.repeats)
-            falls = f"has {percent(less)} less" if less > MARGIN else "has about the same"
+            falls = f"has {percent(less)} less" if less > sweep.MARGIN else "has about the same"
             text += f"; {axes.at(last_point.concurrency)} {falls}"
         yield f"most {axes.throughput}", text
     if len(valid) > 1:
         front = [point.concurrency for point in curve.pareto_front()]
-        which = "all points" if len(front) == len(valid) else axes.at(listed(front))
+        which = "all points" if len(front) == len(valid) else axes.at(*front)
         yield "Pareto-optimal", f"{which} (from the means of {axes.throughput} and {axes.latency}, ignoring noise)"
 
 
 def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str]]:
     """Yield the saturation law, the part of a step that no batch changes, the roofline and the regime."""
-    work, peaks, ours = work_of_curve(curve), peaks_of_curve(curve), curve.axes.knob is None
+    work, peaks, ours = sweep.work_of_curve(curve), sweep.peaks_of_curve(curve), curve.axes.knob is None
     try:
         law = fit(curve.points, b_half)
     except TooFewPoints:
@@ -354,9 +351,9 @@ def _latency_findings(curve: Curve) -> Iterator[tuple[str, str]]:
         columns = [[hundredths(getattr(p, name)) for p in decoding] for name in ("decode_dram", "decode_tensor")]
         alike = len(decoding) > 1 and all(len(set(column)) == 1 for column in columns)
         dram, tensor = (column[0] if alike else ", ".join(column) for column in columns)
-        loads = "every number" if alike else listed(p.concurrency for p in decoding)
+        loads = "every number in flight" if alike else curve.axes.at(*(p.concurrency for p in decoding))
         active = f"DRAM is active {dram} % of the time, the tensor cores {tensor} %"
-        yield "decoding", f"while no prompt is processed, {active}, at {loads} in flight"
+        yield "decoding", f"while no prompt is processed, {active}, at {loads}"
     seen = [(p.little, p.concurrency) for p in curve.valid if p.little is not None]
     worst, where = max(seen, key=lambda pair: abs(pair[0]), default=(0.0, 0))
     if percent(abs(worst)) != percent(0.0):  # else nothing differs, to the digits shown
@@ -446,13 +443,11 @@ ENERGY: tuple[Column[tuple[str, Point]], ...] = (
 )
 
 
-def energy_sections(curves: Sequence[Curve]) -> Iterator[Section]:
+def energy_sections(found: Findings) -> Iterator[Section]:
     """Yield the energy per output token of each model at its largest batch of the paper's table 1. Each power limit has
     a section, because figures under different limits are of different cards."""
-    named = zip(labels(curves), curves, strict=True)
-    found = [(label, point) for label, curve in named if (point := at_table_1(curve))]
-    for limit in dict.fromkeys(point.power_limit_w for _, point in found):
-        rows = [row for row in found if row[1].power_limit_w == limit]
+    shown = [(label, point) for curve, label in found.labelled if (point := at_table_1(curve))]
+    for limit, rows in grouped(shown, lambda row: row[1].power_limit_w).items():
         under = "an unknown power limit" if limit is None else f"a power limit of {figure(limit)} W"
         title = f"Energy per output token at the largest batch of arXiv:2404.03353, table 1, under {under}"
         yield Section(title, [Table(rows, ENERGY, caption=title, always=len(ENERGY))])
@@ -509,7 +504,7 @@ def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
     point = max(curve.valid, key=lambda p: fmean(p.repeats), default=None)
     plateau = ""
     if is_sweep(curve) and len(curve.valid) > 1:
-        unsure = obstacle(curve) or curve.pareto_plateau(tolerance).state is State.INCONCLUSIVE
+        unsure = sweep.obstacle(curve) or curve.pareto_plateau(tolerance).state is State.INCONCLUSIVE
         plateau = f"past {curve.valid[-1].concurrency}" if flat is None else f"from {flat}"
         plateau += "?" if unsure else ""
         point = next((p for p in curve.valid if p.concurrency == flat), point)

@@ -169,27 +169,41 @@ def table(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) 
 
 def table_parts(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> TableParts:
     """Return the table in parts, for a caller that shows only some rows. Columns that do not fit go by their rank. The
-    foot names them, or is a table of them."""
+    foot names them, or is a table of them. Texts on the left are broken if lines would still be too long."""
     kept, room = telling(rows, columns, always), layout()
     cells = {column: [column.cell(row) for row in rows] for column in kept}
-    widths = {column: _width([column.head, *texts]) + GAP for column, texts in cells.items()}
+    widths = {column: _width([column.head, *texts]) for column, texts in cells.items()}
+
+    def width(of: Sequence[Column[Row]]) -> int:
+        return sum(widths[column] + GAP for column in of) - GAP
+
     shown = kept
-    while sum(widths[column] for column in shown) - GAP > room.width:
+    while width(shown) > room.width:
         ranks = {column.rank for column in shown if column.rank}
         if len(ranks) <= room.every_column:  # those of one rank stay in each of several tables
             break
         shown = [column for column in shown if column.rank != max(ranks)]
-    texts = zip(*(cells[column] for column in shown))
-    head, *body = _grid(list(texts), [each.head for each in shown], [each.side for each in shown], room.width)
+    too_wide = width(shown) - room.width
+    for column in sorted(shown, key=lambda column: -widths[column]):
+        if too_wide > 0 and column.side == "left" and (less := min(too_wide, widths[column] - LEAST_WIDTH)) > 0:
+            cells[column] = ["\n".join(wrap(cell, widths[column] - less)) for cell in cells[column]]
+            too_wide -= less
+    # Lines of headings are rows: tabulate widens a column beyond its heading, and takes away an empty first line.
+    head = list(zip_longest(*(column.head.split("\n") for column in shown), fillvalue=""))
+    body = list(zip(*(cells[column] for column in shown)))
+    sides = [column.side for column in shown]
+    laid = tabulate([*head, SEPARATING_LINE, *body], tablefmt="simple", colalign=sides, disable_numparse=True)
+    lines = (line.rstrip() for line in laid.split("\n")[1:-1])  # without the rules above and below
+    heights = [max((cell.count("\n") for cell in row), default=0) + 1 for row in body]
+    above, *below = [list(islice(lines, height)) for height in (len(head) + 1, *heights)]
     others = [column for column in kept if column not in shown]
     if not others:
-        return TableParts(head, body, [])
+        return TableParts(above, below, [])
     if room.every_column:  # below the first columns that always stay: they name a row
         keys = list(takewhile(lambda column: not column.rank, kept))
-        return TableParts(head, body, ["", *table(rows, [*keys, *others], len(kept)).split("\n")])
+        return TableParts(above, below, ["", *table(rows, [*keys, *others], len(kept)).split("\n")])
     names = ", ".join(column.name for column in others)
-    needed = sum(widths.values()) - GAP
-    return TableParts(head, body, hanging(f"not shown: {names}; COLUMNS={needed} shows them", 2).split("\n"))
+    return TableParts(above, below, hanging(f"not shown: {names}; COLUMNS={width(kept)} shows them", 2).split("\n"))
 
 
 def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> list[Column[Row]]:
@@ -203,28 +217,6 @@ def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0
 
 def _width(texts: Sequence[str]) -> int:
     return max((len(line) for text in texts for line in text.split("\n")), default=0)
-
-
-def grid(rows: Sequence[Sequence[str]], heads: Sequence[str], sides: Sequence[Side], width: int | None = None) -> str:
-    """Return a table of texts. sides: where the texts of each column stand. width: Defaults to that of the layout."""
-    return "\n".join(line for lines in _grid(rows, heads, sides, width or layout().width) for line in lines)
-
-
-def _grid(rows: Sequence[Sequence[str]], heads: Sequence[str], sides: Sequence[Side], width: int) -> list[list[str]]:
-    """Return the lines of the headings, and of each row. Texts on the left are broken if lines would be too long."""
-    columns = [list(column) for column in zip(*rows)] or [[] for _ in heads]
-    widths = [_width([head, *texts]) for head, texts in zip(heads, columns)]
-    too_wide = sum(widths) + GAP * (len(widths) - 1) - width
-    for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
-        if too_wide > 0 and sides[place] == "left" and (less := min(too_wide, widths[place] - LEAST_WIDTH)) > 0:
-            columns[place] = ["\n".join(wrap(cell, widths[place] - less)) for cell in columns[place]]
-            too_wide -= less
-    # Lines of headings are rows: tabulate widens a column beyond its heading, and takes away an empty first line.
-    head, body = list(zip_longest(*(each.split("\n") for each in heads), fillvalue="")), list(zip(*columns))
-    laid = tabulate([*head, SEPARATING_LINE, *body], tablefmt="simple", colalign=sides, disable_numparse=True)
-    lines = (line.rstrip() for line in laid.split("\n")[1:-1])  # without the rules above and below
-    heights = [max((cell.count("\n") for cell in row), default=0) + 1 for row in body]
-    return [list(islice(lines, height)) for height in (len(head) + 1, *heights)]
 
 
 def hanging(text: str, indent: int) -> str:

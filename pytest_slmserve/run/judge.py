@@ -43,6 +43,7 @@ class Verdicts:
     results: Results
     looks: tuple[int, ...] = ()
     judged: list[Judged] = field(default_factory=list)
+    _begun: set[str] = field(default_factory=set)  # series of the sweeps that were asked for
     _curves: tuple[tuple[int, ...], dict[str, Curve]] = ((), {})  # by series, and for how many repeats of each case
 
     def plan(self) -> dict[str, Any]:
@@ -71,12 +72,12 @@ class Verdicts:
         """Return the curve of a planned sweep as measured so far, with other loads that users' tests requested on the
         same curve."""
         sweep = self.planner.sweep(model)
-        if not sweep.cases:  # each load is cut, so the sweep is in no plan
-            return curve_of(short_name(model), (), cut=sweep.cut, adaptive=self.adaptive(model), looks=self.looks)
-        series = sweep.cases[0].series
-        keys = dict.fromkeys([*(case.key for case in sweep.cases), *self.results.requested])
-        found = by_series(self.results.measurements(keys)).get(series, [])
-        return table.planned_curve(short_name(model), series, found, [("", self.plan())])
+        series = {case.series for case in sweep.cases}  # none if each load is cut
+        self._begun |= series
+        if found := next(filter(None, map(self._by_series().get, series)), None):
+            return found
+        planned, adaptive = sweep.concurrencies, self.adaptive(model)
+        return curve_of(short_name(model), (), planned=planned, cut=sweep.cut, adaptive=adaptive, looks=self.looks)
 
     def curves(self) -> list[Curve]:
         """Return all curves that this run requested, in the order requested: planned sweeps, and what users' tests
@@ -84,10 +85,11 @@ class Verdicts:
         return list(self._by_series().values())
 
     def _by_series(self) -> dict[str, Curve]:
-        known = len(self.planner.sweeps), *(len(self.results.repeats[key]) for key in self.results.requested)
+        repeats = (len(self.results.repeats[key]) for key in self.results.requested)
+        known = len(self.planner.sweeps), len(self._begun), *repeats
         if self._curves[0] != known:  # each claim asks for them, and they take their time
             own = list(self.results.measurements())
-            begun = by_series(own)
+            begun = self._begun | by_series(own).keys()
             cases = (case for sweep in self.planner.sweeps.values() for case in sweep.cases if case.series in begun)
             further = {case.key for case in cases} - self.results.requested.keys()
             measured = [*own, *self.results.measurements(further)]
@@ -115,17 +117,15 @@ class Verdicts:
         of which nothing was measured here has no curve: what can be judged of it is arithmetic.
         """
         of, subject, planner = table.claim_of(name).of, short_name(model), self.planner
-        curves = with_jobs(self.curves(), job_points(self.results.measurements()))
-        mine = [curve for curve in curves if curve.subject == subject]
         curve: Curve | None = None
-        if of == "gpus":
-            curve = next(filter(on_several_gpus, mine), None)
-        elif of in ("sweeps", "replicas"):
+        if of in ("sweeps", "replicas"):
             series = planner.point(model, planner.load(1, overrides), overrides).series
             curve = self._by_series().get(series)
             if of == "sweeps" and planner.swept(model) and series == planner.point(model, planner.load(1)).series:
                 curve = self.curve(model)  # what is missing of it counts
-        else:
+        curves = with_jobs(self.curves(), job_points(self.results.measurements()))
+        if of in ("gpus", "jobs"):
+            mine = [each for each in curves if each.subject == subject and (of == "jobs" or on_several_gpus(each))]
             curve = next(iter(mine), None)
         return table.judge_row(name, curve or Curve(subject=subject), self.row(name, model, overrides), curves)
 

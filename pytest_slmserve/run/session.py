@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.metrics.window import Slo, checked_slo
+from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import all_groups, group_key, job_points, shared_points
 from pytest_slmserve.analysis.sweep.plateau import Grid, looks_from, next_measurement
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -94,7 +94,7 @@ class Session:
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
         """A session on this host, which is probed if `host` is None. Raises BadUsage if the platform cannot run; a plan
         assumes a host instead."""
-        platform, slo = options.platform, checked_slo(options.goodput) if options.goodput else None
+        platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
         python, variables = options.engine

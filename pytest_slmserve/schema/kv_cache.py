@@ -12,15 +12,8 @@ from pytest_slmserve.schema.specs import GIB, EngineSpec
 LOADED = frozenset({"awq", "gptq", "auto_awq", "auto_gptq", "auto-round", "compressed-tensors"})  # never made at a load
 # Of methods that make them at the load, with the scales of their blocks.
 BITS_OF = {
-    "fp8": 8.0,
-    "fp8_per_tensor": 8.0,
-    "fp8_per_block": 8.0,
-    "fp8_per_channel": 8.0,
-    "int8_per_channel_weight_only": 8.0,
-    "experts_int8": 8.0,
-    "mxfp8": 8.25,
-    "bitsandbytes": 4.5,
-    "nvfp4_per_token": 4.5,
+    **dict.fromkeys(("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "experts_int8"), 8.0),
+    **{"int8_per_channel_weight_only": 8.0, "mxfp8": 8.25, "bitsandbytes": 4.5, "nvfp4_per_token": 4.5},
 }
 SCALE_BITS = 16
 
@@ -206,10 +199,8 @@ def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight
     left = int(gpu_memory_bytes * gpu_memory_utilization) - weight_bytes - RESERVE_BYTES
     if left <= 0:
         need, have = (weight_bytes + RESERVE_BYTES) / GIB, gpu_memory_bytes * gpu_memory_utilization / GIB
-        raise BadUsage(
-            f"weights and reserve take {need:.1f} GiB of the {have:.1f} GiB allowed: no room for a KV cache",
-            "a smaller model, or a larger --slm-gpu-memory-utilization",
-        )
+        problem = f"weights and reserve take {need:.1f} GiB of the {have:.1f} GiB allowed: no room for a KV cache"
+        raise BadUsage(problem, "a smaller model, or a larger --slm-gpu-memory-utilization")
     return left
 
 

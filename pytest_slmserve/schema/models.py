@@ -1,7 +1,8 @@
 """Decoder models as their `config.json` gives them, the arithmetic that needs nothing else, and the catalogue.
 
 `models.json` has for each model its name on the Hub, where its configuration was published, its licence where that
-restricts its use, its number of weights, and its configuration. The tiny ones are ours.
+restricts its use, its number of weights, and its configuration. The tiny ones are ours. `architectures.json` has the
+architectures whose KV cache is known.
 """
 
 from __future__ import annotations
@@ -28,39 +29,7 @@ USUAL_CONTEXT = 2048  # tokens: OPT's positions
 # Architectures whose layers keep keys and values in vLLM as the entries that are read here say: compared with the cache
 # specifications of the model that vLLM 0.32 makes of each on the meta device. Of any other the engine is asked.
 # True: the output layer is the embeddings, if nothing else is said (Transformers 5.19).
-AS_CONFIGURED = {
-    "CohereForCausalLM": True,
-    "Ernie4_5ForCausalLM": True,
-    "Ernie4_5_MoeForCausalLM": True,
-    "Exaone4ForCausalLM": False,
-    "GemmaForCausalLM": True,
-    "Gemma2ForCausalLM": True,
-    "Gemma3ForCausalLM": True,
-    "Glm4ForCausalLM": False,
-    "GPTJForCausalLM": False,
-    "GptOssForCausalLM": False,
-    "GraniteForCausalLM": False,
-    "GraniteMoeForCausalLM": False,
-    "GraniteMoeHybridForCausalLM": False,
-    "GraniteMoeSharedForCausalLM": False,
-    "HyperCLOVAXForCausalLM": False,
-    "LlamaForCausalLM": False,
-    "Ministral3ForCausalLM": False,
-    "MistralForCausalLM": False,
-    "MixtralForCausalLM": False,
-    "MPTForCausalLM": True,
-    "Olmo2ForCausalLM": False,
-    "OlmoeForCausalLM": False,
-    "OPTForCausalLM": True,
-    "Phi3ForCausalLM": False,
-    "Qwen2ForCausalLM": False,
-    "Qwen2MoeForCausalLM": False,
-    "Qwen3ForCausalLM": False,
-    "Qwen3MoeForCausalLM": False,
-    "SmolLM3ForCausalLM": True,
-    "StableLmForCausalLM": False,
-    "GPT2LMHeadModel": True,
-}
+AS_CONFIGURED: dict[str, bool] = json.loads((Path(__file__).parent / "architectures.json").read_text("utf-8"))
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}  # of layers, and whether they slide
 

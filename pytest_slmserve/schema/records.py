@@ -9,16 +9,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.errors import Caches, Sharing, Side
-from pytest_slmserve.schema.specs import (
-    ClosedLoop,
-    EngineSpec,
-    Load,
-    ReplicaSpec,
-    WorkloadReference,
-    load_facts,
-    short_hash,
-)
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, WorkloadReference, short_hash
 
 SIMULATED = "SIMULATED ENGINE: these numbers come from a formula, not from a device"
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
@@ -279,7 +272,7 @@ class Run:
     beginning by the host's monotonic clock; None for an engine with a clock of its own. steps: none where a server
     does not report them. failures: number of failed requests, of which the samples have no row. failed: their own rows;
     None where there are none, or where it was not noted when each was sent. stream: where there was a client. derived:
-    results computed from the run, by name (`analysis/estimates.py`)."""
+    results computed from the run, by name and arguments (`analysis/estimates.py`)."""
 
     samples: Samples
     steps: Steps
@@ -290,7 +283,7 @@ class Run:
     telemetry: Telemetry | None = None
     stream: Stream | None = None
     failed: Failures | None = None
-    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,12 +375,12 @@ def moment(text: str) -> datetime:
 
 def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:
     """Hash of several engines on one device with their workloads and loads: all that can change their measurement."""
-    return short_hash([spec.key, list(workload_hashes), [load_facts(load) for load in loads]])
+    return short_hash([spec.key, list(workload_hashes), [specs.load_facts(load) for load in loads]])
 
 
 def measurement_key(spec: EngineSpec, workload_hash: str, load: Load, environment: Environment) -> str:
     """Hash of all that can change a measurement: a stored measurement of the same key stands for a new one."""
-    return short_hash([spec.key, workload_hash, load_facts(load), environment.key])
+    return short_hash([spec.key, workload_hash, specs.load_facts(load), environment.key])
 
 
 def known_fields(cls: type, facts: dict[str, Any]) -> dict[str, Any]:

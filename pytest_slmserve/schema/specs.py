@@ -291,10 +291,8 @@ class WorkloadSpec:
         if natural == (False, True) or (natural == (True, False) and not self.as_vllm):
             raise BadUsage("only one of prompt and output length is fixed", "both as numbers, or both natural")
         if min(n for n in (self.requests, self.prompt_tokens, self.output_tokens) if n is not None) < 1:
-            raise BadUsage(
-                "a workload needs at least one request of at least one token each way",
-                "512 prompt and 256 output tokens",
-            )
+            hint = "512 prompt and 256 output tokens"
+            raise BadUsage("a workload needs at least one request of at least one token each way", hint)
 
     def with_lengths(self, prompt_tokens: int | None, output_tokens: int | None) -> WorkloadSpec:
         """A copy with these lengths in tokens, None for natural ones. With fixed lengths the source "trace-lengths"
@@ -404,7 +402,7 @@ class OpenLoop:
         if not self.burstiness > 0:
             raise BadUsage(f"arrivals of burstiness {self.burstiness}", "burstiness=0.5; inf for constant gaps")
         if self.at_once and self.burstiness != 1:
-            raise BadUsage("what comes all at once has no burstiness", "rate=10 too")
+            raise BadUsage("what comes all at once has no burstiness", "a rate, for example 10")
         if any(seconds <= self.settle_s for _, seconds in self.steps):
             raise BadUsage(f"a step that is over before it has settled for {self.settle_s:g} s", "longer steps")
 
@@ -523,15 +521,9 @@ class Workload:
         return max(len(r.prompt) + r.output_tokens for r in self.requests)
 
     def reference(self) -> WorkloadReference:
-        return WorkloadReference(
-            self.hash,
-            self.spec,
-            len(self.requests),
-            self.mean_prompt_tokens,
-            self.mean_output_tokens,
-            self.longest,
-            self.source,
-        )
+        """The part of it that a record keeps."""
+        means = self.mean_prompt_tokens, self.mean_output_tokens
+        return WorkloadReference(self.hash, self.spec, len(self.requests), *means, self.longest, self.source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,13 +202,7 @@ def _mooncake_row(line: str) -> tuple[int, Any, Any]:
     return round(at_ms * 1_000_000), prompt, output
 
 
-def load_trace(
-    path: Path,
-    *,
-    max_model_len: int,
-    until_s: float = math.inf,
-    hint: str = "more seconds of it, or a longer max_model_len",
-) -> Trace:
+def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hint: str = "more tokens") -> Trace:
     """The requests of a file that fit, and come before `until_s`, in seconds of the trace since its first row. A
     request fits if prompt and output together have no more than `max_model_len` tokens, and each has one or more. The
     file is read no further than it must be.

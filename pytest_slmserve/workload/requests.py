@@ -125,9 +125,8 @@ def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Re
         damages: list[sharegpt.DamagedDataset] = []
         read = sharegpt.read_conversations(path, damages if spec.accept_truncated else None)
         if spec.as_vllm:
-            found = sharegpt.sample_as_vllm(
-                read, tokenize, spec.requests, seed=spec.seed, output_tokens=spec.output_tokens
-            )
+            how_many, seed = spec.requests, spec.seed
+            found = sharegpt.sample_as_vllm(read, tokenize, how_many, seed=seed, output_tokens=spec.output_tokens)
             repeats = len(found) - len({each.text for each in found})
             how = f"as vLLM samples it by {spec.tokenizer or 'this tokenizer'}"
             how += f", {repeats} of them repeats" if repeats else ""

@@ -199,14 +199,9 @@ def natural_requests(
 
 
 def sample_as_vllm(
-    conversations: Iterable[Conversation],
-    tokenize: Tokenize,
-    requests: int,
-    *,
-    seed: int = 0,
-    output_tokens: int | None = None,
+    read: Iterable[Conversation], tokenize: Tokenize, requests: int, *, seed: int = 0, output_tokens: int | None = None
 ) -> list[Request]:
-    """The requests that vLLM takes of all `conversations` of a file; the last ones are repeats if there are too few.
+    """The requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too few.
 
     Args:
         tokenize: The model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies.
@@ -215,7 +210,7 @@ def sample_as_vllm(
     Raises:
         BadDataset: No conversation is within vLLM's limits, of which vLLM makes an IndexError.
     """
-    pairs = [conversation[:2] for conversation in conversations if follows("vllm", conversation)]
+    pairs = [conversation[:2] for conversation in read if follows("vllm", conversation)]
     random.Random(seed).shuffle(pairs)
     kept = list(islice(natural_requests(pairs, tokenize, output_tokens), requests))
     if not kept:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from strategies import planted_run
 
 from pytest_slmserve.analysis.estimates import once
-from pytest_slmserve.analysis.metrics.window import closed_loop_latencies
+from pytest_slmserve.analysis.metrics.window import window_trace
 from pytest_slmserve.schema.records import Run
 
 asked: list[Run] = []
@@ -42,5 +42,5 @@ def test_another_run_has_its_own():
 
 def test_what_is_kept_makes_no_other_run():
     run = planted_run(4, 100.0)
-    assert closed_loop_latencies(run) is closed_loop_latencies(run)
+    assert window_trace(run) is window_trace(run)
     assert run.derived and run == planted_run(4, 100.0) and "derived" not in repr(run)

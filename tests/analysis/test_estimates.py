@@ -15,9 +15,9 @@ from pytest_slmserve.analysis.estimates import (
     percent,
     percentile,
     possible,
-    quantile,
     sample_sd,
     student_interval,
+    t_above,
 )
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
@@ -25,22 +25,22 @@ numbers = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
 
 def test_quantiles_of_student_agree_with_scipy():
     for df in range(1, 400):
-        assert quantile(0.975, df) == pytest.approx(student.ppf(0.975, df), abs=1e-4)
+        assert t_above(0.025, df) == pytest.approx(student.ppf(0.975, df), abs=1e-4)
 
 
 @pytest.mark.parametrize(("df", "expected"), [(1, 12.7062), (10, 2.2281), (30, 2.0423), (40, 2.0211), (120, 1.9799)])
 def test_quantiles_of_student_agree_with_printed_tables(df, expected):
-    assert quantile(0.975, df) == pytest.approx(expected, abs=1e-4)
+    assert t_above(0.025, df) == pytest.approx(expected, abs=1e-4)
 
 
 def test_quantiles_fall_towards_the_normal_one():
-    values = [quantile(0.975, df) for df in range(1, 1000)]
+    values = [t_above(0.025, df) for df in range(1, 1000)]
     assert values == sorted(values, reverse=True) and values[-1] > 1.95996
 
 
 def test_no_degree_of_freedom_has_no_quantile():
     with pytest.raises(ValueError, match="0 degrees"):
-        quantile(0.975, 0)
+        t_above(0.025, 0)
 
 
 @given(numbers)

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.estimates import (
     digamma,
     moderated,
     prior,
-    quantile,
+    t_above,
     trigamma,
 )
 
@@ -79,7 +79,7 @@ def test_two_samples_by_hand():
     """Welch's setting with a common variance: logs 0 and 0.02, 1 and 1.02, so variance 0.0002 with 2 degrees."""
     logs = (0.0, 0.02), (1.0, 1.02)
     seen = Differences(tuple(repeats(*map(math.exp, each)) for each in logs)).between(0, 1)
-    half = quantile(0.975, 2) * math.sqrt(0.0002)
+    half = t_above(0.025, 2) * math.sqrt(0.0002)
     assert seen.value == pytest.approx(1.0, abs=1e-6)
     assert (seen.high - seen.low) / 2 == pytest.approx(half, rel=1e-6)
 

@@ -12,12 +12,12 @@ from strategies import H200, WELL, judge, measurement, planted_run, planted_tele
 from pytest_slmserve.analysis.compare.deployments import has_replicas
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check, is_clean, trustworthy
-from pytest_slmserve.analysis.metrics.window import closed_loop_latencies, goodput_of, parse_slo
+from pytest_slmserve.analysis.metrics.window import goodput_of, latencies, parse_slo
 from pytest_slmserve.analysis.points import (
     Summary,
+    all_groups,
     figure_ratio,
     ratio,
-    replica_groups,
     shared_points,
     summary_of,
     system_throughput,
@@ -71,7 +71,7 @@ def test_what_all_serve_is_added_up():
 def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
     slow, fast = together(400.0, 800.0)
     seen = summary_of(slow, fast)
-    each = [closed_loop_latencies(run) for run in window.common_span([slow, fast])]
+    each = [latencies([run]) for run in window.common_span([slow, fast])]
     assert seen.largest_e2e_s == pytest.approx(max(one.e2e_s.mean for one in each))
     requests = [one.requests for one in each]
     pooled = sum(one.e2e_s.mean * n for one, n in zip(each, requests)) / sum(requests)
@@ -137,9 +137,9 @@ def test_the_sensors_are_of_all():
 @given(st.permutations(range(3)))
 def test_records_come_in_any_order_and_a_lost_one_makes_no_run(order):
     members = together(100.0, 200.0, 300.0)
-    (found,) = replica_groups([members[i] for i in order])
+    (found,) = all_groups([members[i] for i in order])
     assert list(found) == members
-    assert replica_groups(members[:2]) == [] == replica_groups([measurement()])
+    assert all_groups(members[:2]) == []
 
 
 # Points
@@ -157,7 +157,7 @@ def test_repeats_make_a_point_and_invalid_ones_are_left_out():
     assert (found.concurrency, found.loads, found.sharing) == (16, (8, 8), "mps")
     assert found.left_out == 1 and "replica 1: 1 requests failed" in found.problems[0]
     assert len(found.records) == 4
-    groups = replica_groups(runs)
+    groups = all_groups(runs)
     verdict = trustworthy("two", groups, 3)
     assert not verdict and "2 of 3 runs are valid, 3 are wanted: replica 1" in verdict.why
     assert trustworthy("two", groups, 2)
@@ -346,4 +346,4 @@ def test_one_engine_measured_for_comparison_is_no_point_of_a_sweep():
     assert [p.concurrency for p in found.points] == [8, 32] and len(found.measurements) == 3
     assert found.one_engine(16).repeats == pytest.approx((990.0,))
     assert found.one_engine(8).repeats == pytest.approx((800.0,)) and found.one_engine(64) is None
-    assert replica_groups([one]) == [] and one.key != replace(one, replica=None).key
+    assert all_groups([one]) == [(one,)] and one.key != replace(one, replica=None).key

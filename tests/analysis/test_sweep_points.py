@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 from strategies import WELL, measurement, planted_telemetry, point
 
-from pytest_slmserve.analysis.metrics.window import PARTS, closed_loop_latencies, goodput_of, parse_slo
+from pytest_slmserve.analysis.metrics.window import PARTS, goodput_of, latencies, parse_slo
 from pytest_slmserve.analysis.points import Summary, points_of, summarize
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
@@ -134,7 +134,7 @@ def test_a_point_needs_a_latency_for_each_throughput():
 def test_percentiles_of_a_point_are_means_over_its_repeats():
     measured = [measurement(8, 1000.0), measurement(8, 500.0, repeat=1)]
     [seen] = points_of(measured)
-    each = [closed_loop_latencies(m.run) for m in measured]
+    each = [latencies([m.run]) for m in measured]
     for name in ("ttft", "tpot", "e2e"):
         for part in PARTS:
             found = [getattr(getattr(one, f"{name}_s"), part) for one in each]

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from stored_records import BUSY, KNOWN, engine_alone, repeats
 
 from pytest_slmserve.analysis.compare.changes import against_stored
-from pytest_slmserve.archive.baselines import (
-    SUFFIX,
-    accept,
-    baseline,
-    baseline_name,
-    baselines,
-)
+from pytest_slmserve.archive.baselines import SUFFIX, accept, baseline, baseline_name, baselines
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
@@ -25,6 +19,7 @@ from pytest_slmserve.schema.records import Environment, Replica
 from pytest_slmserve.schema.specs import OpenLoop
 
 GOOD = repeats([1000, 1001, 1002])
+CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
 ON_CPU = Environment(platform="cpu", vllm="0.32.0", cpu="Xeon", cores=2)
 
 
@@ -65,7 +60,7 @@ def test_whatever_a_device_is_called_its_name_stays_in_the_folder(gpu_name, vllm
 def test_what_is_kept_is_an_ordinary_archive_that_can_be_compared_with(tmp_path):
     kept, left_out = accept(GOOD, tmp_path / "new" / "folder", claims={"rows": []})
     (path,) = (each.path for each in kept)
-    assert path == tmp_path / "new" / "folder" / "h200-vllm-0.26.0.jsonl.xz" and left_out == ()
+    assert path == tmp_path / "new" / "folder" / "h200-vllm-0.26.0.jsonl.xz" and left_out == []
     contents = read(path)
     assert [m.id for m in contents.measurements] == [m.id for m in GOOD] and contents.claims == {"rows": []}
     assert names(path.parent) == [path.name]
@@ -84,8 +79,8 @@ def test_what_is_kept_is_an_ordinary_archive_that_can_be_compared_with(tmp_path)
     ],
 )
 def test_what_is_invalid_or_no_part_of_a_baseline_is_left_out_and_told(bad, why, tmp_path):
-    (kept,), (left_out,) = accept([*GOOD, bad], tmp_path)
-    assert kept.measurements == tuple(GOOD) and left_out.measurement is bad and why in left_out.why
+    (kept,), [(left_out, reason)] = accept([*GOOD, bad], tmp_path)
+    assert kept.measurements == tuple(GOOD) and left_out is bad and why in reason
     with pytest.raises(BadUsage, match="nothing here can be a baseline: .*" + why):
         accept([bad], tmp_path / "other")
     assert not (tmp_path / "other").exists()
@@ -100,21 +95,15 @@ def test_engines_that_shared_a_device_are_kept_all_or_none(tmp_path):
     sound, broken, torn = run("one"), run("two", failures=2), run("three")[:1]
     (kept,), left_out = accept([*sound, *broken, *torn], tmp_path)
     assert list(kept.measurements) == sound and len(left_out) == 3
-    assert [each.why.partition(":")[0] for each in left_out[:2]] == ["replica 2"] * 2
-    assert left_out[2].why.endswith("of which others are missing")
+    assert [why.partition(":")[0] for _, why in left_out[:2]] == ["replica 2"] * 2
+    assert left_out[2][1].endswith("of which others are missing")
 
 
-def test_what_is_degraded_is_kept_and_told(tmp_path):
-    crowded = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
-    doubtful = engine_alone(columns=crowded, repeat=5)
+@pytest.mark.parametrize("seen", [CROWDED, {**BUSY, sensors.STOLEN_CORES: 0.5}], ids=["degraded", "noisy"])
+def test_what_is_degraded_or_noisy_is_kept(seen, tmp_path):
+    doubtful = engine_alone(columns=seen, repeat=5)
     (kept,), left_out = accept([*GOOD, doubtful], tmp_path)
-    (told,) = kept.degraded
-    assert left_out == () and kept.measurements == (*GOOD, doubtful)
-    assert told.measurement is doubtful and "3 processes computed on the GPU" in told.why
-
-    noisy = engine_alone(columns={**BUSY, sensors.STOLEN_CORES: 0.5}, repeat=5)
-    (kept,), left_out = accept([*GOOD, noisy], tmp_path / "noisy")
-    assert left_out == () == kept.degraded and kept.measurements == (*GOOD, noisy)
+    assert left_out == [] and kept.measurements == (*GOOD, doubtful)
 
 
 def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
@@ -140,7 +129,7 @@ def test_each_device_and_release_has_its_own(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(BadUsage, match="cannot write to .*file: .*\n.*--into") as error:
+    with pytest.raises(BadUsage, match="cannot write to .*file: .*\n.*--folder with") as error:
         accept(GOOD, tmp_path / "file")
     assert "--slm-records" not in str(error.value)
 

@@ -58,16 +58,7 @@ PACKED = pytest.mark.parametrize(
 
 # Two requests over three steps; the second is cut off before its first token.
 RUN = Run(
-    Samples(
-        (0, 1),
-        (0.000012, 0.5),
-        (0.0001, 0.500001),
-        (0.01, None),
-        (0.9, None),
-        (512, 512),
-        (3, 0),
-        (True, False),
-    ),
+    Samples((0, 1), (0.000012, 0.5), (0.0001, 0.500001), (0.01, None), (0.9, None), (512, 512), (3, 0), (True, False)),
     Steps((0.01, 0.011, 0.9), (1, 1, 0), (0, 0, None), (1, 1, 1), (512, 0, 0), (0.0044, 0.004537, None), (0, 0, 0)),
     (0.1, 0.8),
     1,

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands import bisect
+from pytest_slmserve.commands.plan import SHIPPED
 
 SIMULATED = ("--", "--slm-simulate", "--slm-models=opt-1.3b")
 
@@ -77,6 +78,28 @@ def test_nothing_is_installed_for_the_simulated_engine(monkeypatch, capsys):
     monkeypatch.setattr(bisect, "on_the_index", list)
     assert main(["bisect", "--good=0.24.0", "--bad=0.26.0", *SIMULATED]) == 4
     assert "the simulated engine is of no release of vLLM" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "tests"),
+    [
+        ([], [], SHIPPED),
+        (["--pyargs", "my.tests"], ["--pyargs", "my.tests"], ()),
+        (["--slm-python", "releases.json"], ["--slm-python=releases.json"], SHIPPED),
+    ],
+)
+def test_words_that_name_tests_stand_for_the_built_in_ones(words, given, tests, releases, monkeypatch):
+    """As in `plan`: the value of an option names no tests, and what follows --pyargs does."""
+    commands = []
+
+    class Interrupted:
+        returncode = 2
+
+    monkeypatch.setattr(bisect.subprocess, "run", lambda command, **_: commands.append(command) or Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main([*releases({}, SLOW), *SIMULATED, *words])
+    [command] = commands
+    assert command[command.index("--slm-simulate") :] == [*SIMULATED[1:], *given, *tests]
 
 
 def test_a_file_that_is_no_list_of_releases(tmp_path, monkeypatch, capsys):

@@ -106,14 +106,14 @@ def test_a_host_without_a_gpu_is_no_problem(monkeypatch):
     def none():
         raise BadUsage("no GPU here: NVML says no")
 
-    monkeypatch.setattr(doctor, "visible_gpus", none)
+    monkeypatch.setattr(doctor.host, "visible_gpus", none)
     gpu, finding = doctor.of_gpu()
     assert (gpu, finding.state, finding.found) == (None, "warning", "no GPU here: NVML says no")
     assert "--slm-gpu needs" in finding.advice and "--slm-cpu runs" in finding.advice
 
 
 def test_a_gpu_is_described(monkeypatch):
-    monkeypatch.setattr(doctor, "visible_gpus", lambda: [Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0")])
+    monkeypatch.setattr(doctor.host, "visible_gpus", lambda: [Gpu("GPU-5", "NVIDIA H200", 141 * GIB, "580.1", "13.0")])
     with installed():
         gpu, finding = doctor.of_gpu()
     assert gpu.uuid == "GPU-5"
@@ -370,7 +370,7 @@ def test_a_second_tells_of_others(monkeypatch, values, steal, work):
 def test_cores_of_two_speeds_are_a_warning_and_the_cores_allowed_stay(monkeypatch, times, state, words):
     before, pieces, cores = os.sched_getaffinity(0), cycle(times), []
     monkeypatch.setattr(doctor, "timed", lambda: cores.append(os.sched_getaffinity(0)) or (0, 1e6 * next(pieces)))
-    monkeypatch.setattr(doctor, "own_cores", lambda: before if times else frozenset())
+    monkeypatch.setattr(doctor.host, "own_cores", lambda: before if times else frozenset())
     monkeypatch.setattr(doctor, "PIECES", 10)
     found = doctor.of_core_speeds()
     assert found.state == state and words in found.found
@@ -472,7 +472,7 @@ HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
     ],
 )
 def test_an_interpreter_fits_the_host_or_not(monkeypatch, has_gpu, cpu, holds, state, word):
-    monkeypatch.setattr(doctor, "interpreter", lambda python, env: HOLDS | holds)
+    monkeypatch.setattr(doctor.host, "interpreter", lambda python, env: HOLDS | holds)
     monkeypatch.setattr(doctor, "cpu_build", lambda python, vllm: cpu)
     finding = doctor.of_python("/v/python", has_gpu=has_gpu)
     assert finding.state == state

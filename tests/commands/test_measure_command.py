@@ -102,7 +102,7 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
             assert told[f"p{share}_{theirs}_ms"] == pytest.approx(1e3 * found[f"{ours}_p{share}_s"])
     assert told["mean_itl_ms"] == pytest.approx(told["mean_tpot_ms"], rel=0.1)
     assert (found["prompt_tokens"], found["output_tokens"]) == (640, 320)
-    assert told["max_concurrent_requests"] == found["in_flight_max"] == peak_of(tmp_path / "r.jsonl") == 4
+    assert told["max_concurrent_requests"] == found["concurrency_max"] == peak_of(tmp_path / "r.jsonl") == 4
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
     (point,) = external.external_curve(external.read_results(saved), columns).points
     assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["tpot_s"],))
@@ -550,7 +550,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         ("--request-rate 4,8 --num-prompts 9", "several rates are judged in windows"),
         ("--request-rate inf --num-prompts 9 --burstiness 2", "all at once has no burstiness"),
         ("--request-rate 4 --num-prompts 0", "invalid number '0'"),
-        ("--request-rate 4 --burstiness -1", "--burstiness -1 is not positive"),
+        ("--request-rate 4 --burstiness -1", "a burstiness of -1"),
         ("--max-concurrency 4 --settle 1", "--settle applies only to rates, ramps and traces in a window"),
         ("--max-concurrency 4 --attainment 0.5", "--attainment needs several rates or steps"),
         ("--max-concurrency 4 --processes 0", "invalid number '0'"),
@@ -571,7 +571,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         ("--request-rate 0", "invalid rates '0'"),
         ("--request-rate 4 --window -1", "invalid duration '-1'"),
         ("--request-rate 4 --window 0", "in 0 s nothing is measured"),
-        ("--request-rate 4,8 --attainment 90", "--attainment 90 is not a share"),
+        ("--request-rate 4,8 --attainment 90", "--attainment 90 is no share"),
         ("--request-rate 4 --goodput itl:10ms", "not request by request"),
         ("--max-concurrency 4 --allow-failed 0.2", "gives a load up where more than 0.05 fail"),
         ("--max-concurrency 4 --export bench.json", "'bench.json' is no export"),

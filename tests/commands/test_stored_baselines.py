@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stored_records import engine_alone, repeats
+from stored_records import BUSY, engine_alone, repeats
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import Archive
+from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Replica
 
 NAME = "h200-vllm-0.26.0"
@@ -44,11 +45,17 @@ def test_save_says_what_is_kept_and_what_is_left_out_and_why(tmp_path, capsys, m
     monkeypatch.chdir(tmp_path)
     good, bad = repeats([1000, 1004]), [engine_alone(failures=2, repeat=i) for i in (5, 6)]
     shared = replace(engine_alone(repeat=8), replica=Replica("g", 0, 2, "s", "mps"))
-    rows = {"a.jsonl": [*good, shared], "copy.jsonl": good, "b.jsonl.gz": bad, "c.jsonl": repeats([9], 2)}
+    crowded = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+    doubtful = [
+        engine_alone(columns=crowded, repeat=7),
+        engine_alone(columns={**BUSY, sensors.STOLEN_CORES: 0.5}, repeat=9),
+    ]
+    rows = {"a.jsonl": [*good, shared], "copy.jsonl": good, "b.jsonl.gz": bad, "c.jsonl": doubtful}
     paths = [archive(Path(name), made) for name, made in rows.items()]
     status, out, err = run(capsys, *paths, "--save")
-    kept, first, second = out.splitlines()
-    assert (status, err) == (0, "") and kept == f"kept: .slm/baselines/{NAME}.jsonl.xz: 3 measurements of opt-1.3b"
+    kept, note, first, second = out.splitlines()
+    assert (status, err) == (0, "") and kept == f"kept: .slm/baselines/{NAME}.jsonl.xz: 4 measurements of opt-1.3b"
+    assert note.startswith("note: degraded, kept: opt-1.3b at 8 in flight: 3 processes computed on the GPU")
     assert first.startswith("left out: opt-1.3b at 8 in flight: 2 requests failed") and first.endswith("(2 times)")
     assert second == (
         "left out: opt-1.3b at 8 in flight: it belongs to a run of several engines on one device, of which others are "

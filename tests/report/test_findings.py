@@ -7,16 +7,7 @@ from strategies import H200, law, measurement, noisy_curve, point
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, labels
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.section import section_text
-from pytest_slmserve.report.sweeps import (
-    amount,
-    findings,
-    hosts,
-    relative_range,
-    remark,
-    skip_note,
-    sweep_section,
-)
+from pytest_slmserve.report.sweeps import findings, heading, hosts, relative_range, remarks, skip_note, sweep_section
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, ClosedLoop
 
@@ -252,32 +243,35 @@ LAWFUL = swept({load: law(load) for load in (1, 128, 256, 1024)})
 DENTED = swept({1: 665.0, 512: 42274.0, 1024: 53466.0})  # OPT-125M on an H200
 
 
-def words(text: str) -> str:
-    return " ".join(text.split())
+def measured(curve: Curve) -> str:
+    return [*heading(curve)][-1]
 
 
 def test_predictions_stand_below_the_table_and_in_the_reason_of_a_skip():
-    assert remark(LAWFUL).startswith("not measured, predicted: tokens/s 426 at 2, 817 at 4, 1,510 at 8, 2,")
-    assert "told the neighbours of a measured load, the saturation law misses it by at most 0" in remark(LAWFUL)
+    [remark] = remarks(LAWFUL)
+    assert remark.startswith("not measured, predicted: tokens/s 426 at 2, 817 at 4, 1,510 at 8, 2,")
+    assert "told the neighbours of a measured load, the saturation law misses it by at most 0" in remark
     assert skip_note(LAWFUL, 512).startswith(
         "not needed: the adaptive sweep found the plateau without it; predicted: 9,1"
     )
-    assert remark(LAWFUL) in words(section_text(sweep_section(LAWFUL, "opt-1.3b", Findings())))
+    assert remark in sweep_section(LAWFUL, "opt-1.3b", Findings()).parts
 
 
 def test_where_the_law_does_not_describe_the_curve_there_are_none():
-    assert remark(DENTED).startswith("not measured, not needed: 2, 4, 8, 16, 32, 64, 128, 256 in flight; no prediction")
+    assert next(remarks(DENTED)).startswith(
+        "not measured, not needed: 2, 4, 8, 16, 32, 64, 128, 256 in flight; no prediction"
+    )
     assert skip_note(DENTED, 256).endswith("the saturation law misses it by at most 17.4 % (at 512)")
     assert "predicted" not in skip_note(DENTED, 256)
 
 
 def test_a_sweep_that_has_not_ended_says_what_was_next():
     early = swept({1: law(1), 1024: law(1024)})
-    assert remark(early) == ""
+    assert [*remarks(early)] == ["not measured, though planned: 256 in flight"]
     assert skip_note(early, 4) == "the adaptive sweep ended early: 256 in flight was next"
-    assert amount(early) == "2 points (adaptive sweep, not at its end)"
+    assert "measured: 2 points (adaptive sweep, not at its end), " in measured(early)
 
 
 def test_the_amount_tells_what_kind_of_sweep_it_was():
-    assert amount(LAWFUL) == "4 points (adaptive sweep, 7 planned loads not needed)"
-    assert amount(curve_of("opt-1.3b", [measurement(1)], planned=[1])) == "1 point"
+    assert "measured: 4 points (adaptive sweep, 7 planned loads not needed), " in measured(LAWFUL)
+    assert "measured: 1 point, " in measured(curve_of("opt-1.3b", [measurement(1)], planned=[1]))

@@ -12,14 +12,14 @@ from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.points import Point, Summary
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.report import points, text_table
+from pytest_slmserve.report import text_table
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.points import SENSOR_LEGEND as LEGEND
-from pytest_slmserve.report.points import SENSORS, STEP, step_rows
-from pytest_slmserve.report.points import sensor_legend as legend
+from pytest_slmserve.report.points import STEP, STEP_LEGEND, step_rows
 from pytest_slmserve.report.screen import tables
-from pytest_slmserve.report.section import section_text
-from pytest_slmserve.report.sweeps import energy_sections, sweep_section
+from pytest_slmserve.report.section import Legend, section_text
+from pytest_slmserve.report.sweeps import SENSOR_LEGEND as LEGEND
+from pytest_slmserve.report.sweeps import SWEEP_LEGEND, energy_sections, sweep_section, sweep_sections
+from pytest_slmserve.report.sweeps import sensor_table as sensor_section
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Measurement
 
@@ -62,8 +62,13 @@ def sweep_report(curve: Curve) -> str:
 
 
 def sensor_table(curve: Curve) -> str:
-    rows = points.sensor_table(curve).rows
-    return text_table.table(rows, SENSORS) if rows else ""
+    shown = sensor_section(curve, "", Findings(curves=[curve]))
+    return text_table.table(shown.rows, shown.columns) if shown.rows else ""
+
+
+def legend(curves: list[Curve]) -> str:
+    texts = [each.text for each in sweep_sections(Findings(curves=curves)) if isinstance(each, Legend)]
+    return "".join(text for text in texts if text not in (SWEEP_LEGEND, STEP_LEGEND))
 
 
 def step_table(curve: Curve) -> str:
@@ -72,7 +77,7 @@ def step_table(curve: Curve) -> str:
 
 
 def energy_report(curves: list[Curve]) -> list[str]:
-    return list(map(section_text, energy_sections(curves)))
+    return list(map(section_text, energy_sections(Findings(curves=curves))))
 
 
 def head(table: str) -> str:
@@ -128,10 +133,10 @@ def test_degraded_loads_are_told_from_sound_ones():
 
 
 def test_the_legend_is_of_the_columns_shown():
-    assert legend([sweep(gpu_util=1.0)]) == LEGEND["GPU\nutil %"]
+    assert legend([sweep(gpu_util=1.0)]) == LEGEND["GPU util %"]
     both = legend([sweep(gpu_util=1.0), sweep(own_cores=1.0, power_capped=0.0)])
-    assert both == " ".join(LEGEND[name] for name in ("GPU\nutil %", "cap\n%", "own\ncores"))
-    assert legend([sweep(**LIFELIKE)]) == " ".join(LEGEND[name] for name in LEGEND if name != "host\nspeed %")
+    assert both == " ".join(LEGEND[name] for name in ("GPU util %", "cap %", "own cores"))
+    assert legend([sweep(**LIFELIKE)]) == " ".join(LEGEND[name] for name in LEGEND if name != "host speed %")
     assert legend([]) == ""
 
 

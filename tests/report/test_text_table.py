@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from operator import itemgetter
 
 import pytest
 
@@ -12,7 +13,6 @@ from pytest_slmserve.report.text_table import (
     Column,
     command_lines,
     folded,
-    grid,
     laid_out,
     layout,
     table,
@@ -93,7 +93,9 @@ def test_a_further_table_can_have_the_columns_that_do_not_fit(width):
 
 def test_texts_on_the_left_are_broken_where_nothing_can_go():
     cells = [["one two three four five six seven", "8"], ["nine", "10"]]
-    lines = grid(cells, ["words", "number"], ["left", "right"], width=30).splitlines()
+    columns: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Column("number", itemgetter(1))]
+    with laid_out(30):
+        lines = table(cells, columns).splitlines()
     assert lines[2:] == ["one two three four       8", "five six seven", "nine                    10"]
 
 

@@ -220,14 +220,7 @@ def test_each_step_of_a_ramp_has_its_rate():
 
 
 def test_an_even_ramp_goes_on_from_step_to_step():
-    assert schedule(((2, 1), (0, 1), (4, 1)), burstiness=math.inf) == (
-        0,
-        0.5,
-        2,
-        2.25,
-        2.5,
-        2.75,
-    )
+    assert schedule(((2, 1), (0, 1), (4, 1)), burstiness=math.inf) == (0, 0.5, 2, 2.25, 2.5, 2.75)
     assert schedule(((1, 1.5), (2, 1)), burstiness=math.inf) == (0, 1, 1.75, 2.25)
 
 

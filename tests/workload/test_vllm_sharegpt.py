@@ -20,12 +20,7 @@ from pytest_slmserve.workload.requests import build_workload
 from pytest_slmserve.workload.sharegpt import ChatTurn, read_conversations, sample_as_vllm
 from pytest_slmserve.workload.tokens import BLOCK, first_in_order, hub_tokenizer
 
-AXES = {
-    "tokenizer": ("plain", "bos"),
-    "seed": (0, 7),
-    "requests": (1, 25, 100),
-    "output": (None, 1, 128, 1024, 1030),
-}
+AXES = {"tokenizer": ("plain", "bos"), "seed": (0, 7), "requests": (1, 25, 100), "output": (None, 1, 128, 1024, 1030)}
 CONFIGURATIONS = [dict(zip(AXES, values)) for values in product(*AXES.values())]
 BY_VLLM = """
     import json, sys

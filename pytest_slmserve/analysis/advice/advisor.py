@@ -23,9 +23,9 @@ from pytest_slmserve.analysis.metrics import gpu_figures
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.sweep import batching
-from pytest_slmserve.analysis.sweep.batching import Base, Caps, LatencyLaw, Limit, Slo
+from pytest_slmserve.analysis.sweep.batching import Base, Caps, LatencyLaw, Limit, RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import MARGIN
-from pytest_slmserve.analysis.sweep.plateau import Fit, fit, valid_points
+from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Fit, fit, valid_points
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
 
@@ -147,13 +147,11 @@ class Laws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """batch: B_opt, None if there is none; `reason` says why. low, high: by the noise of repeats, known only for a
-    measured choice. predicted: by the laws through two loads. limit: of the latency. base: T(1)."""
+    """choice: B_opt, with ends by the noise of repeats if it was measured; None if there is none, and `reason` says
+    why. predicted: by the laws through two loads. limit: of the latency. base: T(1). notes: what rests on more than
+    measurement, and what to know."""
 
-    batch: int | None = None
-    low: int | None = None
-    high: int | None = None
-    known: bool = False
+    choice: ChosenLoad = field(default_factory=ChosenLoad)
     predicted: bool = False
     limit: Limit | None = None
     base: Base | None = None
@@ -161,6 +159,10 @@ class Decision:
     laws: Laws = field(default_factory=Laws)
     reason: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def batch(self) -> int | None:
+        return self.choice.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,11 +327,18 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
 
 
 def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
+    """The largest load measured within the conditions."""
     law, laws = _fitted(loads, subject.b_half)
-    found = batching.batching(loads, wish.slo, wish.threshold, law, subject.b_half)
-    choice, notes, reason = found.choice, [*found.notes], ""
+    base, slo = batching.measured_base(loads), wish.slo
+    if base is None:
+        if law is None or not law.identified:
+            raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it")
+        trust = f"which is off by up to {percent(law.error_max)} elsewhere"
+        base = Base(law.tokens_per_s(1), f"no valid point at 1: T(1) is by the saturation law, {trust}")
+    limit = None if slo is None else batching.limit_of(slo, loads, laws.wait)
+    choice, notes, reason = batching.b_opt(loads, base, limit, wish.threshold), _rests_on(base, limit), ""
     if choice.value is None:
-        reason = f"no load that was measured has {conditions(wish, found.limit)}"
+        reason = f"no load that was measured has {conditions(wish, limit)}"
     else:
         if choice.value == loads[-1].concurrency:
             notes.append(f"{choice.value} is the largest load measured: a larger batch may serve more")
@@ -340,14 +349,17 @@ def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> 
     if law and not law.describes:
         off = f"the saturation law is off by up to {percent(law.error_max)} here"
         notes.append(f"{off}: what it allows is no more than a hint")
+    # eff(B) = (1 + b_half)/(B + b_half) by the law; the latency is within the objective up to 0 if no batch is.
+    efficient = (1 + law.b_half.value) / wish.threshold - law.b_half.value if law and law.identified else None
+    soon = None
+    if slo is not None and laws.wait is not None:
+        seconds = slo.factor * laws.wait.seconds(slo.at) if isinstance(slo, RelativeSlo) else slo.seconds
+        soon = max(laws.wait.batch(seconds), 0.0)
     return Decision(
-        batch=choice.value,
-        low=choice.low,
-        high=choice.high,
-        known=choice.known,
-        limit=found.limit,
-        base=found.base,
-        caps=found.caps,
+        choice=choice,
+        limit=limit,
+        base=base,
+        caps=Caps(efficient, soon),
         laws=laws,
         reason=reason,
         notes=tuple(notes),
@@ -362,7 +374,7 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
         raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
     limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, laws.wait)
     base = batching.measured_base(loads) or Base(
-        1 / laws.step.seconds(1), 0, "no valid point at 1: T(1) is by the law as well"
+        1 / laws.step.seconds(1), "no valid point at 1: T(1) is by the law as well"
     )
     efficiency = laws.step.pace / (wish.threshold * base.per_s) - laws.step.b_half
     caps = Caps(efficiency, None if limit is None else max(0.0, laws.wait.batch(limit.seconds)))
@@ -370,10 +382,9 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     step = (subject.engine and subject.engine.max_num_batched_tokens) or reach
     efficient = math.ceil(min(efficiency, 1e12)) - 1  # below the cap
     batch = min(efficient, reach, step, reach if caps.slo is None else math.floor(caps.slo))
-    rests_on = tuple(note for note in (base.note, limit and limit.note) if note)
-    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=rests_on)
+    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=tuple(_rests_on(base, limit)))
     if choice.value is not None and choice.value >= batch:
-        return replace(known, batch=choice.value, low=choice.low, high=choice.high, known=choice.known)
+        return replace(known, choice=choice)
     if batch < 1:
         return replace(known, reason=f"by the law through {both}, no batch has {conditions(wish, limit)}")
     notes = [f"predicted by the saturation law through {both}, and not measured: measure there before use"]
@@ -383,7 +394,12 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
         notes.append(f"a step takes no more: max_num_batched_tokens is {step}, and vLLM starts with no larger batch")
     if subject.footprint is None or wish.budget_bytes is None:
         notes.append("no limit of the memory is known: a KV cache that is full ends the growth earlier")
-    return replace(known, batch=batch, predicted=True, notes=(*notes, *known.notes))
+    return replace(known, choice=ChosenLoad(batch), predicted=True, notes=(*notes, *known.notes))
+
+
+def _rests_on(base: Base, limit: Limit | None) -> list[str]:
+    """What of T(1) and the limit was not measured."""
+    return [note for note in (base.note, limit and limit.note) if note]
 
 
 def _fitted(loads: Sequence[Point], b_half: float | None) -> tuple[Fit | None, Laws]:

@@ -10,19 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from operator import mul
 from statistics import fmean
 
 from pytest_slmserve.analysis.estimates import TAIL, Interval, ends, factor, percent, percent_interval
-from pytest_slmserve.analysis.metrics.gpu_figures import (
-    GPUS,
-    REACHABLE_DRAM,
-    REACHABLE_TENSOR,
-    Peaks,
-    peaks_for,
-    peaks_of,
-)
+from pytest_slmserve.analysis.metrics import gpu_figures
+from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, Peaks
 from pytest_slmserve.analysis.points import Point, job_points, limit_groups, point_differences
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.plateau import Fit, fit, fit_law, with_batches
@@ -60,11 +54,12 @@ class CarriedLaw:
 
 
 def gpu_named(name: str) -> Peaks:
-    """The data sheet of a family ("H200") or of a name as NVML has it. Raises BadUsage if it is not listed."""
-    family = next((gpu for gpu in GPUS if gpu.family.lower() == name.lower()), None)
-    if found := family or peaks_of(name):
+    """Return the data sheet of a family ("H200") or of a name as NVML has it. Raises BadUsage if it is not listed."""
+    families = {gpu.family: gpu for gpu in gpu_figures.GPUS}
+    named = next((family for family in families if family.lower() == name.lower()), "")
+    if found := families.get(named) or gpu_figures.peaks_of(name):
         return found
-    raise BadUsage(f"the data sheet of {name} is not known", f"one of {', '.join(gpu.family for gpu in GPUS)}")
+    raise BadUsage(f"the data sheet of {name} is not known", f"one of {', '.join(families)}")
 
 
 def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
@@ -80,7 +75,7 @@ def predicted_elsewhere(curve: Curve, gpu: Peaks) -> CarriedLaw:
         raise TooFewPoints(
             f"the law of saturation does not describe it: off by {percent(law.error_max)} at most", "more repeats"
         )
-    there = peaks_for(curve.spec, gpu)
+    there = gpu_figures.peaks_for(curve.spec, gpu)
     fixed_s, sequence_s = law.b_half.value / law.t_inf.value, 1 / law.t_inf.value
     bandwidth, rate = here.bytes_per_s / there.bytes_per_s, here.flops_per_s / there.flops_per_s
     weights = min(fixed_s, work.weight_bytes / (REACHABLE_DRAM * here.bytes_per_s))
@@ -98,11 +93,8 @@ def limit_sweeps(measurements: Sequence[Measurement]) -> list[Curve]:
     for jobs in limit_groups(job for job in job_points(measurements) if job.valid):
         if len(jobs) < 2:
             continue
-        points = []
-        for job in jobs:
-            batches = tuple(one.batch or 0.0 for one in job.each)
-            same = Point(**{field.name: getattr(job, field.name) for field in fields(Point)})
-            points.append(replace(same, concurrency=job.spec.max_num_seqs, batch_repeats=batches))
+        batches = [tuple(one.batch or 0.0 for one in job.each) for job in jobs]
+        points = [replace(j, concurrency=j.spec.max_num_seqs, batch_repeats=b) for j, b in zip(jobs, batches)]
         records = {record for point in points for record in point.records}
         used = tuple(m for m in measurements if m.id in records)
         subject = f"{jobs[0].model}, {jobs[0].requests} at once"
@@ -121,8 +113,8 @@ def measured_there(prediction: CarriedLaw, curves: Iterable[Curve]) -> list[Curv
         return where and where.vllm, load and load.ramp_up, workload and workload.hash, engine, curve.axes
 
     wanted = measured(prediction.curve)
-    there = [c for c in curves if c.valid and c.environment and peaks_of(c.environment.gpu_name) == prediction.gpu]
-    return [curve for curve in there if curve is not prediction.curve and measured(curve) == wanted]
+    alike = [c for c in curves if c is not prediction.curve and c.valid and measured(c) == wanted]
+    return [c for c in alike if c.environment and gpu_figures.peaks_of(c.environment.gpu_name) == prediction.gpu]
 
 
 def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple[Interval, Point]]:

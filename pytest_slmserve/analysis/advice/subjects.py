@@ -82,9 +82,8 @@ def of_curves(
             note = f"taken is the sweep with the most loads ({label}), not {'; '.join(others)}"
             best = replace(best, notes=(*best.notes, note))
         subjects.append(best)
-    device, gpu_bytes = "nothing was measured", None
-    for where in devices.values():
-        device, gpu_bytes = where.title, where.gpu_memory_bytes
+    known = [(e.title, e.gpu_memory_bytes) for e in devices.values()]
+    [(device, gpu_bytes)] = known or [("nothing was measured", None)]
     return ResultSource(device, LATENCY, gpu_bytes, tuple(notes), tuple(subjects))
 
 

@@ -354,32 +354,24 @@ def planned_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[st
     names it, of the sessions up to the one that measured it last. One that none of these names, though they name
     others, was measured beside them. A run that goes on judges by the same curves, from the plan that it stores.
     """
-    found = {
-        series: planned_curve(short_name(group[0].spec.model), series, group, plans)
-        for series, group in by_series(measurements).items()
-    }
+    found = {}
+    for series, group in by_series(measurements).items():
+        last = max(m.measured_at for m in group)
+        earlier = [plan for started, plan in reversed(plans) if started <= last]
+        sweeps = [plan.get("sweeps", {}) for plan in earlier]
+        sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
+        curve = curve_of(
+            short_name(group[0].spec.model),
+            group,
+            planned=[int(c) for c in sweep.get("concurrencies", ())],
+            cut=[(int(c), str(why)) for c, why in sweep.get("skipped", ())],
+            adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
+            looks=[int(n) for n in earlier[0].get("interim_analyses", ())] if earlier else (),
+        )
+        compared = any(series in plan.get("compared", ()) for plan in earlier)
+        found[series] = replace(curve, beside=(any(sweeps) or compared) and not sweep)
     curves = with_shared(found.values(), shared_points(measurements))
     return dict(zip(found, deployments.with_wider(curves)))
-
-
-def planned_curve(
-    subject: str, series: str, measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]
-) -> Curve:
-    """Return the curve of one series, with what its plan says of loads that were not measured."""
-    last = max((m.measured_at for m in measurements), default="")
-    earlier = [plan for started, plan in reversed(plans) if started <= last]
-    sweeps = [plan.get("sweeps", {}) for plan in earlier]
-    sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
-    curve = curve_of(
-        subject,
-        measurements,
-        planned=[int(c) for c in sweep.get("concurrencies", ())],
-        cut=[(int(c), str(why)) for c, why in sweep.get("skipped", ())],
-        adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
-        looks=[int(n) for n in earlier[0].get("interim_analyses", ())] if earlier else (),
-    )
-    compared = any(series in plan.get("compared", ()) for plan in earlier)
-    return replace(curve, beside=(any(sweeps) or compared) and not sweep)
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple[ClaimRow, ...] = ()) -> list[Judged]:

@@ -34,18 +34,11 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
+from pytest_slmserve.analysis import points
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS, Differences, Interval, Repeat, factor, grouped, percent
 from pytest_slmserve.analysis.gate.diagnosis import Difference, fact_differences
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, watched
-from pytest_slmserve.analysis.points import (
-    Point,
-    all_groups,
-    engines,
-    job_point,
-    point_of,
-    replica_groups,
-    shared_point,
-)
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement, hosts_of, moment, release
@@ -88,18 +81,11 @@ def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact]
         if sides == (None, None):
             if not (fact.optional or (fact.of_gpu and not on_gpu)):
                 clauses.append(f"{fact.words} known on neither side")
+        elif None not in sides and EFFECT in sides:
             continue
-        if None in sides:
-            match = False
-        elif EFFECT in sides:
-            match = True
-        else:
-            match = math.isclose(*sides, rel_tol=fact.apart) if fact.apart else there == here
-        if not match:
-            shown = [
-                "not known" if side is None else "as the power limit allows" if side is EFFECT else fact.shown(side)
-                for side in sides
-            ]
+        elif None in sides or not (math.isclose(*sides, rel_tol=fact.apart) if fact.apart else there == here):
+            unknown = {None: "not known", EFFECT: "as the power limit allows"}
+            shown = [unknown.get(side) or fact.shown(side) for side in sides]
             clauses.append(f"{fact.words} {shown[0]} there, {shown[1]} here")
     return tuple(clauses)
 
@@ -292,7 +278,7 @@ class ComparedCase:
     def engines(self) -> str:
         """The name of what served: "opt-1.3b", or "2 x opt-1.3b by mps"."""
         several = self.sharing.partition(" engines ")[2]
-        return self.models[0] if len(self.models) == 1 else f"{engines(self.models)} {several}"
+        return self.models[0] if len(self.models) == 1 else f"{points.engines(self.models)} {several}"
 
     @property
     def load(self) -> str:
@@ -311,7 +297,7 @@ class ComparedCase:
 @dataclass(frozen=True, slots=True)
 class ComparedPair:
     """Both sides of one case. load: of the case, with its details if another case has the same name. obstacle: the
-    reason why nothing can be said, or ""."""
+    reason why nothing can be said, or "". stored: whether the baseline is a stored one; see `compare`."""
 
     case: ComparedCase
     load: str
@@ -319,6 +305,7 @@ class ComparedPair:
     candidate: Point
     obstacle: str
     same_boot: bool
+    stored: bool = False
 
     @property
     def idle_share(self) -> float | None:
@@ -401,31 +388,27 @@ def compare(
         compared_cases((m for m in side if stored or m.paired is None), steady=stored) for side in (baseline, candidate)
     )
     common = sorted((case for case in here if case in there), key=lambda c: (c.engines, not c.steady, c.concurrency))
-    pairs, both = list[ComparedPair](), list[tuple[list[Measurement], list[Measurement]]]()
-    only: tuple[list[str], list[str]] = ([], [])
+    pairs, notes = list[ComparedPair](), list[str]()
+    sides, only = (list[Measurement](), list[Measurement]()), (list[str](), list[str]())
     for case, load in zip(common, load_names(common), strict=True):
         for one, other in same_engines(there[case], here[case]):
             if one and other:
                 pairs.append(compared_pair(case, load, one, other, stored=stored))
-                both.append((one, other))
+                notes += warnings(one[0], other[0])
+                sides[0].extend(one)
+                sides[1].extend(other)
             else:
                 only[0 if one else 1].append(f"{case.engines} at {load}, with another engine")
-    only[0].extend(listed_cases(case for case in there if case not in here))
-    only[1].extend(listed_cases(case for case in here if case not in there))
-    notes = [text for one, other in both for text in warnings(one[0], other[0])]
     if (gated := sum(m.paired is not None for m in (*baseline, *candidate))) and not stored:
         notes.append(f"launches of gates are left out ({gated} measurements): `report` judges them")
-    changes = (
-        change_of(pair, METRICS[name], tolerance, stored) for pair in pairs for name in METRICS if name in metrics
-    )
-    sides: list[Sequence[Measurement]] = [list(chain(*side)) for side in zip(*both)]
+    changes = (change_of(pair, METRICS[name], tolerance) for pair in pairs for name in METRICS if name in metrics)
     return RunComparison(
         tolerance,
         tuple(change for change in changes if change),
         tuple(pairs),
-        fact_differences(*(sides or (baseline, candidate))),
-        tuple(only[0]),
-        tuple(only[1]),
+        fact_differences(*(sides if pairs else (baseline, candidate))),
+        (*only[0], *listed_cases(case for case in there if case not in here)),
+        (*only[1], *listed_cases(case for case in here if case not in there)),
         tuple(dict.fromkeys(notes)),
     )
 
@@ -434,7 +417,7 @@ def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict
     """Return measurements by what was measured: of single engines in the order first met, then of several engines that
     shared a device and are all there. steady: whether to leave out loads without a window."""
     found: dict[ComparedCase, list[Measurement]] = {}
-    for members in all_groups(list(measurements)):
+    for members in points.all_groups(measurements):
         models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
         case = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
         if case.steady or not steady:
@@ -493,8 +476,10 @@ def same_engines(
 def served(case: ComparedCase, measurements: Sequence[Measurement]) -> Point:
     """Return the point of one case, on whatever hosts it was measured."""
     if len(case.models) > 1:
-        return shared_point(replica_groups(measurements))
-    return job_point(measurements) if is_job(case.loads[0]) else point_of(case.concurrency, measurements)
+        return points.shared_point(points.all_groups(measurements))
+    if is_job(case.loads[0]):
+        return points.job_point(points.all_groups(measurements))
+    return points.point_of(case.concurrency, measurements)
 
 
 def compared_pair(
@@ -502,11 +487,11 @@ def compared_pair(
 ) -> ComparedPair:
     """Return both sides of one case. Nothing can be said if a side is of several engines or releases, invalid or
     degraded, or if a fact that has to match differs. stored: see `compare`."""
-    points = served(case, there), served(case, here)
-    used = [[m for group in point.used for m in group] for point in points]
+    both = served(case, there), served(case, here)
+    used = [list(chain(*point.used)) for point in both]
     obstacles: list[str] = []
     sides = ("the baseline", "this run" if stored else "the candidate")
-    for side, point, measured in zip(sides, points, (there, here), strict=True):
+    for side, point, measured in zip(sides, both, (there, here), strict=True):
         known = {(requested_engine(m), m.environment.vllm, m.environment.torch) for m in measured}
         if len(known) > 1:
             obstacles.append(f"{side} has {len(known)} different engines or releases under this load")
@@ -518,10 +503,10 @@ def compared_pair(
         for one, other in product(*used):
             if getattr(one.replica, "index", 0) == getattr(other.replica, "index", 0):
                 obstacles += why_not(one, other, FACTS if stored else MACHINE_FACTS)
-    return ComparedPair(case, load, *points, "; ".join(dict.fromkeys(obstacles)), one_boot(*chain(*used)))
+    return ComparedPair(case, load, *both, "; ".join(dict.fromkeys(obstacles)), one_boot(*chain(*used)), stored)
 
 
-def change_of(pair: ComparedPair, metric: Metric, tolerance: float, stored: bool = False) -> MetricChange | None:
+def change_of(pair: ComparedPair, metric: Metric, tolerance: float) -> MetricChange | None:
     """Return what became of one metric; None if a side has not measured it.
 
     On different hosts, or after a boot, a metric is never called better or worse, because hosts of one kind differ.
@@ -531,25 +516,24 @@ def change_of(pair: ComparedPair, metric: Metric, tolerance: float, stored: bool
     sides = [repeats_by_launch(side, metric.name) for side in (pair.baseline, pair.candidate)]
     if not all(sides):
         return None
-    seen = factor(repeat_noise(sides).between(0, 1))
+    seen, elsewhere = factor(repeat_noise(sides).between(0, 1)), not (pair.same_boot or pair.stored)
+    bounded = metric.bounded and pair.case.steady and (pair.stored or pair.idle_share is not None)
+    unseen = pair.unseen if bounded else None
     if min(map(len, sides)) >= LAUNCHES and pair.same_boot:
-        unseen: float | None = 0.0
-    else:
-        bounded = metric.bounded and pair.case.steady and (stored or pair.idle_share is not None)
-        unseen = pair.unseen if bounded else None
+        unseen = 0.0
     verdict, why = Judgement.INCONCLUSIVE, pair.obstacle
     if why or unseen is None:
         seen = Interval(seen.value)
     elif seen.low is not None and seen.high is not None:
         low, high = seen.low / math.exp(unseen), seen.high * math.exp(unseen)
         seen, verdict = Interval(seen.value, low, high), judged(low, high, metric, tolerance)
-        if not (pair.same_boot or stored or verdict in (Judgement.SAME, Judgement.NO_WORSE)):
+        if elsewhere and verdict not in (Judgement.SAME, Judgement.NO_WORSE):
             verdict = Judgement.INCONCLUSIVE
     if verdict is Judgement.INCONCLUSIVE and not why:
-        if not (pair.same_boot or stored):
+        if elsewhere:
             why = HOSTS
         elif unseen is None:
-            why = NO_SENSOR if stored else FEW_LAUNCHES
+            why = NO_SENSOR if pair.stored else FEW_LAUNCHES
         else:
             why = ONE_REPEAT if seen.low is None else NOISE
     one, other = (mean_of_repeats(side) for side in sides)
@@ -615,10 +599,10 @@ def against_stored(
     for pair, (name, (claim, words)) in product(found.pairs, STORED.items()):
         subject, metric = f"{pair.case.engines} at {pair.load}", METRICS[name]
         threshold = metric.threshold(tolerance)
-        change = change_of(pair, metric, tolerance, stored=True)
+        change, both = change_of(pair, metric, tolerance), (pair.baseline, pair.candidate)
         if change is None or pair.unseen is None or pair.obstacle:
             why = f"cannot be compared: {pair.obstacle or NO_SENSOR}"
-            verdicts.append(Verdict.inconclusive(claim, subject, why, threshold, pair.baseline, pair.candidate))
+            verdicts.append(Verdict.inconclusive(claim, subject, why, threshold, *both))
             continue
         seen = change.ratio
         apart = percent(abs(seen.value - 1))
@@ -633,8 +617,7 @@ def against_stored(
             why += f"; widened by a factor of {math.exp(pair.unseen):.4g} each way for another {where}"
             if (idle := pair.idle_share) is not None:
                 why += f", and a GPU that waits for its host for {percent(idle)} of the time"
-        state, points = change.verdict.state, (pair.baseline, pair.candidate)
-        verdict = Verdict.from_interval(claim, subject, state, why, seen, threshold, *points)
+        verdict = Verdict.from_interval(claim, subject, change.verdict.state, why, seen, threshold, *both)
         verdicts.append(replace(verdict, why=why))  # without its clause on launches, which the interval knows of
     return verdicts, notes
 
@@ -751,8 +734,7 @@ def release_history(of: HistoryCase, subject: str, metric: str) -> ReleaseHistor
     noise = repeat_noise([side for _, side in known])
     steps: list[MetricChange | None] = [None]
     for (one, _), (other, _) in pairwise(known):
-        pair = compared_pair(case, case.load, one, other)
-        steps.append(change_of(pair, METRICS[metric], TOLERANCE))
+        steps.append(change_of(compared_pair(case, case.load, one, other), METRICS[metric], TOLERANCE))
     means = []
     for i, ((each, side), step) in enumerate(zip(known, steps)):
         mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))

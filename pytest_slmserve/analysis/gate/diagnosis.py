@@ -38,8 +38,7 @@ longest prompt can fill.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import date
 from typing import Any
@@ -47,9 +46,7 @@ from typing import Any
 from pytest_slmserve.analysis.estimates import grouped, mean_of_known
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, idle_share, peaks_of
-from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import choose
-from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import Load
@@ -143,7 +140,7 @@ def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
     for measurements in (baseline, candidate):
         usable = (m for m in measurements if m.alone and window.output_tokens_per_s(m.run))
         groups = grouped(usable, lambda m: (short_name(m.spec.model), m.workload.hash, m.load))
-        sides.append({key: [m for m, _ in choose(group, check)[0]] for key, group in groups.items()})
+        sides.append({key: [m for (m,), _ in choose((m,) for m in group)[0]] for key, group in groups.items()})
     found = []
     for key, members in sides[0].items():
         if not members or not sides[1].get(key):
@@ -157,31 +154,33 @@ def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
             lag = max(lag, math.ceil(max(m.run.samples.prompt_tokens, default=0) / room))
         before, after = (_windows(side[key], lag) for side in sides)
         total = Change("total", before.total_s, after.total_s)
-        decode = _parts(total, "decode", "prefill", before.decode_s, after.decode_s)
-        probe = (
-            ("host-speed probe", before.probe_s, after.probe_s),
-            ("its CPU time", before.probe_cpu_s, after.probe_cpu_s),
-        )
         split = Split(
             model=key[0],
             load=key[2],
             baseline=before,
             candidate=after,
             total=total,
-            by_step=decode[::-1],
+            by_step=_parts(total, "decode", "prefill", before.decode_s, after.decode_s)[::-1],
             by_device=_parts(total, "host gap", "kernels", before.gap_s, after.gap_s),
             steps=Change("steps per request", before.steps, after.steps),
             step=Change("step", before.step_s, after.step_s),
-            probe=tuple(Change(name, b, c) for name, b, c in probe if b is not None and c is not None),
+            probe=(
+                *_known("host-speed probe", before.probe_s, after.probe_s),
+                *_known("its CPU time", before.probe_cpu_s, after.probe_cpu_s),
+            ),
         )
         found.append(split)
     return tuple(found)
 
 
+def _known(name: str, baseline: float | None, candidate: float | None) -> tuple[Change, ...]:
+    """The change of a quantity; empty if a side has not measured it."""
+    return () if baseline is None or candidate is None else (Change(name, baseline, candidate),)
+
+
 def _parts(total: Change, name: str, rest: str, baseline: float | None, candidate: float | None) -> tuple[Change, ...]:
-    if baseline is None or candidate is None:
-        return ()
-    return Change(name, baseline, candidate), Change(rest, total.baseline - baseline, total.candidate - candidate)
+    found = _known(name, baseline, candidate)
+    return (*found, *(Change(rest, total.baseline - f.baseline, total.candidate - f.candidate) for f in found))
 
 
 def _windows(measurements: Sequence[Measurement], lag: int) -> Windows:
@@ -238,8 +237,7 @@ def start_ups(baseline: Sequence[Measurement], candidate: Sequence[Measurement])
         by_model = grouped(launches, lambda launch: launch[0])
         means.append({model: mean_of_known(launches[each] for each in same) for model, same in by_model.items()})
     before, after = means
-    seconds = ((model, before[model], after.get(model)) for model in before)
-    return tuple(Change(model, b, c) for model, b, c in seconds if b is not None and c is not None)
+    return tuple(change for model in before for change in _known(model, before[model], after.get(model)))
 
 
 def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Difference, ...]:
@@ -285,10 +283,6 @@ def _texts(values: Iterable[Any], short: bool = False) -> tuple[str | None, ...]
 
 
 ANY = "*"
-EXAMPLE = (
-    '[{"endpoint": "throughput", "model": "opt-1.3b", "device": "H200", "owner": "a name", '
-    '"reason": "a sentence", "until": "2027-01-31"}]'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,40 +300,6 @@ class Waiver:
 
     def __str__(self) -> str:
         return f"{self.endpoint} of {self.model} on {self.device}"
-
-
-NAMES = tuple(f.name for f in fields(Waiver))
-
-
-def waivers_of(rows: object, where: str) -> tuple[Waiver, ...]:
-    """Waivers from plain JSON values: a list of objects that have every field of a waiver as text, and no other.
-
-    where: the source of the values, for messages. Raises BadUsage with the row, the field and what is wrong with it.
-    """
-    if not isinstance(rows, list):
-        raise BadUsage(f"{where} holds no list of waivers", EXAMPLE)
-    found = []
-    for number, row in enumerate(rows, 1):
-        place, texts = f"{where}, row {number}", dict[str, str]()
-        if not isinstance(row, Mapping):
-            raise BadUsage(f"{place} is the {type(row).__name__} {row!r}, not a waiver", EXAMPLE)
-        if unknown := sorted(set(row) - set(NAMES)):
-            raise BadUsage(f"{place} has the unknown field {unknown[0]!r}", f"one of {', '.join(NAMES)}")
-        for name in NAMES:
-            if name not in row:
-                raise BadUsage(f"{place} has no {name}", EXAMPLE)
-            value = row[name]
-            texts[name] = value.strip() if isinstance(value, str) else ""
-            if not texts[name]:
-                kind = "empty" if isinstance(value, str) else f"the {type(value).__name__} {value!r}"
-                raise BadUsage(f"{place}: {name} is {kind}, not a text", EXAMPLE)
-        until, day = texts.pop("until"), None
-        with suppress(ValueError):
-            day = date.fromisoformat(until)
-        if day is None or day.isoformat() != until:  # the one form that every Python release reads
-            raise BadUsage(f"{place}: until is {until!r}, not a day", '"until": "2027-01-31"')
-        found.append(Waiver(**texts | {"model": short_name(texts["model"])}, until=day))
-    return tuple(found)
 
 
 def waiver_for(waivers: Iterable[Waiver], model: str, endpoint: str, device: str) -> Waiver | None:

@@ -285,10 +285,10 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequenc
             rows.append((after / bound, before, after, bound))
         _, before, after, bound = min(rows, key=itemgetter(0)) if blocks else max(rows, key=itemgetter(0))
         if blocks:
-            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
+            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {100 * BLOCKS_MARGIN:g} % fewer)"
         else:
             had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
-            why = f"{used} in use where the baseline has {had} (bound: {most})"
+            why = f"{used} in use where the baseline has {had} (margin: up to {most})"
         kept = after >= bound if blocks else after <= bound
         state = State.PASSES if kept else State.FAILS
         yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(known))

@@ -7,14 +7,14 @@ import math
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from operator import itemgetter, or_
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pytest_slmserve.analysis.estimates import mean_of_known, once, percentile
 from pytest_slmserve.analysis.metrics import window
@@ -24,8 +24,18 @@ from pytest_slmserve.schema.models import Model, short_name
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, Resolved, Run, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference
 
+
+def all_bits(reasons: Sequence[float]) -> float:
+    return float(reduce(or_, map(int, reasons)))
+
+
 WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
-SLOWEST = (of.SM_CLOCK, of.MEMORY_CLOCK)  # the others wait for it
+# How a column of several GPUs becomes one, if not as a mean of ratios or a sum: the others wait for the slowest.
+JOINS: dict[int, Callable[[Sequence[float]], float]] = {
+    **dict.fromkeys(WORST, max),
+    **dict.fromkeys((of.SM_CLOCK, of.MEMORY_CLOCK), min),
+    of.CLOCK_REASONS: all_bits,
+}
 
 
 def joined_gpus(telemetry: Telemetry) -> Telemetry:
@@ -34,57 +44,30 @@ def joined_gpus(telemetry: Telemetry) -> Telemetry:
         return telemetry
     columns = dict(telemetry.columns)
     for number in sorted(set.intersection(*map(set, telemetry.gpus))):
-        unit = of.SENSORS[number].unit if number in of.SENSORS else ""
-        joined: list[float | None] = []
+        is_ratio = number in of.SENSORS and of.SENSORS[number].unit == "ratio"
+        join, joined = JOINS.get(number, fmean if is_ratio else sum), list[float | None]()
         for row in zip(*(gpu[number] for gpu in telemetry.gpus), strict=True):
             known = [value for value in row if value is not None]
-            if len(known) < len(row):
-                joined.append(None)
-            elif number == of.CLOCK_REASONS:
-                joined.append(float(reduce(or_, map(int, known))))
-            elif number in SLOWEST:
-                joined.append(min(known))
-            elif number in WORST:
-                joined.append(max(known))
-            else:
-                joined.append(fmean(known) if unit == "ratio" else sum(known))
+            joined.append(join(known) if len(known) == len(row) else None)
         columns[number] = tuple(joined)
     return replace(telemetry, columns=columns, gpus=())
-
-
-def each_gpu(telemetry: Telemetry) -> tuple[Telemetry, ...]:
-    """The telemetry of each GPU; the first also has the host's columns and the notes."""
-    each = [replace(telemetry, columns=columns, notes=(), gpus=()) for columns in telemetry.gpus]
-    if each:
-        each[0] = replace(each[0], columns={**telemetry.columns, **telemetry.gpus[0]}, notes=telemetry.notes)
-    return tuple(each)
-
-
-def imbalance(values: Sequence[float | None]) -> float | None:
-    """(largest - smallest) / mean; None where one is not known, or there are not several."""
-    known = [v for v in values if v is not None]
-    if len(known) < 2 or len(known) < len(values) or fmean(known) <= 0:
-        return None
-    return (max(known) - min(known)) / fmean(known)
 
 
 POWER_CAP = 0x04  # bit of the clock event reasons (NVIDIA, nvml.h)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFigures:
+class SensorFigures:
     """Over the window. Ratios and cores are means weighted by the time that each reading is a mean over.
 
-    engine_active: share of time in which any kernel ran. power_w: of the energy counter where there is one, else
-    of the instant power readings as steps (the averaged ones where there are no others). energy_deviation: integrated
-    over counter, less 1, both over the counter's time. power_limit_w: None where it moved. sm_clock_hz: the median.
-    power_capped: share of the window in which the power limit held the clock down, by its counter, or else share of the
-    readings that said so. memory_used_bytes: the largest. coverage: share of the window in which ratios were known.
+    engine_active: share of time in which any kernel ran. power_w: of the energy counter if there is one, else of the
+    instant power readings as steps (the averaged ones if there are no others). power_limit_w: None if it moved.
+    sm_clock_hz: the median. power_capped: share of the window in which the power limit held the clock down, by its
+    counter, or else share of the readings that said so. probe_s, probe_cpu_s: time of the host-speed probe's piece of
+    work, and its CPU time (`telemetry/host.py`).
 
     Of several GPUs: power and memory are those of all together, ratios means over them, the clock that of the
     slowest. power_imbalance: power of the GPU that takes most less that of the one that takes least, over their mean.
-
-    probe_s, probe_cpu_s: time of the host-speed probe's piece of work, and its CPU time (`telemetry/host.py`).
     """
 
     gpu_util: float | None = None
@@ -96,18 +79,28 @@ class DeviceFigures:
     tensor_active: float | None = None
     dram_active: float | None = None
     power_w: float | None = None
-    energy_deviation: float | None = None
     power_limit_w: float | None = None
     sm_clock_hz: float | None = None
-    power_capped: float | None = None
-    memory_used_bytes: float | None = None
     own_cores: float | None = None
-    host_cores: float | None = None
     stolen_cores: float | None = None
     probe_s: float | None = None
     probe_cpu_s: float | None = None
-    coverage: float | None = None
+    power_capped: float | None = None
     power_imbalance: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFigures(SensorFigures):
+    """The figures of sensors, and those that only checks read.
+
+    energy_deviation: integrated power over the energy counter, less 1, both over the counter's time.
+    memory_used_bytes: the largest. coverage: share of the window in which ratios were known.
+    """
+
+    energy_deviation: float | None = None
+    memory_used_bytes: float | None = None
+    host_cores: float | None = None
+    coverage: float | None = None
 
 
 class WeightedReading(NamedTuple):
@@ -190,6 +183,9 @@ def device_figures(run: Run) -> DeviceFigures:
         capped = min(1.0, capped)  # its updates are 0.1 s apart, and a reading is taken at any time between
     elif reasons := watch.values(of.CLOCK_REASONS):
         capped = fmean(bool(int(each) & POWER_CAP) for each in reasons)
+    watts = [device_figures(one).power_w for one in runs_of_each_gpu(run)]
+    drawn = [each for each in watts if each is not None]
+    compared = 1 < len(drawn) == len(watts) and fmean(drawn) > 0
     return DeviceFigures(
         gpu_util=watch.mean(of.GPU_UTIL),
         engine_active=watch.mean(of.ENGINE_ACTIVE),
@@ -211,29 +207,21 @@ def device_figures(run: Run) -> DeviceFigures:
         probe_s=watch.mean(of.PROBE),
         probe_cpu_s=watch.mean(of.PROBE_CPU),
         coverage=_coverage(watch),
-        power_imbalance=imbalance([figures.power_w for figures in figures_of_each_gpu(run)]),
+        power_imbalance=(max(drawn) - min(drawn)) / fmean(drawn) if compared else None,
     )
-
-
-def sensed(kind: type, run: Run, tokens_per_s: float | None) -> dict[str, Any]:
-    """Fields of the dataclass `kind` by name that sensors tell of a run, and the energy of a token at this
-    throughput."""
-    seen = device_figures(run)
-    names = {f.name for f in fields(kind)} & {f.name for f in fields(DeviceFigures)}
-    energy = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
-    return {name: getattr(seen, name) for name in names} | {"energy_per_token_j": energy}
 
 
 @once
 def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
-    """The run with the telemetry of each GPU of an engine that has several; none of an engine that has one."""
-    gpus = each_gpu(run.telemetry) if run.telemetry else ()
-    return tuple(replace(run, telemetry=telemetry) for telemetry in gpus)
-
-
-def figures_of_each_gpu(run: Run) -> tuple[DeviceFigures, ...]:
-    """The figures of each GPU of an engine that has several; none of one that has one."""
-    return tuple(map(device_figures, runs_of_each_gpu(run)))
+    """Return the run with the telemetry of each GPU of an engine that has several, the first with the host's columns
+    and the notes too; none of an engine that has one."""
+    if run.telemetry is None:
+        return ()
+    each = [replace(run.telemetry, columns=columns, notes=(), gpus=()) for columns in run.telemetry.gpus]
+    if each:
+        host = run.telemetry.columns
+        each[0] = replace(each[0], columns={**host, **each[0].columns}, notes=run.telemetry.notes)
+    return tuple(replace(run, telemetry=telemetry) for telemetry in each)
 
 
 @once
@@ -635,9 +623,8 @@ class StepParts:
     unsplit: float | None = None
 
 
-def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | None:
-    """The mean step of a window. figures: those of its sensors. None where the GPU or the model's shape is unknown, or
-    the window has no steps.
+def step_time(measurement: Measurement) -> StepTime | None:
+    """Return the mean step of a window. None if the GPU or the model's shape is unknown, or the window has no steps.
 
     Each step reads the weights once and the contexts of the sequences it decodes; the keys and values of prompts are
     written. A prompt's last step yields its first token, so that token is the prefill's.
@@ -658,7 +645,7 @@ def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | No
     weights_s = fmean(work.weights_read(max(each)) for each in tokens) / peaks.bytes_per_s
     kv_s = kv_tokens * work.kv_bytes_per_token / len(steps) / peaks.bytes_per_s
     flops_s = (decoded * work.token_flops + prefill) / len(steps) / peaks.flops_per_s
-    bound = bound_by_counters(figures)
+    bound = bound_by_counters(run)
     if bound is None and max(weights_s + kv_s, flops_s) >= EXPLAINED * step_s:
         bound = "memory" if weights_s + kv_s >= flops_s else "compute"
     return StepTime(weights_s, kv_s, flops_s, 1 - max(weights_s + kv_s, flops_s) / step_s, bound)
@@ -669,8 +656,8 @@ def step_parts(measurements: Sequence[Measurement]) -> StepParts | None:
     neither data sheet nor counters tell, and where the counters saw kernels for less than the data sheet allows."""
     each: list[StepParts] = []
     for m in measurements:
-        figures, step_s = device_figures(m.run), window.step_s(m.run)
-        known, idle = step_time(m, figures), idle_share(figures.engine_active)
+        step_s, known = window.step_s(m.run), step_time(m)
+        idle = idle_share(device_figures(m.run).engine_active)
         if known is not None and step_s is not None:
             unexplained = known.unexplained - (idle or 0.0)
             bytes_s = known.weights_s + known.kv_s
@@ -691,10 +678,11 @@ def idle_share(engine_active: float | None) -> float | None:
     return None if engine_active is None else max(0.0, 1 - engine_active)
 
 
-def bound_by_counters(figures: DeviceFigures) -> Bound | None:
+def bound_by_counters(run: Run) -> Bound | None:
     """host: the GPU idles for at least IDLE of the time, and longer than its memory is busy. Else memory or compute,
     whichever is nearer to what it can reach, if at least half way there. Else mixed: nothing is near its end, kernels
     wait for latencies and for each other. None without both counters."""
+    figures = device_figures(run)
     dram, tensor, idle = figures.dram_active, figures.tensor_active, idle_share(figures.engine_active)
     if dram is None or tensor is None:
         return None

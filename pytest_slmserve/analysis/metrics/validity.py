@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.metrics import gpu_figures, window
 from pytest_slmserve.analysis.metrics.gpu_figures import DeviceFigures, SensorWindow, roofline_fraction
-from pytest_slmserve.analysis.metrics.window import closed_loop_latencies, judged_failures, judged_rows, latencies_of
+from pytest_slmserve.analysis.metrics.window import judged_failures, judged_rows, latencies_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.models import short_name
@@ -343,7 +343,8 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
         first = run.first_failure or "no reason given"
         yield f"{run.failures} requests failed, the first with {first}{borne}{given_up}"
     served = sum(run.samples.finished)
-    blind = not closed_loop_latencies(run).ttft_s.known
+    ended = window.finished_in_window(run)
+    blind = all(run.samples.first_token_s[row] is None for row in ended)
     if is_job(measurement.load):
         asked = measurement.load.requests or 0
         if served + run.failures < asked:
@@ -361,7 +362,7 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
             bin_s = run.stream.bin_s
             told = f"tokens came for {steps * bin_s:g} s of the window, {MIN_STEPS * bin_s:g} s are needed"
         yield f"{told}: {LONGER_WINDOW}, or more requests"
-    if not window.finished_in_window(run):
+    if not ended:
         yield f"no request finished in the window: {LONGER_WINDOW}"
     elif blind:
         yield "no finished request says when its first token came"
@@ -412,15 +413,15 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
     run, load, output_tokens = measurement.run, measurement.load, measurement.workload.mean_output_tokens
     if measurement.spec.interface != "engine" or is_job(load):
         return
-    law, tolerance = window.littles_law(run), max(LITTLE_TOLERANCE, LITTLE_STEPS / output_tokens)
-    if law is None:
-        yield "no request says when it was admitted: Little's law cannot be checked"
-    elif abs(law.deviation) > tolerance:
-        yield (
-            f"Little's law: {law.requests:.1f} requests by their own intervals, {law.batch:.1f} by the step trace "
-            f"({percent(abs(law.deviation))} apart, bound {percent(tolerance)})"
-        )
+    apart, tolerance = window.littles_law(run), max(LITTLE_TOLERANCE, LITTLE_STEPS / output_tokens)
     held = window.requests_in_flight(run)
+    if apart is None:
+        yield "no request says when it was admitted: Little's law cannot be checked"
+    elif abs(apart) > tolerance:
+        yield (
+            f"Little's law: {held:.1f} requests by their own intervals, {window.mean_batch(run):.1f} by the step trace "
+            f"({percent(abs(apart))} apart, bound {percent(tolerance)})"
+        )
     if is_steady(load) and held is not None:
         wanted = min(load.concurrency, measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs)
         least = 1 - max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + output_tokens))

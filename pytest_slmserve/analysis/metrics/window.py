@@ -30,22 +30,12 @@ from typing import Any, NamedTuple, TypeVar
 from pytest_slmserve.analysis.estimates import mean_of_known, once, per_second, percentile
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples
-from pytest_slmserve.schema.specs import OpenLoop, is_steady
+from pytest_slmserve.schema.specs import JudgedBy, OpenLoop, is_steady
 
 T = TypeVar("T")
 
 BATCHES = 8
 LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the stamps, which a record rounds
-
-
-@dataclass(frozen=True, slots=True)
-class LittlesLaw:
-    """Two counts of the same thing: `requests` from the requests' own intervals, `batch` from the step trace.
-    deviation: requests/batch - 1."""
-
-    requests: float
-    batch: float
-    deviation: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +188,12 @@ def most_in_flight(run: Run) -> int:
 
 
 @once
-def littles_law(run: Run) -> LittlesLaw | None:
-    """Both counts of the requests in the engine; equal in an honest run, whatever its arrivals. None: not measured."""
+def littles_law(run: Run) -> float | None:
+    """Return the relative deviation of the requests in flight from the mean batch: two counts of the same thing, from
+    the requests' own intervals and from the step trace, equal in an honest run whatever its arrivals. None: not
+    measured."""
     requests, batch = requests_in_flight(run), mean_batch(run)
-    if requests is None or not batch:
-        return None
-    return LittlesLaw(requests, batch, requests / batch - 1)
+    return None if requests is None or not batch else requests / batch - 1
 
 
 def kv_usage(run: Run) -> float | None:
@@ -380,7 +370,7 @@ class Latencies:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Values of `LatencyFigures` by name."""
+        """Means and percentiles by the names that a `Summary` has for them."""
         each = {"e2e": self.e2e_s, "ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.itl_s}
         named: dict[str, Any] = {"normalized_latency_s": self.normalized_latency_s.mean}
         for name, seen in each.items():
@@ -392,33 +382,6 @@ class Latencies:
 PARTS, SHARES = ("p50", "p90", "p95", "p99"), (0.50, 0.90, 0.95, 0.99)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyFigures:
-    """The figures of `Latencies` in seconds, each by a name of its own; None is "not measured"."""
-
-    e2e_s: float | None = None
-    e2e_p50_s: float | None = None
-    e2e_p90_s: float | None = None
-    e2e_p95_s: float | None = None
-    e2e_p99_s: float | None = None
-    normalized_latency_s: float | None = None
-    ttft_s: float | None = None
-    ttft_p50_s: float | None = None
-    ttft_p90_s: float | None = None
-    ttft_p95_s: float | None = None
-    ttft_p99_s: float | None = None
-    tpot_s: float | None = None
-    tpot_p50_s: float | None = None
-    tpot_p90_s: float | None = None
-    tpot_p95_s: float | None = None
-    tpot_p99_s: float | None = None
-    itl_s: float | None = None
-    itl_p50_s: float | None = None
-    itl_p90_s: float | None = None
-    itl_p95_s: float | None = None
-    itl_p99_s: float | None = None
-
-
 class RequestLatency(NamedTuple):  # made for each request of an archive: three times as fast as a frozen dataclass
     """One request's latencies in seconds; None where it never came so far. tpot_s is None too where it has a single
     output token: `single` tells these apart."""
@@ -428,12 +391,6 @@ class RequestLatency(NamedTuple):  # made for each request of an archive: three 
     e2e_s: float | None
     normalized_latency_s: float | None
     single: bool
-
-
-def sent_in(samples: Samples, window_s: tuple[float, float]) -> list[int]:
-    """Rows that were sent from the window's opening until before its close."""
-    opens, closes = window_s
-    return [row for row, sent in enumerate(samples.sent_s) if opens <= sent < closes]
 
 
 def request_latency(samples: Samples, row: int) -> RequestLatency:
@@ -452,67 +409,15 @@ def request_latency(samples: Samples, row: int) -> RequestLatency:
     )
 
 
-@once
-def open_loop_latencies(run: Run) -> Latencies:
-    """Latencies of the requests sent in the window, whenever they ended; a failed request counts as never ended.
-
-    An older record does not say when its failed requests were sent, so they are left out.
-    """
-    never = RequestLatency(None, None, None, None, single=False)
-    failed = _failed_in_window(run, "sent_s") if run.failed else 0
-    seen = [request_latency(run.samples, row) for row in sent_in(run.samples, run.window_s)]
-    return latencies(seen + [never] * failed, gaps_of([run]))
-
-
-@once
-def closed_loop_latencies(run: Run) -> Latencies:
-    """Latencies of the requests that finished with their last token in the window."""
-    return pooled_latencies([run])
-
-
-def pooled_latencies(runs: Sequence[Run]) -> Latencies:
-    """Latencies of all requests that finished in the windows of several runs."""
-    seen = [request_latency(run.samples, row) for run in runs for row in finished_in_window(run)]
-    return latencies(seen, gaps_of(runs))
-
-
-def judged_rows(measurement: Measurement) -> Sequence[int]:
-    """Rows that its latencies are of: what was sent in an open loop's window, or ended in that of any other load."""
-    run = measurement.run
-    return sent_in(run.samples, run.window_s) if measurement.load.judged_by == "sent" else finished_in_window(run)
-
-
-def judged_tokens(measurement: Measurement) -> tuple[int, int]:
-    """Prompt and output tokens of the requests by which the load is judged."""
-    rows, samples = judged_rows(measurement), measurement.run.samples
-    return sum(samples.prompt_tokens[row] for row in rows), sum(samples.output_tokens[row] for row in rows)
-
-
-def judged_failures(measurement: Measurement) -> int:
-    """Number of failed requests among those by which the load is judged. A load with a fixed number of requests counts
-    all of its failures. An open loop counts those sent in its window; any other load, those that failed in it. A record
-    without failure times counts all failures of the run."""
-    run = measurement.run
-    if run.failed is None or measurement.load.requests is not None:
-        return run.failures
-    return _failed_in_window(run, f"{measurement.load.judged_by}_s")
-
-
-def _failed_in_window(run: Run, column: str) -> int:
-    """Failed requests of a run whose time in this column, sent_s or ended_s, lies in the window."""
-    opens, closes = run.window_s
-    return sum(opens <= at < closes for at in getattr(run.failed, column))
-
-
-def latencies_of(measurement: Measurement) -> Latencies:
-    """Latencies of the requests by which this kind of load is judged: sent in the window, or finished in it."""
-    sent = measurement.load.judged_by == "sent"
-    return open_loop_latencies(measurement.run) if sent else closed_loop_latencies(measurement.run)
-
-
-def latencies(seen: Sequence[RequestLatency], gaps: GapHistogram | None) -> Latencies:
-    """Latencies over these requests. gaps: between tokens, of all of them."""
-    itl = None if gaps is None else Percentiles(gaps.gaps, gaps.gaps, gaps.mean_s, *map(gaps.percentile, SHARES))
+def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
+    """Return the latencies of all requests that finished in the windows of these runs, or were sent in them, whenever
+    they ended. A failed request that was sent counts as never ended. An older record does not say when its failed
+    requests were sent, so they are left out."""
+    seen = [request_latency(run.samples, row) for run in runs for row in _rows_in_window(run, judged_by)]
+    if judged_by == "sent":
+        failed = sum(_failed_in_window(run, judged_by) for run in runs if run.failed)
+        seen += [RequestLatency(None, None, None, None, single=False)] * failed
+    gaps = gaps_of(runs)
     return Latencies(
         requests=len(seen),
         unfinished=sum(each.e2e_s is None for each in seen),
@@ -520,8 +425,53 @@ def latencies(seen: Sequence[RequestLatency], gaps: GapHistogram | None) -> Late
         tpot_s=percentiles([each.tpot_s for each in seen if not each.single]),
         e2e_s=percentiles([each.e2e_s for each in seen]),
         normalized_latency_s=percentiles([each.normalized_latency_s for each in seen]),
-        itl_s=itl,
+        itl_s=Percentiles(gaps.gaps, gaps.gaps, gaps.mean_s, *map(gaps.percentile, SHARES)) if gaps else None,
     )
+
+
+def latencies_of(measurement: Measurement) -> Latencies:
+    """Return the latencies of the requests by which this kind of load is judged: sent in the window, or finished in
+    it."""
+    return _latencies_of_one(measurement.run, measurement.load.judged_by)
+
+
+@once
+def _latencies_of_one(run: Run, judged_by: JudgedBy) -> Latencies:
+    return latencies([run], judged_by)
+
+
+def judged_rows(measurement: Measurement) -> Sequence[int]:
+    """Return the rows that its latencies are of: what was sent in an open loop's window, or ended in that of any other
+    load."""
+    return _rows_in_window(measurement.run, measurement.load.judged_by)
+
+
+def judged_tokens(measurement: Measurement) -> tuple[int, int]:
+    """Return prompt and output tokens of the requests by which the load is judged."""
+    rows, samples = judged_rows(measurement), measurement.run.samples
+    return sum(samples.prompt_tokens[row] for row in rows), sum(samples.output_tokens[row] for row in rows)
+
+
+def judged_failures(measurement: Measurement) -> int:
+    """Return the number of failed requests among those by which the load is judged. A load with a fixed number of
+    requests counts all of its failures. An open loop counts those sent in its window; any other load, those that failed
+    in it. A record without failure times counts all failures of the run."""
+    run = measurement.run
+    if run.failed is None or measurement.load.requests is not None:
+        return run.failures
+    return _failed_in_window(run, measurement.load.judged_by)
+
+
+def _rows_in_window(run: Run, judged_by: JudgedBy) -> Sequence[int]:
+    if judged_by == "ended":
+        return finished_in_window(run)
+    opens, closes = run.window_s
+    return [row for row, sent in enumerate(run.samples.sent_s) if opens <= sent < closes]
+
+
+def _failed_in_window(run: Run, judged_by: JudgedBy) -> int:
+    opens, closes = run.window_s
+    return sum(opens <= at < closes for at in getattr(run.failed, f"{judged_by}_s"))
 
 
 def percentiles(values: Sequence[float | None]) -> Percentiles:
@@ -639,7 +589,8 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """An SLO from words like ttft:200ms,tpot:50ms,e2e:5s. Raises BadUsage with what to type instead."""
+    """Return the SLO of words like ttft:200ms,tpot:50ms. Raises BadUsage with what to type instead, for a bound on the
+    gaps between tokens too, which no record keeps request by request."""
     bounds: dict[str, float] = {}
     known = [field.name.removesuffix("_s") for field in fields(Slo)]
     for part in text.split(","):
@@ -654,13 +605,7 @@ def parse_slo(text: str) -> Slo:
         if f"{name}_s" in bounds:
             raise BadUsage(f"{name} twice in the SLO {text!r}", EXAMPLE)
         bounds[f"{name}_s"] = float(number + EXPONENT[unit])
-    return Slo(**bounds)
-
-
-def checked_slo(text: str) -> Slo:
-    """An SLO that records can be held against. Raises BadUsage for what is none, and for a bound on the gaps between
-    tokens, which no record keeps request by request."""
-    slo = parse_slo(text)
+    slo = Slo(**bounds)
     if slo.itl_s is not None:
         raise BadUsage("the gaps between a request's tokens are counted together, not request by request", "tpot:50ms")
     return slo

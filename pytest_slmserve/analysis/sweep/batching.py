@@ -21,7 +21,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.estimates import MAX_LOG, Differences, percent
 from pytest_slmserve.analysis.points import Point, e2e_s, point_differences
-from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Fit, fit_law, valid_points
+from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, fit_law, valid_points
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 EFFICIENCY = 0.1  # epsilon of the published figures
@@ -50,10 +50,9 @@ Slo = RelativeSlo | AbsoluteSlo
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Throughput T(1) of one sequence alone. repeats: of its measurement, 0 where the law predicts it instead."""
+    """Throughput T(1) of one sequence alone. note: how it is predicted, if it was not measured."""
 
     per_s: float
-    repeats: int
     note: str | None = None
 
 
@@ -88,24 +87,6 @@ class Caps:
     slo: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """All there is to say on the batch of one curve. limit: None without an objective. share: of the largest
-    throughput, at the load chosen. efficiency: eff(B) of each valid load. notes: what rests on more than measurement.
-    """
-
-    base: Base
-    limit: Limit | None
-    efficiency: dict[int, float]
-    choice: ChosenLoad
-    share: float | None
-    caps: Caps
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(note for note in (self.base.note, self.limit and self.limit.note) if note)
-
-
 def parse_relative_slo(text: str) -> Slo:
     """Return the objective of a text: "2x@32" is twice the latency at 32, "30ms" or "0.03s" a latency. Raises
     BadUsage."""
@@ -120,50 +101,10 @@ def parse_relative_slo(text: str) -> Slo:
     raise BadUsage(f"{text!r} is no latency objective", "2x@32 (twice the latency at 32) or 30ms or 0.03s")
 
 
-def batching(
-    points: Sequence[Point], slo: Slo | None, threshold: float, law: Fit | None, b_half: float | None = None
-) -> Batching:
-    """Return efficiency, limits and the load chosen, of the valid points.
-
-    Args:
-        threshold: Epsilon.
-        law: Of throughput, None if none could be fitted.
-        b_half: If it is known, for the law of latency.
-
-    Raises:
-        TooFewPoints: The rate of one sequence or the objective cannot be told.
-    """
-    valid = valid_points(points)
-    waits = latency_law(valid, b_half)
-    base = measured_base(valid)
-    if base is None:
-        if law is None or not law.identified:
-            why = "batching efficiency needs T(1): no valid point at 1, and no law to tell it"
-            raise TooFewPoints(why, "a point at 1")
-        trust = f"which is off by up to {percent(law.error_max)} elsewhere"
-        base = Base(law.tokens_per_s(1), 0, f"no valid point at 1: T(1) is by the saturation law, {trust}")
-    limit = None if slo is None else limit_of(slo, valid, waits)
-    choice, rates = b_opt(valid, base, limit, threshold), {p.concurrency: fmean(p.repeats) for p in valid}
-    # eff(B) = (1 + b_half)/(B + b_half) by the law; the latency is within the objective up to 0 if no batch is.
-    efficient = (1 + law.b_half.value) / threshold - law.b_half.value if law and law.identified else None
-    soon = None
-    if slo is not None and waits is not None:
-        seconds = slo.seconds if isinstance(slo, AbsoluteSlo) else slo.factor * waits.seconds(slo.at)
-        soon = max(waits.batch(seconds), 0.0)
-    return Batching(
-        base=base,
-        limit=limit,
-        efficiency={p.concurrency: efficiency(p, base) for p in valid},
-        choice=choice,
-        share=None if choice.value is None else rates[choice.value] / max(rates.values()),
-        caps=Caps(efficient, soon),
-    )
-
-
 def measured_base(points: Sequence[Point]) -> Base | None:
     """Return T(1) as measured; None without a valid point at 1."""
     single = next((p for p in valid_points(points) if p.concurrency == 1), None)
-    return None if single is None else Base(fmean(single.repeats), len(single.repeats))
+    return None if single is None else Base(fmean(single.repeats))
 
 
 def latency_law(points: Sequence[Point], b_half: float | None = None) -> LatencyLaw | None:
@@ -197,17 +138,12 @@ def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit
     return Limit(slo.factor * seconds, note=f"no valid point at {slo.at}: its latency is {how}")
 
 
-def efficiency(point: Point, base: Base) -> float:
-    """Return eff(B) = T(B)/(B T(1)): 1 if every sequence is served as if it were alone."""
-    return fmean(point.repeats) / (point.concurrency * base.per_s)
-
-
 def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float) -> ChosenLoad:
     """Return the largest valid load with eff(B) > threshold and a latency within the limit, both by the
     means; low and high where both are as bad, and as good, as the repeats' noise allows."""
     valid = valid_points(points)
     speed, wait, loads = point_differences(valid), point_differences(valid, e2e_s), [p.concurrency for p in valid]
-    alone = 0 if base.repeats else None
+    alone = None if base.note else 0
     limited = loads.index(limit.at) if limit and limit.at else None
 
     def half(seen: Differences, number: int, other: int | None) -> float:
@@ -219,7 +155,8 @@ def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: f
     def largest(sign: int) -> int | None:
         found = None
         for number, p in enumerate(valid):
-            enough = efficiency(p, base) * math.exp(sign * half(speed, number, alone)) > threshold
+            efficiency = fmean(p.repeats) / (p.concurrency * base.per_s)  # eff(B) = T(B)/(B T(1))
+            enough = efficiency * math.exp(sign * half(speed, number, alone)) > threshold
             latency = fmean(p.e2e_repeats) * math.exp(-sign * half(wait, number, limited))
             if enough and (limit is None or latency <= limit.seconds):
                 found = p.concurrency

@@ -20,7 +20,6 @@ from pytest_slmserve.analysis.points import (
     ReplicaPoint,
     by_series,
     e2e_s,
-    on_hosts_of,
     point_differences,
     points_of,
 )
@@ -49,9 +48,10 @@ class Axes:
     throughput: str = "tokens/s"
     latency: str = "E2E"
 
-    def at(self, loads: object) -> str:
-        """ "8 in flight", or "max_num_seqs 8" """
-        return f"{loads} in flight" if self.knob is None else f"{self.knob} {loads}"
+    def at(self, *loads: object) -> str:
+        """ "8 in flight", "8, 16 in flight", or "max_num_seqs 8" """
+        text = ", ".join(map(str, loads))
+        return f"{text} in flight" if self.knob is None else f"{self.knob} {text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class Curve:
         none. replicas: only what their hosts measured."""
         valid = [*plateau.valid_points(self.alone), *self.valid]
         found = (point for point in valid if point.concurrency == concurrency)
-        return next(filter(None, (on_hosts_of(point, replicas) if replicas else point for point in found)), None)
+        return next(filter(None, (point.on_hosts_of(replicas) if replicas else point for point in found)), None)
 
     @property
     def valid(self) -> list[Point]:

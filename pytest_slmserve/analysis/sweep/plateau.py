@@ -26,16 +26,8 @@ from itertools import pairwise
 from operator import mul
 from statistics import fmean
 
-from pytest_slmserve.analysis.estimates import (
-    TAIL,
-    Interval,
-    growth,
-    launch_means,
-    percent,
-    possible,
-    student_interval,
-    tails,
-)
+from pytest_slmserve.analysis import estimates
+from pytest_slmserve.analysis.estimates import TAIL, Interval, growth, percent
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, output_rate, point_differences
 from pytest_slmserve.analysis.verdict import State, below
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -56,7 +48,7 @@ class ChosenLoad:
     """value: the load that a rule finds, None if there is none. low, high: the same by the ends of the 95 % intervals.
     known: whether there are such ends, that is, whether any point was repeated."""
 
-    value: int | None
+    value: int | None = None
     low: int | None = None
     high: int | None = None
     known: bool = False
@@ -78,7 +70,7 @@ def tail_at(repeats: int, looks: Sequence[int]) -> float:
     if len(looks) < 2:
         return TAIL
     taken = sum(n <= repeats for n in looks)
-    return tails(tuple(looks), looks[-1], TAIL)[max(taken - 1, 0)]
+    return estimates.tails(tuple(looks), looks[-1], TAIL)[max(taken - 1, 0)]
 
 
 def gains(
@@ -187,14 +179,15 @@ def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
     each = [fit_law([(p.batch_repeats[i], p.repeats[i]) for p in valid], b_half) for i in range(repeats)]
     launches = [tuple(p.used[i][0].launch for p in valid if p.used) for i in range(repeats)]
 
-    def around(value: float, of: Callable[[float, float], float]) -> Interval:
-        return possible(student_interval(launch_means(zip(launches, (of(*law) for law in each))), value))
+    def around(value: float, fitted: Iterable[float]) -> Interval:
+        by_launch = estimates.launch_means(zip(launches, fitted))
+        return estimates.possible(estimates.student_interval(by_launch, value))
 
     errors = [abs((batch + half) / t_inf * rate / batch - 1) for batch, rate in means]
     return Fit(
-        t_inf=around(t_inf, lambda t, b: t),
-        b_half=around(half, lambda t, b: b) if b_half is None else Interval(half),
-        fixed_s=around(half / t_inf, lambda t, b: b / t),
+        t_inf=around(t_inf, (t for t, _ in each)),
+        b_half=around(half, (b for _, b in each)) if b_half is None else Interval(half),
+        fixed_s=around(half / t_inf, (b / t for t, b in each)),
         error_mean=fmean(errors),
         error_max=max(errors),
         n=repeats,

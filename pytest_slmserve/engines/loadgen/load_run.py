@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
-from pytest_slmserve.engines.loadgen.streams import Lead, RequestStream, Streams
+from pytest_slmserve.engines.loadgen.streams import Bodies, Lead, RequestStream, Streams, target_of
 from pytest_slmserve.engines.worker.slm_pacing import closed_loop
 from pytest_slmserve.engines.worker.slm_process import Lines
 

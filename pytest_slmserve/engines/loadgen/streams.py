@@ -1,24 +1,37 @@
-"""Many streams at once: what arrives is stamped and kept first, and read when there is time.
+"""Requests to a server as bytes, non-blocking connections to it, and many streams on them at once.
 
-A piece's time is the kernel's, taken as its last packet came in, so it does not depend on when this process got to it.
-Without one (TLS, other systems) it is the time at which epoll reported the socket. Chunks that waited together are one
-piece and have the time of the last of them: how far that can be off for the first is counted as `doubt`.
+What arrives is stamped and kept first, and read when there is time. A piece's time is the kernel's, taken as its last
+packet came in, so it does not depend on when this process got to it. Without one (TLS, other systems) it is the time at
+which epoll reported the socket. Chunks that waited together are one piece and have the time of the last of them: how
+far that can be off for the first is counted as `doubt`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import select
+import socket
 import ssl
+import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
+from urllib.parse import urlsplit
 
-from pytest_slmserve.engines.loadgen.connection import STAMP, Address, Connection, SecureConnection, Target, address_of
 from pytest_slmserve.engines.loadgen.response import Answer, RequestFailed
+from pytest_slmserve.schema.printable import SHORTEST, hidden, printable
 
+PIECE, PIECES = 1 << 16, 16  # bytes, and how many at once
+STAMP = struct.Struct("ll")  # a timespec
+SO_TIMESTAMPNS = 35  # of Linux; Python names it since 3.14 only
+TRIAL_S = 5.0
+ANCILLARY = socket.CMSG_SPACE(STAMP.size)
+PORTS = {"http": 80, "https": 443}
+OPEN_HEADERS = {"accept", "content-type", "user-agent"}  # they hold no secrets
 CONNECTING = 64  # at once: more would overflow the queue of a server that accepts slowly
 CONNECT_S = 10.0
 READ_S, LONG_READ_S = 0.0002, 0.02  # reading goes on for so long before sockets are looked at again
@@ -29,8 +42,188 @@ TOLD = 300  # characters of a failure
 TURN_S = 0.1  # no turn lasts longer
 COARSE_S = 0.002
 LAST_CHUNK = b"0\r\n\r\n"
+SAME_STEP = 0.5  # of a step's usual time: it reaches the streams one after the other
+NEVER = float("-inf")
 
+Address = tuple[int, tuple[object, ...]]  # family, and what `connect` takes
+Piece = tuple[bytes, bytes]  # the bytes that arrived, and the kernel's stamp of their last packet, or nothing
 Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the time of day, and when last polled before
+
+
+class Connection:
+    """Plain TCP. `open` once the handshakes are over; until then `advance` is called whenever it is ready."""
+
+    def __init__(self, address: Address) -> None:
+        family, where = address
+        self.socket: socket.socket = socket.socket(family, socket.SOCK_STREAM)
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self.open = False
+        self.old = False  # it has waited, or has served before
+        self.stream: RequestStream | None = None  # whose request it carries
+        self.unsent = b""
+        self.watched = 0
+        self.number = self.socket.fileno()
+        try:
+            self.socket.connect(where)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.socket.close()
+            raise
+
+    def advance(self) -> int:
+        """Continue the handshakes, and return the event to wait for next. Raises OSError."""
+        if error := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(error, os.strerror(error))
+        with suppress(OSError):
+            self.socket.getpeername()
+            self.open = True
+        return select.EPOLLIN if self.open else select.EPOLLOUT
+
+    def receive(self) -> list[Piece]:
+        """All that has arrived, up to a limit; an empty piece if the server has closed. Raises OSError."""
+        try:
+            data, told, _, _ = self.socket.recvmsg(PIECE, ANCILLARY)
+        except BlockingIOError:
+            return []
+        return [(data, told[0][2] if told else b"")]
+
+    def send(self, data: bytes) -> None:
+        """Send as much of `data` as the socket takes, and keep the rest in `unsent`. Raises OSError."""
+        try:
+            sent = self.socket.send(data)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            sent = 0
+        self.unsent = data[sent:]
+
+
+class SecureConnection(Connection):
+    """TLS. Its pieces have no stamp of the kernel: what it decrypts are records, not packets."""
+
+    def __init__(self, address: Address, context: ssl.SSLContext, host: str) -> None:
+        super().__init__(address)
+        self._context, self._host = context, host
+
+    def advance(self) -> int:
+        if not isinstance(self.socket, ssl.SSLSocket):
+            wanted = super().advance()
+            if not self.open:
+                return wanted
+            self.open = False
+            plain, host = self.socket, self._host
+            self.socket = self._context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+        try:
+            self.socket.do_handshake()
+        except ssl.SSLWantWriteError:
+            return select.EPOLLOUT
+        except ssl.SSLWantReadError:
+            return select.EPOLLIN
+        self.open = True
+        return select.EPOLLIN
+
+    def receive(self) -> list[Piece]:
+        """The pieces that have arrived, read until nothing is left in the TLS layer, which epoll does not see."""
+        pieces: list[Piece] = []
+        assert isinstance(self.socket, ssl.SSLSocket), "it is open"
+        with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            while len(pieces) < PIECES or self.socket.pending():
+                pieces.append((self.socket.recv(PIECE), b""))
+                if not pieces[-1][0]:
+                    break
+        return pieces
+
+
+def address_of(host: str, port: int) -> Address:
+    """The first of the host's addresses that accepts a connection, or the last one if none does. Raises OSError for a
+    host without an address."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, where in found[:-1]:
+        with socket.socket(family, kind, protocol) as trial, suppress(OSError):
+            trial.settimeout(TRIAL_S)
+            trial.connect(where)
+            return family, where
+    return found[-1][0], found[-1][4]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server of a load. head: a request's bytes up to the length of its body. secrets: values, longest first."""
+
+    host: str
+    port: int
+    tls: bool
+    head: bytes
+    secrets: tuple[str, ...]
+
+    def request(self, body: str) -> bytes:
+        content = body.encode()
+        return b"%sContent-Length: %d\r\n\r\n%s" % (self.head, len(content), content)
+
+    def without_secrets(self, text: str) -> str:
+        """The text without the key, which servers like to repeat, and without control characters of a terminal."""
+        return printable(hidden(text, self.secrets), layout="")
+
+
+def target_of(url: str, headers: Mapping[str, str]) -> Target:
+    """The server at `url`, and the head of each request to it. Raises ValueError, whose text has neither the headers'
+    values nor a password in the URL."""
+    parts = urlsplit(url)
+    if parts.scheme not in PORTS or not parts.hostname:
+        raise ValueError("the URL does not begin with http://host or https://host")
+    if parts.username is not None:
+        raise ValueError("the URL holds a user's name: a key goes into the headers")
+    port = parts.port or PORTS[parts.scheme]
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    lines = {
+        "Host": host if port == PORTS[parts.scheme] else f"{host}:{port}",
+        "User-Agent": "pytest-slmserve",
+        "Accept": "text/event-stream",
+        "Content-Type": "application/json",
+        **headers,
+    }
+    for name, value in lines.items():
+        if not name.isascii() or not (name + value).isprintable():
+            raise ValueError(f"header {name!r} holds what no header may hold")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    # `Bearer KEY` is a secret, and so is KEY without the first word.
+    values = [value for name, value in headers.items() if name.lower() not in OPEN_HEADERS]
+    words = {word for value in values for word in (value, value.split(" ")[-1]) if len(word) >= SHORTEST}
+    secrets = tuple(sorted(words, key=len, reverse=True))
+    return Target(parts.hostname, port, parts.scheme == "https", head.encode("latin-1"), secrets)
+
+
+class Bodies:
+    """The requests of a load as bytes, by their number; each round through them with a text of its own, if wanted.
+
+    mark: the placeholder in each body of the text that differs from round to round; a body without it is always the
+    same. rounds: the text of the first round through all bodies, of the second, and so on; none: no placeholders.
+
+    Rounds go on from load to load, so that no two requests are alike while there are rounds enough.
+    """
+
+    def __init__(self, target: Target, bodies: Sequence[str], mark: str = "", rounds: Sequence[str] = ()) -> None:
+        self._target, self._bodies, self._mark, self._rounds = target, bodies, mark, rounds
+        self._first = self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def of(self, number: int) -> bytes:
+        """The request of that number in a load."""
+        at, index = divmod(number, len(self._bodies))
+        self._last = max(self._last, at)
+        body = self._bodies[index]
+        if self._rounds:
+            body = body.replace(self._mark, self._rounds[(self._first + at) % len(self._rounds)], 1)
+        return self._target.request(body)
+
+    def begin_anew(self) -> None:
+        """Another load begins: its rounds are others."""
+        self._first, self._last = self._first + self._last + 1, 0
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +265,6 @@ class Streams:
         if self._context:
             self._context.set_alpn_protocols(["http/1.1"])
         self._connections: dict[int, Connection] = {}
-        self._streams: dict[Connection, RequestStream] = {}
         self._idle: dict[Connection, None] = {}
         self._refused = 0
         self._without_connection: deque[RequestStream] = deque()
@@ -89,7 +281,7 @@ class Streams:
         until = time.monotonic() + CONNECT_S
         refused = self._refused
         while len(self._idle) < count and time.monotonic() < until and self._refused == refused:
-            opening = len(self._connections) - len(self._idle) - len(self._streams)
+            opening = sum(not connection.open for connection in self._connections.values())
             if opening < min(count - len(self._idle), CONNECTING):
                 self._connect()
             else:
@@ -162,7 +354,7 @@ class Streams:
             else:
                 connection = Connection(self._address)
         except OSError as error:
-            return self._fail_waiting(error)
+            return self._fail_waiting(system_error_text(error))
         self._connections[connection.number] = connection
         self._watch(connection, select.EPOLLOUT)
 
@@ -176,12 +368,11 @@ class Streams:
         self._idle.pop(connection, None)
         connection.socket.close()
 
-    def _fail_waiting(self, error: Exception) -> None:
+    def _fail_waiting(self, why: str) -> None:
         """No connection comes about: the stream that has waited longest fails."""
         self._refused += 1
         if self._without_connection:
-            why = f"no connection: {system_error_text(error)}"
-            self._fail(self._without_connection.popleft(), "no connection", why)
+            self._fail(self._without_connection.popleft(), "no connection", f"no connection: {why}")
 
     def _advance(self, connection: Connection, clock: Clock) -> None:
         """Continue the handshakes of a connection that epoll reported; send and fetch on one that is open."""
@@ -194,18 +385,14 @@ class Streams:
             if connection.unsent:
                 self._write(connection, connection.unsent)
             pieces = connection.receive()
-            stream = self._streams.get(connection)
+            stream = connection.stream
             if stream is None:  # it waits, and a server that sends something now is about to close it
                 return self._drop(connection) if pieces else None
             for data, told in pieces:
                 if stream not in self.in_flight:
-                    continue
-                if not data:  # the server has closed
-                    self.read(stream)
-                    if stream in self.in_flight:
-                        self._drop(connection)
-                        self._break_off(stream, "")
-                    continue
+                    return
+                if not data:
+                    return self._lose(connection, "")
                 self.heard = clock[0]
                 self.pieces += 1
                 self._unread_bytes += len(data)
@@ -215,7 +402,7 @@ class Streams:
                 if data.endswith(LAST_CHUNK) or b"data:" not in data:  # its end, perhaps, or nothing usual
                     self.read(stream)
         except OSError as error:
-            self._lose(connection, error)
+            self._lose(connection, system_error_text(error))
 
     def _use(self, connection: Connection) -> None:
         """Give a free connection to the stream that waits, or keep it for the next one."""
@@ -225,22 +412,36 @@ class Streams:
             connection.old = True
             self._idle[connection] = None
 
-    def _lose(self, connection: Connection, error: Exception) -> None:
+    def _lose(self, connection: Connection, why: str) -> None:
+        """Drop a connection that the server has closed, or that failed. Its stream ends with what has come, or is sent
+        again: an old connection may have been closed just as the request was sent. why: the error, if there was one."""
         self._drop(connection)
-        stream = self._streams.get(connection)
-        if stream:
-            self._break_off(stream, system_error_text(error))
-        elif not connection.open:
-            self._fail_waiting(error)
+        stream = connection.stream
+        if stream is None:
+            return None if connection.open else self._fail_waiting(why)
+        self.read(stream)
+        if stream not in self.in_flight:
+            return
+        if connection.old and stream.answer.response.status is None:
+            del self.in_flight[stream]
+            connection.stream = stream.connection = None
+            self.in_flight[stream] = None
+            self._without_connection.append(stream)
+            return self._connect()
+        try:
+            stream.answer.read(stream.read_until, b"")
+        except RequestFailed as error:
+            return self._fail(stream, error.kind, f"{error} ({why})" if why else f"{error}")
+        self._leave(stream)
+        self.ended.append(stream)
 
     def _send_on(self, connection: Connection, stream: RequestStream) -> None:
-        stream.connection = connection
-        self._streams[connection] = stream
+        stream.connection, connection.stream = connection, stream
         stream.sent = stream.sent or time.monotonic()  # again: it has waited since the first time
         try:
             self._write(connection, stream.body)
         except OSError as error:
-            self._lose(connection, error)
+            self._lose(connection, system_error_text(error))
 
     def _write(self, connection: Connection, data: bytes) -> None:
         connection.send(data)
@@ -275,34 +476,13 @@ class Streams:
             self._leave(stream)
             self.ended.append(stream)
 
-    def _break_off(self, stream: RequestStream, why: str) -> None:
-        """End a stream whose connection is lost, or send it again: an old connection may have been closed just as the
-        request was sent."""
-        self.read(stream)
-        connection = stream.connection
-        if stream not in self.in_flight or connection is None:
-            return
-        if connection.old and stream.answer.response.status is None:
-            del self._streams[connection]
-            del self.in_flight[stream]
-            stream.connection = None
-            self.in_flight[stream] = None
-            self._without_connection.append(stream)
-            return self._connect()
-        try:
-            stream.answer.read(stream.read_until, b"")
-        except RequestFailed as error:
-            return self._fail(stream, error.kind, f"{error} ({why})" if why else f"{error}")
-        self._leave(stream)
-        self.ended.append(stream)
-
     def _leave(self, stream: RequestStream) -> None:
         """Take a stream off its connection, which then waits for another if it may, and is closed otherwise."""
         del self.in_flight[stream]
         connection, stream.connection = stream.connection, None
         if connection is None:
             return
-        del self._streams[connection]
+        connection.stream = None
         if self._connections.get(connection.number) is not connection:
             return
         response = stream.answer.response
@@ -333,10 +513,6 @@ def system_error_text(error: Exception) -> str:
     """An error of the system, without the address that some of them repeat."""
     text = getattr(error, "strerror", None) or str(error)
     return f"{type(error).__name__}: {text}"
-
-
-SAME_STEP = 0.5  # of a step's usual time: it reaches the streams one after the other
-NEVER = float("-inf")
 
 
 class Lead:

@@ -109,14 +109,7 @@ def interval_row(x: Any, seen: Interval, series: str, hollow: object = False) ->
 
 
 def point_rows(
-    points: Sequence[Any],
-    field: str,
-    series: str,
-    scale: float = 1.0,
-    unit: str = "",
-    *,
-    noise: bool = True,
-    **more: Any,
+    points: Sequence[Any], field: str, series: str, scale: float = 1.0, unit: str = "", noise: bool = True, **more: Any
 ) -> Values:
     """Return a row of `line_chart` for each point at which a figure is known: its load, the figure, its interval from
     the repeats, and whether the point is degraded.
@@ -171,22 +164,25 @@ def row_axis(names: Iterable[str]) -> Spec:
     return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": ticks}
 
 
+def named_looks(field: str, names: Iterable[str], looks: Iterable[Any], legend: Spec | None = None) -> Spec:
+    """Return the encoding that gives each name of a field its look: a color, a shape or dashes."""
+    scale = {"domain": [*names], "range": [*looks]}
+    return {"field": field, "type": "nominal", "title": None, "scale": scale, "legend": legend}
+
+
 def series_looks(names: Sequence[str], looks: Mapping[str, tuple[str, str]] | None = None) -> Spec:
     """Return the encodings of color and shape that tell several series apart. looks: color and shape of each name, if
     they have a meaning."""
     several = len(COLOURS)
     numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
-    colours = [COLOURS[i % several] for i in numbers]
-    shapes = [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]
-    if looks:
-        colours, shapes = (list(each) for each in zip(*(looks[name] for name in names)))
+    each = [(COLOURS[i % several], SHAPES[(i + i // several) % len(SHAPES)]) for i in numbers]
+    colours, shapes = zip(*([looks[name] for name in names] if looks else each))
     long = max(map(len, names), default=0) > 40
     key = {"orient": "bottom", "columns": 1 if long else 2, "symbolSize": 70, "labelLimit": 400}
     legend = key if len(names) > 1 else None
-    encoding = {"field": "series", "type": "nominal", "title": None}
     return {
-        channel: {**encoding, "scale": {"domain": list(names), "range": looks}, "legend": legend}
-        for channel, looks in (("color", colours), ("shape", shapes))
+        "color": named_looks("series", names, colours, legend),
+        "shape": named_looks("series", names, shapes, legend),
     }
 
 
@@ -265,9 +261,8 @@ def line_chart(
     line: Spec = {"color": color, "order": {"field": "order" if any("order" in row for row in rows) else "x"}}
     line["order"]["type"] = "quantitative"
     if len(strokes) > 1:
-        scale = {"domain": list(strokes), "range": [*STROKES[: len(strokes)]]}
         legend = {"orient": "bottom", "symbolType": "stroke"}
-        line["strokeDash"] = {"field": "stroke", "type": "nominal", "title": None, "scale": scale, "legend": legend}
+        line["strokeDash"] = named_looks("stroke", strokes, STROKES[: len(strokes)], legend)
     layers = list(under)
     for rule in rules:
         across = "x" if "x" in rule else "y"
@@ -304,18 +299,15 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
         flat: The load from which on the only sweep is flat: its plateau is shaded, and there is no ring.
     """
     names, axes, single = [name for name, _ in named], named[0][1].axes, named[0][1] if len(named) == 1 else None
-    points, rings, laws = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    points, rings, laws, predicted = (list[dict[str, Any]]() for _ in range(4))
     roofs: dict[tuple[float, float], dict[str, Any]] = {}
-    predicted: Values = []
     for name, curve in named:
         first, last = curve.valid[0].concurrency, curve.valid[-1].concurrency
         loads = [first * (last / first) ** (i / (SAMPLES - 1)) for i in range(SAMPLES)]
-        points += point_rows(curve.valid, "output_tokens_per_s", name, unit="tokens/s")
-        if single is None:
-            knee = curve.plateau().value
-            rings += [
-                {"x": knee, "y": p.output_tokens_per_s, "series": name} for p in curve.valid if p.concurrency == knee
-            ]
+        seen = point_rows(curve.valid, "output_tokens_per_s", name, unit="tokens/s")
+        points += seen
+        knee = None if single else curve.plateau().value
+        rings += [row for row in seen if row["x"] == knee]
         try:
             law = fit(curve.points)
         except TooFewPoints:
@@ -326,31 +318,30 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
             bound = [(load, ceiling_tokens_per_s(work, peaks, load)) for load in loads]
             roofs |= {at: {"x": at[0], "y": at[1], "series": name} for at in bound if at not in roofs}
         for p in curve.predictions:
-            row = interval_row(p.concurrency, p.tokens_per_s, name)
-            predicted.append(
-                {**row, "hollow": True, "predicted": True, "shown": f"{shown(row['y'])} tokens/s, predicted"}
-            )
+            row = interval_row(p.concurrency, p.tokens_per_s, name, hollow=True)
+            predicted.append(row | {"predicted": True, "shown": f"{shown(row['y'])} tokens/s, predicted"})
     highest = max(min(row["high"] or row["y"], 2 * row["y"]) for row in points)  # wider intervals leave the chart
     most = max(1.3 * max(row["y"] for row in points), 1.15 * highest)
     highest = max([most, *(1.05 * row["y"] for row in predicted)])
     y = axis("y", axes.throughput if axes.knob else TOKENS_PER_S, domain=(0, highest))
     x = load_axis((row["x"] for row in (*points, *predicted)), axes.knob or IN_FLIGHT)
     color = series_looks(names)["color"]
-    under: list[Spec] = []
-    if single and flat is not None and flat < single.valid[-1].concurrency:  # the loads of the plateau, shaded
-        shade = {"type": "rect", "opacity": 0.12, "color": GREEN, "aria": False}
-        plateau = [{"from": flat, "to": single.valid[-1].concurrency}]
-        under.append(layer(shade, plateau, x="from", x2="to"))
     below = [row for row in roofs.values() if row["y"] <= most]
     thin = {**LINE, "strokeWidth": 1.2}
-    under.append(layer(thin, laws, x="x", y="y", color=color))
-    under.append(layer({**thin, "strokeDash": DASHES}, below, x="x", y="y", color=color))
     ring = {"type": "point", "filled": False, "size": 260, "strokeWidth": 2, "aria": False}
-    under.append(layer(ring, rings, x="x", y="y", color=color))
-    full = single.kv_capacity if single else None
-    rules = []
-    if single and full and single.valid[0].concurrency < full < single.valid[-1].concurrency:
-        rules.append({"x": full, "text": "KV cache full"})
+    under = [
+        layer(thin, laws, x="x", y="y", color=color),
+        layer({**thin, "strokeDash": DASHES}, below, x="x", y="y", color=color),
+        layer(ring, rings, x="x", y="y", color=color),
+    ]
+    rules: Values = []
+    if single:
+        least, largest, full = single.valid[0].concurrency, single.valid[-1].concurrency, single.kv_capacity
+        if flat is not None and flat < largest:  # the loads of the plateau, shaded
+            shade = {"type": "rect", "opacity": 0.12, "color": GREEN, "aria": False}
+            under.insert(0, layer(shade, [{"from": flat, "to": largest}], x="from", x2="to"))
+        if full and least < full < largest:
+            rules = [{"x": full, "text": "KV cache full"}]
     words = f"{y['title']} over {x['title']}, {', '.join(names)}"
     return line_chart([*points, *predicted], x, y, names, rules=rules, joined=False, under=under, description=words)
 
@@ -390,22 +381,16 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
     rows: Values = []
     for label, curve in curves:
         front = {point.concurrency for point in curve.pareto_front()}
-        waits = intervals(curve.valid, e2e_s)
-        for point, row, wait in zip(
-            curve.valid, point_rows(curve.valid, "output_tokens_per_s", label, unit="tokens/s"), waits, strict=True
-        ):
-            best = row["x"] in front
-            more = {"hollow": not best, "optimal": best, "left": wait.low, "right": wait.high, "load": row["x"]}
-            rows.append({**row, "x": point.e2e_s, **more})
+        seen = point_rows(curve.valid, "output_tokens_per_s", label, unit="tokens/s")
+        for point, row, wait in zip(curve.valid, seen, intervals(curve.valid, e2e_s), strict=True):
+            best, load = row["x"] in front, row["x"]
+            more = {"hollow": not best, "optimal": best, "left": wait.low, "right": wait.high, "load": load}
+            rows.append({**row, "x": point.e2e_s, **more, "text": str(load) if best else ""})
     names = [label for label, _ in curves]
     x, y = axis("x", "mean E2E latency, s", scale="log"), axis("y", TOKENS_PER_S, scale="log")
     color = series_looks(names)["color"]
-    mark = {**TEXT, "align": "left", "dx": 8, "dy": 9}
-    under = [
-        layer(LINE, where="datum.optimal", x="x", y="y", color=color),
-        whiskers("left", "right", "x", y="y", color=color),
-        layer(mark, where="datum.optimal", x="x", y="y", text="load"),
-    ]
+    front_line = layer(LINE, where="datum.optimal", x="x", y="y", color=color)
+    under = [front_line, whiskers("left", "right", "x", y="y", color=color)]
     words = "throughput against latency"
     return line_chart(rows, x, y, names, joined=False, under=under, description=words, height=320)
 
@@ -454,8 +439,7 @@ def stacked_bars(parts: Values, looks: Mapping[str, str], title: str, descriptio
         rows.append({**part, "x": begin, "end": ends[part["subject"]]})
     named = [name for name in looks if any(row["series"] == name for row in rows)]
     key = {"orient": "bottom", "columns": 3, "symbolType": "square", "symbolSize": 110}
-    scale = {"domain": named, "range": [looks[name] for name in named]}
-    color = {"field": "series", "type": "nominal", "title": None, "scale": scale, "legend": key}
+    color = named_looks("series", named, (looks[name] for name in named), key)
     said = {"subject": "", "engine": "of", "series": "part", "shown": "has"}
     told = [{"field": name, "title": words} for name, words in said.items() if name in rows[0]]
     y, domain = row_axis(ends), (0, round(max(ends.values()), 6))
@@ -568,10 +552,7 @@ def interval_chart(
     large = max(map(abs, domain)) >= 1000
     x = axis("x", x_title, domain=domain, format="~s" if large else "~r", tickCount=6)
     y = row_axis(row["subject"] for row in values)
-    color, shape = (
-        {"field": "state", "type": "nominal", "scale": {"domain": [*STATES], "range": [*looks]}, "legend": None}
-        for looks in zip(*STATES.values())
-    )
+    color, shape = (named_looks("state", STATES, looks) for looks in zip(*STATES.values()))
     told = [{"field": "subject", "title": ""}, {"field": "shown", "title": "value"}, {"field": "state", "title": "it"}]
     layers = [
         *under,
@@ -595,14 +576,12 @@ def forest(verdicts: Sequence[Verdict]) -> Spec | None:
 def gate_forest(gated: Sequence[Comparison], shown: Sequence[Comparison], series: Iterable[PairSeries]) -> Spec | None:
     """Return candidate over baseline of each endpoint: every pair and the estimate with its interval, and the margin of
     those that are gated."""
-    pairs_of = {each.name: each.pairs for each in series}
+    pairs_of, judged = {each.name: each.pairs for each in series}, {each.name for each in gated}
     found: list[Estimate] = []
     pairs: Values = []
-    for each, (state, bound) in (
-        *((each, (each.outcome, margin_at(each))) for each in gated),
-        *((each, (State.INCONCLUSIVE, None)) for each in shown),
-    ):
+    for each in (*gated, *shown):
         if each.ratio is not None:
+            state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.INCONCLUSIVE, None)
             found.append((each.name, each.ratio, bound, state, f"{each.ratio.value:.4f}"))
             both = [(before, after) for before, after in pairs_of[each.name] if before and after is not None]
             pairs += [{"subject": each.name, "pair": after / before} for before, after in both]

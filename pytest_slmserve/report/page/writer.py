@@ -16,6 +16,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from itertools import takewhile
@@ -25,27 +26,15 @@ from typing import Any
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
-from pytest_slmserve.analysis.sweep.curve import Curve, labels
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
-from pytest_slmserve.report import gate as gates
-from pytest_slmserve.report import screen, verdicts
-from pytest_slmserve.report.as_json import facts, plain
-from pytest_slmserve.report.compare import days_of, history_sections, measured_facts
+from pytest_slmserve.report import compare, gate, loads, screen, sweeps, verdicts
+from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.deployments import best_deployments
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.loads import (
-    ValidityCriteria,
-    goodput_columns,
-    goodput_rows,
-    load_sections,
-)
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.page.charts import PLANE, PLANE_NOTE
-from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.section import Cells, Chart, Legend, Look, Named, Section, section_text
-from pytest_slmserve.report.sweeps import overview_tables, sweep_section
 from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
 from pytest_slmserve.schema.errors import BadUsage, SlmError, regular
 from pytest_slmserve.schema.printable import printable
@@ -67,12 +56,10 @@ _MODULE = (  # the interpreter is published as a module, which a page in a file 
     ("} from 'vega-util';", "} = vega;"),
     ("export { expression as expressionInterpreter };", "vega.expressionInterpreter = expression;"),
 )
-
-
 NOTHING = "nothing was measured"
 TEXT_WIDTH = 150  # columns of a table as text
 WIDE = 100_000  # columns of a layout in which no line is broken: the browser breaks them
-STARTING_SLO = parse_slo("ttft:200ms,tpot:50ms")  # if none was given
+STARTING_SLO = window.parse_slo("ttft:200ms,tpot:50ms")  # if none was given
 # Of the outcomes of claims; others are open.
 LOOKS: dict[str, Look] = {"pass": "good", "fail as expected": "good", "FAIL": "bad", "PASS, UNEXPECTED": "bad"}
 STATUSES = {
@@ -91,25 +78,26 @@ UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environm
 def page_section(heading: str, shown: Iterable[Section | Legend]) -> dict[str, Any]:
     """Return sections below one heading for the template. The text of each is that of a terminal, with the legends."""
     everything = list(shown)
-    sections = [each for each in everything if isinstance(each, Section)]
-    legends = [each for each in everything if isinstance(each, Legend)]
     with laid_out(TEXT_WIDTH):
-        texts = ["\n\n".join([section_text(each), *map(section_text, legends)]) for each in sections]
-    return {"heading": heading, "parts": [{**_part(each), "text": text} for each, text in zip(sections, texts)]}
+        legends = [section_text(each) for each in everything if isinstance(each, Legend)]
+        parts = [
+            {**_part(each), "text": "\n\n".join([section_text(each), *legends])}
+            for each in everything
+            if isinstance(each, Section)
+        ]
+    return {"heading": heading, "parts": parts}
 
 
 def _part(section: Section) -> dict[str, Any]:
     """Return a section for the template, with the charts of which something is known by the heading of their group."""
-    return {
-        "section": section,
-        "chart_groups": grouped((chart for chart in section.charts() if chart.spec), lambda chart: chart.group),
-    }
+    drawn = grouped((chart for chart in section.charts() if chart.spec), lambda chart: chart.group)
+    return {"section": section, "chart_groups": drawn}
 
 
 def page_content(found: Findings, status: int | None, sections: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """Return the names of the template with their values. sections: further ones, after the gates."""
     measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
-    shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
+    shown = [(label, curve) for curve, label in found.labelled if curve.valid]
     failures = [
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
         *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
@@ -117,13 +105,14 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
     others = screen.subject_sections(found)
     del others["Models"]  # they have a place of their own
     subjects = [
-        page_section("Gate", map(gates.gate_section, found.gates)),
+        page_section("Gate", map(gate.gate_section, found.gates)),
         *sections,
         *(page_section(heading, each) for heading, each in others.items()),
-        page_section("Loads", load_sections(found.loads, ValidityCriteria(found.slo))),
-        page_section("History", history_sections(found.history)),
+        page_section("Loads", loads.load_sections(found.loads, loads.ValidityCriteria(found.slo))),
+        page_section("History", compare.history_sections(found.history)),
     ]
     title, measured = _measured(measurements)
+    alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
     with laid_out(WIDE):
         disturbed = screen.disturbances(found)
         return {
@@ -135,16 +124,16 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
             "inconclusive": [*verdicts.inconclusive(kinds, found.curves), *found.inconclusive],
             "facts": measured.items(),
             "reproduce": found.command or reproduce(measurements),
-            "overview": [shown.cells for shown in overview_tables(found)],
+            "overview": [shown.cells for shown in sweeps.overview_tables(found)],
             "deployments": list(best_deployments(found)),
             "disturbed": disturbed if found.curves or found.shared or found.jobs or found.gates else None,
             "environments": _environments(measurements),
-            "claims": list(_claims(found)),
-            "pareto": [
-                Chart(PLANE, charts.pareto(alike), PLANE_NOTE)
-                for alike in grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
+            "claims": [
+                (name, CLAIMS.get(name), charts.forest([each.verdict for each in group]), group)
+                for name, group in verdicts.by_claim(found.judged, strict=found.strict).items()
             ],
-            "models": [_model(label, sweep_section(curve, label, found)) for label, curve in shown],
+            "pareto": [Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE) for curves in alike],
+            "models": [_model(label, sweeps.sweep_section(curve, label, found)) for label, curve in shown],
             "sections": [section for section in subjects if section["parts"]],
             "notes": [*found.notes, *filter(None, [found.reused_text])],
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
@@ -154,12 +143,12 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
 
 def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]:
     """Return the devices and releases, or that these are simulated, and names and values of what was measured."""
-    known = measured_facts(measurements)
+    known = compare.measured_facts(measurements)
     devices, releases, models = (", ".join(known[name]) for name in ("devices", "vllm", "models"))
     title = f"{devices}, vLLM {releases}" if releases and devices else devices
     if measurements and all(m.environment.platform == "simulated" for m in measurements):
         title = SIMULATED
-    each = {"machine": devices, "vLLM": releases, "models": models, "measured": days_of(measurements)}
+    each = {"machine": devices, "vLLM": releases, "models": models, "measured": compare.days_of(measurements)}
     if measurements:
         each["measurements"] = f"{known['measurements']:,}, of {known['launches']:,} launches"
     return title, {name: value for name, value in each.items() if value}
@@ -196,24 +185,6 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
     return Cells("Environment", heads, rows, [False] * len(heads)) if rows else None
 
 
-def _claims(found: Findings) -> Iterator[dict[str, Any]]:
-    """Yield each claim with its statement, its chart and a row for each verdict."""
-    for name, group in verdicts.by_claim(found.judged, strict=found.strict).items():
-        claim = CLAIMS.get(name)
-        spec = charts.forest([each.verdict for each in group])
-        rows = [
-            {
-                **facts(each, "words", "why"),
-                **facts(each.verdict, "state", "subject"),
-                "look": "open" if each.words == "inconclusive" else "bad" if each.words.isupper() else "good",
-            }
-            for each in group
-        ]
-        chart = Chart("Interval of each subject against its bound", spec) if spec else None
-        about = {"statement": claim.statement if claim else "", "source": claim.source if claim else ""}
-        yield {"name": name, **about, "chart": chart, "verdicts": rows}
-
-
 def _model(label: str, section: Section) -> dict[str, Any]:
     """Return a sweep as the template shows it: lines on what was measured, findings, charts, tables, remarks."""
     head = [*takewhile(lambda part: isinstance(part, str), section.parts)]
@@ -227,30 +198,29 @@ def _model(label: str, section: Section) -> dict[str, Any]:
     }
 
 
-def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any] | None:
+def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[str, Any] | None:
     """Return goodput under an SLO as a table, and what the page needs to compute it for another one; None without
     points."""
     if not shown:
         return None
-    points = [
-        (label, point, row)
-        for label, curve in shown
-        for point, row in zip(curve.points, goodput_rows(curve, slo))
-        if point.valid
-    ]
-    columns = [column for column in goodput_columns("in\nflight", slo) if column.name in GOODPUT]
-    cells = [[label, *(column.cell(row) for column in columns)] for label, _, row in points]
-    heads, names, loads = ["model", *GOODPUT], [label for label, _ in shown], [p.concurrency for _, p, _ in points]
+    columns = [column for column in loads.goodput_columns("in\nflight", slo) if column.name in GOODPUT]
+    points, cells = [], []
+    for label, curve in shown:
+        for point, row in zip(curve.points, loads.goodput_rows(curve, slo)):
+            if point.valid:
+                points.append((label, point))
+                cells.append([label, *(column.cell(row) for column in columns)])
+    heads, names, at = ["model", *GOODPUT], [label for label, _ in shown], [point.concurrency for _, point in points]
     return {
         "bounds": {name: slo.bounds.get(name) for name in ("ttft", "tpot", "e2e")},
         "table": Cells("Goodput of each load", heads, cells, [False, *(True for _ in columns)]),
         "charts": [
-            Chart("Goodput over load", charts.goodput_chart(names, loads, "per_s", "goodput, requests/s")),
-            Chart("Share of good requests", charts.goodput_chart(names, loads, "percent", "good requests, %")),
+            Chart("Goodput over load", charts.goodput_chart(names, at, "per_s", "goodput, requests/s")),
+            Chart("Share of good requests", charts.goodput_chart(names, at, "percent", "good requests, %")),
         ],
         "requests": [
             {"series": label, "x": point.concurrency, "windows": list(map(_window, point.used))}
-            for label, point, _ in points
+            for label, point in points
         ],
     }
 
@@ -302,7 +272,7 @@ def _tallies(found: Findings, kinds: Mapping[str, Sequence[Verdict]]) -> Iterato
     if either:
         yield {"count": sum(map(len, either.values())), "words": verdicts.tally(either), "look": "open"}
     for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
-        yield {"count": len(judged), "words": f"gate: {gates.WORDS[state]}", "look": gates.LOOKS[state]}
+        yield {"count": len(judged), "words": f"gate: {gate.WORDS[state]}", "look": gate.LOOKS[state]}
 
 
 def write_page(path: Path, page: str) -> None:
@@ -368,26 +338,34 @@ def rendered(
         text: All that a terminal shows.
         sections: Further sections.
     """
+    page: str = template().render(
+        page_content(found, status, sections), **shared_parts(), records=list(records), progress=progress, text=text
+    )
+    return page
+
+
+@cache
+def shared_parts() -> dict[str, Any]:
+    """Return what all pages have: the glossary, our style and script, the libraries, packed, and the policy by which
+    nothing else runs."""
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
     libraries = {name: (FOLDER / "vendor" / name).read_text("utf-8") for name in LIBRARIES}
     for published, ours in _MODULE:
         assert published in libraries[INTERPRETER], f"{INTERPRETER} is of another release"
         libraries[INTERPRETER] = libraries[INTERPRETER].replace(published, ours)
     libraries[INTERPRETER] = f"(() => {{{libraries[INTERPRETER]}\n}})();"
-    scripts = " ".join(f"'{hash_of(each)}'" for each in (script, *libraries.values()))
+    hashes = [
+        f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'"
+        for each in (style, script, *libraries.values())
+    ]
     rest = "img-src data:; base-uri 'none'; form-action 'none'"
-    page: str = template().render(
-        page_content(found, status, sections),
-        words=GLOSSARY,
-        style=style,
-        script=script,
-        libraries=[{"name": name, "base64": packed(library)} for name, library in libraries.items()],
-        policy=f"default-src 'none'; style-src '{hash_of(style)}'; script-src {scripts}; {rest}",
-        records=list(records),
-        progress=progress,
-        text=text,
-    )
-    return page
+    return {
+        "words": GLOSSARY,
+        "style": style,
+        "script": script,
+        "libraries": {name: packed(library) for name, library in libraries.items()},
+        "policy": f"default-src 'none'; style-src {hashes[0]}; script-src {' '.join(hashes[1:])}; {rest}",
+    }
 
 
 def template() -> Any:
@@ -409,11 +387,6 @@ def parts(text: str) -> list[tuple[str, int]]:
     """Return the parts of a heading: each term with its number in the glossary, from 1, and texts between them with
     0."""
     return [(part, _NUMBERS[part.lower()] if i % 2 else 0) for i, part in enumerate(_TERM.split(text))]
-
-
-def hash_of(text: str) -> str:
-    """Return the hash of a text as a content security policy names it."""
-    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
 def packed(text: str) -> str:
@@ -467,7 +440,7 @@ class RunPage:
         """
         begun = time.monotonic()
         with laid_out(TEXT_WIDTH, every_column=True):
-            text = "\n".join(text for text, _ in tables(found))
+            text = "\n".join(text for text, _ in screen.tables(found))
         records = embedded(found.records) if found.records else []
         try:
             page = rendered(found, records, status=status, progress=progress, text=text)

@@ -29,6 +29,7 @@ from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of, work_of_model
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
+from pytest_slmserve.analysis.sweep.plateau import ChosenLoad
 from pytest_slmserve.schema.models import CATALOGUE
 from pytest_slmserve.schema.specs import GIB
 
@@ -88,7 +89,7 @@ def test_a_prediction_is_marked_and_careful():
     seen = found.advices[0]
     assert seen.decision.predicted and 180 < seen.batch < 256 and seen.advised.predicted
     assert "predicted by the saturation law through 1 and 32 in flight" in seen.decision.notes[0]
-    assert seen.decision.low is seen.decision.high is None and not seen.decision.known
+    assert seen.decision.choice == ChosenLoad(seen.decision.batch)
     assert seen.replicas.advised == 1 and "measured first" in seen.replicas.why
 
 

@@ -10,9 +10,9 @@ from scripts import BASELINES, in_checkout
 from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
+from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.report import curves_of
 from pytest_slmserve.report.advice import serve_words
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadUsage
@@ -185,7 +185,8 @@ def test_what_is_odd_about_external_results_is_noted():
 @in_checkout
 def test_steps_that_no_cuda_graph_covers_are_noted_until_larger_graphs_are_tried():
     """Recorded: with the default a step with a prompt leaves half of the GPU's time to the host."""
-    curves = curves_of(read(BASELINES / "h100-vllm-0.26.0-cuda-graphs.jsonl.xz"))
+    contents = read(BASELINES / "h100-vllm-0.26.0-cuda-graphs.jsonl.xz")
+    curves = stored_curves(contents.measurements, contents.plans)
     noted = {
         (curve.subject, bool(dict(curve.spec.extra))): [n for n in subject.notes if "max_cudagraph_capture_size" in n]
         for curve in curves

@@ -8,10 +8,8 @@ from strategies import WELL, planted_telemetry, watched_run
 from pytest_slmserve.analysis.metrics.gpu_figures import (
     DeviceFigures,
     device_figures,
-    each_gpu,
-    figures_of_each_gpu,
-    imbalance,
     joined_gpus,
+    runs_of_each_gpu,
     watched,
 )
 from pytest_slmserve.analysis.metrics.validity import health
@@ -42,7 +40,7 @@ def test_power_adds_up_ratios_are_means_and_the_slowest_clock_counts():
     assert max(watched(run).values(of.TEMPERATURE)) == 61.0
     assert seen.memory_used_bytes == pytest.approx(17e9) and seen.own_cores == 2.0
     assert seen.power_imbalance == pytest.approx(0.4), "100 W apart, 250 W in the mean"
-    assert [one.power_w for one in figures_of_each_gpu(run)] == pytest.approx([300.0, 200.0])
+    assert [device_figures(one).power_w for one in runs_of_each_gpu(run)] == pytest.approx([300.0, 200.0])
 
 
 def test_reasons_of_a_clock_are_joined_bit_by_bit():
@@ -58,7 +56,7 @@ def test_what_one_of_them_does_not_say_is_not_known_of_all():
 
 def test_one_gpu_stays_what_it_is():
     one = planted_telemetry()
-    assert joined_gpus(one) is one and each_gpu(one) == () and figures_of_each_gpu(watched_run(one)) == ()
+    assert joined_gpus(one) is one and runs_of_each_gpu(watched_run(one)) == ()
     assert device_figures(watched_run(one)).power_imbalance is None
     assert device_figures(watched_run(None)) == DeviceFigures()
 
@@ -79,7 +77,13 @@ def test_health_is_that_of_the_worst_and_names_it():
 
 @given(st.lists(st.floats(1, 1000), min_size=2, max_size=8))
 def test_imbalance_is_none_of_equals_and_grows_with_the_distance(values):
-    seen = imbalance(values)
-    assert 0 <= seen <= len(values)
-    assert imbalance([values[0]] * 3) == 0
-    assert imbalance([*values, None]) is imbalance(values[:1]) is imbalance([]) is None
+    assert 0 <= imbalance(*values) <= len(values)
+    assert imbalance(*values[:1] * 3) == pytest.approx(0)
+    assert imbalance(*values, None) is imbalance(values[0]) is None
+
+
+def imbalance(*powers_w):
+    columns = (
+        watts(power) if power else {of.POWER: None, of.POWER_INSTANT: None, of.ENERGY: None} for power in powers_w
+    )
+    return device_figures(watched_run(several(*columns))).power_imbalance

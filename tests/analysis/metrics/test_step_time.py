@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import (
     ceiling_tokens_per_s,
     device_figures,
     peaks_of,
+    step_time,
     work_of_workload,
 )
 from pytest_slmserve.schema import sensors
@@ -26,10 +27,6 @@ def seen(engine=0.95, dram=0.6, tensor=0.1, m=None):
     columns = {sensors.ENGINE_ACTIVE: engine, sensors.DRAM_ACTIVE: dram, sensors.TENSOR_ACTIVE: tensor}
     telemetry = planted_telemetry(columns, until_s=m.run.window_s[1], interval_s=m.run.window_s[1] / 40)
     return replace(m, run=replace(m.run, telemetry=telemetry))
-
-
-def step_time(m):
-    return module.step_time(m, device_figures(m.run))
 
 
 def saturation_gap(m):

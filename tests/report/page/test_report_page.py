@@ -17,7 +17,7 @@ import pytest
 from html_pages import Page, values_of
 from scripts import BASELINES, needs_checkout
 from stored_records import KNOWN, engine_alone, repeats
-from strategies import H200, WELL, measurement
+from strategies import H200, WELL, law, measurement, planted_telemetry
 
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 
@@ -128,6 +128,26 @@ def test_goodput_in_the_table_is_that_of_the_points(report):
             per_s,
             good,
         )
+
+
+def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():
+    curves = []
+    for model, seconds in (("fast", 0.004), ("slow", 0.008)):
+        pieces = {sensors.OWN_CORES: 1.0, sensors.PROBE: seconds, sensors.PROBE_CPU: seconds}
+        seen = planted_telemetry(pieces, interval_s=0.001, until_s=0.7)
+        made = [measurement(c, law(c), model=model, environment=H200) for c in (1, 2, 4)]
+        curves.append(curve_of(model, [replace(m, run=replace(m.run, telemetry=seen)) for m in made]))
+    tables = Page(rendered(Findings(curves=curves), [])).tables
+    speeds = {}
+    for curve in curves:
+        head, *rows = tables[f"Sensors of {curve.subject}"]
+        speeds[curve.subject] = {row[head.index("host speed %")] for row in rows}
+    assert speeds == {"fast": {"100.0"}, "slow": {"50.0"}}
+
+
+def test_libraries_are_packed_once():
+    one, other = (rendered(Findings(), []) for _ in range(2))
+    assert one == other and writer.shared_parts.cache_info().misses == 1
 
 
 def test_verdicts_disturbances_and_findings_are_sentences_of_the_terminal(report):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.connection import Bodies, target_of
+from pytest_slmserve.engines.loadgen.streams import Bodies, target_of
 from pytest_slmserve.schema.printable import HIDDEN, SHORTEST
 
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=SHORTEST, max_size=40)
