@@ -131,14 +131,8 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
 
 
 def draw_figures(given: argparse.Namespace, found: Findings) -> list[str]:
-    """Draw every picture that the archives have the measurements for.
-
-    Returns:
-        A line for each file and for each picture that could not be drawn.
-
-    Raises:
-        BadUsage: There is nothing to draw, or the folder cannot be made.
-    """
+    """Draw every picture that the archives have the measurements for, and return a line for each, drawn or not. Raises
+    BadUsage if there is nothing to draw, or the folder cannot be made."""
     from pytest_slmserve.report.page.pictures import gate_pictures, pictures, save_picture
 
     at_rates, folder = [m for m in found.loads if is_windowed(m.load)], given.figures
@@ -230,11 +224,9 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
 
 
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
-    """Return curves, points, loads, the history over releases, and verdicts on the claims that the runs judged.
-
-    Verdicts are on all claims if `strict`, and if a run does not tell which ones it judged. Raises BadArchive if the
-    stored claims or plans cannot be read.
-    """
+    """Return curves, points, loads, the history over releases, and verdicts on the claims that the runs judged: on all
+    claims if `strict`, and if a run does not tell which ones. Raises BadArchive if stored claims or plans cannot be
+    read."""
     measurements, jobs = contents.measurements, job_points(contents.measurements)
     sweeps = stored_curves(measurements, contents.plans)
     curves = with_jobs(sweeps, jobs)
