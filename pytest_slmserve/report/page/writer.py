@@ -96,7 +96,7 @@ def _part(section: Section) -> dict[str, Any]:
 
 def page_content(found: Findings, status: int | None, sections: Mapping[str, Iterable[Section]]) -> dict[str, Any]:
     """Return the names of the template with their values. sections: further ones by their heading, after the gates."""
-    measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
+    measurements, kinds = found.measurements, verdicts.by_outcome(found.outcomes)
     shown = [(label, curve) for curve, label in found.labelled if curve.valid]
     failures = [
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
@@ -136,7 +136,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
             "environments": _environments(measurements),
             "claims": [
                 (name, CLAIMS.get(name), charts.forest([each.verdict for each in group]), group)
-                for name, group in verdicts.by_claim(found.judged, strict=found.strict).items()
+                for name, group in verdicts.by_claim(found.outcomes).items()
             ],
             "pareto": [Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE) for curves in alike],
             "models": [_model(label, sweeps.sweep_section(curve, label, found)) for label, curve in shown],
