@@ -84,7 +84,7 @@ def test_a_simulated_gate_says_so_wherever_it_is_shown(platform):
     measured = [replace(m, environment=replace(m.environment, platform=platform)) for m in pairs(4)]
     gated = judge_gate(measured, GateCriteria())
     screen_text = "\n".join(line for line, _ in screen(Findings(gates=[gated])))
-    heading = page_content(Findings(gates=[gated], measurements=measured), 0)["title"]
+    heading = page_content(Findings(gates=[gated], measurements=measured), 0, {})["title"]
     for said in (gate_lines(gated), as_markdown([gated]), screen_text, heading):
         assert (SIMULATED in said) is (platform == "simulated")
 
