@@ -281,12 +281,12 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequenc
         if blocks:
             before, after = min(seen, key=lambda pair: pair[1] / pair[0])
             bound = (1 - BLOCKS_MARGIN) * before
-            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
+            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {100 * BLOCKS_MARGIN:g} % fewer)"
         else:
             bounds = [before + max(MEMORY_MARGIN * before, MEMORY_GRAIN) for before, _ in seen]
             (before, after), bound = max(zip(seen, bounds), key=lambda row: row[0][1] / row[1])
             had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
-            why = f"{used} in use where the baseline has {had} (bound: {most})"
+            why = f"{used} in use where the baseline has {had} (margin: up to {most})"
         state = State.PASSES if (after >= bound if blocks else after <= bound) else State.FAILS
         yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(seen))
 
