@@ -18,17 +18,7 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.points import MEMORY, MemoryRow, memory_rows, reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
-from pytest_slmserve.report.text_table import (
-    ABSENT,
-    Column,
-    change,
-    change_interval,
-    counted,
-    figure,
-    hundredths,
-    milliseconds,
-    whole,
-)
+from pytest_slmserve.report.text_table import ABSENT, Column, changed, counted, figure, hundredths, milliseconds, whole
 from pytest_slmserve.schema.errors import Sharing
 
 SHARINGS = get_args(Sharing)
@@ -70,8 +60,8 @@ NAMES: tuple[Column[Entry], ...] = (
 SERVED: tuple[Column[Entry], ...] = (
     Column("tokens\n/s", lambda e: figure(e.served.output_tokens_per_s, 4)),
     Column("\nsum", lambda e: _other_sum(e.served), rank=6),
-    Column("gain\n%", lambda e: change(e.gain), rank=1),
-    Column("95 %\n", lambda e: change_interval(e.gain), "left", rank=2),
+    Column("gain\n%", lambda e: changed(e.gain)[0], rank=1),
+    Column("95 %\n", lambda e: changed(e.gain)[1], "left", rank=2),
     Column("E2E s\nlargest", lambda e: figure(getattr(e.served, "largest_e2e_s", e.served.e2e_s)), rank=3),
     Column("E2E s\np99", lambda e: figure(e.served.e2e_p99_s), rank=4),
     Column("\nvalid", lambda e: valid_cell(e.served), "left"),
@@ -156,7 +146,7 @@ def best_deployments(found: Findings) -> Iterator[str]:
             best = max(valid, key=lambda p: p.output_tokens_per_s or 0.0)
             alone = alone_at(best, found.curves)
             gain = ratio(best, alone, several=len(valid)) if alone else None
-            over = f", {change(gain)} % (95 %: {change_interval(gain)}) over one engine" if gain else ""
+            over = f", {changed(gain)[0]} % (95 %: {changed(gain)[1]}) over one engine" if gain else ""
             rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
             of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
             yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
@@ -252,8 +242,8 @@ def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Colu
         Column("requests\n/s", lambda one: figure(requests_per_s(curve, one)), rank=4),
         Column("tokens\n/s", lambda one: figure(one.tokens_per_s, 4)),
         Column("tokens/s\nper GPU", lambda one: figure(one.tokens_per_s / one.gpus, 4), rank=4),
-        Column("gain\n%", lambda one: change(gain(one)), rank=1),
-        Column("95 %\n", lambda one: change_interval(gain(one)), "left", rank=2),
+        Column("gain\n%", lambda one: changed(gain(one))[0], rank=1),
+        Column("95 %\n", lambda one: changed(gain(one))[1], "left", rank=2),
         Column("E2E s\nmean", lambda one: figure(one.e2e_s), rank=1),
         Column("E2E s\np99", lambda one: figure(one.served.e2e_p99_s), rank=5),
         Column("power\nW", lambda one: figure(one.served.power_w), rank=3),
@@ -325,8 +315,8 @@ INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
     Column("in\nflight", lambda at: str(at.concurrency)),
     Column("tokens/s\nengine", lambda at: figure(at.engine.output_tokens_per_s, 4)),
     Column("tokens/s\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
-    Column("change\n%", lambda at: change(at.ratio)),
-    Column("95 %\n", lambda at: change_interval(at.ratio), rank=1),
+    Column("change\n%", lambda at: changed(at.ratio)[0]),
+    Column("95 %\n", lambda at: changed(at.ratio)[1], rank=1),
     Column("TTFT ms\nengine", lambda at: milliseconds(at.engine.ttft_s), rank=2),
     Column("TTFT ms\nserver", lambda at: milliseconds(at.server.ttft_s), rank=2),
     Column("TPOT ms\nengine", lambda at: milliseconds(at.engine.tpot_s), rank=3),

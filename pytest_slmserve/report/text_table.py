@@ -65,14 +65,10 @@ def interval_text(seen: Interval | None, show: Callable[[float], str]) -> str:
     return f"{show(seen.low)} to {show(seen.high)}"
 
 
-def change(ratio: Interval | None) -> str:
-    """Return a ratio as its change in per cent, "+2.3"."""
-    return hundredths(None if ratio is None else ratio.value - 1, signed=True)
-
-
-def change_interval(ratio: Interval | None) -> str:
-    """Return the 95 % interval of a ratio as changes in per cent, "+1.2 to +3.4"."""
-    return interval_text(ratio, lambda end: hundredths(end - 1, signed=True))
+def changed(ratio: Interval | None) -> tuple[str, str]:
+    """Return a ratio and its 95 % interval as changes in per cent, "+2.3" and "+1.2 to +3.4"."""
+    ends = interval_text(ratio, lambda end: hundredths(end - 1, signed=True))
+    return hundredths(None if ratio is None else ratio.value - 1, signed=True), ends
 
 
 def whole(number: int | None) -> str:
