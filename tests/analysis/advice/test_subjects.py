@@ -9,9 +9,11 @@ from published import ROWS, served
 from scripts import BASELINES, in_checkout
 from strategies import H200, law, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
+from pytest_slmserve.analysis.advice.subjects import advised_batch_costs_little, of_curves, of_external
 from pytest_slmserve.analysis.claims.table import stored_curves
+from pytest_slmserve.analysis.points import ratio
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.report.advice import serve_words
 from pytest_slmserve.schema import sensors
@@ -188,3 +190,26 @@ def test_engines_of_several_gpus_tell_nothing_of_one():
     assert of_curves([both, one], None, None) == of_curves([one], None, None)
     with pytest.raises(BadUsage, match="opt-1.3b was measured on several GPUs at once, and advice is for one"):
         of_curves([both], None, None)
+
+
+# The claim on the batch of the advisor, from records whose throughput is planted
+
+
+def judged(rates):
+    curve = curve_of("opt-1.3b", [measurement(n, rate + i, repeat=i) for n, rate in rates.items() for i in range(2)])
+    return curve, advised_batch_costs_little(curve, 0.9)
+
+
+def test_the_load_that_serves_most_is_chosen_of_all_and_corrected_for_it():
+    curve, verdict = judged({1: 100.0, 32: 2400.0, 128: 4800.0, 512: 4900.0})
+    _, chosen, _, most = curve.valid
+    by_itself = ratio(chosen, most, curve.valid)
+    assert verdict.state is State.FAILS and verdict.value == by_itself.value
+    assert verdict.low < by_itself.low < by_itself.high < verdict.high
+
+
+def test_a_batch_that_serves_most_itself_is_held_against_the_next():
+    _, verdict = judged({1: 100.0, 32: 2400.0, 128: 2000.0})
+    assert verdict.state is State.PASSES and verdict.value == pytest.approx(1.2, rel=0.01)
+    assert "32 in flight, chosen for twice the latency at 32, serves 120 %" in verdict.why
+    assert "of what 128 does" in verdict.why
