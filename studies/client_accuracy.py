@@ -142,7 +142,7 @@ def ours(trial: Trial, truth: Truth, cores: Sequence[int], folder: Path, program
         schedule = [i * trial.itl_s / trial.streams for i in range(trial.streams)]
         load = {"kind": "open_loop", "schedule": schedule, "window": [0.0, 1e6]}
     warm_up = message_of(ClosedLoop(WARM_UP, requests=WARM_UP))
-    child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ), cores=cores)
+    child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen.load_run"], dict(os.environ), cores=cores)
     try:
         for message, event in (
             ({"url": f"{truth.url}/v1/completions", "headers": {}, "timeout_s": 120.0}, "ready"),

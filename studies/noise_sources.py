@@ -33,8 +33,7 @@ from pytest_slmserve.plan.planner import engine_spec
 from pytest_slmserve.schema.records import Environment, Run
 from pytest_slmserve.schema.sensors import ENGINE_ACTIVE, HOST_CORES, PROBE, PROBE_CPU, SM_CLOCK, STOLEN_CORES
 from pytest_slmserve.schema.specs import ClosedLoop
-from pytest_slmserve.telemetry.base import Reading, SensorSource
-from pytest_slmserve.telemetry.host import probe
+from pytest_slmserve.telemetry.host import Reading, SensorSource, probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 
 SKIPPED_S = 0.2  # at the beginning of a stretch: the engine works on what was scheduled before

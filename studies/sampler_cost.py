@@ -42,8 +42,7 @@ from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema.records import Environment, Run
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
 from pytest_slmserve.schema.specs import ClosedLoop, Load
-from pytest_slmserve.telemetry.base import Reading, SensorSource
-from pytest_slmserve.telemetry.host import Host, SpeedProbeSource, probe
+from pytest_slmserve.telemetry.host import Host, Reading, SensorSource, SpeedProbeSource, probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, open_sampler
 from pytest_slmserve.workload.requests import build_workload
 

@@ -18,7 +18,8 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.report import judged_again, read_all, report_lines
 from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts
-from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lines, table
 from pytest_slmserve.schema.errors import BadUsage, is_file
@@ -99,7 +100,8 @@ def run_compare(given: argparse.Namespace) -> int:
     status = cli.exit_status(all_of(comparison.state for *_, comparison in found))
     if given.html:
         measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
-        write_section(given.html, "Comparison", sections, measurements, given.paths, status=status)
+        sides = Findings(measurements=measurements)
+        write_page(given.html, sides, given.paths, status=status, sections={"Comparison": sections})
     return status
 
 

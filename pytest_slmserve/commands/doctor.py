@@ -31,7 +31,6 @@ from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock, user_cac
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
 from pytest_slmserve.schema.specs import GIB
 from pytest_slmserve.telemetry import host
-from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, open_sampler
 from pytest_slmserve.telemetry.speed_probe import probe_work, timed
 
@@ -233,7 +232,7 @@ def of_cores(usable: int, total: int) -> Finding:
     )
 
 
-def of_a_second(source: SensorSource, cores: int) -> list[Finding]:
+def of_a_second(source: host.SensorSource, cores: int) -> list[Finding]:
     """Findings on the work of the CPUs over a second in which we do nothing."""
     source.read(time.monotonic())
     time.sleep(1.0)

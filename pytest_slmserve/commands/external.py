@@ -18,7 +18,7 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.report import advice as report
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Named, Section, section_text
 from pytest_slmserve.report.sweeps import UNSETTLED, sweep_section
 from pytest_slmserve.report.text_table import counted, figure, hundredths, listed
@@ -129,7 +129,7 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
     else:
         print(section_text(section))
     if given.html:
-        write_section(given.html, "External results", [section])
+        write_page(given.html, Findings(), sections={"External results": [section]})
     return cli.PASSES
 
 

@@ -34,10 +34,8 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
     if workload.longest > spec.max_model_len:
         known = spec.model_facts
         longer = "" if known and workload.longest > known.positions else f"max_model_len={workload.longest}, or "
-        raise BadUsage(
-            f"requests of {workload.longest} tokens do not fit max_model_len {spec.max_model_len}",
-            f"{longer}shorter requests",
-        )
+        problem = f"requests of {workload.longest} tokens do not fit max_model_len {spec.max_model_len}"
+        raise BadUsage(problem, f"{longer}shorter requests")
 
 
 def message_of(load: Load) -> Message:
@@ -192,7 +190,7 @@ class Engine:
     def batching(self) -> Message:
         """The way of static batches: `batching` and `wait_s` (seconds) from the specification's further arguments, and
         `batch` from `max_num_seqs`. Raises BadUsage if the further arguments have no `batching`."""
-        extra = dict(self.spec.extra)
+        extra = self.spec.arguments
         if "batching" not in extra:
             hint = 'extra=(("batching", "static"),), or "none", or "dynamic"'
             raise BadUsage("an engine of Transformers that does not know how to batch", hint)

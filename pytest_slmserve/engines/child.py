@@ -142,14 +142,12 @@ class Child:
                     raise self.failed(f"was silent for {within_s:.0f} s while {what}")
                 if on_wait:
                     on_wait(self.log)
+            if "event" not in message:
+                raise ValueError
         except Ended:
             raise self.failed(self._how_it_ended()) from None
-        except TooLong as error:
-            raise self.failed(f"sent {error}") from None
-        except (ValueError, RecursionError):
-            raise self.failed(NO_MESSAGE) from None
-        if "event" not in message:
-            raise self.failed(NO_MESSAGE)
+        except (ValueError, RecursionError) as error:
+            raise self.failed(f"sent {error}" if isinstance(error, TooLong) else NO_MESSAGE) from None
         return message
 
     def _how_it_ended(self) -> str:

@@ -78,10 +78,9 @@ class DeviceLock:
         if not locked:
             holder = holder_of(file.read(LONGEST))
             file.close()
-            raise DeviceBusy(
-                f"this device is being measured by another run ({holder}): two at once would measure each other",
-                "wait until it ends" + (", or choose another GPU with CUDA_VISIBLE_DEVICES" if self.is_gpu else ""),
-            )
+            why = f"this device is being measured by another run ({holder}): two at once would measure each other"
+            hint = "wait until it ends" + (", or choose another GPU with CUDA_VISIBLE_DEVICES" if self.is_gpu else "")
+            raise DeviceBusy(why, hint)
         if file.writable():
             file.truncate(0)
             json.dump({"pid": os.getpid(), "since": time.strftime("%H:%M:%S"), "folder": str(Path.cwd())}, file)

@@ -10,7 +10,7 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
 from operator import itemgetter
@@ -28,12 +28,43 @@ from pytest_slmserve.schema.specs import KEY, EngineSpec, Request, Workload
 from pytest_slmserve.telemetry.dcgm import ask_once, samples
 from pytest_slmserve.telemetry.host import own_cores
 
-CLIENT = Path(__file__).parent / "loadgen" / "__main__.py"
+CLIENT = Path(__file__).parent / "loadgen" / "load_run.py"
 PACKAGES = Path(__file__).parents[2]  # the folder that holds ours
 READY_S = 30.0
 TIMEOUT_S = 120.0  # that a request may last by default
 REQUEST, SENT, PROMPT_TOKENS, SCHEDULED = 0, 1, 5, -1  # columns of the samples
 PHASES = ("ramp", "settle", "window", "over")
+
+COMMON = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea kid body information"
+)
+WORDS = COMMON.split()
+MARK = "slm-round"
+ROUNDS = 4096  # through all requests, before the first comes again
+FRESH = 3  # ids that differ: two from hand-over to hand-over, one from round to round
+LEAST_ID = 4  # below it are special tokens
+
+PAGE_S = 5.0
+# vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
+COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
+
+CHAT = "/chat/completions"
+ANSWER_S = 60.0
+TOKEN_IDS = "token ids"
+OPTIONAL = ("stream_options", "ignore_eos", TOKEN_IDS)  # what some servers refuse: a load is whole without the first
+LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in (0, 1, 2, 3)))
+NOT_SO = (400, 422)  # of a body that a server does not take
+TOLD = 200  # characters of an answer that is not a stream
+HINTS = {  # by the status of an answer, or its first digit
+    3: "the URL that it leads to: requests do not follow",
+    5: "the server's own log",
+    401: f"{KEY}=... in the environment",
+    403: f"{KEY}=... in the environment",
+    404: "a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it",
+}
 
 
 class LoadClient:
@@ -162,25 +193,11 @@ def histogram(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"growth": GROWTH, "least_s": LEAST_S, "counts": told, "sum_s": sum_s}
 
 
-COMMON = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city community name president team minute idea kid body information"
-)
-WORDS = COMMON.split()
-MARK = "slm-round"
-ROUNDS = 4096  # through all requests, before the first comes again
-FRESH = 3  # ids that differ: two from hand-over to hand-over, one from round to round
-LEAST_ID = 4  # below it are special tokens
-
-
 def prompt_words(ids: Sequence[int]) -> str:
     """Text of about as many tokens as there are ids: common words, each of which is one token for most tokenizers."""
     return " ".join(WORDS[number % len(WORDS)] for number in ids)
 
 
-@dataclass(frozen=True, slots=True)
 class FreshPrompts:
     """Prompts that no prefix cache has seen. Each has a mark after its first token, which the client replaces by fresh
     ids in each round through the requests. A cache keeps what begins alike, so all that follows the mark is new to it.
@@ -190,22 +207,16 @@ class FreshPrompts:
     words: Whether prompts are common words, two for each fresh id, and not lists of ids.
     """
 
-    salt: tuple[int, int]
-    mark: str
-    rounds: tuple[str, ...]
-    words: bool
-
-    @classmethod
-    def of(cls, workload: Workload, words: bool) -> FreshPrompts:
-        """Fresh prompts of these requests, with a salt that is drawn."""
+    def __init__(self, workload: Workload, words: bool) -> None:
+        """Draw the salt for the prompts of these requests."""
+        self.words, self.mark = words, MARK if words else f'"{MARK}"'
+        self.rounds: list[str] = []
         span = max(1, max(max(request.prompt, default=0) for request in workload.requests) - LEAST_ID)
-        salt = LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)
-        rounds = []
+        self.salt = LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)
         for number in range(ROUNDS):
-            ids = (*salt, LEAST_ID + number % span)
+            ids = (*self.salt, LEAST_ID + number % span)
             pairs = chain.from_iterable((i // len(WORDS), i) for i in ids)
-            rounds.append(prompt_words(tuple(pairs)) if words else ", ".join(map(str, ids)))
-        return cls(salt, MARK if words else f'"{MARK}"', tuple(rounds), words)
+            self.rounds.append(prompt_words(tuple(pairs)) if words else ", ".join(map(str, ids)))
 
     def prompt(self, ids: tuple[int, ...]) -> list[int | str] | str | None:
         """The prompt with the mark in it, as words or as a list of ids; None if the prompt is too short."""
@@ -215,11 +226,6 @@ class FreshPrompts:
         if self.words:
             return " ".join((prompt_words(ids[:1]), MARK, prompt_words(ids[1 + place :])))
         return [ids[0], MARK, *ids[1 + place :]]
-
-
-PAGE_S = 5.0
-# vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
-COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
 
 
 def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
@@ -236,22 +242,6 @@ def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | Non
         return (round(totals.get("queries", 0.0)), round(totals.get("hits", 0.0))) if totals else None
     except (OSError, http.client.HTTPException, ValueError, OverflowError):  # also another format, or no number
         return None
-
-
-CHAT = "/chat/completions"
-ANSWER_S = 60.0
-TOKEN_IDS = "token ids"
-OPTIONAL = ("stream_options", "ignore_eos", TOKEN_IDS)  # what some servers refuse: a load is whole without the first
-LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in (0, 1, 2, 3)))
-NOT_SO = (400, 422)  # of a body that a server does not take
-TOLD = 200  # characters of an answer that is not a stream
-HINTS = {  # by the status of an answer, or its first digit
-    3: "the URL that it leads to: requests do not follow",
-    5: "the server's own log",
-    401: f"{KEY}=... in the environment",
-    403: f"{KEY}=... in the environment",
-    404: "a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it",
-}
 
 
 class EndpointEngine(Engine):
@@ -333,8 +323,8 @@ class EndpointEngine(Engine):
 
     def _hand_over(self, workload: Workload) -> None:
         own = self._own_prompts and not any(request.text for request in workload.requests)
-        self._fresh = FreshPrompts.of(workload, self._in_words) if own else None
-        mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", ())
+        self._fresh = FreshPrompts(workload, self._in_words) if own else None
+        mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", [])
         self._client.load(workload, [self.body(request) for request in workload.requests], mark, rounds)
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:

@@ -352,9 +352,8 @@ class MpsDaemon:
         if self.process is None:
             raise self._failed("ended (it was closed)")
         if (code := self.process.poll()) is not None:
-            raise self._failed(
-                f"ended ({f'signal {signal.Signals(-code).name}' if code < 0 else f'exit status {code}'})"
-            )
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            raise self._failed(f"ended ({how})")
 
     def _failed(self, problem: str, hint: str = "") -> EngineFailed:
         """An error with the last lines of each log: the daemon's, its servers', and what the daemon printed."""

@@ -97,6 +97,7 @@ LAYOUT_UNKNOWN = 1 << 17  # bytes per token of a model whose cache only a real e
 MAX_STEPS = 2_000_000
 LAYER_LAUNCH_S = 0.5e-3  # in which a host launches the kernels of a layer: without captured graphs a step waits for it
 DRAWN = 2736  # launches so drawn that, by default, a gate comes out as docs/gate.md says
+SAME_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype")  # of a specification and its engine
 NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype"})
 
 
@@ -201,16 +202,13 @@ class SimulatedEngine(Engine):
             kv_windows=layout.windows or (None,),
             weight_bytes=kv_cache.weight_bytes(spec, 2),
             attention_backend="simulated",
-            max_num_seqs=self.limits.max_num_seqs,
-            max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            max_model_len=self.limits.max_model_len,
             capture_sizes=(),
             chunked_prefill=True,
             prefix_caching=spec.prefix_caching,
             async_scheduling=False,
-            dtype=self.limits.dtype,
             event_loop="simulated",
             ready_s=self.faults.start_s,
+            **{name: getattr(self.limits, name) for name in SAME_LIMITS},
         )
 
     def law(self, workload: Workload) -> tuple[float, float]:

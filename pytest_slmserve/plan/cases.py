@@ -47,7 +47,7 @@ def engine_title(spec: Engines) -> str:
     """A short title of an engine or a set of replicas, for people: "opt-125m on 2 GPUs"."""
     if isinstance(spec, EngineSpec):
         if spec.interface == "transformers":
-            return f"{spec.model} in Transformers, batching {dict(spec.extra).get('batching')}"
+            return f"{spec.model} in Transformers, batching {spec.arguments.get('batching')}"
         return spec.model if spec.tensor_parallel_size == 1 else f"{spec.model} on {spec.tensor_parallel_size} GPUs"
     how = "a GPU each" if spec.sharing == "gpus" else f"by {spec.sharing}"
     return f"{engines([engine.model for engine in spec.engines])}, {how}"

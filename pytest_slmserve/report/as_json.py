@@ -93,7 +93,7 @@ def case_facts(case: Measurement | JobPoint) -> dict[str, Any]:
     return {
         **facts(case.spec, "model", "interface", "url"),
         **facts(ours, *ENGINE),
-        "extra": dict(ours.extra) if ours else {},
+        "extra": ours.arguments if ours else {},
         "load": load_facts(case.load),
         "workload": facts(case.workload, *WORKLOAD),
         "environment": facts(case.environment),

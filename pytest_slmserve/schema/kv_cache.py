@@ -20,7 +20,7 @@ SCALE_BITS = 16
 
 def quantization_of(spec: EngineSpec) -> str | None:
     """The quantization method of the weights: of the specification, else of the checkpoint; None without one."""
-    asked, own = dict(spec.extra).get("quantization"), spec.model_facts and spec.model_facts.quantization
+    asked, own = spec.arguments.get("quantization"), spec.model_facts and spec.model_facts.quantization
     return str(asked) if asked else own.method if own else None
 
 
@@ -55,7 +55,7 @@ def computes_in_fp8(spec: EngineSpec) -> bool:
 def check_quantization(spec: EngineSpec) -> None:
     """Raise BadUsage for a quantization method that the engine cannot apply to the weights of this model."""
     known = spec.model_facts and spec.model_facts.quantization
-    asked, own = dict(spec.extra).get("quantization"), known.method if known else None
+    asked, own = spec.arguments.get("quantization"), known.method if known else None
     plain = str(asked).replace("_marlin", "")
     if asked and own and own not in (asked, plain):
         problem = f"{spec.model}: its weights are quantized by {own}, not {asked}"
@@ -80,7 +80,7 @@ KV_VALUE_BYTES = {**VALUE_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2")
 def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """Bytes of one weight or activation; None for an unknown type, such as "auto" before the engine has reported
     one."""
-    dtype = (resolved.dtype if resolved else None) or dict(spec.extra).get("dtype") or spec.dtype
+    dtype = (resolved.dtype if resolved else None) or spec.arguments.get("dtype") or spec.dtype
     return VALUE_BYTES.get(str(dtype))
 
 
@@ -103,7 +103,7 @@ class KvLayout:
 def kv_layout(spec: EngineSpec, resolved: Resolved | None = None) -> KvLayout:
     """The layout of the KV cache: what the engine reported, else what specification and model say, else the default of
     the platform."""
-    extra, model = dict(spec.extra), spec.model_facts
+    extra, model = spec.arguments, spec.model_facts
     dtype = str(extra.get("kv_cache_dtype", "auto"))
     if dtype == "auto" and model and model.quantization:
         dtype = model.quantization.kv_cache_dtype
@@ -136,21 +136,16 @@ def request_blocks(spec: EngineSpec, windows: tuple[int | None, ...], block_size
 
 
 def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
-    """A limit of the engine. An argument of vLLM's engine in `extra` overrides the field of the specification, if it is
-    a positive number.
-
-    Args:
-        argument: Name of the argument.
-        field: Name of the field, if it differs from that of the argument.
-    """
-    given, own = dict(spec.extra).get(argument), int(getattr(spec, field or argument))
+    """A limit of the engine: an argument of vLLM's engine in `extra`, if it is a positive number, or else the field of
+    the specification of this name, or of the name `field`."""
+    given, own = spec.arguments.get(argument), int(getattr(spec, field or argument))
     return given if isinstance(given, int) and given > 0 else own
 
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """Number of KV blocks that follows from the specification. None if layout or type are unknown, if the engine takes
     what is left of the memory, and for an endpoint or Transformers, which manage their own cache."""
-    if given := dict(spec.extra).get("num_gpu_blocks_override"):
+    if given := spec.arguments.get("num_gpu_blocks_override"):
         return int(given)
     layout, cache_bytes = kv_layout(spec, resolved), specified_kv_bytes(spec)
     own_affair = spec.platform == "remote" or spec.interface == "transformers" or not cache_bytes

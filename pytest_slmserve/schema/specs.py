@@ -151,7 +151,7 @@ class EngineSpec:
     def with_arguments(self, arguments: Sequence[tuple[str, Any]]) -> EngineSpec:
         """A copy with further arguments of the engine. One that is a field of the specification sets that field: else
         it would go over the field. Raises BadUsage for a value of another type."""
-        given = {**dict(self.extra), **dict(arguments)}
+        given = self.arguments | dict(arguments)
         own = {name: _typed(name, value, getattr(self, name)) for name, value in given.items() if name in OWN_FIELDS}
         extra = tuple((name, value) for name, value in given.items() if name not in OWN_FIELDS)
         return replace(self, extra=extra, **own)
@@ -187,14 +187,19 @@ class EngineSpec:
         return self.model_facts
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """The further arguments by their names."""
+        return dict(self.extra)
+
+    @property
     def caches_prefixes(self) -> bool:
         """Whether the engine is to keep prompts for later requests that begin with the same tokens."""
-        return bool(dict(self.extra).get("enable_prefix_caching", self.prefix_caching))
+        return bool(self.arguments.get("enable_prefix_caching", self.prefix_caching))
 
     @property
     def front_ends(self) -> int:
         """Processes that speak HTTP for its server."""
-        asked = dict(self.extra).get(FRONT_ENDS)
+        asked = self.arguments.get(FRONT_ENDS)
         return asked if isinstance(asked, int) else 1
 
     @property

@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ from urllib.parse import urlsplit
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
-from pytest_slmserve.schema.sensors import OURS, PROFILED, SENSORS
-from pytest_slmserve.telemetry.base import MIN_SPAN_S, Answer, Reading, reading_of
+from pytest_slmserve.telemetry.host import MIN_SPAN_S, Answer, Reading, SensorSource, reading_of
 
 DEFAULT_FOLDERS = (
     Path("/usr/share/datacenter-gpu-manager-4/bindings/python3"),
@@ -70,11 +68,11 @@ def in_our_unit(number: int, value: float) -> Answer:
     return ours if math.isfinite(ours) else f"{ours}"
 
 
-class DcgmSource:
+class DcgmSource(SensorSource):
     """The last values of one GPU, each given once: the engine stamps them, and has none newer if it is read too early.
 
     unsupported: fields that are absent, and why: unknown to the release, or refused, as profiling counters are without
-    root before Hopper. undo: what closing it does. Raises SensorFailed, and whatever the bindings raise.
+    root before Hopper. Raises SensorFailed, and whatever the bindings raise.
     """
 
     name = "dcgm"
@@ -101,7 +99,9 @@ class DcgmSource:
             there = ", ".join(gpus) or "none"
             raise SensorFailed(f"DCGM at {address} does not know the GPU {device_uuid}; it knows {there}", AUTO)
         self._gpu = gpus[device_uuid]
-        self._group = self._agent.dcgmGroupCreate(self._handle, _EMPTY_GROUP, _unique_name())
+        # Groups of all clients of an engine share one space of names.
+        self._name = f"pytest-slmserve-{uuid.uuid4().hex}"
+        self._group = self._agent.dcgmGroupCreate(self._handle, _EMPTY_GROUP, self._name)
         undo.callback(self._quietly, self._agent.dcgmGroupDestroy, self._handle, self._group)
         self._agent.dcgmGroupAddDevice(self._handle, self._group, self._gpu)
         wanted = [number for number in of.SENSORS if number < of.OURS]
@@ -141,9 +141,6 @@ class DcgmSource:
         since_s = 0.0 if last_us is None else (self._profiled_us - last_us) / 1e6
         return replace(reading, span_s=min(max(since_s, self.interval_s), 2 * self.interval_s))
 
-    def close(self) -> None:
-        self.undo.close()
-
     def _watch(self, numbers: Sequence[int]) -> None:
         """Watch all of them together or, if that is refused, in halves: down to the number that is refused itself."""
         if not numbers:
@@ -151,7 +148,7 @@ class DcgmSource:
         agent, handle = self._agent, self._handle
         try:
             with ExitStack() as undo:  # a field group whose watch is refused is destroyed
-                group = agent.dcgmFieldGroupCreate(handle, numbers, _unique_name())
+                group = agent.dcgmFieldGroupCreate(handle, numbers, f"{self._name}-{numbers[0]}-{len(numbers)}")
                 undo.callback(self._quietly, agent.dcgmFieldGroupDestroy, handle, group)
                 undo.callback(self._quietly, agent.dcgmUnwatchFields, handle, self._group, group)
                 agent.dcgmWatchFields(handle, self._group, group, round(self.interval_s * 1e6), _KEPT_S, 0)
@@ -200,11 +197,6 @@ def open_dcgm(
     return source
 
 
-def _unique_name() -> str:
-    """Groups of all clients of an engine share one space of names."""
-    return f"pytest-slmserve-{uuid.uuid4().hex}"
-
-
 MOST_BYTES = 1 << 22  # of an answer to one question: the page of a server's metrics has some ten thousand
 
 
@@ -231,7 +223,7 @@ def ask_once(
 
 
 EXAMPLE = "http://localhost:9400/metrics"
-NUMBERS = {name: sensor.number for sensor in SENSORS.values() if sensor.number < OURS for name in sensor.names}
+NUMBERS = {name: sensor.number for sensor in of.SENSORS.values() if sensor.number < of.OURS for name in sensor.names}
 TIMEOUT_S = 2.0
 
 
@@ -276,7 +268,7 @@ def values_of_gpu(page: Iterable[Any], device_uuid: str) -> dict[int, float]:
     return gpus[device_uuid]
 
 
-class ExporterSource:
+class ExporterSource(SensorSource):
     """Scrapes the page at each reading. A page that says what the last one said counts as not updated.
 
     The first page is read when the source is made, because nobody knows how old it is: values are given once they
@@ -310,16 +302,13 @@ class ExporterSource:
         answers: dict[int, Answer] = dict.fromkeys(sorted(self._numbers), "not on the page")
         reading = reading_of(answers | {number: in_our_unit(number, raw) for number, raw in page.items()})
         last_s, self._updated_s = self._updated_s, now_s
-        profiled = any(reading.values.get(number) is not None for number in PROFILED)
+        profiled = any(reading.values.get(number) is not None for number in of.PROFILED)
         return replace(reading, span_s=now_s - last_s) if last_s is not None and profiled else reading
-
-    def close(self) -> None:
-        """Nothing is held between two readings."""
 
     def _scraped(self) -> dict[int, float]:
         try:
             status, _, text = ask_once("GET", self._url, {}, None, TIMEOUT_S)
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: no such port
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no such port
             raise SensorFailed(f"no page of dcgm-exporter at {self._url}: {error}", EXAMPLE) from error
         if status != 200:
             raise SensorFailed(f"no page of dcgm-exporter at {self._url}: HTTP {status}", EXAMPLE)

@@ -1,4 +1,5 @@
-"""The host, described once before any engine starts, and what kept its tasks waiting during a measurement.
+"""The host, described once before any engine starts, what kept its tasks waiting during a measurement, and what every
+source of sensors has.
 
 Sources of facts: proc_stat(5), proc_pid_stat(5) and cgroups(7); accounting/psi.rst and admin-guide/cgroup-v2.rst of the
 kernel's documentation.
@@ -15,8 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,16 +29,55 @@ from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Environment
-from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU, SPEED_PROBE
 from pytest_slmserve.schema.specs import short_hash
-from pytest_slmserve.telemetry.base import NO_GPU, Answer, Reading, reading_of
 
+NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
+MIN_SPAN_S = 0.1  # below, the GPU's profiling counters are not valid (NVIDIA/DCGM issue 310)
 VERSIONS = Path(__file__).parents[1] / "engines" / "worker" / "versions.py"
 OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2
 TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"cuda": ((0, 20), (0, 26)), "cpu": ((0, 27), (0, 32))}
 PROBE_S = 60
 TOLD = ("python", "vllm", "torch", "executable")  # what `versions.py` prints
 MOST_GPUS = 64  # of a host
+
+Answer = float | str  # the value of a number, or the reason why it is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Values of a source at one moment, by number (`pytest_slmserve.schema.sensors`), in SI units and ratios of 1.
+
+    A number that a source has and that is not known now is None, and `missing` has one sentence with the reason; a
+    number that it never has is not in `values`. span_s: length of the time, up to now, that the ratios are means over.
+    gpus: the values of each GPU, if the source has several.
+    """
+
+    values: dict[int, float | None] = field(default_factory=dict)
+    span_s: float | None = None
+    missing: tuple[str, ...] = ()
+    gpus: tuple[dict[int, float | None], ...] = ()
+
+
+class SensorSource:
+    """A source of readings, under its `name` in records. Opening one raises SensorFailed if it is not there. undo: what
+    closing it does."""
+
+    name: str
+    undo = ExitStack()
+
+    def read(self, now_s: float) -> Reading:
+        """One reading. now_s: `time.monotonic()`. Raises SensorFailed if the source cannot answer any more."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release the source; may be called twice."""
+        self.undo.close()
+
+
+def reading_of(answers: Mapping[int, Answer], span_s: float | None = None) -> Reading:
+    """Return the reading of these answers. A value that is not finite (NaN, infinity) is not known."""
+    values = {n: a if not isinstance(a, str) and math.isfinite(a) else None for n, a in answers.items()}
+    return Reading(values, span_s, tuple(f"{n}: {answers[n]}" for n, value in values.items() if value is None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +158,19 @@ def own_version() -> str | None:
 def visible_gpus() -> tuple[Gpu, ...]:
     """The GPUs that engines may take, as CUDA_VISIBLE_DEVICES lists them, else all; an engine gets the first. Raises
     BadUsage without any."""
-    import pynvml
+    import pynvml as nv
 
     gpus: list[Gpu] = []
     try:
-        pynvml.nvmlInit()
+        nv.nvmlInit()
         for name in visible_names():
-            handle = _handle(pynvml, name)
-            cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-            texts = (
-                pynvml.nvmlDeviceGetUUID(handle),
-                pynvml.nvmlDeviceGetName(handle),
-                pynvml.nvmlSystemGetDriverVersion(),
-            )
+            gpu = _handle(nv, name)
+            cuda = nv.nvmlSystemGetCudaDriverVersion_v2()
+            texts = nv.nvmlDeviceGetUUID(gpu), nv.nvmlDeviceGetName(gpu), nv.nvmlSystemGetDriverVersion()
             uuid, model, driver = (text.decode() if isinstance(text, bytes) else text for text in texts)
-            memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+            memory_bytes = int(nv.nvmlDeviceGetMemoryInfo(gpu).total)
             gpus.append(Gpu(uuid, model, memory_bytes, driver, f"{cuda // 1000}.{cuda % 1000 // 10}"))
-    except (pynvml.NVMLError, BadUsage) as error:  # a GPU that is not there ends the list, as CUDA has it
+    except (nv.NVMLError, BadUsage) as error:  # a GPU that is not there ends the list, as CUDA has it
         if not gpus and isinstance(error, BadUsage):
             raise
         if not gpus:
@@ -215,10 +251,8 @@ def check_vllm(platform: str, vllm: str | None, python: str) -> tuple[str, ...]:
     numbers = re.match(r"(\d+)(?:\.(\d+))?", vllm)
     release = (int(numbers[1]), int(numbers[2] or 0)) if numbers else (0, 0)
     if release < OLDEST and ".dev" not in vllm:  # a build from a checkout without tags calls itself 0.1.dev
-        raise BadUsage(
-            f"vLLM {vllm} in {python} is too old: {'.'.join(map(str, OLDEST))} is the oldest that can be measured",
-            f"{python} -m pip install --upgrade {package}",
-        )
+        why = f"vLLM {vllm} in {python} is too old: {'.'.join(map(str, OLDEST))} is the oldest that can be measured"
+        raise BadUsage(why, f"{python} -m pip install --upgrade {package}")
     oldest, newest = TESTED[platform]
     if oldest <= release <= newest:
         return ()
@@ -237,14 +271,12 @@ def cpu_model() -> str | None:
 
 def git_commit(root: Path) -> str | None:
     """The commit checked out at `root`, with "+" if files differ from it; None outside a checkout."""
-    said = []
-    for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "-uno"]):
-        command = ["git", "-C", str(root), *words]
-        try:
-            said.append(subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip())
-        except (OSError, subprocess.SubprocessError):
-            return None
-    commit, changes = said
+    ask = partial(subprocess.run, capture_output=True, text=True, timeout=10, check=True)
+    try:
+        commit = ask(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]).stdout.strip()
+        changes = ask(["git", "-C", str(root), "status", "--porcelain", "-uno"]).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
     return f"{commit}+" if changes else commit
 
 
@@ -330,7 +362,7 @@ def own_pids() -> set[int]:
     return {process.pid for process in family_of(os.getpid()).members(time.monotonic())}
 
 
-class HostSource:
+class HostSource(SensorSource):
     """Rates since the last reading, so the first has none; `unsupported` says why a number is never given.
 
     proc, cgroup: where these file systems are mounted.
@@ -383,9 +415,6 @@ class HostSource:
         self._last, self._last_s = counts, now_s
         return reading_of(answers, span)
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
 
 def cpu_seconds(proc: Path) -> tuple[float, float]:
     """CPU time of all processes, and time stolen, in seconds since boot. Raises ValueError if nothing is counted."""
@@ -436,7 +465,7 @@ MANY_CORES = 4  # from here on an engine on a GPU leaves one idle
 OWN_REST_S, SHARED_REST_S = 0.4, 1.9
 
 
-class SpeedProbeSource:
+class SpeedProbeSource(SensorSource):
     """core: where its process runs; None: wherever the kernel puts it. rest_s: time between two pieces, at least.
 
     The process is started by the first reading. Its faults make values unknown and nothing more: a measurement is as
@@ -445,7 +474,7 @@ class SpeedProbeSource:
 
     def __init__(self, core: int | None = None, rest_s: float = 0.0) -> None:
         python = f"Python {sys.version_info.major}.{sys.version_info.minor}"  # whose speed it measures, too
-        self.name = f"{SPEED_PROBE} ({python})"
+        self.name = f"{of.SPEED_PROBE} ({python})"
         self.core, self.rest_s = core, rest_s
         self.asked_s = float("-inf")
         self._process: subprocess.Popen[bytes] | None = None
@@ -471,13 +500,13 @@ class SpeedProbeSource:
                     if not line:
                         raise BrokenPipeError("the host-speed probe's process has ended")
                     wall, cpu = map(int, line.split())
-                    values, self._at_work = {PROBE: wall / 1e6, PROBE_CPU: cpu / 1e6}, False
+                    values, self._at_work = {of.PROBE: wall / 1e6, of.PROBE_CPU: cpu / 1e6}, False
             if not self._at_work and now_s - self.asked_s >= self.rest_s:
                 os.write(self._process.stdin.fileno(), b"\n")
                 self.asked_s, self._at_work = now_s, True
         except OSError as error:
             self._lost = str(error)
-            return Reading(dict.fromkeys((PROBE, PROBE_CPU)), missing=(f"{PROBE}: {self._lost}",))
+            return Reading(dict.fromkeys((of.PROBE, of.PROBE_CPU)), missing=(f"{of.PROBE}: {self._lost}",))
         return reading_of(values)
 
     def close(self) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import SensorFailed
-from pytest_slmserve.telemetry.base import MIN_SPAN_S, Answer, Reading, reading_of
-from pytest_slmserve.telemetry.host import own_pids
+from pytest_slmserve.telemetry.host import MIN_SPAN_S, Answer, Reading, SensorSource, own_pids, reading_of
 
 PERCENT, MILLI, NANO, MEGA = 1e-2, 1e-3, 1e-9, 1e6
 # Numbers are written out if not all releases of nvidia-ml-py from 12 to 13 have the name.
@@ -101,9 +100,8 @@ def call(nv: Any, function: str, *arguments: Any) -> Any:
 def error_text(error: Any) -> str:
     """Text of NVML's error. Raises SensorFailed if it means that the GPU will not answer any more."""
     if error.value in LOST:
-        raise SensorFailed(
-            f"the GPU does not answer any more: {error}", "nvidia-smi, and the kernel's log for an Xid"
-        ) from error
+        why = f"the GPU does not answer any more: {error}"
+        raise SensorFailed(why, "nvidia-smi, and the kernel's log for an Xid") from error
     return f"NVML says {error}"
 
 
@@ -212,14 +210,16 @@ def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, 
             device = nv.nvmlDeviceGetHandleByUUID(device_uuid)
             with suppress(nv.NVMLError):
                 if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
-                    raise SensorFailed(
-                        f"MIG divides {device_uuid}, whose counters are those of all instances together",
-                        "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists",
-                    )
+                    why = f"MIG divides {device_uuid}, whose counters are those of all instances together"
+                    raise SensorFailed(why, "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists")
             source = NvmlSource(nv, device, own_pids, undo)
             if profile:
                 with errors_become_reasons(nv, source.unsupported, GPM.values()):
-                    source.take_ratios(Gpm(nv, device, device_uuid))
+                    gpm = Gpm(nv, device, device_uuid)
+                    source.unsupported |= gpm.unsupported
+                    if gpm.metrics:
+                        source.name, source.gpm = "nvml-gpm", gpm
+                        undo.callback(gpm.close)
         except nv.NVMLError as error:
             hint = "nvidia-smi -L, which lists what the driver has"
             raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
@@ -227,10 +227,10 @@ def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, 
     return source
 
 
-class NvmlSource:
+class NvmlSource(SensorSource):
     """Readings of one GPU, from one thread at a time. name: nvml-gpm with ratios, else nvml.
 
-    unsupported: why numbers are never in a reading, found once, when opened. undo: what closing it does.
+    gpm: the ratios that every reading has. unsupported: why numbers are never in a reading, found once, when opened.
     """
 
     def __init__(self, nv: Any, device: Any, own_pids: Callable[[], set[int]], undo: ExitStack) -> None:
@@ -257,20 +257,13 @@ class NvmlSource:
             self._event_set = event_set
         self._xid = 0
         self._counted_s: float | None = None
-        self._gpm: Gpm | None = None
-
-    def take_ratios(self, gpm: Gpm) -> None:
-        """Have GPM's ratios in every reading, if the GPU has any."""
-        self.unsupported |= gpm.unsupported
-        if gpm.metrics:
-            self.name, self._gpm = "nvml-gpm", gpm
-            self.undo.callback(gpm.close)
+        self.gpm: Gpm | None = None
 
     def read(self, now_s: float) -> Reading:
         """One reading. now_s: `time.monotonic()`. Counters are in it once in COUNTERS_S, and left out between. Raises
         SensorFailed if the GPU or the driver is gone."""
         nv = self._nv
-        answers, span_s = self._gpm.ratios(now_s) if self._gpm else ({}, None)
+        answers, span_s = self.gpm.ratios(now_s) if self.gpm else ({}, None)
         skipped: set[int] = COUNTERS
         # A reading that is a hair early is the one that was meant.
         if self._counted_s is None or not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
@@ -305,10 +298,6 @@ class NvmlSource:
                     why = "none of the GPU's processes is ours: its driver may count them in another namespace"
                     answers[of.FOREIGN_PROCESSES] = why
         return reading_of(answers, span_s)
-
-    def close(self) -> None:
-        """Free samples and events, and let NVML go; may be called twice."""
-        self.undo.close()
 
     def _supported_rows(self) -> list[Field | Ask]:
         """The first row of each number that the GPU does not refuse. `unsupported` gets the reason if all are."""

@@ -19,10 +19,8 @@ from itertools import chain
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.records import Telemetry
-from pytest_slmserve.schema.sensors import rounded
-from pytest_slmserve.telemetry.base import MIN_SPAN_S, NO_GPU, Reading, SensorSource
 from pytest_slmserve.telemetry.dcgm import ADDRESS, ExporterSource, open_dcgm
-from pytest_slmserve.telemetry.host import HostSource, open_speed_probe
+from pytest_slmserve.telemetry.host import MIN_SPAN_S, NO_GPU, HostSource, Reading, SensorSource, open_speed_probe
 from pytest_slmserve.telemetry.nvml import open_nvml
 
 INTERVAL_S = 0.25  # the shortest that leaves room for the cost of a reading, some milliseconds, and for a late one
@@ -89,7 +87,7 @@ class Recording:
 def columns_of(rows: Sequence[Mapping[int, float | None]]) -> dict[int, tuple[float | None, ...]]:
     """A column for each number that any row has."""
     numbers = sorted({number for row in rows for number in row})
-    return {n: tuple(rounded(n, row.get(n)) for row in rows) for n in numbers}
+    return {n: tuple(of.rounded(n, row.get(n)) for row in rows) for n in numbers}
 
 
 def merged_readings(readings: Sequence[Reading]) -> Reading:
@@ -107,10 +105,8 @@ class Sampler:
 
     def __init__(self, sources: Sequence[SensorSource], interval_s: float = INTERVAL_S) -> None:
         if interval_s < MIN_SPAN_S:
-            raise BadUsage(
-                f"a telemetry interval of {interval_s:g} s: below {MIN_SPAN_S:g} s the GPU's counters are not valid",
-                f"-o slm_telemetry_interval={INTERVAL_S:g}",
-            )
+            why = f"a telemetry interval of {interval_s:g} s: below {MIN_SPAN_S:g} s the GPU's counters are not valid"
+            raise BadUsage(why, f"-o slm_telemetry_interval={INTERVAL_S:g}")
         self.sources, self.interval_s = tuple(sources), interval_s
         self.name = " + ".join(source.name for source in sources) or "none"
         self._under_way: Recording | None = None
@@ -138,7 +134,7 @@ class Sampler:
             source.close()
 
 
-class SeveralGpus:
+class SeveralGpus(SensorSource):
     """Several GPUs as one source: the values of each stay apart, because a sum would hide the one that lags.
 
     gpus: the sources of each, in the order in which an engine has the GPUs. One that fails ends them all: the others
@@ -268,7 +264,7 @@ def simulated(
     return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns, notes=notes, gpus=several)
 
 
-class SimulatedSource:
+class SimulatedSource(SensorSource):
     """A busy GPU in which nothing changes, read during a user's own block if nothing real is measured."""
 
     name = "simulated"
@@ -280,6 +276,3 @@ class SimulatedSource:
         span_s = None if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
         return Reading({**simulated_values(now_s, POWER_W), **BUSY}, span_s)
-
-    def close(self) -> None:
-        """Nothing to free."""

@@ -21,8 +21,7 @@ from pytest_slmserve.engines.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, SM_ACTIVE, STOLEN_CORES, TEMPERATURE
 from pytest_slmserve.schema.specs import GIB
-from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.host import Gpu, visible_gpus
+from pytest_slmserve.telemetry.host import Gpu, Reading, visible_gpus
 
 
 @pytest.fixture

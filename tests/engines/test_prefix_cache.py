@@ -35,7 +35,7 @@ def requests_of(*prompts):
 
 @given(st.lists(st.integers(4, 999), min_size=8, max_size=20).map(tuple), st.booleans())
 def test_a_prompt_keeps_its_length_and_its_end(ids, words):
-    own = FreshPrompts.of(requests_of(ids), words)
+    own = FreshPrompts(requests_of(ids), words)
     prompt, place = own.prompt(ids), FRESH * (2 if words else 1)
     parts = prompt.split() if words else prompt
     assert parts[1] == MARK and len(parts) - 1 + place == len(ids)
@@ -45,13 +45,13 @@ def test_a_prompt_keeps_its_length_and_its_end(ids, words):
 
 def test_no_two_rounds_and_no_two_hand_overs_are_alike():
     workload = requests_of(tuple(range(4, 5000)))
-    first, second = (FreshPrompts.of(workload, words=False) for _ in range(2))
+    first, second = (FreshPrompts(workload, words=False) for _ in range(2))
     assert len({*first.rounds, *second.rounds}) == 2 * len(first.rounds)
     assert all(LEAST_ID <= int(part) < 5000 for text in first.rounds for part in text.split(", "))
 
 
 def test_a_prompt_that_is_too_short_stays_as_it_is():
-    own = FreshPrompts.of(requests_of((5, 6, 7, 8)), words=False)
+    own = FreshPrompts(requests_of((5, 6, 7, 8)), words=False)
     assert own.prompt((5, 6, 7, 8)) is None
 
 

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from pytest_slmserve.plugin.measuring import watching
+from pytest_slmserve.plugin.items import watching
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.sensors import FOREIGN_PROCESSES, SM_ACTIVE
-from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.host import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
 
 HERE = Environment(platform="cuda", gpu_name="NVIDIA H200")

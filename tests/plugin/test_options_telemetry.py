@@ -8,7 +8,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import roofline_fraction
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.records import GpuPeaks
 from pytest_slmserve.telemetry import sampler
-from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.host import Reading
 from pytest_slmserve.telemetry.sampler import open_sampler
 
 # telemetry

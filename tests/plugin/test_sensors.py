@@ -14,7 +14,7 @@ from pytest_slmserve.plugin.items import named_models
 from pytest_slmserve.plugin.session_hooks import EXIT_INCONCLUSIVE
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.sensors import GPU_UTIL, POWER, SM_ACTIVE
-from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.host import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
 
 NAMED = """

@@ -15,7 +15,7 @@ from pytest_slmserve.schema.errors import EngineFailed, SensorFailed
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, WorkloadSpec
-from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.host import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.requests import build_workload
 

@@ -32,7 +32,6 @@ from pytest_slmserve.schema.sensors import (
     TEMPERATURE,
     XID,
 )
-from pytest_slmserve.telemetry.base import MIN_SPAN_S
 from pytest_slmserve.telemetry.dcgm import (
     BLANK_FP64,
     BLANK_INT32,
@@ -42,6 +41,7 @@ from pytest_slmserve.telemetry.dcgm import (
     in_our_unit,
     open_dcgm,
 )
+from pytest_slmserve.telemetry.host import MIN_SPAN_S
 
 MODULES = ("dcgm_structs", "dcgm_fields", "dcgm_agent")
 SECOND = 1_000_000

@@ -16,7 +16,7 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.records import Telemetry
 from pytest_slmserve.schema.sensors import POWER, SM_ACTIVE
-from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.host import Reading
 from pytest_slmserve.telemetry.sampler import Recording
 
 

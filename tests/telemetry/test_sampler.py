@@ -16,7 +16,7 @@ from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, PROBE, PROBE_CPU, SM_ACTIVE
 from pytest_slmserve.telemetry import sampler as selection
-from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.host import Reading
 from pytest_slmserve.telemetry.sampler import Recording, Sampler, SeveralGpus, merged_readings, open_sampler
 
 
@@ -239,12 +239,6 @@ def test_one_that_fails_ends_them_all():
     lost = Planted([SensorFailed("the GPU does not answer any more")])
     found = recorded([SeveralGpus([[gpu(300.0)], [lost]])], [100.0, 100.25]).telemetry(began_s=100.0)
     assert found.gpus == () and len(found.notes) == 1 and "does not answer" in found.notes[0]
-
-
-def test_all_are_closed():
-    first, second = gpu(300.0), gpu(200.0)
-    SeveralGpus([[first], [second]]).close()
-    assert first.closed == second.closed == 1
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from strategies import watched_run
 
 from pytest_slmserve.analysis.metrics.validity import health
 from pytest_slmserve.schema.sensors import PROBE, PROBE_CPU
-from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.host import (
     OWN_REST_S,
     SCRIPT,
     SHARED_REST_S,
+    Reading,
     SpeedProbeSource,
     open_speed_probe,
 )

@@ -114,7 +114,7 @@ def _beyond_graphs(curve: Curve) -> Iterator[str]:
     best, spec = max(curve.valid, key=lambda p: fmean(p.repeats), default=None), curve.spec
     if best is None or spec is None or spec.platform != "cuda" or spec.enforce_eager:
         return
-    if GRAPHS & dict(spec.extra).keys():
+    if GRAPHS & spec.arguments.keys():
         return
     runs = [m for m in curve.measurements if m.id in best.records]
     prompts = mean_of_known(steps_with_prompts(m.run) for m in runs) or 0.0

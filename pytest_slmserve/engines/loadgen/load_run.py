@@ -1,21 +1,40 @@
-"""One load on one server: sends requests as the load says, reports progress twice a second, and returns the results."""
+"""A load generator in its own process: one load after the other on one server. JSON lines in, JSON lines out, over an
+inherited socket.
+
+    python loadgen/load_run.py FD PARENT_PID
+
+The first line in names the server: `url`, `headers`, and `timeout_s` of a request. Then `load` hands over the bodies,
+and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`. A run that
+is one of several at once has a time at which it begins (`at`), sends `settled`, and gets its window by `open`. All
+times are `time.monotonic()`.
+
+A load is a `closed_loop`, as the engine's worker has it, or an `open_loop`: a `schedule` of seconds since the
+beginning, and a `window` in it. `done` has `began`, `window`, `on_schedule`, `first_failure`, the rows `failed`,
+`unsent`, `waited`, `client_cpu_s`, the results of `results_of`, and `doubt_s`: by how much the stamps of a piece's
+chunks can be wrong, on the average and at most. It is 0 for a piece that is one chunk.
+"""
 
 from __future__ import annotations
 
 import gc
 import math
+import os
+import resource
+import socket
+import sys
 import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pytest_slmserve.engines.loadgen.streams import Bodies, Lead, RequestStream, Streams, target_of
-from pytest_slmserve.engines.worker.slm_pacing import closed_loop
-from pytest_slmserve.engines.worker.slm_process import Lines
+from pytest_slmserve.engines.loadgen.streams import Bodies, Lead, RequestStream, Streams, Target
+from pytest_slmserve.engines.worker.slm_pacing import SchedulePacer, closed_loop
+from pytest_slmserve.engines.worker.slm_process import Ended, Lines, guarded
 
 BIN_S = 0.01
 GROWTH, LEAST_S = 1.01, 1e-4
@@ -44,15 +63,6 @@ class RequestRow:
     asked: int
     cached: int | None = None
 
-    def output(self, beyond: float) -> float:
-        """Output tokens by the server's count; without one `beyond` times those of the chunks, but no more than were
-        requested."""
-        shown = sum(self.tokens)
-        return min(shown * beyond, max(shown, self.asked)) if self.usage[1] is None else self.usage[1]
-
-
-LOST = ("request", "sent", "scheduled", "ended", "kind")  # of a request that failed; sent: or would have been
-
 
 def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Window] = ()) -> Message:
     """The results of the requests of a load.
@@ -60,8 +70,8 @@ def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Windo
     Returns:
         samples: a row for each request, in any order. bins: tokens received in each span of BIN_S. A request's tokens
         that its chunks do not show, by the server's count, came evenly with those that they show; without such a count,
-        they are assumed as in the other requests. gaps: those in the window, and in that of each step of a ramp. told,
-        chunks: tokens by the server's count, and the number of their chunks.
+        they are assumed as in the other requests, but no more than were requested. gaps: those in the window, and in
+        that of each step of a ramp. told, chunks: tokens by the server's count, and the number of their chunks.
     """
     counted = [row for row in rows if row.usage[1] is not None]
     shown = sum(sum(row.tokens) for row in counted)
@@ -70,13 +80,15 @@ def results_of(rows: Sequence[RequestRow], window: Window, steps: Sequence[Windo
     samples = []
     bins: Counter[int] = Counter()
     for row in rows:
-        output = row.output(beyond)
+        tokens, output = sum(row.tokens), row.usage[1] or 0.0
+        if row.usage[1] is None:
+            output = min(tokens * beyond, max(tokens, row.asked))
         stamps = (row.times[0], row.times[-1]) if row.times else (None, None)
         counts = row.usage[0], round(output)
         samples.append((row.request, row.sent, None, *stamps, *counts, row.finished, row.cached, row.scheduled))
-        weight = output / (sum(row.tokens) or 1)
-        for at, tokens in zip(row.times, row.tokens):
-            bins[math.floor(at / BIN_S)] += tokens * weight  # type: ignore[assignment]
+        weight = output / (tokens or 1)
+        for at, count in zip(row.times, row.tokens):
+            bins[math.floor(at / BIN_S)] += count * weight  # type: ignore[assignment]
     times = [row.times for row in rows]
     found = [gaps(times, each) for each in (window, *steps)]
     return {"samples": samples, "bins": bins, "gaps": found, "told": told, "chunks": sum(len(r.times) for r in counted)}
@@ -117,103 +129,67 @@ AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most
 Due = tuple[int, float | None]  # the number of a request, and when it was to be sent if there is a schedule
 
 
-class OpenLoopPacer:
-    """Requests at given times, whatever the server does.
+class LoadUsers:
+    """The users of a load. Those of a closed loop send their next request when the last one has ended. Those of an open
+    loop send one each, at times since `began`, whatever the server does; if only so many may be in flight, one that
+    comes meanwhile is due when another has ended.
 
-    schedule: seconds since `began`, in ascending order. window: None for all of it. most: requests in flight at a time;
-    one that comes meanwhile is due when another has ended. waited_s: each that was sent for that, in the order sent;
-    empty without such a limit. connections: how many to open before it begins.
+    connections: how many to open before it begins. waited_s: how long each that was sent was held back, in the order
+    sent; empty without such a limit.
     """
 
-    def __init__(
-        self, schedule: Sequence[float], window: Sequence[float] | None = None, most: int | None = None
-    ) -> None:
-        self.schedule, self.given = schedule, window
-        self.began = 0.0
-        self.sent = 0
-        self.waited_s: list[float] = []
-        busiest = max(bisect_right(schedule, at + AHEAD_S) - first for first, at in enumerate(schedule))
-        self.connections = min(AHEAD, most or AHEAD, busiest)
-        self._places = None if most is None else deque([0.0] * most)  # free since when
-
-    @property
-    def next_due(self) -> float:
-        """The time at which the next request is due; inf once all were sent, and while `most` are in flight, because
-        nobody can know it until another has ended."""
-        if self.sent == len(self.schedule) or (self._places is not None and not self._places):
-            return math.inf
-        return self.began + self.schedule[self.sent]
-
-    def due(self, now: float) -> list[Due]:
-        """The requests to send now."""
-        found: list[Due] = []
-        while (at := self.next_due) <= now:
-            if self._places is not None:
-                free = self._places.popleft()
-                self.waited_s.append(max(0.0, free - at))
-                at = max(at, free)
-            found.append((self.sent, at))
-            self.sent += 1
-        return found
-
-    def ended(self, now: float, steps: int = 0) -> None:
-        """A request has ended that was in flight."""
-        if self._places is not None:
-            self._places.append(now)
-
-    def over(self, busy: bool) -> bool:
-        return self.sent == len(self.schedule) and not busy
-
-    @property
-    def unsent(self) -> list[float]:
-        """When the requests were due that a load was given up before."""
-        return [self.began + at for at in self.schedule[self.sent :]]
-
-    def follow(self, lines: Lines) -> None: ...
-
-    @property
-    def window(self) -> Window | None:
-        return None if self.given is None else (self.began + self.given[0], self.began + self.given[1])
-
-    def phase(self, now: float) -> str:
-        if self.window is None:
-            return "window"
-        begin, end = self.window
-        return "settle" if now < begin else "window" if now < end else "over"
-
-
-class ClosedLoopUsers:
-    """Users who send their next request when the last one has ended."""
-
     def __init__(self, load: Message, output_tokens: Sequence[int], gated: bool, streams: Streams) -> None:
-        self.loop = closed_loop(load, output_tokens, gated)
+        self.schedule: Sequence[float] = load.get("schedule", ())
+        self.loop = SchedulePacer(self.schedule) if self.schedule else closed_loop(load, output_tokens, gated)
         self.began = 0.0
-        self.connections = self.loop.concurrency
-        self.next_due = math.inf
-        self.unsent: list[float] = []
         self.waited_s: list[float] = []
+        most = load.get("most")
+        self._places = None if most is None else deque([0.0] * most)  # free since when
+        self._given: Window | None = load.get("window")
+        coming = (bisect_right(self.schedule, at + AHEAD_S) - first for first, at in enumerate(self.schedule))
+        self.connections = min(AHEAD, most or AHEAD, max(coming)) if self.schedule else self.loop.concurrency
         self._timeout_s = streams.timeout_s
         self._lead = Lead(streams.in_flight, streams.read)
-        self._free = 0  # users whose request has ended
+        self._free = 0  # users that are due to start, or whose request has ended
         self._lived = 0.0  # steps by the answers that have ended
         self._unsettled = gated and self.loop.requests is None
         self._unopened = False
 
-    def over(self, busy: bool) -> bool:
-        return self.loop.phase == "over" and not (busy and self.loop.requests is not None)
+    @property
+    def next_due(self) -> float:
+        """The time at which the next request is due; inf if none has a time, or if nobody can know it until another has
+        ended."""
+        if self.loop.sent >= len(self.schedule) or (self._places is not None and not self._places):
+            return math.inf
+        return self.began + self.schedule[self.loop.sent]
 
     def due(self, now: float) -> list[Due]:
-        """The requests of the users that are due to start, and of those that are free."""
-        users, self._free = self.loop.users_due() + self._free, 0
-        numbers = (self.loop.next_request() for _ in range(users))
-        return [(number, None) for number in numbers if number is not None]
+        """The requests to send now."""
+        found: list[Due] = []
+        self._free += self.loop.users_due(now - self.began)
+        while self._free and self._places != deque() and (number := self.loop.next_request()) is not None:
+            self._free -= 1
+            at = self.began + self.schedule[number] if self.schedule else None
+            if self._places is not None and at is not None:
+                free = self._places.popleft()
+                self.waited_s.append(max(0.0, free - at))
+                at = max(at, free)
+            found.append((number, at))
+        return found
 
-    def ended(self, now: float, steps: int) -> None:
-        """An answer has ended. It lived for `steps`, whether the lead saw them or it came in one piece."""
-        self._lived += steps / self.loop.started
-        while self.loop.requests is None and self.loop.steps < int(self._lived):
-            self.loop.stepped(now)
+    def ended(self, now: float, steps: int = 0) -> None:
+        """A request has ended that was in flight. It lived for `steps`, whether the lead saw them or it came in one
+        piece."""
         self._free += 1
+        if self._places is not None:
+            self._places.append(now)
+        if self.loop.requests is None:
+            self._lived += steps / self.loop.started
+            while self.loop.steps < int(self._lived):
+                self.loop.stepped(now)
+
+    def over(self, busy: bool) -> bool:
+        return self.loop.phase == "over" and not (busy and self.loop.requests is not None)
 
     def follow(self, lines: Lines) -> None:
         """Count the steps since the last call. If this loop is one of several, report that it has settled, and take the
@@ -234,15 +210,17 @@ class ClosedLoopUsers:
             self._unsettled, self._unopened = False, True
             lines.say(event="settled")
         if self._unopened and (message := lines.hear(0.0)):
-            self._unopened = False
-            self.loop.open(*message["window"])
+            self._unopened, self.loop.given = False, message["window"]
 
     @property
     def window(self) -> Window | None:
-        return self.loop.window
+        return (self.began + self._given[0], self.began + self._given[1]) if self._given else self.loop.window
 
     def phase(self, now: float) -> str:
-        return self.loop.phase
+        if not self.schedule or self.window is None:
+            return "window" if self.schedule else self.loop.phase
+        begin, end = self.window
+        return "settle" if now < begin else "window" if now < end else "over"
 
 
 PROGRESS_S = 0.5
@@ -254,7 +232,7 @@ class StreamingClient:
 
     def __init__(self, lines: Lines, greeting: Message) -> None:
         self.lines = lines
-        self.target = target_of(greeting["url"], greeting.get("headers") or {})
+        self.target = Target(greeting["url"], greeting["headers"])
         self.streams = Streams(self.target, greeting["timeout_s"])
 
     def load(self, message: Message) -> Message:
@@ -272,55 +250,51 @@ class StreamingClient:
         self.on_schedule = load["kind"] == "open_loop"
         self.first, self.stride = load.get("part", (0, 1))
         self.rows: list[RequestRow] = []
-        self.failed: list[tuple[Any, ...]] = []
+        self.failed: list[tuple[Any, ...]] = []  # request, when sent (or would have been), when due, when ended, kind
         self.sent = self.done = 0
         self.first_failure: str | None = None
-        driver: Driver
-        if self.on_schedule:
-            driver = OpenLoopPacer(load["schedule"], load["window"], load.get("most"))
-        else:
-            driver = ClosedLoopUsers(load, self.output_tokens, at is not None, self.streams)
+        users = LoadUsers(load, self.output_tokens, at is not None, self.streams)
         gc.collect()
         gc.freeze()
         gc.disable()  # a collection in the middle of a run would hold up all streams
         cpu = time.process_time()
         try:
-            window = self._serve(driver, at)
+            window = self._serve(users, at)
         finally:
             gc.enable()
             gc.unfreeze()
-        steps = [(driver.began + begin, driver.began + end) for begin, end in load.get("steps", ())]
+        steps = [(users.began + begin, users.began + end) for begin, end in load.get("steps", ())]
         return {
             "event": "done",
-            "began": driver.began,
+            "began": users.began,
             "window": window,
             **results_of(self.rows, window, steps),
             "on_schedule": self.on_schedule,
             "failed": self.failed,
-            "unsent": driver.unsent,
-            "waited": driver.waited_s,
+            "unsent": [users.began + at for at in users.schedule[users.loop.sent :]],
+            "waited": users.waited_s,
             "first_failure": self.first_failure,
             "client_cpu_s": time.process_time() - cpu,
             "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
         }
 
-    def _serve(self, driver: Driver, at: float | None) -> Window:
+    def _serve(self, users: LoadUsers, at: float | None) -> Window:
         """Send the requests and note their answers until the load is over, and return its window."""
         streams = self.streams
         streams.start_count()
-        streams.connect_ahead(driver.connections)
+        streams.connect_ahead(users.connections)
         while at is not None and (left := at - time.monotonic()) > 0:
             streams.turn(left)
-        driver.began = self.last_answer = told_s = streams.heard = time.monotonic()
+        users.began = self.last_answer = told_s = streams.heard = time.monotonic()
         told_tokens = 0
-        while not (self.given_up or driver.over(bool(streams.in_flight or streams.ended))):
-            self._send_due(driver)
-            streams.turn(max(0.0, min(told_s + PROGRESS_S, driver.next_due) - time.monotonic()))
-            driver.follow(self.lines)
+        while not (self.given_up or users.over(bool(streams.in_flight or streams.ended))):
+            self._send_due(users)
+            streams.turn(max(0.0, min(told_s + PROGRESS_S, users.next_due) - time.monotonic()))
+            users.follow(self.lines)
             while streams.ended and not self.given_up:
                 steps = self._note(streams.ended.popleft())
-                driver.ended(time.monotonic(), steps)
-                self._send_due(driver)
+                users.ended(time.monotonic(), steps)
+                self._send_due(users)
             now = time.monotonic()
             if now >= told_s + PROGRESS_S:
                 streams.expire(now)
@@ -328,8 +302,8 @@ class StreamingClient:
                 if self.lines.has_room:  # a parent that does not listen must not hold up the streams
                     self.lines.say(
                         event="progress",
-                        phase=driver.phase(now),
-                        elapsed_s=now - driver.began,
+                        phase=users.phase(now),
+                        elapsed_s=now - users.began,
                         done=self.done,
                         in_flight=len(streams.in_flight),
                         tokens_per_s=(tokens - told_tokens) / (now - told_s),
@@ -341,7 +315,7 @@ class StreamingClient:
         for stream in cut:
             if stream.sent:
                 self._note(stream, cut=True)
-        return driver.window or (driver.began, self.last_answer)
+        return users.window or (users.began, self.last_answer)
 
     @property
     def given_up(self) -> bool:
@@ -351,8 +325,8 @@ class StreamingClient:
         users_failed = bool(self.failed) and not self.on_schedule
         return users_failed and time.monotonic() - self.streams.heard > self.streams.timeout_s
 
-    def _send_due(self, driver: Driver) -> None:
-        for number, due in driver.due(time.monotonic()):
+    def _send_due(self, users: LoadUsers) -> None:
+        for number, due in users.due(time.monotonic()):
             request = self.first + self.stride * number
             self.sent += 1
             self.streams.send(RequestStream(request, self.requests.of(request), due))
@@ -379,4 +353,27 @@ class StreamingClient:
         return asked if len(answer.times) < 2 else max(shown if told is None else told, len(answer.times))
 
 
-Driver = OpenLoopPacer | ClosedLoopUsers
+def _main() -> None:
+    """Serve the parent's messages until one is `close`, or the parent is gone; `failed` if the client cannot start."""
+    descriptor, parent = int(sys.argv[1]), sys.argv[2]
+    os.set_inheritable(descriptor, False)
+    with guarded(parent), suppress(Ended):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each request in flight
+        lines = Lines(socket.socket(fileno=descriptor))
+        try:
+            client = StreamingClient(lines, lines.hear() or {})
+        except (ValueError, OSError) as error:
+            return lines.say(event="failed", cause=f"{error}")
+        lines.say(event="ready")
+        while (message := lines.hear()) and message["op"] != "close":
+            match message["op"]:
+                case "load":
+                    lines.say(**client.load(message))
+                case "run":
+                    lines.say(**client.run(message))
+                # not "open", of a run that ended before it heard of its window
+
+
+if __name__ == "__main__":
+    _main()

@@ -34,6 +34,7 @@ class Response:
         self._rest = b""
         self._left = 0  # bytes of a body, or of a chunk, that are still to come
         self._in_chunk = False  # the end of line after it included
+        self._in_trailer = False
         self._interim = 0
         self._next: Callable[[bytes], bytes] = self._head
 
@@ -105,7 +106,7 @@ class Response:
         return body
 
     def _chunks(self, data: bytes) -> bytes:
-        """The body in chunks, by a loop, because a piece of a busy stream holds many."""
+        """The body in chunks, and the trailer, by a loop, because a piece of a busy stream holds many."""
         body, at = [], 0
         while at < len(data):
             if self._left:
@@ -119,35 +120,23 @@ class Response:
                 raise Malformed(f"malformed chunk: it is followed by {line[:40]!r}")
             if end < 0:
                 if len(line) > LINE_LIMIT:
-                    raise Malformed("malformed chunk: its size has no end")
+                    what = "the trailer of a response has" if self._in_trailer else "malformed chunk: its size has"
+                    raise Malformed(f"{what} no end")
                 self._rest = line
                 break
             at = end + 1
-            if self._in_chunk:
-                self._in_chunk = False
-                continue
-            size = CHUNK_SIZE.fullmatch(line)
-            if not size:
-                raise Malformed(f"malformed chunk: its size is {line[:40]!r}")
-            self._left = int(size[1], 16)
-            self._in_chunk = self._left > 0
-            if not self._left:
-                self._next = self._trailer
-                body.append(self._trailer(data[at:]))
-                break
-        return body[0] if len(body) == 1 else b"".join(body)
-
-    def _trailer(self, data: bytes) -> bytes:
-        while (end := data.find(b"\n")) >= 0:
-            line, data = data[:end].rstrip(b"\r"), data[end + 1 :]
-            if not line:
+            if self._in_trailer and line in (b"", b"\r"):
                 self.ended = True
-                self.reusable = self.reusable and not data
-                return b""
-        if len(data) > LINE_LIMIT:
-            raise Malformed("the trailer of a response has no end")
-        self._rest = data
-        return b""
+                self.reusable = self.reusable and at == len(data)
+                break
+            if not (self._in_chunk or self._in_trailer):
+                size = CHUNK_SIZE.fullmatch(line)
+                if not size:
+                    raise Malformed(f"malformed chunk: its size is {line[:40]!r}")
+                self._left = int(size[1], 16)
+                self._in_trailer = not self._left
+            self._in_chunk = self._left > 0
+        return body[0] if len(body) == 1 else b"".join(body)
 
 
 # Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events)

@@ -148,15 +148,36 @@ def address_of(host: str, port: int) -> Address:
     return found[-1][0], found[-1][4]
 
 
-@dataclass(frozen=True, slots=True)
 class Target:
     """The server of a load. head: a request's bytes up to the length of its body. secrets: values, longest first."""
 
-    host: str
-    port: int
-    tls: bool
-    head: bytes
-    secrets: tuple[str, ...]
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        """Raises ValueError, whose text has neither the headers' values nor a password in the URL."""
+        parts = urlsplit(url)
+        if parts.scheme not in PORTS or not parts.hostname:
+            raise ValueError("the URL does not begin with http://host or https://host")
+        if parts.username is not None:
+            raise ValueError("the URL holds a user's name: a key goes into the headers")
+        self.host, self.tls = parts.hostname, parts.scheme == "https"
+        self.port = parts.port or PORTS[parts.scheme]
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = {
+            "Host": host if self.port == PORTS[parts.scheme] else f"{host}:{self.port}",
+            "User-Agent": "pytest-slmserve",
+            "Accept": "text/event-stream",
+            "Content-Type": "application/json",
+            **headers,
+        }
+        for name, value in lines.items():
+            if not name.isascii() or not (name + value).isprintable():
+                raise ValueError(f"header {name!r} holds what no header may hold")
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self.head = head.encode("latin-1")
+        # `Bearer KEY` is a secret, and so is KEY without the first word.
+        values = [value for name, value in headers.items() if name.lower() not in OPEN_HEADERS]
+        words = {word for value in values for word in (value, value.split(" ")[-1]) if len(word) >= SHORTEST}
+        self.secrets = tuple(sorted(words, key=len, reverse=True))
 
     def request(self, body: str) -> bytes:
         content = body.encode()
@@ -165,35 +186,6 @@ class Target:
     def without_secrets(self, text: str) -> str:
         """The text without the key, which servers like to repeat, and without control characters of a terminal."""
         return printable(hidden(text, self.secrets), layout="")
-
-
-def target_of(url: str, headers: Mapping[str, str]) -> Target:
-    """The server at `url`, and the head of each request to it. Raises ValueError, whose text has neither the headers'
-    values nor a password in the URL."""
-    parts = urlsplit(url)
-    if parts.scheme not in PORTS or not parts.hostname:
-        raise ValueError("the URL does not begin with http://host or https://host")
-    if parts.username is not None:
-        raise ValueError("the URL holds a user's name: a key goes into the headers")
-    port = parts.port or PORTS[parts.scheme]
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    lines = {
-        "Host": host if port == PORTS[parts.scheme] else f"{host}:{port}",
-        "User-Agent": "pytest-slmserve",
-        "Accept": "text/event-stream",
-        "Content-Type": "application/json",
-        **headers,
-    }
-    for name, value in lines.items():
-        if not name.isascii() or not (name + value).isprintable():
-            raise ValueError(f"header {name!r} holds what no header may hold")
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    # `Bearer KEY` is a secret, and so is KEY without the first word.
-    values = [value for name, value in headers.items() if name.lower() not in OPEN_HEADERS]
-    words = {word for value in values for word in (value, value.split(" ")[-1]) if len(word) >= SHORTEST}
-    secrets = tuple(sorted(words, key=len, reverse=True))
-    return Target(parts.hostname, port, parts.scheme == "https", head.encode("latin-1"), secrets)
 
 
 class Bodies:

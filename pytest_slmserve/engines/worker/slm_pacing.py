@@ -25,8 +25,8 @@ class ClosedLoopPacer:
     end of a step. With a fixed number of `requests` there is no window: all users start at once, and the phase is
     "over" as soon as the last request has been sent.
 
-    A loop that is `gated` stays in "settle" until `open` tells it the window that it shares with other loops. The
-    window of a burst ends with the last whole cycle before the end of the shared window.
+    A loop that is `gated` stays in "settle" until it is `given` the window that it shares with other loops. The window
+    of a burst ends with the last whole cycle before the end of the shared window.
     """
 
     concurrency: int
@@ -43,7 +43,7 @@ class ClosedLoopPacer:
     opened_at: float | None = None
     closed_at: float | None = None
     whole_until: float | None = None  # the end of the last whole cycle in the window
-    given: tuple[float, float] | None = None  # the window that it shares
+    given: Sequence[float] | None = None  # begin and end of the window that it shares
 
     def __post_init__(self) -> None:
         self.lifetime_steps = max(self.lifetime_steps, 1.0)
@@ -75,10 +75,6 @@ class ClosedLoopPacer:
     def settled(self) -> bool:
         """Whether the window may open."""
         return self.steps >= self.settled_steps
-
-    def open(self, begin: float, end: float) -> None:
-        """Set the begin and the end of a gated loop's window."""
-        self.given = begin, end
 
     def sent_s(self, number: int, elapsed_s: float) -> float:
         """The time from which a request's latency counts, in seconds since the beginning: here the time at which a user
@@ -140,15 +136,8 @@ class SchedulePacer(ClosedLoopPacer):
 
 def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
     """The closed loop of a message. The lifetime of a request in steps is the mean number of output tokens."""
-    return ClosedLoopPacer(
-        load["concurrency"],
-        sum(output_tokens) / len(output_tokens),
-        load["settle_lifetimes"],
-        load["window_s"],
-        load["requests"],
-        load["ramp_up"],
-        gated,
-    )
+    asked = {name: load[name] for name in ("concurrency", "settle_lifetimes", "window_s", "requests", "ramp_up")}
+    return ClosedLoopPacer(lifetime_steps=sum(output_tokens) / len(output_tokens), gated=gated, **asked)
 
 
 def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:

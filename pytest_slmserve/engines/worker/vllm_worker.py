@@ -137,7 +137,14 @@ class Server:
         class Arguments(AsyncEngineArgs):  # type: ignore[misc]
             def create_engine_config(self, *args: Any, **kwargs: Any) -> Any:
                 chosen = os.environ.get(START_METHOD)
-                inspect_models_here()
+                # The CPU backend inspects the model's class in this process, unless this was done before: it would
+                # import vLLM in one more process for that, which on a GPU keeps CUDA out of this one.
+                with suppress(ImportError, AttributeError):  # a release that does so otherwise
+                    from vllm.model_executor.models import registry
+                    from vllm.platforms import current_platform
+
+                    if current_platform.is_cpu() and registry._run_in_subprocess:
+                        registry._run_in_subprocess = lambda inspect: inspect()
                 config = super().create_engine_config(*args, **kwargs)
                 gc.freeze()  # before a fork, whose child then shares these pages
                 gc.enable()
@@ -176,17 +183,6 @@ class Server:
             StepTrace.on_step = None
 
 
-def inspect_models_here() -> None:
-    """Have vLLM's CPU backend inspect the model's class in this process, unless this was done before: it would import
-    vLLM in one more process for that, which on a GPU keeps CUDA out of this one."""
-    with suppress(ImportError, AttributeError):  # a release that does so otherwise
-        from vllm.model_executor.models import registry
-        from vllm.platforms import current_platform
-
-        if current_platform.is_cpu() and registry._run_in_subprocess:
-            registry._run_in_subprocess = lambda inspect: inspect()
-
-
 def fork_core(config: Any, chosen: str | None) -> None:
     """Have the engine core of the CPU backend forked, as it is on a GPU, unless the user has chosen: spawned, as that
     backend has it, the core would import vLLM once more. The core spawns the model's process, because OpenMP cannot be
@@ -203,11 +199,7 @@ def greedy(tokens: int) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        max_tokens=tokens,
-        temperature=0,
-        ignore_eos=True,
-        detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
     )
 
 
@@ -235,7 +227,7 @@ class WorkerRun:
         if isinstance(self.loop, SchedulePacer):
             beside.append(asyncio.create_task(self.arrive(self.loop)))
         if self.loop.gated:
-            beside.append(asyncio.create_task(self.wait_for_window()))
+            beside.append(asyncio.create_task(self.open_window()))
         try:
             # A window ends a load; without one all users have ended by themselves.
             whole = self.loop.requests is not None
@@ -268,19 +260,14 @@ class WorkerRun:
             await asyncio.sleep(max(0.0, self.began + due - time.monotonic()))
             self.start_users()
 
-    async def wait_for_window(self) -> None:
-        """Wait until the load has settled, and open the window."""
+    async def open_window(self) -> None:
+        """Wait until the load has settled, say so, and hear when the window is, unless the parent is gone, whose
+        guardian ends this process."""
         while not self.loop.settled:
             await asyncio.sleep(LOOK_S)
-        if window := await self.chosen_window():
-            self.loop.open(*window)
-
-    async def chosen_window(self) -> tuple[float, float] | None:
-        """Say that the load has settled, and hear when the window is. None if the parent is gone, whose guardian ends
-        this process."""
         await self.server.say(event="settled")
-        line = await self.server.reader.readline()
-        return json.loads(line)["window"] if line else None
+        if line := await self.server.reader.readline():
+            self.loop.given = json.loads(line)["window"]
 
     def step(self) -> None:
         self.last_step = time.monotonic()
@@ -363,10 +350,11 @@ class Profiled(WorkerRun):
             await self.tried("stop_profile")
         return {"event": "profiled", "problem": self.problem}
 
-    async def chosen_window(self) -> tuple[float, float] | None:
+    async def open_window(self) -> None:
+        while not self.loop.settled:
+            await asyncio.sleep(LOOK_S)
         await self.tried("start_profile")
-        now = time.monotonic()
-        return now, now + PROFILED_S
+        self.loop.given = time.monotonic(), time.monotonic() + PROFILED_S
 
     async def tried(self, name: str) -> None:
         """Call the engine's method `name`, and keep in `problem` what goes wrong, so that it spoils nothing."""

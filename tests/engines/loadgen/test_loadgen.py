@@ -23,8 +23,7 @@ from wire import EVENT_STREAM, stream, token
 
 from pytest_slmserve.engines.base import ignore_progress, message_of
 from pytest_slmserve.engines.child import Child, converse
-from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
-from pytest_slmserve.engines.loadgen.load_run import LOST
+from pytest_slmserve.engines.endpoint import CLIENT, LoadClient, completion, run_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop
 from pytest_slmserve.workload.arrivals import job
@@ -32,6 +31,7 @@ from pytest_slmserve.workload.arrivals import job
 SERVER = checkout_script("studies/truth_server.py")
 TTFT_S, ITL_S, TOKENS = 0.02, 0.005, 8
 KEY = "sk-a-key-that-nobody-may-see"
+LOST = ("request", "sent", "scheduled", "ended", "kind")
 REQUEST, SENT, FIRST, LAST, PROMPT, OUTPUT, FINISHED = 0, 1, 3, 4, 5, 6, 7
 
 
@@ -70,7 +70,7 @@ class Client:
 
     def __init__(self, url, timeout_s=20.0, env=None):
         self.said = []
-        self.child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], {**os.environ, **(env or {})})
+        self.child = Child([sys.executable, str(CLIENT)], {**os.environ, **(env or {})})
         headers = {"Authorization": f"Bearer {KEY}"}
         self.child.send(url=url, headers=headers, timeout_s=timeout_s)
         self.ready = self.hear()
@@ -499,7 +499,7 @@ import json, os, sys
 from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.child import Child, converse
 from pytest_slmserve.schema.specs import ClosedLoop
-child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ))
+child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen.load_run"], dict(os.environ))
 print(child.process.pid, flush=True)
 child.send(url=sys.argv[1], headers={}, timeout_s=20.0)
 child.receive(10, "starting")

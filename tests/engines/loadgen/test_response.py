@@ -269,44 +269,31 @@ PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2
 
 
 @pytest.mark.parametrize(
-    ("data", "closed", "why"),
+    ("data", "closed", "why", "kind"),
     [
-        (ERROR, False, "HTTP 500: wrong"),
-        (b"HTTP/1.1 401 No\r\n\r\nno key", True, "HTTP 401: no key"),
-        (PLAIN, False, 'without streaming .application/json.*"stream": true'),
-        (HEAD + b"zz\r\n", False, "malformed chunk.* after 0 chunks with tokens"),
-        (HEAD + chunked(stream(token(), token()), [])[:-5], True, "broke off after 2 chunks with tokens"),
-        (b"", True, "closed unanswered"),
-        (whole(token(), token()), False, "ended before it was complete after 2 chunks"),
-        (whole(token(), b"{what?"), False, "malformed event"),
-        (whole(token(), b"7"), False, "malformed event"),
-        (whole(token(), b'{"choices": 7}'), False, "malformed event"),
-        (whole(token(), b'{"choices": ["a"]}'), False, "malformed event"),
-        (whole(token(), b"\xff"), False, "malformed event"),
-        (whole(json.dumps({"error": {"message": "too long"}}).encode()), False, "said in the stream.*too long"),
-        (b"SSH-2.0\r\n", False, "no HTTP response"),
+        (ERROR, False, "HTTP 500: wrong", "HTTP 500"),
+        (b"HTTP/1.1 401 No\r\n\r\nno key", True, "HTTP 401: no key", "HTTP 401"),
+        (PLAIN, False, 'without streaming .application/json.*"stream": true', "no stream"),
+        (HEAD + b"zz\r\n", False, "malformed chunk.* after 0 chunks with tokens", "malformed"),
+        (HEAD + chunked(stream(token(), token()), [])[:-5], True, "broke off after 2 chunks with tokens", "broke off"),
+        (b"", True, "closed unanswered", "broke off"),
+        (whole(token(), token()), False, "ended before it was complete after 2 chunks", "broke off"),
+        (whole(token(), b"{what?"), False, "malformed event", "malformed"),
+        (whole(token(), b"7"), False, "malformed event", "malformed"),
+        (whole(token(), b'{"choices": 7}'), False, "malformed event", "malformed"),
+        (whole(token(), b'{"choices": ["a"]}'), False, "malformed event", "malformed"),
+        (whole(token(), b"\xff"), False, "malformed event", "malformed"),
+        (
+            whole(json.dumps({"error": {"message": "too long"}}).encode()),
+            False,
+            "said in the stream.*too long",
+            "error in the stream",
+        ),
+        (b"SSH-2.0\r\n", False, "no HTTP response", "malformed"),
     ],
 )
 @pytest.mark.parametrize("cut", [(), range(0, 2000)], ids=["whole", "bytes"])
-def test_a_failure_has_a_reason(data, closed, why, cut):
-    with pytest.raises(RequestFailed, match=why):
+def test_a_failure_has_a_reason_and_is_of_a_kind(data, closed, why, kind, cut):
+    with pytest.raises(RequestFailed, match=why) as caught:
         read(data, cut, closed)
-
-
-@pytest.mark.parametrize(
-    ("data", "closed", "kind"),
-    [
-        (ERROR, False, "HTTP 500"),
-        (PLAIN, False, "no stream"),
-        (HEAD + b"zz\r\n", False, "malformed"),
-        (whole(token(), b"7"), False, "malformed"),
-        (whole(json.dumps({"error": {"message": "too long"}}).encode()), False, "error in the stream"),
-        (whole(token(), token()), False, "broke off"),
-        (HEAD + chunked(stream(token(), token()), [])[:-5], True, "broke off"),
-        (b"", True, "broke off"),
-    ],
-)
-def test_a_failure_is_of_a_kind(data, closed, kind):
-    with pytest.raises(RequestFailed) as caught:
-        read(data, (), closed)
     assert caught.value.kind == kind

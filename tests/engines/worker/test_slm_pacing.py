@@ -112,7 +112,7 @@ def test_a_shared_window_of_a_convoy_ends_with_its_last_whole_period(concurrency
     loop = ClosedLoopPacer(concurrency, lifetime, 1.0, 0.01, ramp_up="burst", gated=True)
     begins = 2 * lifetime * max(seconds)
     played_alone = (lifetime + 1) * max(seconds)
-    loop.open(begins, begins + (wanted + 2) * played_alone)
+    loop.given = begins, begins + (wanted + 2) * played_alone
     played = play(loop, lifetime, seconds)
     opened, closed = loop.window
     periods, rest = divmod(played.now.index(closed) - played.now.index(opened), lifetime + 1)
@@ -127,7 +127,7 @@ def test_a_shared_window_of_a_convoy_ends_with_its_last_whole_period(concurrency
 def test_a_shared_window_of_a_staggered_load_ends_as_it_was_told(concurrency, lifetime, seconds):
     loop = ClosedLoopPacer(concurrency, lifetime, 1.0, 9.0, gated=True)
     begins = 2 * lifetime * max(seconds)
-    loop.open(begins, begins + 1.0)
+    loop.given = begins, begins + 1.0
     played = play(loop, lifetime, seconds)
     assert loop.window[1] == played.now[-1] >= begins + 1.0 > played.now[-2]
 

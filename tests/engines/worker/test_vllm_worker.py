@@ -230,25 +230,23 @@ def trace(worker, monkeypatch):
     return worker.StepTrace("config", 0, unheard_of=1)
 
 
-def test_the_stat_logger_needs_no_field_and_minds_no_argument(worker, trace):
-    trace.record(SimpleNamespace(), SimpleNamespace(num_generation_tokens=4), "more", engine_idx=0)
-    trace.record(None, SimpleNamespace(num_generation_tokens=2))
-    assert [row[1:] for row in worker.StepTrace.rows] == [(None, None, 4, 0, None, 0), (None, None, 2, 0, None, 0)]
+FULL = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5, new_in_this_release=9)
 
 
-def test_the_stat_logger_takes_the_fields_that_are_there(worker, trace):
-    scheduler = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5, new_in_this_release=9)
-    trace.record(scheduler, SimpleNamespace(num_generation_tokens=4, num_prompt_tokens=32, num_preempted_reqs=2))
-    assert worker.StepTrace.rows[0][1:] == (3, 1, 4, 32, 0.5, 2)
-
-
-@pytest.mark.parametrize("idle", [None, SimpleNamespace(), SimpleNamespace(num_generation_tokens=0)])
-def test_reports_without_tokens_are_no_steps(worker, trace, idle):
-    trace.record(SimpleNamespace(num_running_reqs=0), idle)
-    assert worker.StepTrace.rows == []
-
-
-def test_the_stat_logger_has_all_that_vllm_calls(trace):
+@pytest.mark.parametrize(
+    ("scheduler", "iteration", "rows"),
+    [
+        (SimpleNamespace(), {"num_generation_tokens": 4}, [(None, None, 4, 0, None, 0)]),
+        (None, {"num_generation_tokens": 2}, [(None, None, 2, 0, None, 0)]),
+        (FULL, {"num_generation_tokens": 4, "num_prompt_tokens": 32, "num_preempted_reqs": 2}, [(3, 1, 4, 32, 0.5, 2)]),
+        (FULL, {}, []),  # without tokens a report is no step
+        (FULL, {"num_generation_tokens": 0}, []),
+        (FULL, None, []),
+    ],
+)
+def test_the_stat_logger_takes_what_is_there_and_has_all_that_vllm_calls(worker, trace, scheduler, iteration, rows):
+    trace.record(scheduler, None if iteration is None else SimpleNamespace(**iteration), "more", engine_idx=0)
+    assert [row[1:] for row in worker.StepTrace.rows] == rows
     assert [trace.log(), trace.log_engine_initialized(1), trace.record_sleep_state(sleep=1)] == [None] * 3
 
 

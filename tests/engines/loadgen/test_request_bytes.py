@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.streams import Bodies, target_of
+from pytest_slmserve.engines.loadgen.streams import Bodies, Target
 from pytest_slmserve.schema.printable import HIDDEN, SHORTEST
 
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=SHORTEST, max_size=40)
@@ -22,7 +22,7 @@ keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=SHOR
     ],
 )
 def test_a_request_in_bytes(url, line, host, where):
-    target = target_of(url, {"Authorization": "Bearer key1"})
+    target = Target(url, {"Authorization": "Bearer key1"})
     head, _, body = target.request('{"prompt": "\u00e9"}').partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     assert lines[0] == line and b"Host: " + host in lines and target.port == where
@@ -33,7 +33,7 @@ def test_a_request_in_bytes(url, line, host, where):
 
 @given(keys, st.text(max_size=30), st.text(max_size=30))
 def test_a_key_is_in_no_text(key, before, after):
-    target = target_of("http://host/", {"Authorization": f"Bearer {key}", "X-Api-Key": key})
+    target = Target("http://host/", {"Authorization": f"Bearer {key}", "X-Api-Key": key})
     for said in (key, f"Bearer {key}"):
         text = target.without_secrets(before + said + after)
         assert key not in text.replace(HIDDEN, "") and HIDDEN in text
@@ -41,25 +41,25 @@ def test_a_key_is_in_no_text(key, before, after):
 
 def test_what_is_no_secret_is_told():
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "X-Number": "1"}
-    assert target_of("http://host/", headers).secrets == ()
+    assert Target("http://host/", headers).secrets == ()
 
 
 @pytest.mark.parametrize("url", ["host:80/v1", "ftp://host/", "http://", "http://me:secret@host/", "http://host:x/"])
 def test_a_wrong_url_is_refused(url):
     with pytest.raises(ValueError) as caught:
-        target_of(url, {"Authorization": "Bearer secret"})
+        Target(url, {"Authorization": "Bearer secret"})
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("header", [{"A": "b\r\nC: d"}, {"A\n": "b"}, {"\u00e9": "b"}])
 def test_a_header_cannot_smuggle_another(header):
     with pytest.raises(ValueError, match="no header may hold"):
-        target_of("http://host/", header)
+        Target("http://host/", header)
 
 
 # Bodies
 
-TARGET = target_of("http://host/v1/completions", {})
+TARGET = Target("http://host/v1/completions", {})
 
 
 def content(request: bytes) -> str:
