@@ -172,13 +172,8 @@ def test_a_row_with_an_empty_cell_is_left_out_by_name():
         "left out, without a value of output_throughput: row 2, row 3",
         "left out, without a value of max_concurrency: row 4",
     ]
-
-
-def test_a_column_that_is_empty_in_all_rows_is_named():
-    with pytest.raises(
-        BadUsage,
-        match="the column 'max_concurrency' is empty in all results\n  try: `vllm bench serve --max-concurrency N`",
-    ):
+    words = "the column 'max_concurrency' is empty in all results\n  try: `vllm bench serve --max-concurrency N`"
+    with pytest.raises(BadUsage, match=words):
         with_values(rows(result(None), result(None)), VLLM)
 
 
@@ -227,19 +222,15 @@ def test_a_mixture_is_said():
         ('{"a": 1}\n\n{"a": }', "no JSON in what begins at line 3"),
         ("[1, 2]", "result 1 is no JSON object"),
         ("[" * 100_000, "no JSON"),
+        (b"\xff\xfe\x00", "no text in UTF-8"),
+        (None, "cannot read .*: No such file"),
     ],
 )
 def test_damaged_files(tmp_path, text, words):
+    if text is not None:
+        (tmp_path / "a").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(BadUsage, match=words):
-        written(tmp_path / "a", text)
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(BadUsage, match="cannot read .*: No such file"):
-        read_results(tmp_path / "a.csv")
-    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadUsage, match="no text in UTF-8"):
-        read_results(tmp_path / "b.csv")
+        read_results(tmp_path / "a")
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n", "[]"])

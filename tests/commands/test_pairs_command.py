@@ -137,13 +137,9 @@ def test_an_empty_cell_does_not_hide_a_failure(tmp_path, capsys):
     ("cells", "said"),
     [
         ("fast,100", "line 4: baseline is 'fast', which is no number"),
-        ("100,12 ms", "line 4: candidate is '12 ms', which is no number"),
-        ("nan,100", "line 4: baseline is 'nan', which is no number"),
         ("100,inf", "line 4: candidate is 'inf', which is no number"),
-        ("0,100", "line 4: baseline is '0', which no rate and no latency can be"),
         ("100,-5", "line 4: candidate is '-5', which no rate and no latency can be"),
         ("100", "line 4 has 1 fields, the header has 2"),
-        ("1,2,3", "line 4 has 3 fields, the header has 2"),
     ],
 )
 def test_what_is_no_measurement_is_wrong_usage(tmp_path, capsys, cells, said):
@@ -154,9 +150,7 @@ def test_what_is_no_measurement_is_wrong_usage(tmp_path, capsys, cells, said):
     assert len(err.splitlines()) <= 2  # one sentence, and what to try
 
 
-@pytest.mark.parametrize(
-    ("header", "missing"), [("baseline,after", "candidate"), ("before,candidate", "baseline"), ("a,b", "baseline")]
-)
+@pytest.mark.parametrize(("header", "missing"), [("baseline,after", "candidate"), ("a,b", "baseline")])
 def test_a_column_that_is_not_there_is_named(tmp_path, capsys, header, missing):
     status, out, err = run(capsys, write(tmp_path, *lines(pairs_of()), header=header), "--direction", "lower")
     assert (status, out) == (4, "") and f"no column '{missing}'" in err and header.split(",")[0] in err
@@ -182,10 +176,7 @@ def test_other_columns_and_their_order_do_not_matter(tmp_path, capsys):
     [
         ([], "--direction"),
         (["--direction", "up"], "invalid choice: 'up'"),
-        (["--direction", "higher", "--margin", "3"], "--margin 3 is no share"),
-        (["--direction", "higher", "--margin", "0"], "--margin 0 is no share"),
-        (["--direction", "higher", "--margin", "-0.1"], "--margin -0.1 is no share"),
-        (["--direction", "higher", "--margin", "nan"], "--margin nan is no share"),
+        *((["--direction", "higher", "--margin", m], f"--margin {m} is no share") for m in ("3", "0", "-0.1", "nan")),
         (["--direction", "higher", "--margin", "much"], "invalid float value: 'much'"),
     ],
 )

@@ -102,14 +102,14 @@ def test_an_archive_given_twice_tells_of_its_gate_once(gate, again):
 
 
 def test_an_interrupted_gate_says_how_far_it_came_and_goes_on(gate, again, pytester, monkeypatch):
-    measured = gate_run.OneGate.pairs
+    launched = gate_run.OneGate.launch_in_turn
 
-    def broken_off(self, numbers):
-        yield from islice(measured(self, numbers), 3)
+    def broken_off(self, launches):
+        yield from islice(launched(self, launches), 6)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(gate_run.OneGate, "pairs", broken_off)
+        patch.setattr(gate_run.OneGate, "launch_in_turn", broken_off)
         result = pytester.runpytest_inprocess(*GATE, no_reraise_ctrlc=True)
     assert result.ret == 2
     result.stdout.fnmatch_lines(

@@ -243,15 +243,11 @@ def test_a_failure_that_was_seen_before_something_went_missing_says_why_it_faile
 
 
 def test_which_value_is_missing_is_said():
-    pairs = costly(*[0.0] * 4).pairs
-    assert (
-        "pair 3 has no value of the candidate" in one(PairSeries("x", "lower", (*pairs[:2], (1.0, None), pairs[3]))).why
-    )
-    assert "pair 1 has no value of the baseline" in one(PairSeries("x", "lower", ((None, None), *pairs))).why
-
-
-def test_nothing_but_missing_values():
-    found = one(PairSeries("x", "lower", ((None, None),) * 12))
+    pairs, nothing = costly(*[0.0] * 4).pairs, (None, None)
+    found = one(PairSeries("x", "lower", (*pairs[:2], (1.0, None), pairs[3])))
+    assert "pair 3 has no value of the candidate" in found.why
+    assert "pair 1 has no value of the baseline" in one(PairSeries("x", "lower", (nothing, *pairs))).why
+    found = one(PairSeries("x", "lower", (nothing,) * 12))
     assert (found.outcome, found.n, found.ratio, found.sd) == (INCONCLUSIVE, 0, None, None)
 
 
@@ -427,16 +423,14 @@ def test_a_worse_candidate_is_not_judged_better(log_costs, more):
     assert ranks[after.outcome] >= ranks[before.outcome]
 
 
-def test_what_passed_early_and_turns_bad_while_others_are_open_fails():
-    turned = PairSeries("turned", "lower", (*[(1.0, 1.0 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 1.2)] * 8))
+def test_what_passed_early_and_turns_bad_fails_and_says_why_by_the_pairs_that_decided():
+    def turning(name: str, early: float, late: float) -> PairSeries:
+        return PairSeries(name, "lower", (*[(1.0, early + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, late)] * 8))
+
     noisy = PairSeries("noisy", "lower", tuple((1.0, 1.0 + 0.06 * (-1) ** i) for i in range(12)))
-    early = {c.name: c.outcome for c in gate([replace(s, pairs=s.pairs[:4]) for s in (turned, noisy)], GateCriteria())}
-    assert early["turned"] is State.PASSES and early["noisy"] is State.INCONCLUSIVE
-    late = {c.name: c for c in gate([turned, noisy], GateCriteria())}
-    assert late["turned"].outcome is State.FAILS and late["turned"].decided_at == 12
-
-
-def test_why_it_failed_is_told_by_the_pairs_that_decided():
-    recovers = PairSeries("latency", "lower", (*[(1.0, 1.1 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 0.9)] * 8))
-    (found,) = gate([recovers], GateCriteria())
-    assert found.outcome is State.FAILS and "10 % higher (1.1 times the baseline) in the first 4 pairs" in found.why
+    turned, recovers = turning("turned", 1.0, 1.2), turning("recovers", 1.1, 0.9)
+    assert outcomes(*(replace(each, pairs=each.pairs[:4]) for each in (turned, noisy))) == [PASS, INCONCLUSIVE]
+    late = gate([turned, noisy], TERMS)[0]
+    assert (late.outcome, late.decided_at) == (FAIL, 12)
+    found = one(recovers)
+    assert found.outcome is FAIL and "10 % higher (1.1 times the baseline) in the first 4 pairs" in found.why
