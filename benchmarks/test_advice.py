@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.advice.verification import (
 )
 from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.engines.replicas import cannot_share
-from pytest_slmserve.plugin.measuring import SharedEngines
+from pytest_slmserve.plugin.items import SharedEngines
 from pytest_slmserve.schema.specs import ReplicaSpec
 
 pytestmark = pytest.mark.slm_suite("all")

@@ -30,7 +30,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.simulated import TICK_S, HostNoise
 from pytest_slmserve.plan.cases import DEFAULTS
-from pytest_slmserve.run.sweeps import Rounds
+from pytest_slmserve.run.session import Rounds
 from pytest_slmserve.schema.records import Run, Samples, Steps
 from pytest_slmserve.schema.specs import ClosedLoop
 

@@ -11,11 +11,13 @@ from statistics import fmean
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.claims.table import ClaimRow, claim_of, judge_row
+from pytest_slmserve.analysis.metrics.gpu_figures import Work, work_of_workload
 from pytest_slmserve.analysis.points import JobPoint, JobSummary, Point, ReplicaPoint, ReplicaSummary
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import Sharing
+from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.records import (
     Environment,
     GateLaunch,
@@ -39,6 +41,21 @@ def workload(prompt_tokens: int = 64, output_tokens: int = 32) -> WorkloadRefere
     return WorkloadReference(
         "0123456789ab", spec, 64, prompt_tokens, output_tokens, prompt_tokens + output_tokens, "planted"
     )
+
+
+def work_of_model(
+    model: Model,
+    prompt_tokens: int,
+    output_tokens: int,
+    *,
+    weight_bytes: int | None = None,
+    cache: str = "auto",
+    gpus: int = 1,
+) -> Work | None:
+    """Work of a request on an engine of this model. cache: data type of the KV cache."""
+    extra = (("kv_cache_dtype", cache),)
+    spec = EngineSpec("planted", tensor_parallel_size=gpus, extra=extra, model_facts=model)
+    return work_of_workload(spec, Resolved(weight_bytes=weight_bytes), workload(prompt_tokens, output_tokens))
 
 
 def planted_run(

@@ -43,7 +43,7 @@ from pytest_slmserve.archive.baselines import read_waivers
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.plugin.items import path_of
-from pytest_slmserve.run.ray.cluster import runtime_env
+from pytest_slmserve.run.cluster import runtime_env
 
 for extra in ("jinja2", "vl_convert"):  # before pytester, which takes back what is imported by it
     pytest.importorskip(extra, reason="a page shows what needs it")

@@ -14,8 +14,7 @@ import pytest_slmserve
 
 TESTS = Path(__file__).parent
 STAND_IN = TESTS / "engines" / "stand_in"  # packages, on the path of another process
-# Error rates of the gate, outputs of archives, real engines, and run/ray: pytest puts tests/run on the path, where a
-# folder `ray` would be taken for Ray if that is not installed.
+# Error rates of the gate, outputs of archives, real engines, and the subjects of run/cluster.
 NOT_IN_THE_PACKAGE = {"faults", "gate", "golden", "real", "run/ray_cluster"}
 IMPORT = "import sys, pytest_slmserve; print(*[m for m in sys.modules if m.startswith('pytest_slmserve.')])"
 

@@ -113,10 +113,7 @@ class Interval:
 
 def ends(seen: Interval) -> tuple[float, float]:
     """Both ends of an interval, as wide as can be where the noise is unknown."""
-    return (
-        -math.inf if seen.low is None else seen.low,
-        math.inf if seen.high is None else seen.high,
-    )
+    return (-math.inf if seen.low is None else seen.low, math.inf if seen.high is None else seen.high)
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
@@ -142,11 +139,8 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def sample_sd(values: Sequence[float]) -> float:
-    """Standard deviation of a sample of two or more, and 0 where all are alike.
-
-    `statistics.stdev` does the same in fractions, whose last digits cost a gate that is drawn a thousand times most of
-    its time. In any order of the values it is the same number.
-    """
+    """Return the standard deviation of a sample of two or more, the same in any order of the values. `statistics.stdev`
+    computes in fractions, whose last digits cost a gate that is drawn a thousand times most of its time."""
     ordered = sorted(values)
     away = [v - ordered[0] for v in ordered]
     centre = fmean(away)

@@ -153,11 +153,8 @@ class Point(Summary):
         return window.pooled_goodput([window.pooled_goodput(engines, at_once=True) for engines in each])
 
     def on_hosts_of(self, other: Point) -> Point | None:
-        """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none.
-
-        What one host serves says nothing of another: of the same kind and with the same GPU some serve twice as much.
-        The point itself is returned if a host is not known.
-        """
+        """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none. The
+        point itself if a host is not known. Of hosts of one kind with the same GPU some serve twice as much."""
         mine = list(chain.from_iterable(self.used))
         here, there = records.hosts_of(mine), records.hosts_of(chain.from_iterable(other.used))
         if not there or None in here | there or here <= there:
@@ -328,10 +325,8 @@ def sensed(run: Run, tokens_per_s: float | None) -> dict[str, Any]:
 
 
 def choose(groups: Iterable[ReplicaGroup]) -> tuple[list[FoundRepeat], list[FoundRepeat]]:
-    """Return the repeats that count, and the others, each with what was found.
-
-    The clean repeats count; if there is none, the degraded ones; never an invalid one.
-    """
+    """Return the repeats that count, and the others, each with what was found. The clean repeats count; if there is
+    none, the degraded ones; never an invalid one."""
     judged = [(group, check(*group)) for group in groups]
     any_clean = any(not found.problems and not found.degradations for _, found in judged)
     counts = [not found.problems and not (any_clean and found.degradations) for _, found in judged]
@@ -504,10 +499,8 @@ _differences = lru_cache(maxsize=64)(Differences)
 
 
 def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Differences:
-    """Return the differences between points in a positive figure; neighbouring points are most alike.
-
-    The course of a window tells the noise of one engine under a staggered load: that of a convoy is no noise.
-    """
+    """Return the differences between points in a positive figure; neighbouring points are most alike. The course of a
+    window tells the noise of one engine under a staggered load: that of a convoy is no noise."""
     samples: list[tuple[Repeat, ...]] = []
     for point in points:
         values, groups = what(point), point.used

@@ -10,14 +10,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria
+from pytest_slmserve.analysis.gate.decision import Calibration, GateCriteria, weakened
 from pytest_slmserve.analysis.gate.diagnosis import Waiver
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.validity import check
@@ -66,7 +66,11 @@ def baseline_name(environment: Environment) -> str | None:
 
 
 def accept(
-    measurements: Sequence[Measurement], folder: Path, *, replace: bool = False, claims: Mapping[str, Any] | None = None
+    measurements: Sequence[Measurement],
+    folder: Path,
+    *,
+    overwrite: bool = False,
+    claims: Mapping[str, Any] | None = None,
 ) -> tuple[list[Baseline], list[LeftOut]]:
     """Write what is valid into `folder`, an archive for each device and release; claims: stored beside it. Of several
     engines on one device all are kept, or none is.
@@ -96,7 +100,7 @@ def accept(
         reason = left_out[0][1] if left_out else "nothing was measured"
         raise BadUsage(f"nothing here can be a baseline: {reason}", "records of a run whose points are valid")
     there = [folder / name for name in named if (folder / name).exists()]
-    if there and not replace:
+    if there and not overwrite:
         hint = "--replace, or --folder with another folder"
         raise BadUsage(f"{', '.join(map(str, there))} is there already, and would be overwritten", hint)
     try:
@@ -116,10 +120,15 @@ def accept(
     return [Baseline(folder / name, tuple(group)) for name, group in named.items()], left_out
 
 
+def kept_archives(folder: Path) -> dict[str, Path]:
+    """Return the archives of a folder by the names of their baselines; none if there is no such folder."""
+    return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.is_file()}
+
+
 def baselines(folder: Path) -> list[Baseline]:
-    """Return all archives of a folder, by name; none if there is no such folder. One that cannot be read has a note."""
+    """Return all baselines of a folder, by name. One that cannot be read has a note."""
     found = []
-    for path in _archives(folder):
+    for path in kept_archives(folder).values():
         try:
             contents = read(path, skip_damaged=True)
             found.append(Baseline(path, contents.measurements, contents.notes))
@@ -134,17 +143,13 @@ def baseline(folder: Path, name: str) -> Baseline:
     if is_file(path := Path(name)):
         contents = chosen(read(path))
     else:
-        there = {each.name.removesuffix(SUFFIX): each for each in _archives(folder)}
-        if name.removesuffix(SUFFIX) not in there:
+        there = kept_archives(folder)
+        if (kept := name.removesuffix(SUFFIX)) not in there:
             hint = f"one of {', '.join(there)}" if there else "slmserve compare RECORDS --save"
             raise BadUsage(f"there is no baseline {name} in {folder}", hint)
-        path = there[name.removesuffix(SUFFIX)]
+        path = there[kept]
         contents = read(path)
     return Baseline(path, contents.measurements, contents.notes)
-
-
-def _archives(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
 
 
 NAME = "calibration.json"
@@ -191,6 +196,13 @@ def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches =
 def place_of(gated: Gated) -> NoiseKey:
     """The place of a gate that has a pair."""
     return noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
+
+
+def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoise | None]:
+    """Return a gate in view of the noise that was measured at its place, and that entry of the calibrations beside its
+    archive; the gate itself and None without one. Raises BadUsage if the file cannot be read."""
+    known = read_calibrations(records).get(place_of(gated)) if gated.pairs else None
+    return (replace(gated, gated=weakened(gated.gated, known.calibration)) if known else gated), known
 
 
 def keep(records: str | Path, kept: StoredNoise) -> None:

@@ -15,7 +15,8 @@ from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import BadUsage
@@ -51,10 +52,7 @@ def add_advise(commands: cli.Commands) -> None:
 
 def run_advise(given: argparse.Namespace) -> int:
     """Print batch, memory and number of engines, from archives or from external results, and return the exit status.
-
-    Raises:
-        BadUsage: A number is out of range, or the files are not what the arguments say.
-    """
+    Raises BadUsage if a number is out of range, or the files are not what the arguments say."""
     slo, model, longest = check_wanted(given), given.model, given.max_model_len
     cli.check_share("gpu-memory-utilization", given.gpu_memory_utilization, 0.9, whole=True)
     if given.price_per_hour is not None and not 0 < given.price_per_hour < 1e9:
@@ -87,5 +85,6 @@ def run_advise(given: argparse.Namespace) -> int:
     if given.html:
         shown = Section("What to deploy", [text], section.look)
         measurements = [m for curve in mine for m in curve.measurements]
-        write_section(given.html, "Advice", [shown], measurements, [] if results else given.paths, curves=mine)
+        rests_on = Findings(curves=mine, measurements=measurements)
+        write_page(given.html, rests_on, [] if results else given.paths, sections={"Advice": [shown]})
     return cli.PASSES if found.possible else cli.INCONCLUSIVE

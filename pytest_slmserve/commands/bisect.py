@@ -17,9 +17,7 @@ from pytest_slmserve.analysis.gate.decision import next_release, suspects
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.plan import MODES, with_tests
-from pytest_slmserve.commands.report import gates_of
+from pytest_slmserve.commands import cli, plan, report
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import gate_facts, title
 from pytest_slmserve.report.text_table import between, figure, hanging
@@ -106,12 +104,12 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> Relea
     records, log = place / "records.jsonl", place / "pytest.txt"
     words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else [])]
     words += [*side_options(given, good, "baseline"), *side_options(given, candidate, "candidate")]
-    command = [sys.executable, "-m", "pytest", *words, *with_tests(given.pytest)]
+    command = [sys.executable, "-m", "pytest", *words, *plan.with_tests(given.pytest)]
     with log.open("w", encoding="utf-8") as out:
         status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
     if status == 2:
         raise KeyboardInterrupt
-    gates = gates_of([(records, read(records))])[0] if records.exists() else []
+    gates = report.gates_of([(records, read(records))])[0] if records.exists() else []
     if gates and status not in NOTHING_SAID:
         return ReleaseGate(candidate.release, all_of(each.outcome for each in gates), gates)
     # The first error in the output of pytest, else its last line.
@@ -129,8 +127,8 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
     if given.releases is None:
         if "--slm-simulate" in given.pytest:  # before 9 GB are installed for each release
             raise BadUsage("the simulated engine is of no release of vLLM", "--slm-gpu, or --releases FILE")
-        named = {word.partition("=")[0] for word in given.pytest} & {*MODES}
-        if not named and not any(os.environ.get(mode.strip("-").replace("-", "_").upper()) for mode in MODES):
+        named = {word.partition("=")[0] for word in given.pytest} & {*plan.MODES}
+        if not named and not any(os.environ.get(mode.strip("-").replace("-", "_").upper()) for mode in plan.MODES):
             why = "no option says on which engine to gate, and every release would be installed first"
             raise BadUsage(why, f"slmserve bisect --good {given.good} --bad {given.bad} -- --slm-gpu")
         releases = [Release(name, given.python.format(release=name)) for name in on_the_index()]

@@ -67,12 +67,8 @@ Taker: TypeAlias = "Parser | argparse._ArgumentGroup"  # of arguments
 def add_command(
     commands: Commands, name: str, status: str, carry_out: Callable[[argparse.Namespace], int], summary: str = ""
 ) -> Parser:
-    """Add a command, or an action of one, whose `summary` is not among those of the commands.
-
-    Args:
-        status: What its exit statuses mean.
-        carry_out: Does what the command says and returns the exit status.
-    """
+    """Add a command, or an action of one, whose `summary` is not among those of the commands. status: what its exit
+    statuses mean. carry_out: does what the command says, and returns the exit status."""
     words = summary or SUMMARIES[name]
     description = f"{words[0].upper()}{words[1:]}."
     command = commands.add_parser(name, help=words, description=description, epilog=f"Exit status: {status}")

@@ -13,16 +13,13 @@ from pytest_slmserve.analysis.claims.table import unique
 from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, compare, compared_cases
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import all_of
-from pytest_slmserve.archive import baselines
-from pytest_slmserve.archive.baselines import Baseline
-from pytest_slmserve.archive.store import Contents, chosen, read, run_named, runs_of
+from pytest_slmserve.archive import baselines, store
 from pytest_slmserve.commands import cli
-from pytest_slmserve.commands.cli import FAILS, INCONCLUSIVE, PASSES, USAGE, print_notes
 from pytest_slmserve.commands.report import judged_again, read_all, report_lines
 from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts
-from pytest_slmserve.report.compare import RunSide, days_of, measured_facts
-from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, named_lines, table
 from pytest_slmserve.schema.errors import BadUsage, is_file
@@ -31,8 +28,8 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
 STATUS = (
-    f"{PASSES} no metric is worse; {FAILS} one is; {INCONCLUSIVE} none is for certain but one is inconclusive, or "
-    f"nothing could be compared; {USAGE} wrong usage or an archive that cannot be read."
+    f"{cli.PASSES} no metric is worse; {cli.FAILS} one is; {cli.INCONCLUSIVE} none is for certain but one is "
+    f"inconclusive, or nothing could be compared; {cli.USAGE} wrong usage or an archive that cannot be read."
 )
 # What of the environment is shown, by the line it stands in.
 LINES = {
@@ -103,28 +100,32 @@ def run_compare(given: argparse.Namespace) -> int:
     status = cli.exit_status(all_of(comparison.state for *_, comparison in found))
     if given.html:
         measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
-        write_section(given.html, "Comparison", sections, measurements, given.paths, status=status)
+        sides = Findings(measurements=measurements)
+        write_page(given.html, sides, given.paths, status=status, sections={"Comparison": sections})
     return status
 
 
-def sides_of(given: argparse.Namespace) -> list[RunSide]:
+def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
     """Sides to be compared, the baseline first. Raises BadUsage where there are fewer than two."""
-    by_name = {each.name: each.path for each in baselines.baselines(given.folder)}
+    by_name = baselines.kept_archives(given.folder)
     paths = [path if is_file(path) else by_name.get(str(path), path) for path in given.paths]
-    archives = [read(path, skip_damaged=given.skip_damaged) for path in paths]
+    archives = [store.read(path, skip_damaged=given.skip_damaged) for path in paths]
     if len(archives) > 1:
         if given.run:
             raise BadUsage("--run chooses among the runs of one archive, and there are several", "one archive")
         sides = zip(given.paths, archives)
-        return [RunSide(str(path), chosen(each, since=given.since).measurements) for path, each in sides]
+        return [report.RunSide(str(path), store.chosen(each, since=given.since).measurements) for path, each in sides]
     (path,), (contents,) = given.paths, archives
-    there = [run for run in runs_of(contents) if run.measurements or run.header.resumes]
-    wanted = [run_named(there, name) for name in given.run] or there
+    there = [run for run in store.runs_of(contents) if run.measurements or run.header.resumes]
+    wanted = [store.run_named(there, name) for name in given.run] or there
     if len(wanted) < 2:
         raise BadUsage(f"{path} has one run to compare, and two are needed", "compare BASELINE CANDIDATE")
     if len(wanted) > 2 and not given.run:
         raise BadUsage(f"{path} has {len(wanted)} runs: which two?", "--run ID --run ID, as `report --list` names them")
-    return [RunSide(f"{path} run {run.header.id}", chosen(contents, run.header.id).measurements) for run in wanted]
+    return [
+        report.RunSide(f"{path} run {run.header.id}", store.chosen(contents, run.header.id).measurements)
+        for run in wanted
+    ]
 
 
 def save_baselines(given: argparse.Namespace) -> int:
@@ -132,7 +133,7 @@ def save_baselines(given: argparse.Namespace) -> int:
     given.run = "".join(given.run)
     contents = read_all(given)
     kept, left_out = baselines.accept(
-        contents.measurements, given.folder, replace=given.replace, claims=contents.claims
+        contents.measurements, given.folder, overwrite=given.replace, claims=contents.claims
     )
 
     def print_reasons(words: str, found: Iterable[tuple[Measurement, str]]) -> None:
@@ -142,13 +143,13 @@ def save_baselines(given: argparse.Namespace) -> int:
             print(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
 
     for each in kept:
-        kept_of = ", ".join(measured_facts(each.measurements)["models"])
+        kept_of = ", ".join(report.measured_facts(each.measurements)["models"])
         print(f"kept: {each.path}: {counted(len(each.measurements), 'measurement')} of {kept_of}")
         doubts = ((m, "; ".join(check(m).degradations)) for m in each.measurements)
         print_reasons("note: degraded, kept", (pair for pair in doubts if pair[1]))
     print_reasons("left out", left_out)
-    print_notes(contents.notes)
-    return PASSES
+    cli.print_notes(contents.notes)
+    return cli.PASSES
 
 
 def list_baselines(given: argparse.Namespace) -> int:
@@ -156,30 +157,30 @@ def list_baselines(given: argparse.Namespace) -> int:
     found = baselines.baselines(given.folder)
     if given.json:
         print(as_json(map(_baseline_facts, found)))
-        return PASSES
-    columns: tuple[Column[Baseline], ...] = (
-        Column("name", lambda each: each.name, side="left"),
-        Column("measured", lambda each: days_of(each.measurements) or ABSENT, side="left"),
-        Column("measurements", lambda each: str(measured_facts(each.measurements)["measurements"])),
-        Column("launches", lambda each: str(measured_facts(each.measurements)["launches"])),
-        Column("models", lambda each: ", ".join(measured_facts(each.measurements)["models"]), side="left"),
+        return cli.PASSES
+    rows = [(each, report.measured_facts(each.measurements)) for each in found if each.measurements or not each.notes]
+    columns: tuple[Column[tuple[baselines.Baseline, dict[str, Any]]], ...] = (
+        Column("name", lambda row: row[0].name, side="left"),
+        Column("measured", lambda row: report.days_of(row[0].measurements) or ABSENT, side="left"),
+        Column("measurements", lambda row: str(row[1]["measurements"])),
+        Column("launches", lambda row: str(row[1]["launches"])),
+        Column("models", lambda row: ", ".join(row[1]["models"]), side="left"),
     )
-    rows = [each for each in found if each.measurements or not each.notes]
     print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
-    print_notes(note for each in found for note in each.notes)
-    return PASSES
+    cli.print_notes(note for each in found for note in each.notes)
+    return cli.PASSES
 
 
 def show_baseline(given: argparse.Namespace) -> int:
     """Print launches, dates, environment and the tables of `report` of one baseline, and return the exit status."""
     found = baselines.baseline(given.folder, given.show)
     seen = _baseline_facts(found)
-    tables = replace(judged_again(Contents(found.measurements, ())), judged=[], history=[])
+    tables = replace(judged_again(store.Contents(found.measurements, ())), judged=[], history=[])
     if given.json:
         print(as_json({**seen, "points": point_facts(tables.curves, tables.shared, tables.jobs)}))
-        return PASSES
+        return cli.PASSES
     launches, hosts = counted(seen["launches"], "launch"), counted(len(seen["environment"]["host"]), "host")
-    count, days = counted(seen["measurements"], "measurement"), days_of(found.measurements) or ABSENT
+    count, days = counted(seen["measurements"], "measurement"), report.days_of(found.measurements) or ABSENT
     print(f"{found.name}: {count}, {launches}, {hosts}, measured {days}")
     about = []
     for line, names in LINES.items():
@@ -192,11 +193,11 @@ def show_baseline(given: argparse.Namespace) -> int:
     print("\n".join([f"{named_lines(about)}\n", *report_lines(tables, "tables")]))
     others = len(found.measurements) - sum(map(len, compared_cases(found.measurements, steady=True).values()))
     missing = f"{others} of loads without a window, or of engines among several of which some are missing"
-    print_notes([*found.notes, *([missing] if others else [])])
-    return PASSES
+    cli.print_notes([*found.notes, *([missing] if others else [])])
+    return cli.PASSES
 
 
-def _baseline_facts(found: Baseline) -> dict[str, Any]:
+def _baseline_facts(found: baselines.Baseline) -> dict[str, Any]:
     """Return facts on a baseline for JSON. measured: when, first and last. environment: of each entry the distinct
     values in the order met; none if it is not known."""
     seen = found.measurements
@@ -206,7 +207,7 @@ def _baseline_facts(found: Baseline) -> dict[str, Any]:
     }
     return {
         **facts(found, "name", "path", "notes"),
-        **{name: measured_facts(seen)[name] for name in ("measurements", "launches", "models")},
+        **{name: report.measured_facts(seen)[name] for name in ("measurements", "launches", "models")},
         "measured": sorted(m.measured_at for m in seen)[:: max(len(seen) - 1, 1)],
         "environment": {name: [each for each in met if each is not None] for name, met in values.items()},
     }

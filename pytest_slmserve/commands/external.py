@@ -8,19 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import ModelSweep, Objectives, Plan, plan
-from pytest_slmserve.analysis.advice.subjects import NOT_THE_BATCH, more_in_flight
+from pytest_slmserve.analysis.advice import advisor, subjects
 from pytest_slmserve.analysis.estimates import percent
 from pytest_slmserve.analysis.sweep.batching import Slo, parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.archive import external
-from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.commands import cli
-from pytest_slmserve.report.advice import batch_text, caps_text
+from pytest_slmserve.report import advice as report
 from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Named, Section, section_text
 from pytest_slmserve.report.sweeps import UNSETTLED, sweep_section
 from pytest_slmserve.report.text_table import counted, figure, hundredths, listed
@@ -64,7 +62,7 @@ class ExternalResults:
     """Results of another tool as a curve. kv_blocks: of the engine's KV cache, None if not known."""
 
     curve: Curve
-    columns: Columns
+    columns: external.Columns
     notes: list[str]
     kv_blocks: int | None
 
@@ -89,7 +87,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
         if named:
             raise
         return None
-    names: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(Columns)}
+    names: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(external.Columns)}
     missing = [name for name in NEEDED if names[name] is None]
     if missing and rows and all(row.cells.keys() >= set(VLLMS.values()) for row in rows):
         names |= {option: names[option] or name for option, name in VLLMS.items()}
@@ -98,7 +96,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
     elif missing:
         options = " ".join(f"--{name}" for name in missing)
         raise BadUsage("external results need to be told their columns", f"{options} NAME")
-    columns = Columns(**names)
+    columns = external.Columns(**names)
     external.check_columns(rows, columns.names)
     left, without = external.with_values(external.matching(rows, given.where), columns)
     notes, blocks = [*left_out, *without, *external.mixed_settings(left, columns)], None
@@ -111,7 +109,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
 def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
     """Print plateau, Pareto front, saturation law and the batch to choose, from external results, and return the exit
     status."""
-    wish = Objectives(slo=check_wanted(given), threshold=given.efficiency)
+    wish = advisor.Objectives(slo=check_wanted(given), threshold=given.efficiency)
     cli.check_share("tolerance", given.tolerance)
     curve, columns, notes = results.curve, results.columns, results.notes
     if len(curve.valid) < FEWEST_POINTS:
@@ -119,7 +117,9 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
         without = f" without preemption ({lost} with)" if lost else ""
         problem = f"{counted(len(curve.valid), 'value')} of {columns.knob}{without}, {FEWEST_POINTS} are needed"
         raise TooFewPoints("; ".join([problem, *notes]), "results of more loads, or other conditions")
-    found = plan([ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish)
+    found = advisor.plan(
+        [advisor.ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish
+    )
     section = external_section(results, found, given.tolerance)
     if given.json:
         print(as_json(external_facts(results, found, given.tolerance)))
@@ -129,11 +129,11 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
     else:
         print(section_text(section))
     if given.html:
-        write_section(given.html, "External results", [section])
+        write_page(given.html, Findings(), sections={"External results": [section]})
     return cli.PASSES
 
 
-def external_section(results: ExternalResults, found: Plan, tolerance: float) -> Section:
+def external_section(results: ExternalResults, found: advisor.Plan, tolerance: float) -> Section:
     """Return the section of a sweep with the batch to choose and notes.
 
     Args:
@@ -145,13 +145,13 @@ def external_section(results: ExternalResults, found: Plan, tolerance: float) ->
     section = sweep_section(results.curve, results.curve.subject, flat)
     *parts, findings = section.parts
     assert isinstance(findings, Named)
-    pairs = [*findings.pairs, ("batch", batch_text(advice, found))]
-    pairs += [("closed form", caps)] if (caps := caps_text(advice.decision)) else []
+    pairs = [*findings.pairs, ("batch", report.batch_text(advice, found))]
+    pairs += [("closed form", caps)] if (caps := report.caps_text(advice.decision)) else []
     pairs += [("note", note) for note in _notes(results, found)]
     return replace(section, parts=[*parts, Named(pairs)])
 
 
-def external_facts(results: ExternalResults, found: Plan, tolerance: float) -> dict[str, Any]:
+def external_facts(results: ExternalResults, found: advisor.Plan, tolerance: float) -> dict[str, Any]:
     """Return the points and the sweep as of archives, the columns, and the batch to choose. Seconds and shares; null is
     what is not known or not reached."""
     (advice,) = found.advices
@@ -178,7 +178,7 @@ def external_facts(results: ExternalResults, found: Plan, tolerance: float) -> d
     }
 
 
-def _notes(results: ExternalResults, found: Plan) -> Iterator[str]:
+def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
     """Yield caveats, and findings by Little's law: output rate times latency is the number of requests in flight."""
     curve, columns = results.curve, results.columns
     yield from results.notes
@@ -192,7 +192,7 @@ def _notes(results: ExternalResults, found: Plan) -> Iterator[str]:
             yield f"{columns.running} is not checked by Little's law: no --output-throughput"
         return
     product = f"{columns.output_throughput} x {columns.latency}"
-    if over := [p.concurrency for p in curve.points if more_in_flight(p)]:
+    if over := [p.concurrency for p in curve.points if subjects.more_in_flight(p)]:
         yield (
             f"{product} is more than {columns.knob} at {listed(over)}: the latency is not the time per output token, "
             "or the knob does not limit requests; Little's law is not applied"
@@ -211,7 +211,7 @@ def _notes(results: ExternalResults, found: Plan) -> Iterator[str]:
                 f"{figure(batch)} in flight"
             )
     share, fewest, batch = min((batch / p.concurrency, p.concurrency, batch) for p, batch in known)
-    if share < 1 - NOT_THE_BATCH:
+    if share < 1 - subjects.NOT_THE_BATCH:
         yield (
             f"the knob is not the batch: at {curve.axes.at(fewest)} only {figure(batch)} requests were in flight "
             f"({percent(share)} of it) by Little's law"

@@ -24,8 +24,9 @@ from pytest_slmserve.engines.loadgen.load_run import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
-from pytest_slmserve.report.page.writer import check_replaceable, template, write_section
+from pytest_slmserve.report.page.writer import check_replaceable, write_page
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema import specs
@@ -352,7 +353,6 @@ def run_measure(given: argparse.Namespace) -> int:
     if export and export.path == given.records:
         raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
     if given.html:  # before anything is measured
-        template()
         check_replaceable(given.html)
     given.model = given.model or only_model(specs.completed(given.endpoint), given.timeout)
     own_prompts = given.seed is None  # who gives one wants the very requests again
@@ -371,7 +371,8 @@ def run_measure(given: argparse.Namespace) -> int:
     status = cli.PASSES if valid and not moved else cli.FAILS
     if given.html:
         shown = replace(section, look="good" if status == cli.PASSES else "bad")
-        write_section(given.html, "Load", [shown], found, [given.records], status=status)
+        sections = {"Load": [shown]}
+        write_page(given.html, Findings(measurements=found), [given.records], status=status, sections=sections)
     return status
 
 

@@ -13,7 +13,8 @@ from pytest_slmserve.archive import external
 from pytest_slmserve.commands import cli
 from pytest_slmserve.report import gate as report
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.page.writer import write_section
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Section, section_text
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -53,5 +54,5 @@ def run_pairs(given: argparse.Namespace) -> int:
         drawn = partial(report.gate_charts, [found], [], lambda: [series])
         heading = f"{series.name}: {report.WORDS[found.outcome]}"
         section = Section(heading, parts, report.LOOKS[found.outcome], drawn)
-        write_section(given.html, "Gate", [section], status=status)
+        write_page(given.html, Findings(), status=status, sections={"Gate": [section]})
     return status

@@ -14,14 +14,13 @@ from typing import get_args
 from pytest_slmserve.analysis.claims import table
 from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_curves, stored_gates
 from pytest_slmserve.analysis.compare.changes import release_histories
-from pytest_slmserve.analysis.gate.decision import weakened
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.window import Slo, parse_slo
 from pytest_slmserve.analysis.points import job_points, shared_points
 from pytest_slmserve.analysis.sweep.curve import with_jobs
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive import store
-from pytest_slmserve.archive.baselines import place_of, read_calibrations
+from pytest_slmserve.archive.baselines import judged_by_noise
 from pytest_slmserve.archive.store import Contents
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
@@ -30,12 +29,11 @@ from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import calibration_text, gate_facts
 from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
-from pytest_slmserve.report.page.writer import TEXT_WIDTH, rendered, write_page
+from pytest_slmserve.report.page.writer import TEXT_WIDTH, write_page
 from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_texts
 from pytest_slmserve.report.text_table import folded, laid_out
-from pytest_slmserve.report.verdicts import claim_outcomes
 from pytest_slmserve.schema.errors import BadUsage, Detail, is_file, of_a_command
 from pytest_slmserve.schema.printable import printable
 
@@ -92,10 +90,7 @@ def run_report(given: argparse.Namespace) -> int:
         "points": points,
         "loads": (facts_of_load(m, terms) for m in found.loads),
         "sweeps": sweep_facts(found.curves),
-        "verdicts": (
-            {**facts(each.verdict), **facts(each, "expected", "outcome")}
-            for each in claim_outcomes(found.judged, strict=found.strict)
-        ),
+        "verdicts": ({**facts(each.verdict), **facts(each, "expected", "outcome")} for each in found.outcomes),
         "gates": map(gate_facts, found.gates),
         "history": found.history,
         "notes": found.notes,
@@ -108,8 +103,7 @@ def run_report(given: argparse.Namespace) -> int:
     if given.html is not None:
         with laid_out(TEXT_WIDTH):
             text = "\n".join(report_lines(found, "all"))
-        records = [one for path in given.paths for one in store.embedded(path)]
-        write_page(given.html, rendered(found, records, status=status, text=text))
+        write_page(given.html, found, given.paths, status=status, text=text)
         print(f"written: {given.html}", file=aside)
     return status
 
@@ -123,7 +117,7 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
     kinds = {"as expected": State.PASSES, "unexpected": State.FAILS, "inconclusive": State.INCONCLUSIVE}
-    states = [kinds[each.outcome] for each in claim_outcomes(found.judged, strict=given.strict)]
+    states = [kinds[each.outcome] for each in found.outcomes]
     states += [each.outcome for each in gates]
     if found.curves or found.jobs or found.loads:
         states.append(State.PASSES)  # because nothing is claimed of them
@@ -137,14 +131,8 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
 
 
 def draw_figures(given: argparse.Namespace, found: Findings) -> list[str]:
-    """Draw every picture that the archives have the measurements for.
-
-    Returns:
-        A line for each file and for each picture that could not be drawn.
-
-    Raises:
-        BadUsage: There is nothing to draw, or the folder cannot be made.
-    """
+    """Draw every picture that the archives have the measurements for, and return a line for each, drawn or not. Raises
+    BadUsage if there is nothing to draw, or the folder cannot be made."""
     from pytest_slmserve.report.page.pictures import gate_pictures, pictures, save_picture
 
     at_rates, folder = [m for m in found.loads if is_windowed(m.load)], given.figures
@@ -230,19 +218,15 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
     for path, contents in archives:
         for gated, note in stored_gates(contents.measurements, contents.plans):
             if gated.gate not in found:
-                known = read_calibrations(path).get(place_of(gated)) if gated.pairs else None
-                found[gated.gate] = replace(gated, gated=weakened(gated.gated, known.calibration)) if known else gated
-                noise = calibration_text(known) if known else ""
-                notes += filter(None, (note, noise))
+                found[gated.gate], known = judged_by_noise(gated, path)
+                notes += filter(None, (note, calibration_text(known) if known else ""))
     return list(found.values()), notes
 
 
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
-    """Return curves, points, loads, the history over releases, and verdicts on the claims that the runs judged.
-
-    Verdicts are on all claims if `strict`, and if a run does not tell which ones it judged. Raises BadArchive if the
-    stored claims or plans cannot be read.
-    """
+    """Return curves, points, loads, the history over releases, and verdicts on the claims that the runs judged: on all
+    claims if `strict`, and if a run does not tell which ones. Raises BadArchive if stored claims or plans cannot be
+    read."""
     measurements, jobs = contents.measurements, job_points(contents.measurements)
     sweeps = stored_curves(measurements, contents.plans)
     curves = with_jobs(sweeps, jobs)

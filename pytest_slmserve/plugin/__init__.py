@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_slmserve.run.cluster import RayEngines
     from pytest_slmserve.run.judge import StoredBaseline
-    from pytest_slmserve.run.ray.cluster import RayEngines
     from pytest_slmserve.run.session import Session
 
 SESSION: pytest.StashKey[Session] = pytest.StashKey()

@@ -1,7 +1,7 @@
 """Fixtures for a user's own tests and for the shipped benchmarks.
 
-Every run of pytest imports this module, and few need more. What a fixture takes from `plugin.items` and
-`plugin.measuring` is there by the time that `slm_session` has a session: the hooks of such a run import them.
+Every run of pytest imports this module, and few need more. `plugin.items` is there by the time that `slm_session` has a
+session, because the hooks of such a run import it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
-    from pytest_slmserve.plugin.measuring import Carry, PlannedCase, SharedEngines, Watching
+    from pytest_slmserve.plugin.items import Carry, PlannedCase, SharedEngines, Watching
     from pytest_slmserve.run.gate import Gates
     from pytest_slmserve.run.judge import StoredBaseline
-    from pytest_slmserve.run.session import Session
-    from pytest_slmserve.run.sweeps import Sweeps
+    from pytest_slmserve.run.session import Session, Sweeps
     from pytest_slmserve.schema.records import Measurement
     from pytest_slmserve.schema.specs import EngineSpec, Workload
 
@@ -63,7 +62,7 @@ def slm_measure(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
-    return plugin.measuring.OwnEngine(slm_session, slm_spec, sharegpt, request.node).measure
+    return plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, request.node).measure
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
-    return plugin.measuring.OwnEngine(slm_session, slm_spec, sharegpt, request.node).sweep
+    return plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, request.node).sweep
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
         return slm_session.verdicts.advice(model or slm_spec.model, slo_itl, efficiency)
 
-    return plugin.measuring.checked("slm_advice", advise)
+    return plugin.items.checked("slm_advice", advise)
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +90,7 @@ def slm_sweeps(request: pytest.FixtureRequest, slm_session: Session) -> Sweeps |
     """The planned sweeps of this run, with the loads and the claims that its items ask for; None if Ray measures."""
     if slm_session.executor.fetch:
         return None
-    return plugin.measuring.planned_sweeps(slm_session, plugin.items.plans_of(request.session.items))
+    return plugin.items.planned_sweeps(slm_session, plugin.items.plans_of(request.session.items))
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def slm_point(
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
     [plan] = plugin.items.plans_of([request.node])
-    return plugin.measuring.PlannedCase(slm_session, request.param, slm_carrier, slm_sweeps if plan.swept else None)
+    return plugin.items.PlannedCase(slm_session, request.param, slm_carrier, slm_sweeps if plan.swept else None)
 
 
 @pytest.fixture
@@ -109,34 +108,34 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
     it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
     has its URL. The test is skipped, with the reason, if that cannot be."""
-    return plugin.measuring.checked("slm_replicas", plugin.measuring.shared_engines, slm_session)
+    return plugin.items.checked("slm_replicas", plugin.items.shared_engines, slm_session)
 
 
 @pytest.fixture
 def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """A single engine, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
     options."""
-    return plugin.measuring.PlannedCase(slm_session, request.param)
+    return plugin.items.PlannedCase(slm_session, request.param)
 
 
 @pytest.fixture
 def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedCase:
     """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
-    return plugin.measuring.PlannedCase(slm_session, request.param, slm_carrier)
+    return plugin.items.PlannedCase(slm_session, request.param, slm_carrier)
 
 
 @pytest.fixture
 def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
     """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; without a
     rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
-    return plugin.measuring.checked("slm_job", plugin.measuring.own_job, slm_session, slm_spec)
+    return plugin.items.checked("slm_job", plugin.items.own_job, slm_session, slm_spec)
 
 
 @pytest.fixture
 def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """One engine over several GPUs, or a replica on each; parametrised over models, GPUs and loads by the marker and
     the options."""
-    return plugin.measuring.PlannedCase(slm_session, request.param)
+    return plugin.items.PlannedCase(slm_session, request.param)
 
 
 @pytest.fixture
@@ -226,7 +225,7 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
         raise BadUsage("no sensors are read in this run", "not --slm-telemetry off")
-    return lambda: plugin.measuring.watching(sampler, environment)
+    return lambda: plugin.items.watching(sampler, environment)
 
 
 @pytest.fixture

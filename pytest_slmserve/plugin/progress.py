@@ -17,7 +17,7 @@ from pytest_slmserve.plan.cases import Case, Engines, PlannedItem, engine_title,
 from pytest_slmserve.plugin.items import ItemPlan, cases_of_items, plans_of
 from pytest_slmserve.report.live_line import LiveLine, Status, TimeLeft
 from pytest_slmserve.report.text_table import counted, folded
-from pytest_slmserve.run.devices import slot_count
+from pytest_slmserve.run.executor import slot_count
 from pytest_slmserve.run.gate import launches_left, loads_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.records import Progress

@@ -18,18 +18,17 @@ from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import ADAPTIVE_ESTIMATE, ENDPOINT_ESTIMATE, plan_lines, spread_lines
 from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, SESSION, is_measured
 from pytest_slmserve.plugin import items as tests
-from pytest_slmserve.plugin.measuring import fits, nearest
 from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
 from pytest_slmserve.report.screen import summary_lines, write_for_others
 from pytest_slmserve.report.text_table import counted, folded
-from pytest_slmserve.run.devices import slot_count
+from pytest_slmserve.run.executor import slot_count
 from pytest_slmserve.run.interrupts import as_interrupts
 from pytest_slmserve.run.judge import StoredBaseline
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, Detail, SlmError
 
 if TYPE_CHECKING:
-    from pytest_slmserve.run.ray.cluster import RayEngines
+    from pytest_slmserve.run.cluster import RayEngines
 
 LONG_S = 300.0  # a run that takes longer says so before it begins
 EXIT_INCONCLUSIVE = 10
@@ -74,7 +73,7 @@ class SessionHooks:
         elsewhere: RayEngines | None = None
         try:
             if options.ray and not options.plan:
-                from pytest_slmserve.run.ray.cluster import RayEngines
+                from pytest_slmserve.run.cluster import RayEngines
 
                 elsewhere = config.stash[ELSEWHERE] = RayEngines.from_options(options, config.rootpath)
                 config.add_cleanup(elsewhere.close)
@@ -193,7 +192,7 @@ class SessionHooks:
             return
         if self.slm.options.plan:
             self.slm.resume()
-        said = fits(self.slm, tests.plans_of(session.items))
+        said = tests.fits(self.slm, tests.plans_of(session.items))
         if terminal := self.config.pluginmanager.getplugin("terminalreporter"):
             terminal.write_line(folded(f"slmserve: {said}"))
 
@@ -235,7 +234,7 @@ class SessionHooks:
         raised = call.excinfo.value if call.excinfo else None
         if isinstance(raised, AttributeError) and type(raised.obj).__module__.startswith("pytest_slmserve."):
             public = [name for name in dir(raised.obj) if not name.startswith("_")]
-            raised.args = (f"{raised}; it has {nearest(raised.name or '', public)}",)
+            raised.args = (f"{raised}; it has {tests.nearest(raised.name or '', public)}",)
         report = yield
         states = item.stash.setdefault(STATES, set())
         if call.when == "setup":

@@ -221,8 +221,8 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
         parts: list[Part] = [Table(found, _deployment_columns(curve, found), caption="Deployments"), *waiting]
         for wide in curve.wider:  # power and activity of each GPU under the largest load
             largest = wide.valid[-1] if wide.valid and wide.spec else None
-            last = next((m for m in wide.trusted if largest and m.id in largest.records), None)
-            gpus = tuple(map(device_figures, runs_of_each_gpu(last.run))) if last else ()
+            runs = runs_of_each_gpu(largest.used[0][0].run) if largest and largest.used else ()
+            gpus = tuple(map(device_figures, runs))
             if largest and wide.spec and any(gpu.power_w is not None for gpu in gpus):
                 told = (
                     f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"

@@ -7,17 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from pytest_slmserve.analysis.claims.table import ClaimRow
 from pytest_slmserve.analysis.compare.changes import ReleaseHistory
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.gpu_figures import Place, fastest_pieces
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import JobPoint, ReplicaPoint
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, labels
-from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.report.verdicts import ClaimOutcome, Judged, claim_outcomes
 from pytest_slmserve.schema.records import Measurement
-
-Judged = tuple[Verdict, ClaimRow | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +47,11 @@ class Findings:
     def labelled(self) -> list[tuple[Curve, str]]:
         """Each curve with the name that tells it from the others."""
         return list(zip(self.curves, labels(self.curves), strict=True))
+
+    @cached_property
+    def outcomes(self) -> Sequence[ClaimOutcome]:
+        """The verdicts with what was expected of them."""
+        return claim_outcomes(self.judged, strict=self.strict)
 
     @cached_property
     def fastest(self) -> Mapping[Place, float]:

@@ -21,16 +21,7 @@ from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Legend, Look, Named, Part, Section, Table, markdown_table
-from pytest_slmserve.report.text_table import (
-    ABSENT,
-    Column,
-    counted,
-    figure,
-    hanging,
-    hundredths,
-    interval_text,
-    table,
-)
+from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hanging, hundredths, interval_text, table
 from pytest_slmserve.schema.errors import Side
 from pytest_slmserve.schema.records import SIMULATED, Measurement
 from pytest_slmserve.schema.specs import GIB

@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from textwrap import shorten
+from typing import NamedTuple
 
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
@@ -37,152 +39,158 @@ LONGEST = ((99, 99), (9, 4), (9, 3), (9, 2), (2, 2), (2, 1), (1, 1))
 ON_A_PAGE = 100  # columns, and lines, of a summary on the page of a workflow
 
 Line = tuple[str, Colour | None]
+VERDICT, OTHER = 0, 1  # kinds of sentences, by their place in a pair of LONGEST
+
+
+class Words(NamedTuple):
+    """A sentence of the summary, or a line that is shown as it is. A sentence may have so many lines as its kind may
+    have, and `least` in any case."""
+
+    text: str
+    colour: Colour | None = None
+    kind: int | None = None
+    least: int = 0
+
+    def within(self, longest: tuple[int, int]) -> list[Words]:
+        """Return the lines, as they are shown. longest: numbers of lines by the kind."""
+        if not (most := max(self.least, 0 if self.kind is None else longest[self.kind])):
+            return [self]
+        text, room = self.text, most * (layout().width - 4)
+        cut = shorten(text, room, placeholder=" ...", break_on_hyphens=False) if len(text) > room else text
+        indent = text[: len(text) - len(text.lstrip())]
+        return [Words(line, self.colour) for line in folded(indent + cut.lstrip()).split("\n")]
 
 
 @dataclass(slots=True)
 class ScreenPart:
     """A part of the summary that can shrink.
 
-    entries: Blocks of lines. The last ones go first if there is no room.
-    head, foot: Lines around the entries. In the end only the first line of the head stays.
+    entries: Blocks of sentences. The last ones go first if there is no room.
     unit: What an entry is, for the line that counts those that went.
+    head, foot: Around the entries. In the end only the first line of the head stays.
     weight: A part of weight 3 keeps three times the lines of one of weight 1.
     left_out: How many entries went.
     """
 
-    head: list[Line]
-    entries: list[list[Line]]
+    entries: Sequence[Sequence[Words]]
     unit: str
+    head: Sequence[Words] = ()
+    foot: Sequence[Words] = ()
     weight: int = 1
-    foot: list[Line] = field(default_factory=list)
     left_out: int = 0
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[Words]:
         """Lines of the part as they are shown."""
         none_shown = f"{counted(self.left_out, self.unit)}, which the tables have"
         more = f"and {counted(self.left_out, f'more {self.unit}')}" if self.entries else none_shown
-        left_out: list[Line] = [(f"  {more}", None)] if self.left_out else []
-        return [*self.head, *(line for entry in self.entries for line in entry), *left_out, *self.foot]
+        return [*self.head, *chain(*self.entries), *([Words(f"  {more}")] if self.left_out else []), *self.foot]
 
     @property
     def excess(self) -> float:
         """Lines that the part could do without, divided by its weight."""
         return (sum(map(len, self.entries)) + len(self.head) + len(self.foot) - 1) / self.weight if self.entries else 0
 
+    def within(self, longest: tuple[int, int]) -> ScreenPart:
+        """Return the part with sentences of so many lines by their kind."""
+        head, *entries = (
+            [line for words in block for line in words.within(longest)] for block in (self.head, *self.entries)
+        )
+        return replace(self, head=head, entries=entries)
+
 
 def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
     """Return the lines of the summary, each with a colour. most: number of lines that there is room for."""
-    for of_verdicts, of_others in LONGEST:
-        parts = [
-            *_measured_parts(found, of_others),
-            *_gate_parts(found, of_verdicts),
-            *_judged_parts(found, of_verdicts, of_others),
-        ]
+    full = [*_measured_parts(found), *_gate_parts(found), *_judged_parts(found)]
+    for longest in LONGEST:
+        parts = [part.within(longest) for part in full]
         if sum(len(part.lines) for part in parts) <= most:
             break
     while sum(len(part.lines) for part in parts) > most:
         largest = max(reversed(parts), key=lambda part: part.excess)
         if not largest.excess:
             break
-        last = largest.entries.pop()
-        if largest.entries:
-            largest.left_out += 1
-        elif largest.head:
-            largest.head, largest.foot, largest.left_out = largest.head[:1], [], largest.left_out + 1
-        else:
+        *largest.entries, last = largest.entries
+        if not largest.entries and not largest.head:
             largest.head = last[:1]
-    return [line for part in parts for line in part.lines]
+            continue
+        if not largest.entries:
+            largest.head, largest.foot = largest.head[:1], ()
+        largest.left_out += 1
+    return [(words.text, words.colour) for part in parts for words in part.lines]
 
 
-def _plain(lines: Sequence[str]) -> list[Line]:
-    return [(line, None) for line in lines]
-
-
-def _block(text: str, longest: int, colour: Colour | None = None) -> list[Line]:
-    """Return a sentence as lines of the summary, cut if it has more than `longest` of them."""
-    room = longest * (layout().width - 4)
-    cut = shorten(text, room, placeholder=" ...", break_on_hyphens=False) if len(text) > room else text
-    indent = text[: len(text) - len(text.lstrip())]
-    return [(line, colour) for line in folded(indent + cut.lstrip()).split("\n")]
-
-
-def _table_part(heading: str, shown: Table, longest: int, unit: str, weight: int = 1) -> ScreenPart:
+def _table_part(heading: str, shown: Table, unit: str, weight: int = 1) -> ScreenPart:
     """Return a table as a part of the summary: each row is an entry."""
-    parts = table_parts(shown.rows, shown.columns)
-    head = [*_block(heading, longest), *_plain(parts.head)]
-    return ScreenPart(head, [_plain(lines) for lines in parts.rows], unit, weight, _plain(parts.foot))
+    head, rows, foot = table_parts(shown.rows, shown.columns)
+    above = [Words(heading, kind=OTHER), *map(Words, head)]
+    return ScreenPart([list(map(Words, lines)) for lines in rows], unit, above, list(map(Words, foot)), weight)
 
 
-def _measured_parts(found: Findings, longest: int) -> Iterator[ScreenPart]:
+def _measured_parts(found: Findings) -> Iterator[ScreenPart]:
     """Yield a table of sweeps for each device, the best replicas, and fixed-size workloads: a table for each host, or a
     sentence if there is one."""
     for shown in overview_tables(found):
-        yield _table_part(shown.caption, shown, longest, "model", weight=6)
-    if entries := [_block(text, max(longest, 2)) for text in deployments.best_deployments(found)]:
-        yield ScreenPart([], entries, "deployment")
+        yield _table_part(shown.caption, shown, "model", weight=6)
+    yield ScreenPart([[Words(text, None, OTHER, 2)] for text in deployments.best_deployments(found)], "deployment")
     for section in job_sections(found.jobs):
         shown = next(part for part in section.parts if isinstance(part, Table))
         if len(shown.rows) > 1:
-            yield _table_part(section.title, shown, longest, "job")
+            yield _table_part(section.title, shown, "job")
             continue
         [job] = shown.rows
         served = f"{figure(job.requests_per_s, 4)} requests/s, {figure(job.output_tokens_per_s, 4)} tokens/s"
         lengths = f"{job.workload.mean_prompt_tokens:.0f}/{job.output_tokens:.0f} tokens"
         latency = f"mean E2E {figure(job.e2e_s)} s ({job.requests:,} of {lengths}, {job.load.pace})"
-        yield ScreenPart([], [_block(f"job: {job.model}: {served}, {latency}", 2)], "job")
+        yield ScreenPart([[Words(f"job: {job.model}: {served}, {latency}", least=2)]], "job")
 
 
-def _gate_parts(found: Findings, longest: int) -> Iterator[ScreenPart]:
+def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
     """Yield each gate with its endpoints, the worst first, and why one does not pass. A gate with too few pairs to
     decide shows only its exact verdicts."""
     colours = {state: COLOURS[look] for state, look in gates.LOOKS.items()}
     worst = [State.FAILS, State.INCONCLUSIVE, State.PASSES]
     for gated in found.gates:
         compared = sorted(() if gates.has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
-        parts = table_parts([(each, True) for each in compared], gates.COLUMNS)
-        entries: list[list[Line]] = []
-        for each, lines in zip(compared, parts.rows):
-            why = [] if each.outcome is State.PASSES else _block(f"  {each.why}", max(longest, 2))
-            entries.append([*((line, colours[each.outcome]) for line in lines), *why])
+        above, rows, below = table_parts([(each, True) for each in compared], gates.COLUMNS)
+        entries: list[list[Words]] = []
+        for each, lines in zip(compared, rows):
+            why = [] if each.outcome is State.PASSES else [Words(f"  {each.why}", None, VERDICT, 2)]
+            entries.append([*(Words(line, colours[each.outcome]) for line in lines), *why])
         for verdict in sorted(gated.exact, key=lambda each: worst.index(each.state)):
             text = f"{verdict.claim}: {gates.WORDS[verdict.state]}, {verdict.why}"
-            entries.append(_block(text, max(longest, 2), colours[verdict.state]))
+            entries.append([Words(text, colours[verdict.state], VERDICT, 2)])
         if gated.dropped:
-            entries.append(_block(f"left out: {'; '.join(gated.dropped)}", longest))
+            entries.append([Words(f"left out: {'; '.join(gated.dropped)}", kind=VERDICT)])
         sides = [pair.launch(side).measurements[0].environment.vllm for pair in gated.pairs[:1] for side in SIDES]
         releases = f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
-        more = gates.next_step(gated)
-        head = [
-            *_block(f"{gates.title(gated)}{releases}", longest, colours[gated.outcome]),
-            *(_block(SIMULATED, longest) if gates.is_simulated(gated) else ()),
-            *(_block(f"  next: {more}", 3, "yellow") if more else ()),
-            *_plain(parts.head if compared else []),
-        ]
-        yield ScreenPart(head, entries, "endpoint", weight=4, foot=_plain(parts.foot))
+        head = [Words(f"{gates.title(gated)}{releases}", colours[gated.outcome], VERDICT)]
+        head += [Words(SIMULATED, kind=VERDICT)] if gates.is_simulated(gated) else []
+        head += [Words(f"  next: {more}", "yellow", least=3)] if (more := gates.next_step(gated)) else []
+        head += map(Words, above if compared else ())
+        yield ScreenPart(entries, "endpoint", head, list(map(Words, below)), weight=4)
 
 
-def _judged_parts(found: Findings, of_verdicts: int, of_others: int) -> Iterator[ScreenPart]:
+def _judged_parts(found: Findings) -> Iterator[ScreenPart]:
     """Yield how many claims pass, which are not as expected and what would resolve the others, what disturbed the
     points, notes, and where the results are."""
-    if own := [_block(f"inconclusive: {text}", of_verdicts, "yellow") for text in found.inconclusive]:
-        yield ScreenPart([], own, "inconclusive test", weight=3)
+    own = [[Words(f"inconclusive: {text}", "yellow", VERDICT)] for text in found.inconclusive]
+    yield ScreenPart(own, "inconclusive test", weight=3)
     if found.judged:
-        kinds = by_outcome(found.judged, strict=found.strict)
-        wrong = unexpected(kinds)
+        kinds = by_outcome(found.outcomes)
+        wrong = [[Words(f"  {text}", "red", VERDICT)] for text in unexpected(kinds)]
         colour: Colour = "red" if wrong else "yellow" if kinds["inconclusive"] else "green"
-        head = _block(f"claims: {tally(kinds)}", of_verdicts, colour)
-        yield ScreenPart(head, [_block(f"  {text}", of_verdicts, "red") for text in wrong], "claim", weight=4)
-        entries = [_block(f"  {text}", of_verdicts, "yellow") for text in inconclusive(kinds, found.curves)]
-        yield ScreenPart([], entries, "reason", weight=2)
+        yield ScreenPart(wrong, "claim", [Words(f"claims: {tally(kinds)}", colour, VERDICT)], weight=4)
+        open_ones = [[Words(f"  {text}", "yellow", VERDICT)] for text in inconclusive(kinds, found.curves)]
+        yield ScreenPart(open_ones, "reason", weight=2)
     counts, sentences = disturbances(found)
     if sentences:
-        entries = [_block(f"  {text}", of_others) for text in sentences]
-        yield ScreenPart(_block(counts, of_others, "yellow"), entries, "reason")
-    notes = [_block(f"note: {note}", of_verdicts, "yellow") for note in found.notes]
-    notes += [_block(found.reused_text, of_verdicts)] if found.reused else []
-    if notes:
-        yield ScreenPart([], notes, "note")
+        yield ScreenPart(
+            [[Words(f"  {text}", kind=OTHER)] for text in sentences], "reason", [Words(counts, "yellow", OTHER)]
+        )
+    notes = [[Words(f"note: {note}", "yellow", VERDICT)] for note in found.notes]
+    notes += [[Words(found.reused_text, kind=VERDICT)]] if found.reused else []
+    yield ScreenPart(notes, "note")
     if found.curves or found.jobs or found.shared or found.gates:
         more = ["more: -v, or --slm-report=tables"]
         if found.archives:
@@ -190,7 +198,8 @@ def _judged_parts(found: Findings, of_verdicts: int, of_others: int) -> Iterator
             more = [f"archive: {paths}", f"more: slmserve report {paths}"]
         if found.command and any(gated.outcome is State.FAILS for gated in found.gates):
             more = [*command_lines("to repeat it:", found.command), *more]
-        yield ScreenPart([*(_block(found.written, of_others) if found.written else []), *_plain(more)], [], "path")
+        written = [Words(found.written, kind=OTHER)] if found.written else []
+        yield ScreenPart([], "path", [*written, *map(Words, more)])
 
 
 STANDINGS = {"NO": "INVALID", "degraded": "degraded", "partly": "some left out", "noisy": "noisy, kept"}  # worst first
@@ -250,7 +259,7 @@ def tables(found: Findings) -> Iterator[Line]:
     """Yield every table and verdict, as pieces of text with a colour."""
     yield from ((text, None) for each in subject_sections(found).values() for text in section_texts(each))
     if found.judged:
-        yield from ((folded(text), colour) for text, colour in verdict_lines(found.judged, strict=found.strict))
+        yield from ((folded(text), colour) for text, colour in verdict_lines(found.outcomes))
     yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
     yield from ((text, None) for text in section_texts(map(gates.gate_section, found.gates)))
 

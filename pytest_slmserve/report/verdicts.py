@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_slmserve.analysis.claims.table import CLAIMS, Expected
+from pytest_slmserve.analysis.claims.table import CLAIMS, ClaimRow, Expected
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.findings import Judged
 from pytest_slmserve.report.section import Look
 from pytest_slmserve.report.text_table import counted, hanging
 
+Judged = tuple[Verdict, ClaimRow | None]
 Colour = Literal["green", "red", "yellow"]
 COLOURS: dict[Look, Colour] = {"good": "green", "bad": "red", "open": "yellow"}
 Outcome = Literal["as expected", "unexpected", "inconclusive"]
@@ -67,32 +67,32 @@ def claim_outcomes(judged: Iterable[Judged], *, strict: bool = False) -> list[Cl
     return found
 
 
-def by_claim(judged: Iterable[Judged], *, strict: bool = False) -> dict[str, list[ClaimOutcome]]:
+def by_claim(outcomes: Iterable[ClaimOutcome]) -> dict[str, list[ClaimOutcome]]:
     """Return the verdicts of each claim, in the order of the claims table."""
     order = {name: number for number, name in enumerate(CLAIMS)}
-    found = sorted(claim_outcomes(judged, strict=strict), key=lambda each: order.get(each.verdict.claim, len(order)))
+    found = sorted(outcomes, key=lambda each: order.get(each.verdict.claim, len(order)))
     return grouped(found, lambda each: each.verdict.claim)
 
 
-def verdict_lines(judged: Sequence[Judged], *, strict: bool = False) -> Iterator[tuple[str, Colour | None]]:
+def verdict_lines(outcomes: Sequence[ClaimOutcome]) -> Iterator[tuple[str, Colour | None]]:
     """Yield a line for each verdict below the statement of its claim, and how many of each kind there are; each with
     its colour."""
-    width = max((len(v.subject) for v, _ in judged), default=0)
-    for claim, group in by_claim(judged, strict=strict).items():
+    width = max((len(each.verdict.subject) for each in outcomes), default=0)
+    for claim, group in by_claim(outcomes).items():
         yield f"{claim}: {CLAIMS[claim].statement}" if claim in CLAIMS else claim, None
         for each in group:
             line = f"  {each.words:<{STATES}}  {each.verdict.subject:<{width}}  {each.why}"
             yield hanging(line, 6 + STATES + width), OUTCOMES[each.outcome]
-    counts = f"{counted(len(judged), 'verdict')}: {tally(by_outcome(judged, strict=strict))}"
-    yield counts if judged else "no claim was judged", None
+    counts = f"{counted(len(outcomes), 'verdict')}: {tally(by_outcome(outcomes))}"
+    yield counts if outcomes else "no claim was judged", None
 
 
-def by_outcome(judged: Iterable[Judged], *, strict: bool = False) -> dict[str, list[Verdict]]:
+def by_outcome(outcomes: Iterable[ClaimOutcome]) -> dict[str, list[Verdict]]:
     """Return the verdicts by the words for their outcome, each in one list. Those of which either is expected have
     words that begin with EITHER."""
     kinds = (*PLURALS.values(), *(f"{EITHER}{PLURALS[state.value]}" for state in State))
     found: dict[str, list[Verdict]] = {kind: [] for kind in kinds}
-    for each in claim_outcomes(judged, strict=strict):
+    for each in outcomes:
         found[f"{EITHER if each.expected == 'either' else ''}{PLURALS[each.words]}"].append(each.verdict)
     return found
 

@@ -9,17 +9,16 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.claims.table import stored_gates
-from pytest_slmserve.analysis.gate.decision import calibrate, next_look, noise_of, weakened
-from pytest_slmserve.analysis.gate.diagnosis import Waiver, waiver_for
+from pytest_slmserve.analysis.gate import decision, diagnosis
 from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS, GATED, SIDES, Gated, judge_gate, pairs_of, series_of
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import baselines
-from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs, check_fits
 from pytest_slmserve.engines.pool import abreast
 from pytest_slmserve.engines.server import caches
@@ -56,7 +55,7 @@ class Gates:
     failed: dict[str, SlmError] = field(default_factory=dict)
 
     @cached_property
-    def waivers(self) -> tuple[Waiver, ...]:
+    def waivers(self) -> tuple[diagnosis.Waiver, ...]:
         """Waivers of the file that the options name. Raises BadUsage if the file cannot be read, or names an endpoint
         that no gate compares."""
         path = self.session.options.waivers
@@ -65,11 +64,11 @@ class Gates:
             raise BadUsage(f"{path}: no gate compares {unknown.endpoint!r}", ", ".join(ENDPOINTS))
         return found
 
-    def waiver(self, model: str, endpoint: str) -> Waiver | None:
+    def waiver(self, model: str, endpoint: str) -> diagnosis.Waiver | None:
         """The waiver of a regression of this model's endpoint on this device, valid or expired, with its owner; None
         without a waiver."""
         device = self.session.host.environment.gpu_name or self.session.platform
-        return waiver_for(self.waivers, model, endpoint, device)
+        return diagnosis.waiver_for(self.waivers, model, endpoint, device)
 
     def of(self, model: str) -> Gated:
         """The gate of a model, run at the first request. Raises the error that ended it, for example EngineFailed."""
@@ -118,10 +117,11 @@ def run_gate(session: Session, model: str) -> Gated:
             if session.platform != "simulated":  # launches that do not count read files from disk and fill caches
                 list(one.launch_in_turn([(side, WARM_UP) for side in one.cold(found)]))
             there = {pair.number for pair in pairs_of(found)}
-            numbers = [number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there]
-            with closing(one.pairs(numbers)) as pairs:
-                for launched in pairs:
-                    found += launched
+            numbers = (number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there)
+            launches = [(side, number) for number in numbers for side in order(number)]
+            with closing(one.launch_in_turn(launches)) as each:
+                for pair in zip(each, each):
+                    found += chain(*pair)
                     gated = judge_gate(found, terms)
                     if _is_over(gated, session):
                         break
@@ -148,7 +148,9 @@ def launches_left(session: Session, model: str, launched: Collection[Engines] = 
     terms, one = session.gate_terms, OneGate(session, model)
     found, gated = one.go_on()
     there = len(gated.pairs) if gated else 0
-    goal = SHORT if is_short(session) else terms.pairs if session.options.calibrate else next_look(there, terms)
+    goal = (
+        SHORT if is_short(session) else terms.pairs if session.options.calibrate else decision.next_look(there, terms)
+    )
     ended = any(gated.model == short_name(model) for gated in session.gates)
     if ended or goal is None or (gated and _is_over(gated, session)):
         return 0, 0
@@ -160,18 +162,16 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     records = session.options.records
     if session.options.calibrate:
         series = series_of(GATED, gated.pairs)
-        noise = noise_of(series)
+        noise = decision.noise_of(series)
         if len(noise.costs) < FEWEST_PAIRS:
             few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
             raise BadUsage(few, "a quieter host: see doctor")
-        now, rates = datetime.now(UTC).isoformat(timespec="seconds"), calibrate(noise, series, gated.terms)
-        baselines.keep(records, StoredNoise(baselines.place_of(gated), now, rates))
-    if not gated.pairs:
-        return gated
-    if known := baselines.read_calibrations(records).get(baselines.place_of(gated)):
+        now, rates = datetime.now(UTC).isoformat(timespec="seconds"), decision.calibrate(noise, series, gated.terms)
+        baselines.keep(records, baselines.StoredNoise(baselines.place_of(gated), now, rates))
+    gated, known = baselines.judged_by_noise(gated, records)
+    if known:
         session.notes.append(calibration_text(known))
-        return replace(gated, gated=weakened(gated.gated, known.calibration))
-    if session.platform != "simulated":  # whose noise is that of a formula
+    elif gated.pairs and session.platform != "simulated":  # whose noise is that of a formula
         unknown = f"no calibration of {gated.model} on this host"
         session.notes.append(f"{unknown}: --slm-calibrate measures what a gate can detect")
     return gated
@@ -185,7 +185,7 @@ def _is_over(gated: Gated, session: Session) -> bool:
         return there + dropped >= SHORT
     if there >= gated.terms.pairs or dropped > MAX_DROPPED:
         return True
-    looks = there > 0 and next_look(there - 1, gated.terms) == there and not session.options.calibrate
+    looks = there > 0 and decision.next_look(there - 1, gated.terms) == there and not session.options.calibrate
     return looks and gated.settled
 
 
@@ -275,27 +275,25 @@ class OneGate:
             first.setdefault(spec, side)
         return tuple(side for spec, side in first.items() if spec not in there)
 
-    def pairs(self, numbers: Sequence[int]) -> Generator[list[Measurement]]:
-        """Measurements of each pair, when it has ended. If the host has enough cores, two pairs are launched at once
-        and wait for their turns. Imports take as long as the rest of a start."""
-        at_once = PAIRS_AT_ONCE if (self.session.host.environment.cores or 0) >= MANY_CORES else 1
-        for first in range(0, len(numbers), at_once):
-            some = numbers[first : first + at_once]
-            with closing(self.launch_in_turn([(side, number) for number in some for side in order(number)])) as each:
-                yield from ([*one, *other] for one, other in zip(each, each))
-
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Measurements of a fresh launch of each side, an empty list for a warm-up. launches: each side with the number
-        of its pair, or `WARM_UP`."""
-        how = self.session.options.gate_caches
-        with ExitStack() as undo:
-            wanted = [(self.specs[side], undo.enter_context(caches(how, side, self.specs))) for side, _ in launches]
-            starts = undo.enter_context(abreast(self.session.devices.pool, wanted))
-            for place, ((side, number), start) in enumerate(zip(launches, starts)):
-                with naming(f"the {side}, {f'pair {number}' if number else 'before the first pair'}"):
-                    engine = start()
-                    found = self.measured(number, engine, side, second=bool(place % 2)) if number else []
-                yield found
+        """Measurements of a fresh launch of each side, an empty list for a warm-up. If the host has enough cores, two
+        pairs are launched at once and wait for their turns. Imports take as long as the rest of a start.
+
+        Args:
+            launches: Each side with the number of its pair, or `WARM_UP`. The launches of a pair follow each other.
+        """
+        how, cores = self.session.options.gate_caches, self.session.host.environment.cores or 0
+        at_once = 2 * (PAIRS_AT_ONCE if cores >= MANY_CORES else 1)
+        for first in range(0, len(launches), at_once):
+            some = launches[first : first + at_once]
+            with ExitStack() as undo:
+                wanted = [(self.specs[side], undo.enter_context(caches(how, side, self.specs))) for side, _ in some]
+                starts = undo.enter_context(abreast(self.session.devices.pool, wanted))
+                for place, ((side, number), start) in enumerate(zip(some, starts)):
+                    with naming(f"the {side}, {f'pair {number}' if number else 'before the first pair'}"):
+                        engine = start()
+                        found = self.measured(number, engine, side, second=bool(place % 2)) if number else []
+                    yield found
 
     def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
         """Measurements of one launch at each load, with its outputs and scores if this pair has them. second: whether

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_
 from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, all_of
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
-from pytest_slmserve.report.findings import Judged
+from pytest_slmserve.report.verdicts import Judged
 from pytest_slmserve.run.executor import Results
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.models import short_name

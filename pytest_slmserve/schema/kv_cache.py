@@ -136,13 +136,8 @@ def request_blocks(spec: EngineSpec, windows: tuple[int | None, ...], block_size
 
 
 def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
-    """A limit of the engine. An argument of vLLM's engine in `extra` overrides the field of the specification, if it is
-    a positive number.
-
-    Args:
-        argument: Name of the argument.
-        field: Name of the field, if it differs from that of the argument.
-    """
+    """A limit of the engine: an argument of vLLM's engine in `extra`, if it is a positive number, or else the field of
+    the specification of this name, or of the name `field`."""
     given, own = spec.arguments.get(argument), int(getattr(spec, field or argument))
     return given if isinstance(given, int) and given > 0 else own
 

@@ -113,7 +113,7 @@ def test_a_refused_overwrite_leaves_everything_as_it_was(tmp_path):
     with pytest.raises(BadUsage, match="h200-vllm-0.26.0.jsonl.xz is there already"):
         accept(other, tmp_path)
     assert names(tmp_path) == ["h200-vllm-0.26.0.jsonl.xz"] and (tmp_path / names(tmp_path)[0]).read_bytes() == before
-    accept(other, tmp_path, replace=True)
+    accept(other, tmp_path, overwrite=True)
     assert [m.load.concurrency for m in baseline(tmp_path, "h200-vllm-0.26.0").measurements] == [16]
     assert len(names(tmp_path)) == 2
 

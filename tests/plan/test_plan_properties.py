@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from strategies import H200
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.case_lists import batched, job_case, point_cases
 from pytest_slmserve.plan.cases import PlannedItem, groups_of, repeat_estimate_s, start_estimate_s
-from pytest_slmserve.plan.planner import Planner, check_there, engine_spec, workload_spec
+from pytest_slmserve.plan.planner import (
+    Planner,
+    batched,
+    check_there,
+    engine_spec,
+    job_case,
+    point_cases,
+    workload_spec,
+)
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, Request, Workload, WorkloadSpec

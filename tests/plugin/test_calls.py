@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from inside import ONE, usage_error
 
-from pytest_slmserve.plugin.measuring import nearest
+from pytest_slmserve.plugin.items import nearest
 
 
 def lines_of(pytester, fixture, body, marker='model="opt-125m"'):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pytest_slmserve.plugin.measuring import watching
+from pytest_slmserve.plugin.items import watching
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.sensors import FOREIGN_PROCESSES, SM_ACTIVE

@@ -8,7 +8,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.run.ray import cluster
+from pytest_slmserve.run import cluster
 from pytest_slmserve.schema.errors import BadUsage
 
 # ray

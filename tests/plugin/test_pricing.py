@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from simulated_sessions import MODEL
 
-from pytest_slmserve.plan.case_lists import gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.plan.planner import Planner
+from pytest_slmserve.plan.planner import Planner, gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plugin.items import ItemPlan
 from pytest_slmserve.plugin.progress import plan_rows
 from pytest_slmserve.run.executor import count_missing

@@ -6,7 +6,7 @@ import pytest
 from inside import ALL_OF_IT, usage_error
 from shipped import put
 
-from pytest_slmserve.plan.case_lists import USUAL_LOADS, replica_load, usual_loads
+from pytest_slmserve.plan.planner import USUAL_LOADS, replica_load, usual_loads
 from pytest_slmserve.run import session
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.telemetry.host import IMAGINED_GPUS, Host

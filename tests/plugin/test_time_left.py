@@ -12,7 +12,7 @@ from simulated_sessions import MODEL
 
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan import cases as costs
-from pytest_slmserve.plan.case_lists import point_cases
+from pytest_slmserve.plan.planner import point_cases
 from pytest_slmserve.plugin import progress, session_hooks
 from pytest_slmserve.plugin.items import ItemPlan
 from pytest_slmserve.plugin.progress import time_left

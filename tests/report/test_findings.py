@@ -122,23 +122,18 @@ def test_a_flat_stretch_that_does_not_last_is_no_plateau():
     assert later.startswith("from 512 in flight") and "it is flat from 128 to 256" in later
 
 
-def test_the_best_load_and_what_lies_past_it():
-    falling = {64: 12_141.0, 128: 12_511.0, 256: 10_893.0, 512: 11_005.0}
-    assert (
-        found(noisy_curve(falling, noise=0))["most tokens/s"] == "12,511 at 128 in flight; 512 in flight has 12 % less"
-    )
-    level = {64: 100.0, 128: 101.0, 256: 100.0}
-    assert (
-        found(noisy_curve(level, noise=0))["most tokens/s"]
-        == "101.0 at 128 in flight; 256 in flight has about the same"
-    )
-    rising = noisy_curve({1: 1.0, 2: 2.0}, noise=0)
-    assert (
-        found(rising)["most tokens/s"] == "2.000 at 2 in flight, the largest load measured: throughput may still rise"
-    )
-    cut = replace(rising, cut=((4, "too large"),))
-    assert found(cut)["most tokens/s"] == "2.000 at 2 in flight, the largest load that fits"
-    assert "most tokens/s" not in found(Curve(subject="x"))
+@pytest.mark.parametrize(
+    ("rates", "cut", "text"),
+    [
+        ((12_141.0, 12_511.0, 10_893.0, 11_005.0), (), "12,511 at 2 in flight; 8 in flight has 12 % less"),
+        ((100.0, 101.0, 100.0), (), "101.0 at 2 in flight; 4 in flight has about the same"),
+        ((1.0, 2.0), (), "2.000 at 2 in flight, the largest load measured: throughput may still rise"),
+        ((1.0, 2.0), ((4, "too large"),), "2.000 at 2 in flight, the largest load that fits"),
+    ],
+)
+def test_the_best_load_and_what_lies_past_it(rates, cut, text):
+    curve = noisy_curve(dict(zip((1, 2, 4, 8), rates)), noise=0)
+    assert found(replace(curve, cut=cut))["most tokens/s"] == text
 
 
 def test_the_law_and_its_fixed_part_against_shapes():
@@ -174,24 +169,18 @@ def test_no_host_is_made_up_where_weights_explain_the_fixed_part(t_inf, b_half):
     assert "no time is left for the host" in seen and "the other" not in seen
 
 
-def test_without_a_data_sheet_nothing_is_split():
+def test_without_a_data_sheet_or_a_shape_nothing_is_split():
     seen = found(sweep(CPU))
     assert seen["fixed part"].endswith("; b_half from shapes is 167 sequences")
     assert not {"roofline", "regime"} & seen.keys()
-
-
-def test_without_a_shape_nothing_is_split():
-    seen = found(sweep(model="/nowhere/unknown"))["fixed part"]
-    assert seen.startswith("4.50 ms of every step fitted (95 %: ") and "shapes" not in seen
-
-
-def test_too_few_points_for_a_law():
-    assert not {"saturation law", "fixed part"} & found(noisy_curve({1: 1.0, 2: 2.0})).keys()
+    seen = found(sweep(model="/nowhere/unknown"))
+    assert seen["fixed part"].startswith("4.50 ms of every step fitted (95 %: ") and "shapes" not in seen["fixed part"]
 
 
 def test_nothing_is_said_of_what_is_not_there():
     assert found(Curve(subject="x")) == {}
     assert found(noisy_curve({4: 1.0}, repeats=1)).keys() == {"most tokens/s"}
+    assert not {"saturation law", "fixed part"} & found(noisy_curve({1: 1.0, 2: 2.0})).keys(), "too few for a law"
 
 
 def test_latencies_of_a_load_that_was_still_rising_are_told():

@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.analysis.metrics.window import parse_slo
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.report import screen as last_screen
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import MOST_LINES, screen
 from pytest_slmserve.report.text_table import laid_out
@@ -213,6 +214,12 @@ def test_it_is_one_screen_however_much_there_is(width):
         and "20 jobs, which the tables have" in text
         and lines[-1] == "more: slmserve report a.jsonl"
     )
+
+
+def test_the_parts_are_made_once_however_little_room_there_is(monkeypatch):
+    made = []
+    monkeypatch.setattr(last_screen, "overview_tables", lambda found: made.append(found) or [])
+    assert len(lines_of(notes=["many words " * 100] * 9)) <= MOST_LINES and len(made) == 1
 
 
 def test_several_gates_are_one_screen():

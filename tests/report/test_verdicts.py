@@ -44,7 +44,7 @@ def test_outcome_is_against_what_was_expected(state, row, strict, seen):
 
 
 def verdict_text(judged):
-    return "\n".join(text for text, _ in verdict_lines(judged))
+    return "\n".join(text for text, _ in verdict_lines(claim_outcomes(judged)))
 
 
 def test_verdicts_are_grouped_by_claim_and_counted():
@@ -80,5 +80,5 @@ def test_a_surprise_shouts_with_what_was_expected_and_why():
 
 def test_verdicts_have_colours():
     judged = [(verdict(state), None) for state in (State.PASSES, State.FAILS, State.INCONCLUSIVE)]
-    assert [colour for _, colour in verdict_lines(judged)] == [None, "green", "red", "yellow", None]
+    assert [colour for _, colour in verdict_lines(claim_outcomes(judged))] == [None, "green", "red", "yellow", None]
     assert verdict_text([]) == "no claim was judged"

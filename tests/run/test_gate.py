@@ -30,8 +30,7 @@ from pytest_slmserve.plan import planner as agendas
 from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.run import gate
 from pytest_slmserve.run import session as sessions
-from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.run.executor import Executor, Results
+from pytest_slmserve.run.executor import Devices, Executor, Results
 from pytest_slmserve.run.gate import MAX_DROPPED, Gates, check_gate, launches_left, loads_of, order, sides
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed

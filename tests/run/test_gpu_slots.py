@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.run.devices import GpuSlots, equal_parts, slot_count
-from pytest_slmserve.run.ray import cluster
+from pytest_slmserve.run import cluster
+from pytest_slmserve.run.executor import GpuSlots, equal_parts, slot_count
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, Platform
 from pytest_slmserve.schema.records import Environment
@@ -133,5 +133,5 @@ def test_an_engine_that_is_wider_than_the_slots(monkeypatch):
 )
 def test_all_slots_of_a_host_unless_fewer_are_named(word, platform, count, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr("pytest_slmserve.run.devices.numa_nodes", lambda: 2)
+    monkeypatch.setattr("pytest_slmserve.run.executor.numa_nodes", lambda: 2)
     assert slot_count(read_options({"simulate": True, "ray": word}, {}, {}), host(8, platform)) == count

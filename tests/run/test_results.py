@@ -16,6 +16,7 @@ from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import tables
 from pytest_slmserve.run.session import Session
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import ClosedLoop
 
 
@@ -45,11 +46,16 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
     assert missing == (only != BATCHES) == (session.verdicts.judged[0][0].state is State.INCONCLUSIVE)
 
 
-def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened):
+def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened, monkeypatch):
     """512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic."""
     session = opened()
-    assert session.verdicts.judge("table-1-batch-fits", "opt-13b")
     assert session.verdicts.judge("throughput-plateau", "opt-13b").why == "0 valid points, 3 are needed"
+
+    def refuse(model, **words):
+        raise BadUsage(f"{model} does not fit", "a smaller model")
+
+    monkeypatch.setattr(session.planner, "spec", refuse)
+    assert session.verdicts.judge("table-1-batch-fits", "opt-13b"), "arithmetic needs no engine that fits the host"
 
 
 def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):

@@ -16,8 +16,8 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import tables
-from pytest_slmserve.run import devices as places
 from pytest_slmserve.run import executor
+from pytest_slmserve.run import executor as places
 from pytest_slmserve.run import session as module
 from pytest_slmserve.run.executor import measure_case
 from pytest_slmserve.run.session import Session

@@ -15,8 +15,7 @@ from pytest_slmserve.report.screen import tables
 from pytest_slmserve.report.sweeps import skip_note
 from pytest_slmserve.run import executor
 from pytest_slmserve.run.executor import measure_case
-from pytest_slmserve.run.session import Session
-from pytest_slmserve.run.sweeps import Sweeps
+from pytest_slmserve.run.session import Session, Sweeps
 from pytest_slmserve.schema.errors import EngineFailed
 
 MODEL = "opt-125m"

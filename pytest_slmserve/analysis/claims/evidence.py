@@ -569,16 +569,12 @@ def over_the_limit_before(curve: Curve, after: int | None) -> Evidence:
     steps = steps[-1:] if after is None else [(p, q) for p, q in steps if p.spec.max_num_seqs >= after]
     used = list(dict.fromkeys(p for step in steps for p in step))
     _refuse_jobs(used, 2, TWO_LIMITS)
-    rows = [
-        (
-            more,
-            less,
-            f"all {more.requests} at once, max_num_seqs {more.spec.max_num_seqs} serves {{}} what "
-            f"{less.spec.max_num_seqs} does, with a mean batch of {more.batch or 0:.0f} after {less.batch or 0:.0f} "
-            f"and {more.preemptions or 0:.0f} preemptions",
-        )
-        for less, more in steps
-    ]
+    rows = []
+    for less, more in steps:
+        sentence = f"all {more.requests} at once, max_num_seqs {more.spec.max_num_seqs} serves {{}} what "
+        sentence += f"{less.spec.max_num_seqs} does, with a mean batch of {more.batch or 0:.0f} after "
+        sentence += f"{less.batch or 0:.0f} and {more.preemptions or 0:.0f} preemptions"
+        rows.append((more, less, sentence))
     return of_ratios(rows, used, among=used)
 
 

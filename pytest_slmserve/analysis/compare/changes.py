@@ -133,11 +133,15 @@ def sharing_of(measurement: Measurement) -> str:
 def _load(load: Load) -> str:
     match load:
         case ClosedLoop():
-            window = "no window" if load.requests else f"window {load.window_s:g} s"
-            return f"{load.title} (ramp-up {load.ramp_up}, {window}, warm-up {load.settle_lifetimes:g})"
+            return f"{load.title} ({_terms(load)})"
         case OpenLoop(requests=None):
             return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
     return f"job of {load.title}"
+
+
+def _terms(load: ClosedLoop) -> str:
+    window = "no window" if load.requests else f"window {load.window_s:g} s"
+    return f"ramp-up {load.ramp_up}, {window}, warm-up {load.settle_lifetimes:g}"
 
 
 def _clock_mhz(measurement: Measurement, number: int) -> Any:
@@ -289,9 +293,7 @@ class ComparedCase:
     def details(self) -> str:
         """Load and workload in words, to distinguish two cases of one name."""
         load, workloads = self.loads[0], f"workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
-        if not is_steady(load):
-            return workloads
-        return f"ramp-up {load.ramp_up}, window {load.window_s:g} s, warm-up {load.settle_lifetimes:g}, {workloads}"
+        return f"{_terms(load)}, {workloads}" if is_steady(load) else workloads
 
 
 @dataclass(frozen=True, slots=True)

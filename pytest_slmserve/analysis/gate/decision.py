@@ -203,8 +203,6 @@ def compare_sides(
             missing = f"pair {number} has no value of the {absent[0]}: what is missing never passes"
             break
     margin, ratios = series.margin_of(criteria), [ratio for ratio in series.log_ratios if ratio is not None]
-    if not ratios:
-        return Comparison(series.name, series.better, outcome, missing or "no pairs", margin, 0)
     n, sd, detectable = len(ratios), estimates.sample_sd(ratios) if len(ratios) > 1 else None, None
     if sd is not None and (looks := estimates.looks_until(n)):
         # At the interim analysis of n pairs, the others unchanged: out of the noise, as the first of the family, and
@@ -222,8 +220,8 @@ def compare_sides(
         why += "" if decided == n else f" in the first {decided} pairs"
         small = f": more than half of {share}, and noise does not explain it"
         why += small if cost <= margin else ", which noise does not explain"
-    elif missing:
-        why = missing
+    elif missing or not ratios:
+        why = missing or "no pairs"
     elif outcome is State.PASSES:
         why = f"within {share}"
     elif n < FIRST_LOOKS[0]:
@@ -238,8 +236,8 @@ def compare_sides(
         why=why,
         margin=margin,
         n=n,
-        ratio=estimates.factor(hodges_lehmann(ratios)),
-        worse=series.sign * fmean(ratios),
+        ratio=estimates.factor(hodges_lehmann(ratios)) if ratios else None,
+        worse=series.sign * fmean(ratios) if ratios else None,
         sd=sd,
         detectable=detectable,
         decided_at=decided,

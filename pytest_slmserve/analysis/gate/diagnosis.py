@@ -1,38 +1,17 @@
 """Diagnosis of a difference between two sides: where the time of their requests goes, and how their engines differ.
 
-Two sides, two views of the same time, each of which adds up to all of it:
+Two views of the same time, each of which adds up to all of it:
 
     seconds per request = prefill + decode = host gap + kernels
 
 decode is what the steps would take if none held a prompt: their number times the mean step that only decodes. prefill
-is what prompts add to that. (The whole of the steps that hold a prompt would be the wrong answer: those decode as well,
-and with more in flight than a quarter of the output's tokens they are most of the steps, so that slower decoding would
-look like slower prefill.)
-host gap is the time in which no kernel ran on the GPU, by its counters.
+is what prompts add to that, because steps that hold a prompt decode as well. host gap is the time in which no kernel
+ran on the GPU, by its counters.
 
-A step only decodes if neither its own row of the trace names a prompt nor the next one does. A row has the time at
-which its step's output was seen, and with asynchronous scheduling an engine launches a step before it has handed over
-the output of the one before: the launch of a prompt's kernels then holds up the row *before* the one that names the
-prompt, and the row that names it comes the sooner. Mean ms of a step, in the committed records:
-
-                                                      row before   row that names it   step that only decodes
-    H200, vLLM 0.26.0, OPT-1.3B,   4 in flight              13.0                 1.8                      1.8
-                                  64 in flight              13.3                 2.5                      4.1
-                                   1 in flight               1.7                 8.6                      1.7
-      on a GPU shared by three engines, 64 each             15.3                25.6                     14.0
-    CPU, vLLM 0.32.0, not asynchronous, 4 in flight          2.8                 3.2                      2.7
-
-So no one lag is right for both sides of every comparison. Counted by rows that name them, prompts at 64 in flight would
-take less than no time (-4.6 ms a request); shifted by one row, the steps that only decode would be too short (3.6 ms),
-having the hurried ones among them. With both rows left out what remains is 4.1 ms at 64 in flight and 6.9 at 128, and
-an engine whose requests start together, which decodes for hundreds of steps without a prompt, says 4.3 and 7.0.
-
-The row after the one that names a prompt is rarely longer than others, and then by a tenth. The row two before is
-longer by 0.2 to 0.5 ms, perhaps the front end taking the new request in: that is counted as decode, since with a third
-row left out nothing would remain from a third of the output's tokens in flight on.
-
-A prompt that takes several steps is named by the last of them, so as many more rows before it are left out as the
-longest prompt can fill.
+A step only decodes if neither its own row of the trace names a prompt nor the next one does: with asynchronous
+scheduling, the launch of a prompt's kernels holds up the row before the one that names the prompt. A prompt that takes
+several steps is named by the last of them, so as many more rows before it are left out as the longest prompt can fill.
+The measurements behind this rule are in docs/gate-decision.md.
 """
 
 from __future__ import annotations

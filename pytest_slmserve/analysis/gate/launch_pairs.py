@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import zip_longest
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from statistics import fmean
 from typing import get_args
 
@@ -271,27 +271,24 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequenc
         if not pairs:
             yield Verdict.inconclusive(name, model, nothing_counts(dropped))
             continue
-        figure = "kv_blocks" if blocks else "memory_bytes"
-        seen = [(getattr(pair.baseline, figure), getattr(pair.candidate, figure)) for pair in pairs]
-        known = [(before, after) for before, after in seen if before and after is not None]
-        if len(known) < len(seen):
+        of = attrgetter("kv_blocks" if blocks else "memory_bytes")
+        seen = [(of(pair.baseline), of(pair.candidate)) for pair in pairs]
+        if not all(before and after is not None for before, after in seen):
             if blocks or any(value is not None for pair in seen for value in pair):
                 missing = f"not every launch told its {label}: what is missing never passes"
                 yield Verdict.inconclusive(name, model, missing)
             continue
-        rows = []
-        for before, after in known:
-            bound = (1 - BLOCKS_MARGIN) * before if blocks else before + max(MEMORY_MARGIN * before, MEMORY_GRAIN)
-            rows.append((after / bound, before, after, bound))
-        _, before, after, bound = min(rows, key=itemgetter(0)) if blocks else max(rows, key=itemgetter(0))
         if blocks:
+            before, after = min(seen, key=lambda pair: pair[1] / pair[0])
+            bound = (1 - BLOCKS_MARGIN) * before
             why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {100 * BLOCKS_MARGIN:g} % fewer)"
         else:
+            bounds = [before + max(MEMORY_MARGIN * before, MEMORY_GRAIN) for before, _ in seen]
+            (before, after), bound = max(zip(seen, bounds), key=lambda row: row[0][1] / row[1])
             had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
             why = f"{used} in use where the baseline has {had} (margin: up to {most})"
-        kept = after >= bound if blocks else after <= bound
-        state = State.PASSES if kept else State.FAILS
-        yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(known))
+        state = State.PASSES if (after >= bound if blocks else after <= bound) else State.FAILS
+        yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(seen))
 
 
 def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Verdict | None:

@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.estimates import mean_of_known, once, percentile
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_bytes, kv_layout, value_bytes, weight_bytes
-from pytest_slmserve.schema.models import Model, short_name
+from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, Resolved, Run, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference
 
@@ -266,11 +266,8 @@ def _counter_w(readings: Sequence[WeightedReading]) -> float | None:
 
 
 def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:
-    """Mean of the power readings, each holding from its moment back to the reading before; unknown ones are left out.
-
-    Steps, not trapezoids: a sensor repeats what it last saw until its next update, and a straight line between two
-    readings makes a ramp of each jump of the load.
-    """
+    """Return the mean of the power readings, each holding from its moment back to the reading before. Steps, not
+    trapezoids: a sensor repeats what it last saw until its next update, so straight lines would make ramps of jumps."""
     number = of.POWER_INSTANT if watch.values(of.POWER_INSTANT) else of.POWER
     joules = seconds = 0.0
     for before, row in pairwise(watch.rows):
@@ -282,11 +279,8 @@ def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: floa
 
 
 def _coverage(watch: SensorWindow) -> float | None:
-    """Time in the window that known spans cover, counted once where two overlap; None where no reading has a span.
-
-    A span at the window's edge counts with its part inside. Where there are profiled counters, a span is known if one
-    of them is.
-    """
+    """Return the share of the window that known spans cover, each moment counted once; None if no reading has a span.
+    If there are profiled counters, a span is known if one of them is."""
     telemetry, (opens, closes), covered = watch.telemetry, watch.window_s, 0.0
     if all(span is None for span in telemetry.span_s):
         return None
@@ -487,8 +481,7 @@ def peaks_of(gpu_name: str | None) -> Peaks | None:
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Peak rates of all GPUs of an engine: as the user gave them, else by the data sheet; None where that is not
-    listed."""
+    """Return the peak rates of all GPUs of an engine, as the user or the data sheet says; None if not listed."""
     peaks = peaks_of(environment.gpu_name)
     if given := environment.gpu_peaks:
         peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
@@ -496,58 +489,34 @@ def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
 
 
 def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
-    """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization. peaks: of one
-    GPU."""
+    """Return the peak rates of all GPUs of an engine, in fp8 if that is its quantization. peaks: of one GPU."""
     gpus = spec.tensor_parallel_size
     fp8 = peaks.fp8_flops_per_s if computes_in_fp8(spec) else None
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
 
 
-def work_of_model(
-    model: Model,
-    prompt_tokens: float,
-    output_tokens: float,
-    *,
-    weight_bytes: float | None = None,
-    each: int = 2,
-    kv_each: int | None = None,
-    gpus: int = 1,
-) -> Work | None:
-    """A request's work. weight_bytes: as measured; without it the model must tell its parameters. each, kv_each: bytes
-    of a weight, and of a number in the KV cache, None for as many. gpus: that together hold the KV heads. None where
-    the weights or what the layers keep is not known."""
-    known, context = weight_bytes or model.weight_bytes(each), prompt_tokens + output_tokens / 2
-    read = model.kv_read_bytes(context, kv_each or each, gpus)
-    if known is None or read is None:
-        return None
-    lookups = 0 if model.tied else model.lm_head  # embeddings of which a token reads one row
-    return Work(
-        parameters=(model.active or known / each) - lookups,
-        lm_head=model.lm_head,
-        weight_bytes=known - lookups * each,
-        kv_bytes_per_token=read / context,
-        heads_width=model.attention_width(context),
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        idle_share=(model.parameters - (model.active or 0)) / (model.parameters - lookups) if model.parameters else 0.0,
-        routed_share=model.experts_per_token / model.experts if model.experts else 1.0,
-    )
-
-
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
-    """The work of a workload's mean request, None where the model's shape or data type is unknown, or prompts may come
-    from a cache."""
+    """Return the work of a workload's mean request. None if the weights, what the layers keep or the data type is not
+    known, or if prompts may come from a cache."""
     model, each = spec.model_facts, value_bytes(spec, resolved)
     if model is None or each is None or (spec.allow_prefix_cache and spec.caches_prefixes):
         return None
-    return work_of_model(
-        model,
-        workload.mean_prompt_tokens,
-        workload.mean_output_tokens,
-        weight_bytes=resolved.weight_bytes or weight_bytes(spec, each),
-        each=each,
-        kv_each=kv_layout(spec, resolved).value_bytes,
-        gpus=spec.tensor_parallel_size,
+    weights = resolved.weight_bytes or weight_bytes(spec, each) or model.weight_bytes(each)
+    context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
+    read = model.kv_read_bytes(context, kv_layout(spec, resolved).value_bytes or each, spec.tensor_parallel_size)
+    if weights is None or read is None:
+        return None
+    lookups = 0 if model.tied else model.lm_head  # embeddings of which a token reads one row
+    return Work(
+        parameters=(model.active or weights / each) - lookups,
+        lm_head=model.lm_head,
+        weight_bytes=weights - lookups * each,
+        kv_bytes_per_token=read / context,
+        heads_width=model.attention_width(context),
+        prompt_tokens=workload.mean_prompt_tokens,
+        output_tokens=workload.mean_output_tokens,
+        idle_share=(model.parameters - (model.active or 0)) / (model.parameters - lookups) if model.parameters else 0.0,
+        routed_share=model.experts_per_token / model.experts if model.experts else 1.0,
     )
 
 
@@ -695,10 +664,8 @@ def bound_by_counters(run: Run) -> Bound | None:
 
 
 def saturation_gap(dram: float | None, tensor: float | None) -> float | None:
-    """ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters.
-
-    Positive where memory is nearer to its end. None where either is not known or was not busy at all.
-    """
+    """Return ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters. None
+    if either is not known or was not busy at all."""
     if dram is None or tensor is None or dram <= 0 or tensor <= 0:
         return None
     return math.log(dram / REACHABLE_DRAM) - math.log(tensor / REACHABLE_TENSOR)

@@ -89,11 +89,9 @@ def output_tokens_per_s(run: Run) -> float | None:
 
 @once
 def relative_variance(run: Run) -> float | None:
-    """Relative variance of the window's throughput by its own course, from the means of equal parts; None where
-    a part has no tokens, or the window too few steps.
-
-    Over the committed sweeps it explains why loads differ in noise, with 4 to 32 parts alike (docs/intervals.md).
-    """
+    """Return the relative variance of the window's throughput by its own course, from the means of equal parts. None
+    if a part has no tokens, or the window too few steps. Over the committed sweeps it explains why loads differ in
+    noise, with 4 to 32 parts alike (docs/intervals.md)."""
     trace = window_trace(run)
     steps, span = trace.steps, trace.span_s
     if len(steps) < 2 * BATCHES or span is None:
@@ -154,11 +152,9 @@ def mean_batch(run: Run) -> float | None:
 
 @once
 def requests_in_flight(run: Run) -> float | None:
-    """Mean number of admitted requests, integrated over their own intervals from admitted to last token.
-
-    A request cut off by the end of the run counts until the end of the window. None where no request says when it was
-    admitted, or the window has no steps.
-    """
+    """Return the mean number of admitted requests, over their own intervals from admitted to last token. A request cut
+    off by the end of the run counts until the end of the window. None if no request says when it was admitted, or the
+    window has no steps."""
     return _mean_open(run, run.samples.admitted_s)
 
 
@@ -176,8 +172,7 @@ def _mean_open(run: Run, begins: Sequence[float | None]) -> float | None:
 
 
 def most_in_flight(run: Run) -> int:
-    """Most requests at once in the window, each from when it was sent to its last token; those that failed are left
-    out."""
+    """Return the most requests at once in the window, each from its sending to its last token, failed ones left out."""
     (opens, closes), samples, changes = run.window_s, run.samples, list[tuple[float, int]]()
     for sent, last, finished in zip(samples.sent_s, samples.last_token_s, samples.finished, strict=True):
         ended = last if finished and last is not None else closes
@@ -260,12 +255,9 @@ SHARE_OF_TTFT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ScheduleDelay:
-    """Rates, and delays of sending in seconds, of the requests scheduled in the window.
-
-    requested_per_s: scheduled / seconds of the window. achieved_per_s: sent in the window, whenever they were
-    scheduled, / the same. unsent: scheduled in the window, never sent. mean_s, p99_s, max_s: of the delays of those
-    that were sent, None where none was.
-    """
+    """Rates, and delays of sending in seconds, of the requests scheduled in the window. achieved_per_s: of those sent
+    in it, whenever they were scheduled. unsent: scheduled in it, never sent. mean_s, p99_s, max_s: of the delays of
+    those that were sent, None if none was."""
 
     requested_per_s: float
     achieved_per_s: float
@@ -276,8 +268,7 @@ class ScheduleDelay:
 
 
 def delay_of(run: Run) -> ScheduleDelay | None:
-    """Requested and achieved rates, and delays of sending, of the requests scheduled in the window, failed and unsent
-    ones included; None without a schedule."""
+    """Return rates and delays of the requests scheduled in the window, failed ones too; None without a schedule."""
     if run.stream is None or run.stream.scheduled_s is None:
         return None
     opens, closes = run.window_s
@@ -354,11 +345,9 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Percentiles of all latencies over the same requests; TPOT over those of two output tokens or more.
-
-    unfinished: requests among them that failed or were cut off. itl_s: over the gaps between tokens in the window, of
-    whatever requests; None where no client saw them.
-    """
+    """Percentiles of all latencies over the same requests; TPOT over those of two output tokens or more. unfinished:
+    requests among them that failed or were cut off. itl_s: over the gaps between tokens in the window, of whatever
+    requests; None if no client saw them."""
 
     requests: int
     unfinished: int
@@ -430,8 +419,7 @@ def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
 
 
 def latencies_of(measurement: Measurement) -> Latencies:
-    """Return the latencies of the requests by which this kind of load is judged: sent in the window, or finished in
-    it."""
+    """Return the latencies of the requests by which this kind of load is judged."""
     return _latencies_of_one(measurement.run, measurement.load.judged_by)
 
 
@@ -441,8 +429,7 @@ def _latencies_of_one(run: Run, judged_by: JudgedBy) -> Latencies:
 
 
 def judged_rows(measurement: Measurement) -> Sequence[int]:
-    """Return the rows that its latencies are of: what was sent in an open loop's window, or ended in that of any other
-    load."""
+    """Return the rows by which the load is judged: sent in an open loop's window, or ended in that of any other."""
     return _rows_in_window(measurement.run, measurement.load.judged_by)
 
 
@@ -514,11 +501,8 @@ class GapHistogram:
         return self.least_s * math.pow(self.growth, index + 0.5) if index >= 0 else self.least_s
 
     def percentile(self, share: float) -> float | None:
-        """The gap in seconds that at least this share of all, 0 to 1, does not exceed. None of nothing.
-
-        It is the middle of its bin on the scale of logarithms, so off by a factor of √growth at most: 0.5 % for bins of
-        1 %. Of a gap shorter than `least_s` it is `least_s`.
-        """
+        """Return the gap in seconds that at least this share of all, 0 to 1, does not exceed; None without gaps. It is
+        the middle of its bin, so off by a factor of √growth at most: 0.5 % for bins of 1 %."""
         wanted, seen = max(1, math.ceil(share * self.gaps)), 0
         for index in sorted(self.counts):
             seen += self.counts[index]
@@ -650,8 +634,8 @@ def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
 
 
 def pooled_goodput(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodput | None:
-    """Several windows of one load as one: requests are summed, goodput is their mean, or its sum where the windows were
-    `at_once`, of engines that served beside each other. None where one is not known, and of none."""
+    """Return several windows of one load as one: requests are summed; goodput is the mean, or the sum if the windows
+    were `at_once`, of engines beside each other. None if one is not known, and of none."""
     found = [each for each in seen if each is not None]
     if not found or len(found) < len(seen):
         return None
@@ -669,8 +653,7 @@ def _counted(slo: Slo, requests: int, good: int, dropped: int, per_s: float, kep
 
 
 def rates_of_all(run: Run) -> tuple[float | None, float | None]:
-    """Requests/s and output tokens/s of a load that is served to its end: of the finished requests, over all of its
-    time. None where that has no extent."""
+    """Return requests/s and output tokens/s of the finished requests over all the time of a load; None without time."""
     (began, ended), served = run.window_s, finished_output_tokens(run)
     seconds = ended - began
     return (len(served) / seconds, sum(served) / seconds) if seconds > 0 else (None, None)

@@ -210,13 +210,9 @@ class HighestLoad:
 
 
 def peak(points: Sequence[tuple[float, float]], invalid: Sequence[float] = (), unit: str = RATE) -> Peak | None:
-    """Return the load with the highest goodput, of equal ones the smallest; None without points.
-
-    Args:
-        points: Pairs of load and goodput in requests/s; repeats of a load are averaged.
-        invalid: Loads with invalid measurements; a load that also has a valid repeat is not unknown.
-        unit: Unit of the loads.
-    """
+    """Return the load with the highest goodput, of equal ones the smallest; None without points. points: pairs of load
+    and goodput in requests/s; repeats of a load are averaged. invalid: loads with invalid measurements; a load that
+    also has a valid repeat is not unknown."""
     means = _means(points)
     if not means:
         return None
@@ -242,12 +238,7 @@ def highest_load(
     points: Sequence[tuple[float, float]], goal: float = ATTAINMENT, invalid: Sequence[float] = (), unit: str = RATE
 ) -> HighestLoad | None:
     """Return the highest load at which a share `goal` of the requests is good, as at every smaller load; None without
-    points.
-
-    Args:
-        points: Pairs of load and attained share; repeats of a load are averaged.
-        invalid, unit: See `peak`.
-    """
+    points. points: pairs of load and attained share, see `peak`."""
     means = _means(points)
     if not means:
         return None

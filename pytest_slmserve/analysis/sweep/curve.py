@@ -14,15 +14,7 @@ from typing import Any
 from pytest_slmserve.analysis import estimates
 from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_of_engine, work_of_workload
-from pytest_slmserve.analysis.points import (
-    JobPoint,
-    Point,
-    ReplicaPoint,
-    by_series,
-    e2e_s,
-    point_differences,
-    points_of,
-)
+from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint, by_series, e2e_s, points_of
 from pytest_slmserve.analysis.sweep import plateau
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Gain, Prediction, next_load, predictions
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every
@@ -123,8 +115,7 @@ class Curve:
     @property
     def trusted(self) -> list[Measurement]:
         """The valid measurements, on which the points rest."""
-        records = {record for point in self.points for record in point.records}
-        return [m for m in self.measurements if m.id in records]
+        return [m for point in self.points for group in point.used for m in group]
 
     @property
     def kv_capacity(self) -> int | None:
@@ -351,7 +342,7 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
         return f"invalid at {curve.axes.at(', '.join(str(p.concurrency) for p in invalid))} ({reason})"
     if len(curve.valid) < FEWEST_POINTS:
         return f"{len(curve.valid)} valid points, {FEWEST_POINTS} are needed"
-    if not point_differences(curve.valid).known:
+    if all(len(p.repeats) < 2 for p in curve.valid):
         return f"noise unknown: one repeat of each point{'' if curve.axes.knob else '; --slm-repeats 2'}"
     return None
 
@@ -386,14 +377,9 @@ def _largest_two(curve: Curve) -> list[int]:
 def _verdict(
     claim: str, curve: Curve, state: State, why: str, seen: Interval, threshold: float, loads: tuple[int, ...]
 ) -> Verdict:
-    """Return a verdict on the curve, and if it is inconclusive what would decide it, roughly.
-
-    An interval shrinks with the square root of the number of repeats, and has to end at the threshold. An engine is
-    started first. Of external results, whose repeats take nobody knows how long: more.
-
-    Args:
-        loads: Those on which the verdict depends most.
-    """
+    """Return a verdict on the curve, and if it is inconclusive what would decide it, roughly: an interval shrinks with
+    the square root of the number of repeats, and has to end at the threshold. An engine is started first. Nobody knows
+    how long repeats of external results take. loads: those on which the verdict depends most."""
     verdict = Verdict.from_interval(
         claim, curve.subject, state, f"{why}{sparsely(curve)}", seen, threshold, *curve.valid
     )

@@ -10,7 +10,6 @@ with the next one. Beside asv's own entries, which have no place for it, the fil
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -262,15 +261,8 @@ def result_rows(file: File) -> Rows:
 
 
 def _axes(keys: Iterable[tuple[str, ...]]) -> list[list[str]]:
-    """Return the values of each parameter, in the order of numbers if they are some."""
-
-    def by_number(text: str) -> tuple[float, str]:
-        try:
-            return float(text), text
-        except ValueError:
-            return math.inf, text
-
-    return [sorted(set(values), key=by_number) for values in zip(*keys)]
+    """Return the values of each parameter, numbers in their order."""
+    return [sorted({*each}, key=lambda text: (int(text) if text.isdigit() else 0, text)) for each in zip(*keys)]
 
 
 def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
@@ -330,9 +322,8 @@ def releases_text(rows: Sequence[Release]) -> str:
 
 
 def continued(own: Sequence[Release], shipped: Sequence[Release]) -> list[Release]:
-    """Return the longer list if it begins with the shorter one; otherwise the folder's own."""
-    longer, shorter = (shipped, own) if len(shipped) > len(own) else (own, shipped)
-    return list(longer if list(longer[: len(shorter)]) == list(shorter) else own)
+    """Return the shipped list if it begins with the folder's own; otherwise the folder's own."""
+    return list(shipped if list(shipped[: len(own)]) == list(own) else own)
 
 
 def git(repository: Path, *arguments: str, given: str = "") -> str:

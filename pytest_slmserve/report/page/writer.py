@@ -13,7 +13,7 @@ import shlex
 import time
 import tomllib
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
@@ -27,8 +27,8 @@ from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.archive.store import BEGINS, Embedded, embedded, make_folder
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive.store import BEGINS, embedded, make_folder
 from pytest_slmserve.report import compare, gate, loads, screen, sweeps, verdicts
 from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.deployments import best_deployments
@@ -94,20 +94,26 @@ def _part(section: Section) -> dict[str, Any]:
     return {"section": section, "chart_groups": drawn}
 
 
-def page_content(found: Findings, status: int | None, sections: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Return the names of the template with their values. sections: further ones, after the gates."""
-    measurements, kinds = found.measurements, verdicts.by_outcome(found.judged, strict=found.strict)
+def page_content(found: Findings, status: int | None, sections: Mapping[str, Iterable[Section]]) -> dict[str, Any]:
+    """Return the names of the template with their values. sections: further ones by their heading, after the gates."""
+    measurements, kinds = found.measurements, verdicts.by_outcome(found.outcomes)
     shown = [(label, curve) for curve, label in found.labelled if curve.valid]
     failures = [
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
         *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
     ]
+    either = {name: each for name, each in kinds.items() if name.startswith(verdicts.EITHER) and each}
+    tallies = [
+        (len(each), name, LOOKS.get(name, "open")) for name, each in kinds.items() if each and name not in either
+    ]
+    tallies += [(sum(map(len, either.values())), verdicts.tally(either), "open")] if either else []
+    for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
+        tallies.append((len(judged), f"gate: {gate.WORDS[state]}", gate.LOOKS[state]))
     others = screen.subject_sections(found)
     del others["Models"]  # they have a place of their own
     subjects = [
         page_section("Gate", map(gate.gate_section, found.gates)),
-        *sections,
-        *(page_section(heading, each) for heading, each in others.items()),
+        *(page_section(heading, each) for heading, each in (*sections.items(), *others.items())),
         page_section("Loads", loads.load_sections(found.loads, loads.ValidityCriteria(found.slo))),
         page_section("History", compare.history_sections(found.history)),
     ]
@@ -116,8 +122,8 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
     with laid_out(WIDE):
         disturbed = screen.disturbances(found)
         return {
-            "title": title or " and ".join(section["heading"] for section in sections) or NOTHING,
-            "tallies": list(_tallies(found, kinds)),
+            "title": title or " and ".join(sections) or NOTHING,
+            "tallies": tallies,
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
             "unexpected": [*verdicts.unexpected(kinds), *failures, *found.failed],
@@ -130,7 +136,7 @@ def page_content(found: Findings, status: int | None, sections: Sequence[dict[st
             "environments": _environments(measurements),
             "claims": [
                 (name, CLAIMS.get(name), charts.forest([each.verdict for each in group]), group)
-                for name, group in verdicts.by_claim(found.judged, strict=found.strict).items()
+                for name, group in verdicts.by_claim(found.outcomes).items()
             ],
             "pareto": [Chart(charts.PLANE, charts.pareto(curves), charts.PLANE_NOTE) for curves in alike],
             "models": [_model(label, sweeps.sweep_section(curve, label, found)) for label, curve in shown],
@@ -262,22 +268,10 @@ def _window(group: Sequence[Measurement]) -> dict[str, Any]:
     }
 
 
-def _tallies(found: Findings, kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[dict[str, Any]]:
-    """Yield the numbers of verdicts of each outcome of claims, those of which either is expected together, and of
-    gates."""
-    either = {name: each for name, each in kinds.items() if name.startswith(verdicts.EITHER) and each}
-    for name, each in kinds.items():
-        if each and name not in either:
-            yield {"count": len(each), "words": name, "look": LOOKS.get(name, "open")}
-    if either:
-        yield {"count": sum(map(len, either.values())), "words": verdicts.tally(either), "look": "open"}
-    for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
-        yield {"count": len(judged), "words": f"gate: {gate.WORDS[state]}", "look": gate.LOOKS[state]}
-
-
-def write_page(path: Path, page: str) -> None:
-    """Writes the text of a page. A page that is there is replaced at once, so that nobody who reloads it sees a part.
-    Raises BadUsage where it cannot be written."""
+def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **more: Any) -> None:
+    """Write a page. One that is there is replaced at once, so that nobody who reloads it sees a part. Raises BadUsage
+    if it cannot be written. more: see `rendered`."""
+    page = rendered(found, archives, **more)
     check_replaceable(path)
     beside = path.with_name(f"{path.name}.part")
     try:
@@ -291,7 +285,9 @@ def write_page(path: Path, page: str) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raises BadUsage where a page would replace what is none: an archive, say, or a device."""
+    """Raise BadUsage without Jinja2, and if a page would replace a file that is no page: an archive, for example, or a
+    device."""
+    template()
     try:
         with open(path, "rb", opener=regular) as file:
             begins = file.read(len(BEGINS))
@@ -303,44 +299,27 @@ def check_replaceable(path: Path) -> None:
         raise BadUsage(f"{path} is there, and is no page", "--html with another path")
 
 
-def write_section(
-    path: Path,
-    heading: str,
-    parts: Sequence[Section],
-    measurements: Sequence[Measurement] = (),
-    archives: Iterable[Path] = (),
-    *,
-    status: int | None = None,
-    curves: Sequence[Curve] = (),
-) -> None:
-    """Writes a page of one section, with the records of these archives inside. Raises BadUsage as `rendered` does."""
-    records = [one for archive in archives for one in embedded(archive)]
-    sections = [page_section(heading, parts)]
-    found = Findings(curves=curves, measurements=measurements)
-    write_page(path, rendered(found, records, status=status, sections=sections))
-
-
 def rendered(
     found: Findings,
-    records: Iterable[Embedded],
+    archives: Iterable[Path] = (),
     *,
     status: int | None = None,
     progress: str = "",
     text: str = "",
-    sections: Sequence[dict[str, Any]] = (),
+    sections: Mapping[str, Iterable[Section]] | None = None,
 ) -> str:
     """Return the text of the page. Raises BadUsage without Jinja2.
 
     Args:
-        records: Archives that hold the measurements of the findings.
+        archives: Paths of the results files that hold the measurements of the findings. The page holds them, too.
         status: Exit status of the command or run.
         progress: Sentence on how far a run is.
         text: All that a terminal shows.
-        sections: Further sections.
+        sections: Further sections by their heading.
     """
-    page: str = template().render(
-        page_content(found, status, sections), **shared_parts(), records=list(records), progress=progress, text=text
-    )
+    content = page_content(found, status, sections or {})
+    records = [one for archive in archives for one in embedded(archive)]
+    page: str = template().render(content, **shared_parts(), records=records, progress=progress, text=text)
     return page
 
 
@@ -412,15 +391,13 @@ PAUSE = 20  # times what the last page took: a run spends a twentieth of its tim
 class RunPage:
     """The page of a run at a path. next_at: when it may be written again, by the monotonic clock.
 
-    Making one raises BadUsage, before anything is measured, without Jinja2 and if the page would replace a file that is
-    no page.
+    Making one raises BadUsage, before anything is measured, if no page can be written there.
     """
 
     path: Path
     next_at: float = 0.0
 
     def __post_init__(self) -> None:
-        template()
         check_replaceable(self.path)
 
     @property
@@ -441,10 +418,9 @@ class RunPage:
         begun = time.monotonic()
         with laid_out(TEXT_WIDTH, every_column=True):
             text = "\n".join(text for text, _ in screen.tables(found))
-        records = embedded(found.records) if found.records else []
         try:
-            page = rendered(found, records, status=status, progress=progress, text=text)
-            write_page(self.path, page)
+            archives = filter(None, [found.records])
+            write_page(self.path, found, archives, status=status, progress=progress, text=text)
         except SlmError as error:
             self.next_at = float("inf")
             return f"no page was written: {error}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from published import ROWS
-from strategies import law, point
+from strategies import law, point, work_of_model
 
 from pytest_slmserve.analysis.advice.advisor import (
     REACH,
@@ -26,7 +26,7 @@ from pytest_slmserve.analysis.advice.advisor import (
     two_load_laws,
 )
 from pytest_slmserve.analysis.estimates import Interval
-from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of, work_of_model
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad

@@ -73,19 +73,9 @@ def test_one_model_can_be_asked_for_and_the_length_be_given():
 
 def test_of_several_sweeps_of_a_model_the_one_with_most_loads_is_taken():
     together = curve_of("opt-1.3b", [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst")) for c in BATCHES[:2]])
-    [subject] = of_curves(
-        [
-            together,
-            sweep(),
-        ],
-        None,
-        None,
-    ).subjects
-    assert len(subject.points) == 3
-    assert (
-        "taken is the sweep with the most loads (opt-1.3b, ramp-up staggered), not opt-1.3b, ramp-up burst"
-        in subject.notes
-    )
+    [subject] = of_curves([together, sweep()], None, None).subjects
+    note = "taken is the sweep with the most loads (opt-1.3b, ramp-up staggered), not opt-1.3b, ramp-up burst"
+    assert len(subject.points) == 3 and note in subject.notes
 
 
 def test_records_of_two_devices_are_not_mixed():
@@ -95,21 +85,21 @@ def test_records_of_two_devices_are_not_mixed():
     assert of_curves([sweep(), sweep("opt-125m", environment=other)], "opt-125m", None).subjects[0].name == "opt-125m"
 
 
+def changed(curve: Curve, **facts: object) -> Curve:
+    """The sweep of an engine that differs in these fields."""
+    return curve_of(curve.subject, [replace(m, spec=replace(m.spec, **facts)) for m in curve.measurements])
+
+
 def test_a_cpu_has_no_memory_of_a_gpu():
-    curve = sweep(environment=Environment(platform="cpu", cpu="some CPU", cores=2))
-    curve = replace(
-        curve, measurements=tuple(replace(m, spec=replace(m.spec, platform="cpu")) for m in curve.measurements)
-    )
-    asked = of_curves([curve], None, None)
+    on_cpu = sweep(environment=Environment(platform="cpu", cpu="some CPU", cores=2))
+    asked = of_curves([changed(on_cpu, platform="cpu")], None, None)
     assert asked.subjects[0].footprint is None and "on a CPU" in asked.subjects[0].engine.no_footprint
     assert asked.gpu_bytes is None and asked.device == "some CPU, 2 cores"
 
 
 def test_what_moved_the_engine_stays_in_its_arguments():
-    curve = sweep()
     extra = (("kv_cache_dtype", "fp8"), ("async_scheduling", False), ("compilation_config", {"level": 1}), ("x", True))
-    changed = tuple(replace(m, spec=replace(m.spec, enforce_eager=True, extra=extra)) for m in curve.measurements)
-    [subject] = of_curves([replace(curve, measurements=changed)], None, None).subjects
+    [subject] = of_curves([changed(sweep(), enforce_eager=True, extra=extra)], None, None).subjects
     assert subject.engine.arguments == (
         *("--enforce-eager", "--kv-cache-dtype", "fp8", "--no-async-scheduling"),
         *("--compilation-config", '{"level": 1}', "--x"),
@@ -118,18 +108,15 @@ def test_what_moved_the_engine_stays_in_its_arguments():
 
 
 def test_arguments_that_the_advice_sets_are_told_once_and_a_list_as_words():
-    curve = sweep()
     extra = (("max_num_seqs", 64), ("num_gpu_blocks_override", 9), ("gpu_memory_utilization", 0.5), ("dtype", "half"))
     extra += (("max_num_batched_tokens", 512), ("cudagraph_capture_sizes", (1, 2, 4)), ("revision", None))
-    changed = tuple(replace(m, spec=replace(m.spec, extra=extra)) for m in curve.measurements)
-    [subject] = of_curves([replace(curve, measurements=changed)], None, None).subjects
+    [subject] = of_curves([changed(sweep(), extra=extra)], None, None).subjects
     assert subject.engine.arguments == ("--cudagraph-capture-sizes", "1", "2", "4")
 
 
 def test_variables_that_the_engine_was_measured_with_are_told():
-    curve, env = sweep(), (("VLLM_USE_V2_MODEL_RUNNER", "1"), ("PYTHONPATH", "/elsewhere"))
-    changed = curve_of("opt-1.3b", [replace(m, spec=replace(m.spec, env=env)) for m in curve.measurements])
-    [subject] = of_curves([changed], None, None).subjects
+    env = (("VLLM_USE_V2_MODEL_RUNNER", "1"), ("PYTHONPATH", "/elsewhere"))
+    [subject] = of_curves([changed(sweep(), env=env)], None, None).subjects
     assert subject.engine.env == ("VLLM_USE_V2_MODEL_RUNNER=1",)
     assert serve_words(subject.engine, 8, None)[:4] == ("env", "VLLM_USE_V2_MODEL_RUNNER=1", "vllm", "serve")
 
@@ -174,10 +161,8 @@ def test_external_results_of_a_quantized_model_have_its_weights_and_its_cache():
 
 def test_what_is_odd_about_external_results_is_noted():
     [subject] = of_external(published(lost=3.0), None, None, None, ["a note"]).subjects
-    assert (
-        subject.notes == ("a note", "left out, for they are not valid: max_num_seqs 768")
-        and len(subject.usable) == len(ROWS) - 1
-    )
+    assert subject.notes == ("a note", "left out, for they are not valid: max_num_seqs 768")
+    assert len(subject.usable) == len(ROWS) - 1
     [subject] = of_external(published(slower=100.0), None, None, None).subjects
     assert "the knob is taken as the batch" in subject.notes[0] and subject.points[0].batch_repeats == (1.0,)
 
@@ -199,9 +184,7 @@ def test_steps_that_no_cuda_graph_covers_are_noted_until_larger_graphs_are_tried
 
 def test_engines_of_several_gpus_tell_nothing_of_one():
     one = sweep()
-    both = replace(
-        one, measurements=tuple(replace(m, spec=replace(m.spec, tensor_parallel_size=2)) for m in one.measurements)
-    )
+    both = changed(one, tensor_parallel_size=2)
     assert of_curves([both, one], None, None) == of_curves([one], None, None)
     with pytest.raises(BadUsage, match="opt-1.3b was measured on several GPUs at once, and advice is for one"):
         of_curves([both], None, None)

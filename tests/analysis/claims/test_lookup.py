@@ -55,21 +55,29 @@ def test_every_claim_has_a_row_everywhere(name, environment):
 
 
 @pytest.mark.parametrize(
-    ("model", "environment", "evidence"),
+    ("where", "evidence"),
     [
-        ("opt-1.3b", None, ""),
-        ("opt-1.3b", Environment(platform="cpu"), ""),
-        ("opt-1.3b", Environment(platform="cuda", gpu_name="NVIDIA L4"), "platform"),
-        ("opt-1.3b", replace(H200, vllm="0.25.1"), "family"),
-        ("opt-1.3b", replace(H200, vllm=None), "family"),
-        ("opt-1.3b", replace(H200, vllm="0.27.0"), "family"),
-        ("opt-1.3b", replace(H200, vllm="0.26.0rc1+cu130"), "release"),
-        ("facebook/opt-13b", H200, "model"),
+        (("opt-1.3b", None), ""),
+        (("opt-1.3b", Environment(platform="cpu")), ""),
+        (("opt-1.3b", Environment(platform="cuda", gpu_name="NVIDIA L4")), "platform"),
+        (("opt-1.3b", replace(H200, vllm="0.25.1")), "family"),
+        (("opt-1.3b", replace(H200, vllm=None)), "family"),
+        (("opt-1.3b", replace(H200, vllm="0.27.0")), "family"),
+        (("opt-1.3b", replace(H200, vllm="0.26.0rc1+cu130")), "release"),
+        (("facebook/opt-13b", H200), "model"),
+        # A row of an interface or a ramp-up goes before one of a release, after one that names the device better.
+        (("opt-1.3b", H200, "engine", "burst"), "ramp_up"),
+        (("opt-1.3b", H200, "engine", "staggered"), "release"),
+        (("opt-1.3b", H200, None, None), "release"),
+        (("opt-1.3b", H200, "server", "burst"), "interface"),
+        (("opt-1.3b", H200, "server", None), "interface"),
+        (("opt-1.3b", Environment(platform="cuda"), "engine", "burst"), "platform"),
+        (("opt-1.3b", Environment(platform="cuda"), "server", "burst"), "platform"),
     ],
 )
-def test_the_most_specific_row_rules(model, environment, evidence):
-    assert row_for(PLATEAU, model, environment, rows=TABLE).evidence == evidence
-    assert row_for(PLATEAU, model, environment, rows=TABLE[::-1]).evidence == evidence
+def test_the_most_specific_row_rules(where, evidence):
+    assert row_for(PLATEAU, *where, rows=TABLE).evidence == evidence
+    assert row_for(PLATEAU, *where, rows=TABLE[::-1]).evidence == evidence
 
 
 def test_a_range_without_an_end():
@@ -100,24 +108,6 @@ def test_the_expected_failures_fail_and_the_others_hold():
         verdict = judge_row("table-1-batch-fits", Curve(subject=model), row)
         assert verdict.state is State(row.expected)
         assert row.expected == "passes" or verdict.why.split()[0] == row.evidence.split()[0], "the arithmetic agrees"
-
-
-@pytest.mark.parametrize(
-    ("interface", "ramp_up", "environment", "evidence"),
-    [
-        ("engine", "burst", H200, "ramp_up"),
-        ("engine", "staggered", H200, "release"),
-        (None, None, H200, "release"),
-        ("server", "burst", H200, "interface"),
-        ("server", None, H200, "interface"),
-        ("engine", "burst", Environment(platform="cuda"), "platform"),
-        ("server", "burst", Environment(platform="cuda"), "platform"),
-    ],
-)
-def test_a_row_for_one_interface_or_one_way_of_starting(interface, ramp_up, environment, evidence):
-    """It goes before a row for some releases, after one that names the device better; what is unknown fits none."""
-    assert row_for(PLATEAU, "opt-1.3b", environment, interface, ramp_up, TABLE).evidence == evidence
-    assert row_for(PLATEAU, "opt-1.3b", environment, interface, ramp_up, TABLE[::-1]).evidence == evidence
 
 
 def test_a_server_that_does_not_feed_its_engine_is_no_reason_to_expect_no_plateau():

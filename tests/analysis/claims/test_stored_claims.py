@@ -145,23 +145,19 @@ def test_models_are_compared_where_both_were_measured():
 
 
 def test_verdicts_on_two_curves_of_one_model_are_told_apart():
-    together = [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst"), repeat=i) for c in BATCHES for i in (0, 1)]
-    judged = judge_all(stored_curves([*sweep(), *together], []), table.ROWS)
+    judged = judge_all(stored_curves([*sweep(), *TOGETHER], []), table.ROWS)
     subjects = [v.subject for v, _ in judged if v.claim == "throughput-plateau"]
     assert subjects == ["opt-1.3b, ramp-up staggered", "opt-1.3b, ramp-up burst"]
 
 
-def test_a_row_of_one_way_of_starting_rules_its_curves_only():
-    row = table.ClaimRow("throughput-plateau", ramp_up="burst", parameters={"tolerance": 0.01}, expected="fails")
-    together = [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst"), repeat=i) for c in BATCHES for i in (0, 1)]
-    judged = judge_all(stored_curves([*sweep(), *together], []), (*table.ROWS, row))
-    assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["passes", "fails"]
+TOGETHER = [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst"), repeat=i) for c in BATCHES for i in (0, 1)]
+SERVED = [replace(m, spec=replace(m.spec, interface="server")) for m in sweep()]
 
 
-def test_a_row_of_one_interface_rules_its_curves_only():
-    row = table.ClaimRow("throughput-plateau", interface="server", parameters={"tolerance": 0.01}, expected="fails")
-    served = [replace(m, spec=replace(m.spec, interface="server")) for m in sweep()]
-    judged = judge_all(stored_curves([*sweep(), *served], []), (*table.ROWS, row))
+@pytest.mark.parametrize(("only", "others"), [({"ramp_up": "burst"}, TOGETHER), ({"interface": "server"}, SERVED)])
+def test_a_row_of_one_way_to_load_rules_its_curves_only(only, others):
+    row = table.ClaimRow("throughput-plateau", **only, parameters={"tolerance": 0.01}, expected="fails")
+    judged = judge_all(stored_curves([*sweep(), *others], []), (*table.ROWS, row))
     assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["passes", "fails"]
 
 

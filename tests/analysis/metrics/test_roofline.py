@@ -6,10 +6,10 @@ from operator import attrgetter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import measurement
+from strategies import measurement, work_of_model
 
 from pytest_slmserve.analysis.metrics import gpu_figures
-from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s, peaks_of, work_of_model
+from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s, peaks_of
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.schema.models import CATALOGUE, model_from_config
 from pytest_slmserve.schema.records import GpuPeaks
@@ -146,8 +146,8 @@ def test_logits_are_computed_of_a_prompts_last_token_only():
 works = st.builds(
     work_of_model,
     st.sampled_from([shape for shape in CATALOGUE.values() if shape.windows]),
-    st.integers(1, 2048).map(float),
-    st.integers(1, 2048).map(float),
+    st.integers(1, 2048),
+    st.integers(1, 2048),
 )
 
 
@@ -182,7 +182,7 @@ def test_grouped_queries_at_short_context_are_bound_by_arithmetic():
 def test_weights_that_nobody_can_tell():
     stranger = model_from_config("llama-2-70b", LLAMA_70B)
     assert work_of_model(stranger, 512, 256) is None
-    measured = work_of_model(stranger, 512, 256, weight_bytes=138e9)
+    measured = work_of_model(stranger, 512, 256, weight_bytes=138 * 10**9)
     lookups = 32_000 * 8192
     assert measured.parameters == 69e9 - lookups and measured.weight_bytes == 138e9 - 2 * lookups
 
@@ -192,7 +192,7 @@ def test_embeddings_that_are_only_looked_up_are_neither_read_nor_multiplied_with
     shape, tied = model_of("olmo-2-1b"), model_of("opt-1.3b")
     work, lookups = work_of_model(shape, 512, 256), 100_352 * 2048
     assert work.weight_bytes == 2 * work.parameters == 2 * (shape.parameters - lookups)
-    quantized = work_of_model(shape, 512, 256, weight_bytes=2e9)
+    quantized = work_of_model(shape, 512, 256, weight_bytes=2 * 10**9)
     assert quantized.weight_bytes == 2e9 - 2 * lookups and quantized.parameters == work.parameters
     assert work_of_model(tied, 512, 256).parameters == tied.parameters
 
@@ -221,7 +221,7 @@ def test_layers_that_slide_are_read_up_to_their_window():
 
 
 def test_half_as_many_bytes_of_an_fp8_cache_and_of_more_gpus_than_heads_more():
-    full, half = (work_of_model(model_of("qwen3-0.6b"), 512, 256, kv_each=n) for n in (None, 1))
+    full, half = (work_of_model(model_of("qwen3-0.6b"), 512, 256, cache=dtype) for dtype in ("auto", "fp8"))
     assert half.kv_bytes_per_token == full.kv_bytes_per_token / 2 and half.weight_bytes == full.weight_bytes
     few, many = (work_of_model(model_of("qwen2.5-3b"), 512, 256, gpus=n) for n in (2, 4))
     assert many.kv_bytes_per_token == 2 * few.kv_bytes_per_token

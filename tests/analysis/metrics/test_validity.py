@@ -46,12 +46,33 @@ def noise_only(m) -> str:
     return text
 
 
-def test_preemption():
-    assert only(measurement(preempted=2)).startswith("2 preemptions in the window")
+def of_all_requests(**values):
+    """A measurement of which each request has these values."""
+    m = measurement()
+    columns = {name: (value,) * len(m.run.samples) for name, value in values.items()}
+    return replace(m, run=replace(m.run, samples=replace(m.run.samples, **columns)))
 
 
-def test_failures():
-    assert "3 requests failed, the first with Planted" in only(measurement(failures=3))
+@pytest.mark.parametrize(
+    ("m", "text"),
+    [
+        (measurement(preempted=2), "2 preemptions in the window"),
+        (measurement(failures=3), "3 requests failed, the first with Planted"),
+        (measurement(8, steps=10), "11 engine steps in the window, 20 are needed"),
+        (of_all_requests(finished=False), "no request finished in the window"),
+        (of_all_requests(first_token_s=None), "when its first token came"),
+        (of_all_requests(admitted_s=None), "Little's law cannot be checked"),
+        (
+            measurement(admitted_early=0.25, steps=3200),
+            "10.0 requests by their own intervals, 8.0 by the step trace (25 % apart",
+        ),
+        (measurement(8, 1e6), "times what NVIDIA H200 can do at most"),
+        (replace(measurement(8), load=ClosedLoop(64)), "held 8.0 requests"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_fault_is_the_only_problem(m, text):
+    assert text in only(m)
 
 
 def test_a_share_of_failures_may_be_borne():
@@ -70,10 +91,6 @@ def test_failures_of_the_window_are_not_diluted_by_what_lies_around_it():
     assert problems(together, 2 / (2 + counted)) == () != problems(together, 2 / (3 + counted))
 
 
-def test_too_few_steps():
-    assert "11 engine steps in the window, 20 are needed" in only(measurement(8, steps=10))
-
-
 def test_no_window_at_all():
     m = measurement()
     steps, finished = problems(replace(m, run=replace(m.run, window_s=(1e6, 1e6 + 1))))
@@ -81,11 +98,9 @@ def test_no_window_at_all():
 
 
 def test_where_all_failed_no_longer_window_is_asked_for():
-    m = measurement(failures=8)
-    unfinished = replace(
-        m.run, window_s=(1e6, 1e6 + 1), samples=replace(m.run.samples, finished=(False,) * len(m.run.samples))
-    )
-    assert only(replace(m, run=unfinished)).startswith("8 requests failed, the first with")
+    m = of_all_requests(finished=False)
+    failed = replace(m, run=replace(m.run, window_s=(1e6, 1e6 + 1), failures=8, first_failure="Planted"))
+    assert only(failed).startswith("8 requests failed, the first with")
 
 
 def test_a_load_that_was_given_up_is_told():
@@ -101,18 +116,6 @@ def test_a_client_counts_in_spans_of_time_and_not_in_steps():
     stream = Stream(bin_s=0.01, begins_s=m.run.window_s[0], tokens=(1.0,) * 4, gaps={})
     told = only(replace(m, run=replace(m.run, steps=Steps(*[()] * 7), stream=stream)))
     assert told == "tokens came for 0.04 s of the window, 0.2 s are needed: a longer window, or more requests"
-
-
-def test_nothing_finished():
-    m = measurement()
-    unfinished = replace(m.run, samples=replace(m.run.samples, finished=(False,) * len(m.run.samples)))
-    assert "no request finished in the window" in only(replace(m, run=unfinished))
-
-
-def test_no_first_tokens():
-    m = measurement()
-    blind = replace(m.run, samples=replace(m.run.samples, first_token_s=(None,) * len(m.run.samples)))
-    assert "when its first token came" in only(replace(m, run=blind))
 
 
 def through_a_client(m, doubt_s):
@@ -136,21 +139,9 @@ def test_littles_law(early, caught):
     assert bool(found) is caught
 
 
-def test_littles_law_says_both_counts():
-    text = only(measurement(admitted_early=0.25, steps=3200))
-    assert "10.0 requests by their own intervals, 8.0 by the step trace (25 % apart" in text
-
-
-def test_no_admission_times_is_a_problem_not_a_pass():
-    m = measurement()
-    blind = replace(m.run, samples=replace(m.run.samples, admitted_s=(None,) * len(m.run.samples)))
-    assert "cannot be checked" in only(replace(m, run=blind))
-
-
-def test_faster_than_the_gpu():
-    assert "times what NVIDIA H200 can do at most" in only(measurement(8, 1e6))
-    unknown = measurement(8, 1e6)
-    assert problems(replace(unknown, environment=replace(unknown.environment, gpu_name="Some GPU"))) == ()
+def test_an_unknown_gpu_has_no_bound():
+    fast = measurement(8, 1e6)
+    assert problems(replace(fast, environment=replace(fast.environment, gpu_name="Some GPU"))) == ()
 
 
 @pytest.mark.parametrize(("idle", "caught"), [(0, False), (1, False), (8, True)])
@@ -180,7 +171,6 @@ def test_what_a_client_without_a_core_causes_is_inconclusive(m, why, others, sta
 
 def test_an_engine_limit_is_no_fault_of_the_load():
     held = measurement(8)
-    assert "held 8.0 requests" in only(replace(held, load=ClosedLoop(64)))
     assert problems(replace(held, load=ClosedLoop(64), resolved=replace(held.resolved, max_num_seqs=8))) == ()
 
 

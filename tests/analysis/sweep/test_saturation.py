@@ -5,10 +5,10 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import law, measurement, noisy_curve, point
+from strategies import law, measurement, noisy_curve, point, work_of_model
 
 from pytest_slmserve.analysis.estimates import Interval, student_interval
-from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of, work_of_model
+from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.analysis.points import point_of
 from pytest_slmserve.analysis.sweep.plateau import fit, fit_law
 from pytest_slmserve.plan.models import model_of

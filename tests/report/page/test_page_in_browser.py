@@ -386,7 +386,7 @@ PICTURED = BASELINES / "h200-vllm-0.26.0-staggered.jsonl.xz"
 
 def pictured() -> str:
     found = judged_again(read(PICTURED))
-    return tally(by_outcome(found.judged))
+    return tally(by_outcome(found.outcomes))
 
 
 def draw_picture() -> None:

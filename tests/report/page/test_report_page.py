@@ -72,7 +72,7 @@ def sweep(model: str = "opt-1.3b", rates: tuple[float, ...] = (100, 180, 300, 31
 
 
 def shown_of(made: Curve, **more: object) -> Page:
-    return Page(rendered(Findings(curves=[made], measurements=made.measurements, **more), []))  # type: ignore[arg-type]
+    return Page(rendered(Findings(curves=[made], measurements=made.measurements, **more)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
@@ -137,7 +137,7 @@ def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():
         seen = planted_telemetry(pieces, interval_s=0.001, until_s=0.7)
         made = [measurement(c, law(c), model=model, environment=H200) for c in (1, 2, 4)]
         curves.append(curve_of(model, [replace(m, run=replace(m.run, telemetry=seen)) for m in made]))
-    tables = Page(rendered(Findings(curves=curves), [])).tables
+    tables = Page(rendered(Findings(curves=curves))).tables
     speeds = {}
     for curve in curves:
         head, *rows = tables[f"Sensors of {curve.subject}"]
@@ -146,7 +146,7 @@ def test_the_speed_of_a_host_is_relative_to_its_best_in_all_sweeps():
 
 
 def test_libraries_are_packed_once():
-    one, other = (rendered(Findings(), []) for _ in range(2))
+    one, other = (rendered(Findings()) for _ in range(2))
     assert one == other and writer.shared_parts.cache_info().misses == 1
 
 
@@ -279,17 +279,17 @@ def test_each_term_of_a_heading_has_its_meaning_on_the_page():
 def test_without_jinja2_a_page_is_a_usage_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(BadUsage, match="needs Jinja2"):
-        rendered(Findings(), [])
+        rendered(Findings())
 
 
 def test_a_page_that_cannot_be_written_is_a_usage_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(BadUsage, match="cannot write"):
-        write_page(tmp_path / "file" / "out.html", "")
+        write_page(tmp_path / "file" / "out.html", Findings())
 
 
 def test_a_page_of_nothing_says_so():
-    assert "nothing was measured" in Page(rendered(Findings(), [])).text
+    assert "nothing was measured" in Page(rendered(Findings())).text
 
 
 def test_throughput_has_plateau_predictions_and_intervals():
@@ -361,7 +361,7 @@ def planted_history(rates: dict[str, tuple[float, ...]], elsewhere: str = "") ->
     for release, each in rates.items():
         where = replace(KNOWN, vllm=release, host="two" if release == elsewhere else KNOWN.host)
         made += repeats(each, environment=where, launch=release)
-    return Page(rendered(Findings(history=release_histories(made), measurements=made), []))
+    return Page(rendered(Findings(history=release_histories(made), measurements=made)))
 
 
 def test_a_step_is_marked_by_its_ratio_and_a_line_ends_where_the_host_changes():
@@ -446,7 +446,8 @@ def test_no_command_reproduces_what_measure_or_a_job_did():
 def test_a_full_disk_leaves_no_part_of_a_page(tmp_path):
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "
     code += "from pathlib import Path; from pytest_slmserve.report.page.writer import write_page; "
-    code += f"write_page(Path({str(tmp_path / 'out.html')!r}), '<' * 100)"
+    code += "from pytest_slmserve.report.findings import Findings; "
+    code += f"write_page(Path({str(tmp_path / 'out.html')!r}), Findings())"
     seen = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, check=False)
     assert "out.html: File too large" in seen.stderr and not [*tmp_path.iterdir()]
 
@@ -459,5 +460,5 @@ def test_a_page_takes_the_place_of_a_page_only(tmp_path, name):
     (tmp_path / "records.jsonl").write_text('{"kind":"session"}')
     before = [*tmp_path.iterdir()]
     with pytest.raises(BadUsage, match="cannot write|is no page"):
-        write_page(path, "<!doctype html>")
+        write_page(path, Findings())
     assert [*tmp_path.iterdir()] == before and (tmp_path / "pipe").is_fifo()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.run.ray.cluster import Node, node_host
+from pytest_slmserve.run.cluster import Node, node_host
 from pytest_slmserve.schema.errors import BadUsage
 
 NODE = Node("0" * 56, "10.0.0.2 (00000000)", 1, 8)

@@ -17,9 +17,8 @@ from simulated_sessions import MODEL
 from pytest_slmserve.archive import store
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.plan.cases import Case, PlannedItem
-from pytest_slmserve.run.ray import remote
-from pytest_slmserve.run.ray.cluster import RESTARTS, RayEngines, nodes_of
-from pytest_slmserve.run.ray.remote import EngineAnswer, RemoteEngine
+from pytest_slmserve.run import cluster
+from pytest_slmserve.run.cluster import RESTARTS, EngineAnswer, RayEngines, RemoteEngine, nodes_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
@@ -67,7 +66,7 @@ class Actor:
                 raise TimeoutError
             place = self.node["NodeID"], self.lives
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(remote, "process_place", partial(tuple, place))
+                patch.setattr(cluster, "process_place", partial(tuple, place))
                 answer = getattr(self.engine, method)(*arguments)
             case = arguments[1][arguments[0]] if arguments else None
             ends = self.ray.ends.get((case.engine.model.rpartition("/")[2], case.concurrency)) if case else None

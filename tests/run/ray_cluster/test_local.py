@@ -99,7 +99,7 @@ def test_a_run_that_keeps_no_records_makes_one_report_too(pytester):
 
 KILLED = """
     import os, signal
-    from pytest_slmserve.run.ray.cluster import RayEngines
+    from pytest_slmserve.run.cluster import RayEngines
 
     take, killed = RayEngines._take, []
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_slmserve.run.ray.cluster import Need, Node, measuring, need_of, nodes_of, one_host
+from pytest_slmserve.run.cluster import Need, Node, measuring, need_of, nodes_of, one_host
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec

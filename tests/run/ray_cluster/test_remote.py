@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from strategies import measurements
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.run.ray import remote
-from pytest_slmserve.run.ray.remote import RemoteEngine, look_around, packed_measurements, unpacked
+from pytest_slmserve.run import cluster
+from pytest_slmserve.run.cluster import RemoteEngine, look_around, packed_measurements, unpacked
+from pytest_slmserve.run.executor import Devices
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
 
 
 @pytest.fixture(autouse=True)
 def on_a_node(monkeypatch):
-    monkeypatch.setattr(remote, "process_place", lambda: ("node", 1))
+    monkeypatch.setattr(cluster, "process_place", lambda: ("node", 1))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.run.ray import cluster
+from pytest_slmserve.run import cluster
 
 # Ray takes a node of a machine that engines keep busy for lost, and then ends the process that is connected to it.
 pytestmark = [pytest.mark.slow, pytest.mark.alone]

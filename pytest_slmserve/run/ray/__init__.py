@@ -1,1 +1,0 @@
-"""A run on the GPUs of this host at once, or of a Ray cluster. The only place that imports ray."""
