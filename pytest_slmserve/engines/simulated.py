@@ -258,26 +258,19 @@ class SimulatedEngine(Engine):
             TENSOR_ACTIVE: faults.tensor_active,
             SM_OCCUPANCY: faults.sm_occupancy,
         }
-        return Run(
-            samples=samples,
-            steps=steps,
-            window_s=window,
-            failures=failed,
-            first_failure="PlantedFailure: as it was told to" if failed else None,
-            telemetry=simulated(
-                window,
-                ratios,
-                power_w=faults.power_w,
-                memory_used=faults.memory_used,
-                slow_clock=loop.concurrency >= faults.slow_clock_from,
-                lost=loop.concurrency >= faults.lost_from,
-                hot=loop.concurrency >= faults.hot_from,
-                gpus=self.gpus,
-                imbalance=faults.imbalance,
-            )
-            if faults.sensors
-            else None,
+        sensors = simulated(
+            window,
+            ratios,
+            power_w=faults.power_w,
+            memory_used=faults.memory_used,
+            slow_clock=loop.concurrency >= faults.slow_clock_from,
+            lost=loop.concurrency >= faults.lost_from,
+            hot=loop.concurrency >= faults.hot_from,
+            gpus=self.gpus,
+            imbalance=faults.imbalance,
         )
+        why = "PlantedFailure: as it was told to" if failed else None
+        return Run(samples, steps, window, failed, why, telemetry=sensors if faults.sensors else None)
 
     def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, int]:
         """The requests that were sent, the steps, and the number of requests that have not ended.
