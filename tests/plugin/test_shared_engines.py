@@ -47,7 +47,8 @@ def test_what_is_known_is_not_measured_again(gain, archive):
     before = len(archive().measurements)
     again = gain("--slm-resume", "--slm-replicas=2,3")
     assert len(archive().measurements) == before + 2 * 2 * 3, "only three replicas were new"
-    again.stdout.fnmatch_lines([f"{before} measurements were reused from *"])
+    holds = f"slmserve: .slm/records.jsonl holds {before} measurements for this run"
+    again.stdout.fnmatch_lines([holds, f"{before} measurements were reused from *"])
 
 
 def test_a_plan_tells_starts_and_prices(gain):
