@@ -231,9 +231,8 @@ def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
             for facts in json.loads(content(path))
         ]
     except (OSError, *UNUSABLE) as error:
-        raise BadUsage(
-            f"{path} is no calibration ({error})", "remove it, and calibrate again: --slm-calibrate"
-        ) from None
+        hint = "remove it, and calibrate again: --slm-calibrate"
+        raise BadUsage(f"{path} is no calibration ({error})", hint) from None
     return {kept.place: kept for kept in found}
 
 

@@ -79,20 +79,26 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
     stamps = {_whole(at) for table, name in columns if name.endswith("_s") for at in getattr(table, name)}
     clock = sorted(stamp for stamp in stamps if stamp is not None)
     ticks: dict[int | None, int | None] = {stamp: tick for tick, stamp in enumerate(clock)}
-    telemetry = (
-        None
-        if seen is None
-        else {
+    telemetry = None
+    if seen is not None:
+        whole = (
+            {number: [_whole(value, per_unit(number)) for value in values] for number, values in columns.items()}
+            for columns in (seen.columns, *seen.gpus)
+        )
+        host, *gpus = (
+            {str(number): values[0] if len(set(values)) == 1 else deltas(values) for number, values in columns.items()}
+            for columns in whole
+        )
+        telemetry = {
             "sources": list(seen.sources),
             "interval_us": _whole(seen.interval_s),
             "time_us": deltas(map(_whole, seen.time_s)),
             "span_us": [*map(_whole, seen.span_s)],
-            "columns": _sensed_columns(seen.columns),
-            **({"gpus": [*map(_sensed_columns, seen.gpus)]} if seen.gpus else {}),
+            "columns": host,
+            **_told(gpus=gpus or None),
             "missing": dict(seen.missing),
             "notes": list(seen.notes),
         }
-    )
     return {
         "kind": "measurement",
         "engine": m.launch,
@@ -127,12 +133,6 @@ def clock_gaps(clock: Sequence[int]) -> list[int | str]:
     return [*clock[:1], *(bytes(BASE_64[gap >> shift & 63] for gap in gaps).decode() for shift in shifts)]
 
 
-def _sensed_columns(columns: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
-    """Columns of sensors by number, as in `StoredTelemetry`."""
-    whole = {number: [_whole(value, per_unit(number)) for value in values] for number, values in columns.items()}
-    return {str(n): values[0] if len(set(values)) == 1 else deltas(values) for n, values in whole.items()}
-
-
 def _table_facts(table: Samples | Steps, ticks: Mapping[int | None, int | None]) -> dict[str, Any]:
     """Columns of a table as differences, or as the one value of a column that never changes. The first column is always
     written out, because it tells the number of rows; a column that nobody told is left out. Stamps are ticks of the
@@ -152,7 +152,6 @@ def _table_facts(table: Samples | Steps, ticks: Mapping[int | None, int | None])
 
 
 def _stored_name(name: str) -> str:
-    """The name of a column of samples or steps in a record."""
     return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-1]}tick" if name.endswith("_s") else name
 
 
@@ -222,7 +221,7 @@ def converted(kind: Any, value: Any) -> Any:
 
 
 def _run_of(stored: StoredRun) -> Run:
-    """The run that a record has. Raises ValueError or TypeError where its columns do not fit to each other."""
+    """Raises ValueError or TypeError where the columns of the run do not fit to each other."""
     first, *texts = stored.clock_us or [0]
     places = [converted(str, text).encode("ascii").translate(VALUES) for text in texts] or [b""]
     if len(set(map(len, places))) > 1 or any(NO_DIGIT in place for place in places):

@@ -269,7 +269,6 @@ def read_results(path: Path) -> list[Row]:
 
 
 def _json_rows(text: str, name: str) -> Iterator[Row]:
-    """Yield the objects that stand one after the other, and those of lists."""
     decoder, numbers, at = json.JSONDecoder(), count(1), 0
     while at < len(text):
         if text[at].isspace():

@@ -91,9 +91,8 @@ class RunHeader:
     known: bool = True
 
 
-BEFORE_ALL = RunHeader(
-    FORMAT, "", None, {}, {}, id=short_hash([""])[:ID_DIGITS], known=False
-)  # of measurements with no session before them
+# Of measurements with no session before them.
+BEFORE_ALL = RunHeader(FORMAT, "", None, {}, {}, id=short_hash([""])[:ID_DIGITS], known=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -696,9 +695,8 @@ def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
     found = [run for run in runs if run.header.id.startswith(name)]
     if len(found) != 1:
         problem = f"--run {name}: {len(found)} runs have ids that begin so" if found else f"there is no run {name}"
-        raise BadUsage(
-            problem, f"one of {', '.join(run.header.id for run in runs)}" if runs else "an archive with runs"
-        )
+        hint = f"one of {', '.join(run.header.id for run in runs)}" if runs else "an archive with runs"
+        raise BadUsage(problem, hint)
     return found[0]
 
 

@@ -51,8 +51,8 @@ def add_advise(commands: cli.Commands) -> None:
 
 
 def run_advise(given: argparse.Namespace) -> int:
-    """Print batch, memory and number of engines, from archives or from external results, and return the exit status.
-    Raises BadUsage if a number is out of range, or the files are not what the arguments say."""
+    """Print batch, memory and number of engines. Raises BadUsage if a number is out of range, or the files are not what
+    the arguments say."""
     slo, model, longest = check_wanted(given), given.model, given.max_model_len
     cli.check_share("gpu-memory-utilization", given.gpu_memory_utilization, 0.9, whole=True)
     if given.price_per_hour is not None and not 0 < given.price_per_hour < 1e9:

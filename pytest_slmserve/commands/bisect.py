@@ -70,8 +70,7 @@ def add_bisect(commands: cli.Commands) -> None:
 
 
 def run_bisect(given: argparse.Namespace) -> int:
-    """Gate the slow release, then the middle of the suspects, until the first slow one is known, and return the exit
-    status."""
+    """Gate the slow release, then the middle of the suspects, until the first slow one is known."""
     releases = {each.release: each for each in releases_of(given)}
     names, found, wanted = list(releases), dict[str, ReleaseGate](), given.bad
     while wanted is not None:

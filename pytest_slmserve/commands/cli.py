@@ -14,6 +14,7 @@ from pytest_slmserve.schema.errors import BadUsage
 
 PASSES, FAILS, USAGE, INCONCLUSIVE = 0, 1, 4, 10
 INTERRUPTED = 130  # as shells have it
+EXIT_STATUS = {State.PASSES: PASSES, State.FAILS: FAILS, State.INCONCLUSIVE: INCONCLUSIVE}  # by what was found
 COMMANDS = {  # by what a user wants: each is added by the function add_NAME of its module here
     "before measuring": {
         "doctor": "check whether this host can produce reliable measurements",
@@ -106,11 +107,6 @@ def add_goodput(command: Taker, adds: str = "goodput") -> None:
 def add_html(command: Parser) -> None:
     page = "also write one page with charts, tables and the records, which needs no network (needs Jinja2)"
     command.add_argument("--html", metavar="OUT.html", type=Path, help=page)
-
-
-def exit_status(state: State) -> int:
-    """Return the exit status of a command that found `state`."""
-    return {State.PASSES: PASSES, State.FAILS: FAILS, State.INCONCLUSIVE: INCONCLUSIVE}[state]
 
 
 def print_notes(notes: Iterable[str], file: TextIO | None = None) -> None:

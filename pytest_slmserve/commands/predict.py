@@ -31,7 +31,7 @@ def add_predict(commands: cli.Commands) -> None:
 
 def run_predict(given: argparse.Namespace) -> int:
     """Print predictions of all sweeps, of loads and of batch limits, that were made on other GPUs, checked by sweeps on
-    the GPU itself, and return the exit status."""
+    the GPU itself."""
     gpu, contents = gpu_named(given.gpu), read_all(given)
     sweeps = stored_curves(contents.measurements, contents.plans)
     curves = [curve for curve in (*sweeps, *limit_sweeps(contents.measurements)) if curve.valid]
@@ -48,4 +48,4 @@ def run_predict(given: argparse.Namespace) -> int:
     text = "\n\n".join("\n".join(prediction_text(one)) for one in found) or "nothing can be predicted"
     cli.print_result(given, facts, (row for one in found for rows in one.loads for row in rows), [text], notes)
     checked = [verdict.state for one in found for verdict in one.verdicts]
-    return cli.exit_status(all_of(checked)) if checked else cli.PASSES if found else cli.INCONCLUSIVE
+    return cli.EXIT_STATUS[all_of(checked)] if checked else cli.PASSES if found else cli.INCONCLUSIVE

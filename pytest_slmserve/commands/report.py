@@ -71,8 +71,7 @@ def add_report(commands: cli.Commands) -> None:
 
 
 def run_report(given: argparse.Namespace) -> int:
-    """Print tables and verdicts of archives or of external results, name their runs, or merge them, and return the exit
-    status."""
+    """Print tables and verdicts of archives or of external results, name their runs, or merge them."""
     if given.list:
         return list_runs(given)
     if given.merge is not None:
@@ -127,7 +126,7 @@ def findings_of_archives(given: argparse.Namespace) -> tuple[Findings, int]:
     except ValueError:  # a quotation without an end: none of ours
         command = ""
     paths = list(map(str, given.paths))
-    return replace(found, gates=gates, notes=notes, archives=paths, command=command), cli.exit_status(all_of(states))
+    return replace(found, gates=gates, notes=notes, archives=paths, command=command), cli.EXIT_STATUS[all_of(states)]
 
 
 def draw_figures(given: argparse.Namespace, found: Findings) -> list[str]:
@@ -160,7 +159,7 @@ def draw_figures(given: argparse.Namespace, found: Findings) -> list[str]:
 
 
 def merge_archives(given: argparse.Namespace) -> int:
-    """Add the records of all archives to one, print how many were new, and return the exit status."""
+    """Add the records of all archives to one, and print how many were new."""
     if given.run or given.since:
         raise BadUsage("--merge takes whole archives", "--merge without --run and --since")
     for path in given.paths:

@@ -146,12 +146,12 @@ def pair(text: str) -> tuple[str, str]:
 
 def variable(text: str) -> tuple[str, str]:
     """A variable for the engine. It goes into the records, so a secret is refused."""
-    from pytest_slmserve.schema.printable import holds_secret, names_secret
+    from pytest_slmserve.schema.printable import SECRET, SECRET_NAME
 
     name, value = pair(text)
     if takes_gpus(name):
         raise ValueError(f"for one engine: export {name} before pytest, whose locks and sensors go by it")
-    if names_secret(name) or holds_secret(value):
+    if SECRET_NAME.search(name) or SECRET.search(value):
         token = "export HF_TOKEN before pytest, engines with real weights inherit it"
         raise ValueError(f"for the records: {name} holds a secret; {token}")
     return name, value
@@ -516,7 +516,6 @@ class Options(NamedTuple):
 
 
 def _rows() -> tuple[Opt, ...]:
-    """Options in their order, each with its names and its group."""
     group, rows = "", []
     for name, row in Options._field_defaults.items():
         group, key = GROUPS.get(name, group), f"slm_{name}"

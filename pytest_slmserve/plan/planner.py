@@ -21,12 +21,13 @@ from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, Engines, en
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, Batching, Platform, RampUp, Sharing, Source
-from pytest_slmserve.schema.models import USUAL_CONTEXT, Model, catalogue_name, hub_name, restriction, short_name
+from pytest_slmserve.schema.models import MODELS, USUAL_CONTEXT, Model, catalogue_name, hub_name, short_name
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, Load, ReplicaSpec, Request, Workload, WorkloadSpec
 from pytest_slmserve.telemetry.host import Host, probe, unlike
-from pytest_slmserve.workload.arrivals import job
-from pytest_slmserve.workload.requests import build_workload, check_source, requests_of
+from pytest_slmserve.workload.arrivals import job, read_trace
+from pytest_slmserve.workload.requests import build_workload, requests_of
+from pytest_slmserve.workload.sharegpt import dataset_path
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests end
@@ -200,7 +201,11 @@ class Planner:
         """Raise BadUsage or BadDataset for values that no test could use, whether one of this run does or not."""
         if self.platform != "remote":  # a server calls its model as it likes
             self._find(self.options.models or ())
-        check_source(workload_spec(self.options, self.platform))
+        spec = workload_spec(self.options, self.platform)
+        if spec.source == "sharegpt":
+            dataset_path(spec.path)  # which raises if the file is not there, as the next one if it is no trace
+        elif spec.source == "trace-lengths":
+            next(read_trace(Path(spec.path)), None)
 
     @cached_property
     def models(self) -> tuple[str, ...]:
@@ -224,7 +229,7 @@ class Planner:
         new = [model for model in models if model not in self._found]
         self.notes += probe_models(new, python, dict(env), {"vllm": here.vllm, "torch": here.torch})
         for model in new if self.options.load_format == "auto" else ():
-            if licence := restriction(model):
+            if licence := MODELS.get(catalogue_name(model) or "", {}).get("licence"):
                 self.notes.append(f"{model}: the licence of its weights restricts their use: {licence}")
         self._found.update(new)
 

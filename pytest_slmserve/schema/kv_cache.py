@@ -42,14 +42,8 @@ def weight_bytes(spec: EngineSpec, each: int) -> int | None:
         bits = own.bits + (scales / own.group_size if own.group_size else 0.0)
     if bits is None:
         return None
-    kept = min(model.embeddings, model.parameters)
+    kept = min(model.lm_head if model.tied else 2 * model.lm_head, model.parameters)
     return int(kept * each + (model.parameters - kept) * bits / 8)
-
-
-def computes_in_fp8(spec: EngineSpec) -> bool:
-    """Report whether weights and activations are multiplied as 8-bit floats, if the GPU has them."""
-    method, own = quantization_of(spec) or "", spec.model_facts and spec.model_facts.quantization
-    return bool(own and own.fp8_inputs) if method == "compressed-tensors" else method.startswith("fp8")
 
 
 def check_quantization(spec: EngineSpec) -> None:

@@ -97,13 +97,8 @@ class Model:
 
     @property
     def lm_head(self) -> int:
-        """Weights of the output layer."""
+        """Weights of the output layer, and of the embeddings: the same ones if they are `tied`."""
         return self.vocabulary * self.embedding_width
-
-    @property
-    def embeddings(self) -> int:
-        """Weights of the embeddings, and of the output layer where it is another."""
-        return self.lm_head if self.tied else 2 * self.lm_head
 
     def weight_bytes(self, bytes_per_weight: float = 2) -> int | None:
         """Bytes of all weights, or None where they are not counted."""
@@ -205,7 +200,6 @@ def model_from_config(
 
 
 def _quantization(own: Any) -> Quantization | None:
-    """The quantization that a checkpoint's `quantization_config` says; None without one."""
     if not isinstance(own, dict) or not own:
         return None
     method = own.get("quant_method")
@@ -274,8 +268,3 @@ def hub_name(model: str) -> str:
     """The name to load real weights by: the Hub's, of a catalogue model; any other name, such as a folder, as it is."""
     name = catalogue_name(model)
     return str(MODELS[name].get("hub", name)) if name else model
-
-
-def restriction(model: str) -> str | None:
-    """The licence of a catalogue model whose weights may not be used by everybody for everything; else None."""
-    return MODELS[name].get("licence") if (name := catalogue_name(model)) else None

@@ -38,25 +38,15 @@ def printable_value(value: Any, layout: str = LAYOUT) -> Any:
 
 
 # How names end that hold a secret: of a URL's parameters, a body's fields and variables. `max_tokens` is none.
-NAMES = re.compile(
+SECRET_NAME = re.compile(
     r"(key|token|secret|passw(or)?d|passphrase|credentials?|signature|bearer|authorization"
     r"|(^|[^a-z])(pass|pwd|pw|auth|sig|code))$",
     re.IGNORECASE,
 )
 # How keys begin that somebody has issued: OpenAI's, Hugging Face's, GitHub's, GitLab's, Slack's, AWS's, and JWTs.
-VALUES = re.compile(r"\b(sk-|hf_|gh[opsur]_|github_pat_|glpat-|xox[abp]-|AKIA|eyJ)[\w-]{8,}")
+SECRET = re.compile(r"\b(sk-|hf_|gh[opsur]_|github_pat_|glpat-|xox[abp]-|AKIA|eyJ)[\w-]{8,}")
 HIDDEN = "[hidden]"
 SHORTEST = 4  # shorter ones are no secrets, and parts of any sentence
-
-
-def names_secret(name: str) -> bool:
-    """Report whether what has this name is a secret."""
-    return bool(NAMES.search(name))
-
-
-def holds_secret(text: str) -> bool:
-    """Report whether the text holds what looks like a key that somebody has issued."""
-    return bool(VALUES.search(text))
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
@@ -105,5 +95,5 @@ def passed_on(inherited: Mapping[str, str], *, hub: bool = False) -> dict[str, s
     """The part of our environment that a process of ours inherits, which imports nothing from the folder it works in.
     hub: with a token of the Hugging Face Hub, if there is one."""
     known = ((name, value) for name, value in inherited.items() if PASSED_ON.fullmatch(name))
-    found = {name: v for name, v in known if not names_secret(name) or (hub and name.startswith(OF_THE_HUB))}
+    found = {name: v for name, v in known if not SECRET_NAME.search(name) or (hub and name.startswith(OF_THE_HUB))}
     return found | {"PYTHONSAFEPATH": "1"}

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from pytest_slmserve.schema.errors import BadUsage, Interface, LoadFormat, Platform, RampUp, Rule, Sharing, Source
 from pytest_slmserve.schema.models import CATALOGUE, Model, catalogue_name
-from pytest_slmserve.schema.printable import holds_secret, names_secret, printable
+from pytest_slmserve.schema.printable import SECRET, SECRET_NAME, printable
 
 KEY = "SLM_ENDPOINT_KEY"  # the variable that has an endpoint's key
 WANTED = "http://HOST:PORT/v1/completions, or /v1/chat/completions"
@@ -33,8 +33,8 @@ def check_url(url: str) -> None:
     if not (url.isascii() and url.isprintable()):
         raise BadUsage("an endpoint's URL holds what no URL may hold", f"{WANTED}, with other characters as %XX")
     given = [name for part in (parts.query, parts.fragment) for name, _ in parse_qsl(part, keep_blank_values=True)]
-    secret = next(filter(names_secret, given), None)
-    if "@" in parts.netloc or secret or holds_secret(url):
+    secret = next(filter(SECRET_NAME.search, given), None)
+    if "@" in parts.netloc or secret or SECRET.search(url):
         where = f"in its parameter {secret}" if secret else "before its host" if "@" in parts.netloc else "it seems"
         raise BadUsage(f"an endpoint's URL holds credentials, {where}, and it goes into records", f"{KEY}=... instead")
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "@" in url:
@@ -136,9 +136,8 @@ class EngineSpec:
         if self.platform == "simulated" and self.interface not in ("engine", "transformers"):
             raise BadUsage("the simulated engine has no server", "--slm-interface engine, or --slm-cpu")
         if len({self.platform == "remote", self.interface == "endpoint", bool(self.url)}) > 1:
-            raise BadUsage(
-                "an endpoint has a URL, and nothing else has one", "platform remote, interface endpoint and url"
-            )
+            hint = "platform remote, interface endpoint and url"
+            raise BadUsage("an endpoint has a URL, and nothing else has one", hint)
         if self.url:
             check_url(self.url)
         if self.tensor_parallel_size < 1:
@@ -240,9 +239,8 @@ class ReplicaSpec:
                 raise BadUsage("replicas with a GPU each, and two have the same", "another gpu for each")
             raise BadUsage("replicas share one device, and these are on several", "the same platform and gpu for each")
         if self.thread_percentage is not None and not (self.sharing == "mps" and 0 < self.thread_percentage <= 100):
-            raise BadUsage(
-                f"a thread percentage of {self.thread_percentage} with {self.sharing}", "1 to 100, and sharing mps"
-            )
+            problem = f"a thread percentage of {self.thread_percentage} with {self.sharing}"
+            raise BadUsage(problem, "1 to 100, and sharing mps")
         if (self.platform == "remote") != (self.sharing == "urls"):
             raise BadUsage(f"{self.sharing} is no way in which these engines can share", "urls, of endpoints alone")
         if self.platform == "cpu" and self.sharing != "time-slicing":

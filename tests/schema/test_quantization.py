@@ -6,14 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, peaks_for
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import (
-    check_quantization,
-    computes_in_fp8,
-    kv_layout,
-    quantization_of,
-    weight_bytes,
-)
+from pytest_slmserve.schema.kv_cache import check_quantization, kv_layout, quantization_of, weight_bytes
 from pytest_slmserve.schema.models import CATALOGUE, Model, model_from_config
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -29,10 +24,12 @@ def quantized(own: dict) -> Model:
 
 def test_of_fp8_embeddings_keep_their_type():
     embeddings = 151_936 * 1024
-    assert QWEN.embeddings == embeddings and CATALOGUE["qwen3-8b"].embeddings == 2 * 151_936 * 4096
-    assert CATALOGUE["opt-350m"].embeddings == 50_272 * 512, "narrower than its layers"
+    assert QWEN.lm_head == embeddings and QWEN.tied and not CATALOGUE["qwen3-8b"].tied
+    assert CATALOGUE["opt-350m"].lm_head == 50_272 * 512, "narrower than its layers"
     assert weight_bytes(PLAIN, 2) == 2 * QWEN.parameters
     assert weight_bytes(FP8, 2) == QWEN.parameters + embeddings
+    untied = CATALOGUE["qwen3-8b"]
+    assert weight_bytes(replace(FP8, model_facts=untied), 2) == untied.parameters + 2 * 151_936 * 4096
 
 
 @pytest.mark.parametrize(("model", "tied"), [("gemma-3-270m", True), ("opt-125m", True), ("llama-7b", False)])
@@ -40,7 +37,7 @@ def test_embeddings_of_a_configuration_that_does_not_tell(model, tied):
     """As Transformers writes those of Gemma and OPT."""
     untold = {name: value for name, value in CATALOGUE[model].config if name != "tie_word_embeddings"}
     shape = model_from_config("mine", untold)
-    assert shape.embeddings == (1 if tied else 2) * shape.lm_head == CATALOGUE[model].embeddings
+    assert shape.tied is CATALOGUE[model].tied is tied and shape.lm_head == CATALOGUE[model].lm_head
 
 
 def test_a_model_that_was_quantized_says_how():
@@ -48,7 +45,7 @@ def test_a_model_that_was_quantized_says_how():
     assert quantization_of(PLAIN) is quantization_of(EngineSpec("mine")) is None
     assert (quantization_of(spec), quantization_of(FP8)) == ("awq", "fp8")
     bits = 4 + 20 / 128
-    assert weight_bytes(spec, 2) == int(2 * QWEN.embeddings + (QWEN.parameters - QWEN.embeddings) * bits / 8)
+    assert weight_bytes(spec, 2) == int(2 * QWEN.lm_head + (QWEN.parameters - QWEN.lm_head) * bits / 8)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def test_a_model_that_was_quantized_says_how():
 def test_bits_of_a_weight(method, own, bits):
     model = quantized({"quant_method": method.removesuffix("_marlin"), **own})
     found = weight_bytes(EngineSpec("mine", extra=(("quantization", method),), model_facts=model), 0)
-    others = model.parameters - model.embeddings
+    others = model.parameters - model.lm_head
     assert found == (None if bits is None else int(others * bits / 8))
 
 
@@ -98,8 +95,10 @@ def test_the_cache_that_a_checkpoint_asks_for(own, dtype):
 def test_what_is_computed_in_fp8():
     groups = [{"0": {"weights": FLOAT8, "input_activations": inputs}} for inputs in (FLOAT8, None, {"num_bits": 8})]
     models = [quantized({"quant_method": "compressed-tensors", "config_groups": group}) for group in groups]
-    assert [computes_in_fp8(EngineSpec("mine", model_facts=each)) for each in models] == [True, False, False]
-    assert computes_in_fp8(FP8) and not computes_in_fp8(PLAIN) and not computes_in_fp8(EngineSpec("mine"))
+    specs = [*(EngineSpec("mine", model_facts=each) for each in models), FP8, PLAIN, EngineSpec("mine")]
+    peaks = Peaks("invented", (), flops_per_s=1.0, bytes_per_s=1.0, fp8_flops_per_s=2.0)
+    assert [peaks_for(spec, peaks).flops_per_s for spec in specs] == [2.0, 1.0, 1.0, 2.0, 1.0, 1.0]
+    assert peaks_for(FP8, replace(peaks, fp8_flops_per_s=None)).flops_per_s == 1.0, "the GPU has none"
 
 
 def test_weights_of_an_unknown_method_are_not_counted():

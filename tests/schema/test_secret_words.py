@@ -8,7 +8,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.printable import HIDDEN, hidden, holds_secret, names_secret
+from pytest_slmserve.schema.printable import HIDDEN, SECRET, SECRET_NAME, hidden
 from pytest_slmserve.schema.specs import check_url
 
 KEY = 'sk/FAULT+9f8e "7d6c"&5b4a'
@@ -56,7 +56,7 @@ def test_texts_without_the_key_stay():
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_names_of_secrets(name):
-    assert names_secret(name)
+    assert SECRET_NAME.search(name)
     for url in (f"http://h/v1?{name}=x1y2", f"http://h/v1?a=b&{name}=", f"http://h/v1#{name}=x1y2"):
         with pytest.raises(BadUsage, match=f"holds credentials, in its parameter {name}, and") as caught:
             check_url(url)
@@ -65,7 +65,7 @@ def test_names_of_secrets(name):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_names_of_what_is_none(name):
-    assert not names_secret(name)
+    assert not SECRET_NAME.search(name)
     check_url(f"http://h/v1/completions?{name}=1")
 
 
@@ -73,7 +73,7 @@ def test_names_of_what_is_none(name):
     "value", ["sk-abcdefgh1234", "hf_abcdefgh1234", "ghp_abcdefgh1234", "eyJhbGciOiJI.eyJzdWIi", "AKIA0123456789AB"]
 )
 def test_values_that_are_keys(value):
-    assert holds_secret(f'{{"a": "{value}"}}')
+    assert SECRET.search(f'{{"a": "{value}"}}')
     for url in (f"http://h/{value}/v1", f"http://h/v1?a={value}"):
         with pytest.raises(BadUsage) as caught:
             check_url(url)

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from pytest_slmserve.analysis.estimates import mean_of_known, once, percentile
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.schema import sensors as of
-from pytest_slmserve.schema.kv_cache import computes_in_fp8, kv_bytes, kv_layout, value_bytes, weight_bytes
+from pytest_slmserve.schema.kv_cache import kv_bytes, kv_layout, quantization_of, value_bytes, weight_bytes
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Environment, Measurement, ReplicaGroup, Resolved, Run, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference
@@ -489,9 +489,12 @@ def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
 
 
 def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
-    """Return the peak rates of all GPUs of an engine, in fp8 if that is its quantization. peaks: of one GPU."""
-    gpus = spec.tensor_parallel_size
-    fp8 = peaks.fp8_flops_per_s if computes_in_fp8(spec) else None
+    """Return the peak rates of all GPUs of an engine, in fp8 if it multiplies weights and activations as 8-bit floats
+    and the GPU has them. peaks: of one GPU."""
+    gpus, method = spec.tensor_parallel_size, quantization_of(spec) or ""
+    own = spec.model_facts and spec.model_facts.quantization
+    in_fp8 = own and own.fp8_inputs if method == "compressed-tensors" else method.startswith("fp8")
+    fp8 = peaks.fp8_flops_per_s if in_fp8 else None
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
 
 
