@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,7 +15,7 @@ from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.archive import external
 from pytest_slmserve.commands import cli
 from pytest_slmserve.report import advice as report
-from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
+from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Named, Section, section_text
@@ -121,13 +120,8 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
         [advisor.ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish
     )
     section = external_section(results, found, given.tolerance)
-    if given.json:
-        print(as_json(external_facts(results, found, given.tolerance)))
-    elif given.csv:
-        print(as_csv(point_facts([curve], (), ())), end="")
-        cli.print_notes(notes, sys.stderr)
-    else:
-        print(section_text(section))
+    told, points = external_facts(results, found, given.tolerance), point_facts([curve], (), ())
+    cli.print_result(given, told, points, [section_text(section)], notes if given.csv else [])  # the text has them
     if given.html:
         write_page(given.html, Findings(), sections={"External results": [section]})
     return cli.PASSES
