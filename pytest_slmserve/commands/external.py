@@ -20,7 +20,7 @@ from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Named, Section, section_text
 from pytest_slmserve.report.sweeps import UNSETTLED, sweep_section
-from pytest_slmserve.report.text_table import counted, figure, hundredths, listed
+from pytest_slmserve.report.text_table import counted, figure, hundredths
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 NEEDED = ("knob", "throughput", "latency")  # columns that have to be named
@@ -178,7 +178,7 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
     if found.wish.slo is None:
         yield "no latency limit was given (--slo-itl): the batch is by efficiency alone"
     if lost := [p.concurrency for p in curve.points if not p.valid]:
-        yield f"left out, for they preempted: {curve.axes.at(listed(lost))}"
+        yield f"left out, for they preempted: {curve.axes.at(', '.join(map(str, lost)))}"
     if columns.output_throughput is None:
         if columns.running is not None:
             yield f"{columns.running} is not checked by Little's law: no --output-throughput"
@@ -186,8 +186,8 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
     product = f"{columns.output_throughput} x {columns.latency}"
     if over := [p.concurrency for p in curve.points if subjects.more_in_flight(p)]:
         yield (
-            f"{product} is more than {columns.knob} at {listed(over)}: the latency is not the time per output token, "
-            "or the knob does not limit requests; Little's law is not applied"
+            f"{product} is more than {columns.knob} at {', '.join(map(str, over))}: the latency is not the time per "
+            "output token, or the knob does not limit requests; Little's law is not applied"
         )
         return
     known = [(p, p.batch) for p in curve.points if p.batch is not None]
