@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.claims.table import unique
 from pytest_slmserve.analysis.compare.changes import METRICS, TOLERANCE, compare, compared_cases
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import all_of
@@ -94,8 +93,8 @@ def run_compare(given: argparse.Namespace) -> int:
     cli.print_result(given, comparisons, rows, ["\n\n".join(map(section_text, sections))])
     status = cli.EXIT_STATUS[all_of(comparison.state for *_, comparison in found)]
     if given.html:
-        measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
-        sides = Findings(measurements=measurements)
+        once = {m.id: m for side in (baseline, *candidates) for m in side.measurements}  # a copy is no repeat
+        sides = Findings(measurements=list(once.values()))
         write_page(given.html, sides, given.paths, status=status, sections={"Comparison": sections})
     return status
 

@@ -126,6 +126,11 @@ def test_csv_has_a_line_for_each_metric(before, capsys):
     assert rows[0]["baseline_run"] == str(before) and rows[2]["ratio.low"] == ""
 
 
+def test_a_page_counts_a_record_of_both_sides_once(before, capsys):
+    told(capsys, before, before, "--html=page.html")
+    assert "2, of 1 launches" in Path("page.html").read_text("utf-8")
+
+
 def test_two_runs_of_one_archive_are_compared(tmp_path, capsys):
     path = written(tmp_path / "r.jsonl", repeats([1000, 1001]), of(1.1))
     status, out, _ = told(capsys, path, RATE)

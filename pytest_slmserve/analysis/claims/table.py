@@ -8,7 +8,7 @@ which curves there is something to judge, and `models_read` names the models who
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -325,11 +325,6 @@ def _usable(what: str) -> Iterator[None]:
         reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
         why = f"{what} in the archive cannot be used ({reason})"
         raise BadArchive(why, "an archive as --slm-records wrote it") from None
-
-
-def unique(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Return each record once: a copy is no repeat."""
-    return list({m.id: m for m in measurements}.values())
 
 
 def rows_from(stored: Mapping[str, Any]) -> tuple[ClaimRow, ...]:

@@ -7,7 +7,7 @@ from launches import pairs
 from strategies import law, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.claims import table
-from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_curves, stored_gates, unique
+from pytest_slmserve.analysis.claims.table import judge_all, rows_from, stored_curves, stored_gates
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadArchive
@@ -30,11 +30,6 @@ def plan_of(concurrencies, cut=(), series: str = SERIES, **more: object):
 
 
 PLAN = plan_of(BATCHES, [[1024, "too large"]])
-
-
-def test_a_copy_is_no_repeat():
-    made = sweep()
-    assert unique([*made, *made]) == made
 
 
 def test_stored_rows_are_read_and_todays_fill_what_they_lack():
