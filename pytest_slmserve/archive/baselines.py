@@ -193,15 +193,13 @@ def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches =
     return NoiseKey(short_name(spec.model), loads, *device, terms.margin, terms.pairs, caches, asked)
 
 
-def place_of(gated: Gated) -> NoiseKey:
-    """The place of a gate that has a pair."""
-    return noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
-
-
 def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoise | None]:
     """Return a gate in view of the noise that was measured at its place, and that entry of the calibrations beside its
     archive; the gate itself and None without one. Raises BadUsage if the file cannot be read."""
-    known = read_calibrations(records).get(place_of(gated)) if gated.pairs else None
+    if not gated.pairs:
+        return gated, None
+    place = noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
+    known = read_calibrations(records).get(place)
     return (replace(gated, gated=weakened(gated.gated, known.calibration)) if known else gated), known
 
 

@@ -231,13 +231,26 @@ def _run_of(stored: StoredRun) -> Run:
     for place in places[1:]:
         gaps = [gap << 6 | digit for gap, digit in zip(gaps, place, strict=True)]
     clock = [stamp / PER_S for stamp in accumulate(gaps, initial=converted(int, first))] if stored.clock_us else []
-    failed, stream, telemetry = stored.failed, stored.stream, stored.telemetry
+    failed, stream, seen, telemetry = stored.failed, stored.stream, stored.telemetry, None
     if failed is not None:  # a record of before failures had rows has only their number
         columns = (failed.request, failed.sent_s, failed.ended_s, failed.kind, failed.scheduled_s)
         if {len(column) for column in columns if column is not None} != {stored.failures}:
             raise ValueError(f"rows of failures that are not {stored.failures}")
     if stream is not None and stream.bin_s <= 0:
         raise ValueError(f"bins of {stream.bin_s} s")
+    if seen is not None:
+        rows, time_s = len(seen.time_us), _in_units(running_sums(seen.time_us), PER_S)
+        span_s, interval_s = _in_units(seen.span_us, PER_S), seen.interval_us / PER_S
+        host, *gpus = (
+            {
+                number: _in_units(running_sums(coded) if isinstance(coded, list) else [coded] * rows, per_unit(number))
+                for number, coded in columns.items()
+            }
+            for columns in (seen.columns, *seen.gpus)
+        )
+        if {len(span_s), *(len(column) for each in (host, *gpus) for column in each.values())} != {rows}:
+            raise ValueError(f"columns of the telemetry that have not {rows} rows")
+        telemetry = Telemetry(seen.sources, interval_s, time_s, span_s, host, seen.missing, seen.notes, tuple(gpus))
     return Run(
         samples=Samples(**_table(Samples, stored.samples, clock)),
         steps=Steps(**_table(Steps, stored.steps, clock)),
@@ -245,27 +258,10 @@ def _run_of(stored: StoredRun) -> Run:
         failures=stored.failures,
         first_failure=stored.first_failure,
         began_s=None if stored.began_us is None else stored.began_us / PER_S,
-        telemetry=None if telemetry is None else _telemetry_of(telemetry),
+        telemetry=telemetry,
         stream=stream,
         failed=failed,
     )
-
-
-def _telemetry_of(stored: StoredTelemetry) -> Telemetry:
-    rows = len(stored.time_us)
-    host, *gpus = (
-        {
-            number: _in_units(running_sums(coded) if isinstance(coded, list) else [coded] * rows, per_unit(number))
-            for number, coded in columns.items()
-        }
-        for columns in (stored.columns, *stored.gpus)
-    )
-    span_s = _in_units(stored.span_us, PER_S)
-    if {len(span_s), *(len(column) for each in (host, *gpus) for column in each.values())} != {rows}:
-        raise ValueError(f"columns of the telemetry that have not {rows} rows")
-    time_s = _in_units(running_sums(stored.time_us), PER_S)
-    interval_s = stored.interval_us / PER_S
-    return Telemetry(stored.sources, interval_s, time_s, span_s, host, stored.missing, stored.notes, tuple(gpus))
 
 
 def _table(cls: type, facts: Mapping[str, Any], clock: Sequence[float]) -> dict[str, tuple[Any, ...]]:

@@ -26,7 +26,7 @@ import tempfile
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -90,12 +90,10 @@ class RunHeader:
     resumes: bool = False
     known: bool = True
 
-    def with_id(self) -> RunHeader:
-        """The same, with an id made of the start if it has none."""
-        return self if self.id else replace(self, id=short_hash([self.started])[:ID_DIGITS], known=False)
 
-
-BEFORE_ALL = RunHeader(FORMAT, "", None, {}, {}).with_id()  # of measurements with no session before them
+BEFORE_ALL = RunHeader(
+    FORMAT, "", None, {}, {}, id=short_hash([""])[:ID_DIGITS], known=False
+)  # of measurements with no session before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ class Contents:
         return [(session.started, session.plan) for session in self.sessions]
 
 
-class Archive:
+class Archive(AbstractContextManager["Archive"]):
     """An archive open for appending; made by `Archive.open`, by one run at a time.
 
     `notes` tells what had to be repaired when it was opened. moved: why and where a run goes on in a second file; ""
@@ -150,7 +148,18 @@ class Archive:
         try:
             if not try_lock(file):
                 raise BadUsage(f"another run is writing to {path}", f"wait until it ends, or {ANOTHER}")
-            return cls(path, file, _repair(path, file), moves=moves)
+            raw = content(path)
+            lines, whole = stored_in(path, raw)
+            for _ in scan(path, [line for line in lines if not line or not line.startswith(BULK)], ScannedLines()):
+                pass  # which raises if the file is not ours, or of a newer format
+            if whole == len(raw):
+                return cls(path, file, moves=moves)
+            aside = path.with_name(f"{path.name}.torn")
+            with aside.open("ab", buffering=0) as torn:
+                _append(torn, raw[whole:])
+            file.truncate(whole)
+            note = f"{torn_end(path, lines)}; these {len(raw) - whole} bytes were moved to {aside}"
+            return cls(path, file, (note,), moves=moves)
         except BaseException as error:
             file.close()
             if isinstance(error, OSError):
@@ -273,9 +282,6 @@ class Archive:
             with suppress(BadUsage):
                 self._move(f"cannot write to {self.path}: {error.strerror}", self._added)
         self._file.close()
-
-    def __enter__(self) -> Archive:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -406,21 +412,6 @@ def _append(file: io.FileIO, data: bytes) -> None:
         if data:  # a full disk, or an interrupt: the rest of a line would swallow the next one
             file.truncate(end)
     os.fsync(file.fileno())
-
-
-def _repair(path: Path, file: io.FileIO) -> tuple[str, ...]:
-    """Move a torn end aside, with a note on it. Raises BadArchive where the file is not ours, or of a newer format."""
-    raw = content(path)
-    lines, whole = stored_in(path, raw)
-    for _ in scan(path, [line for line in lines if not line or not line.startswith(BULK)], ScannedLines()):
-        pass
-    if whole == len(raw):
-        return ()
-    aside = path.with_name(f"{path.name}.torn")
-    with aside.open("ab", buffering=0) as torn:
-        _append(torn, raw[whole:])
-    file.truncate(whole)
-    return (f"{torn_end(path, lines)}; these {len(raw) - whole} bytes were moved to {aside}",)
 
 
 @dataclass(slots=True)
@@ -570,7 +561,9 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
             session = converted(RunHeader, facts) if is_ours else RunHeader(facts["format"], "", None, {}, {})
             if is_ours and sealed_otherwise:
                 unsealed(line)  # which raises
-            found.sessions.append(session.with_id())
+            if not session.id:
+                session = replace(session, id=short_hash([session.started])[:ID_DIGITS], known=False)
+            found.sessions.append(session)
         case "engine":
             found.engines[facts["id"]] = engine_from_record(facts)
         case "measurement":

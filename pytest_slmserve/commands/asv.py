@@ -42,7 +42,8 @@ def init_asv(given: argparse.Namespace) -> int:
     listed, repository, files = folder / export.RELEASES, folder / export.REPOSITORY, export.initial_files()
     try:
         own = export.releases_in(listed.read_text("utf-8")) if listed.exists() else []
-        rows = export.continued(own, export.releases_in(files[export.RELEASES]))
+        shipped = export.releases_in(files[export.RELEASES])
+        rows = shipped if shipped[: len(own)] == own else own
         folder.mkdir(parents=True, exist_ok=True)
         added = export.make_repository(repository, rows)
         new = {name: text for name, text in files.items() if not (folder / name).exists()}

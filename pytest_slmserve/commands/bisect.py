@@ -122,8 +122,8 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> Relea
 
 
 def releases_of(given: argparse.Namespace) -> list[Release]:
-    """Releases from the good one to the slow one, of the file, else of the package index. Raises BadUsage if one is
-    missing, if they stand the other way, and if the file holds no releases."""
+    """Releases from the good one to the slow one, of the file, else the final ones that pip finds. Raises BadUsage if
+    one is missing, if they stand the other way, and if the file or the index holds no releases."""
     if given.releases is None:
         if "--slm-simulate" in given.pytest:  # before 9 GB are installed for each release
             raise BadUsage("the simulated engine is of no release of vLLM", "--slm-gpu, or --releases FILE")
@@ -131,7 +131,14 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
         if not named and not any(os.environ.get(mode.strip("-").replace("-", "_").upper()) for mode in plan.MODES):
             why = "no option says on which engine to gate, and every release would be installed first"
             raise BadUsage(why, f"slmserve bisect --good {given.good} --bad {given.bad} -- --slm-gpu")
-        releases = [Release(name, given.python.format(release=name)) for name in on_the_index()]
+        pip = [sys.executable, "-m", "pip", "index", "versions", "vllm"]
+        told = subprocess.run(pip, capture_output=True, text=True, check=False)
+        listed = re.search(r"Available versions: (.*)", told.stdout)
+        if listed is None:
+            raise BadUsage(f"pip lists no releases of vLLM ({told.stderr.strip()[:200]})", "--releases FILE")
+        final = [name for name in listed[1].split(", ") if FINAL.fullmatch(name)]
+        final.sort(key=lambda name: tuple(map(int, name.split("."))))
+        releases = [Release(name, given.python.format(release=name)) for name in final]
     else:
         try:
             rows = json.loads(given.releases.read_text("utf-8"))
@@ -147,17 +154,6 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
     if first >= last or len(set(names)) < len(names):
         raise BadUsage(f"{given.bad} does not come after {given.good}", f"--good {given.bad} --bad {given.good}")
     return releases[first : last + 1]
-
-
-def on_the_index() -> list[str]:
-    """Final releases of vLLM that pip finds, ascending. Raises BadUsage if it finds none."""
-    pip = [sys.executable, "-m", "pip", "index", "versions", "vllm"]
-    told = subprocess.run(pip, capture_output=True, text=True, check=False)
-    listed = re.search(r"Available versions: (.*)", told.stdout)
-    if listed is None:
-        raise BadUsage(f"pip lists no releases of vLLM ({told.stderr.strip()[:200]})", "--releases FILE")
-    names = [name for name in listed[1].split(", ") if FINAL.fullmatch(name)]
-    return sorted(names, key=lambda name: tuple(map(int, name.split("."))))
 
 
 def side_options(given: argparse.Namespace, release: Release, side: str) -> list[str]:

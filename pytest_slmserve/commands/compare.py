@@ -17,7 +17,7 @@ from pytest_slmserve.archive import baselines, store
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.report import judged_again, read_all, report_lines
 from pytest_slmserve.report import compare as report
-from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts
+from pytest_slmserve.report.as_json import as_json, facts, point_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import section_text
@@ -86,17 +86,13 @@ def run_compare(given: argparse.Namespace) -> int:
         for each in candidates
     ]
     sections = [report.comparison_section(*each) for each in found]
-    if given.json:
-        print(as_json({"tolerance": given.tolerance, "comparisons": [report.change_facts(*each) for each in found]}))
-    elif given.csv:
-        rows = (
-            {"baseline_run": one.name, "candidate_run": other.name, **facts(change)}
-            for one, other, compared in found
-            for change in compared.changes
-        )
-        print(as_csv(rows), end="")
-    else:
-        print("\n\n".join(map(section_text, sections)))
+    rows = (
+        {"baseline_run": one.name, "candidate_run": other.name, **facts(change)}
+        for one, other, compared in found
+        for change in compared.changes
+    )
+    comparisons = {"tolerance": given.tolerance, "comparisons": (report.change_facts(*each) for each in found)}
+    cli.print_result(given, comparisons, rows, ["\n\n".join(map(section_text, sections))])
     status = cli.exit_status(all_of(comparison.state for *_, comparison in found))
     if given.html:
         measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)

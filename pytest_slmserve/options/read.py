@@ -168,19 +168,16 @@ def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
             words += [opt.flag] if value else []
             continue
         if opt.read is side:
-            texts = [f"{name}:{','.join(map(_entry, entries))}" for name, entries in value]
+            texts = []
+            for name, entries in value:  # "python=PATH", "env=NAME=VALUE" or "arg=NAME=JSON"
+                each = (f"{k}={v if k == 'python' else _named(v, as_json=k == 'arg')}" for k, v in entries)
+                texts.append(f"{name}:{','.join(each)}")
         elif opt.many:
             texts = [_named(pair, as_json=opt.read is argument) for pair in value]
         else:
             texts = [",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
         words += [word for text in texts for word in f"{opt.flag}={text}".split(" ", 1 if opt.ini_only else 0)]
     return words
-
-
-def _entry(entry: tuple[str, Any]) -> str:
-    """Text of an entry of one side of a gate: "python=PATH", "env=NAME=VALUE" or "arg=NAME=JSON"."""
-    kind, value = entry
-    return f"{kind}={value if kind == 'python' else _named(value, as_json=kind == 'arg')}"
 
 
 def _named(pair: tuple[str, Any], as_json: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -277,7 +278,7 @@ class SessionHooks:
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
         """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells."""
         slm = self.slm
-        if slm.page and slm.page.due and is_measured(item):
+        if slm.page and time.monotonic() >= slm.page.next_at and is_measured(item):
             items = item.session.items
             ended = f"{items.index(item) + 1} of {len(items)} tests have ended."
             self._write_page(progress=f"{ended} The run goes on: reload this page for more.")

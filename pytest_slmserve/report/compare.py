@@ -172,8 +172,9 @@ def comparison_charts(baseline: RunSide, candidate: RunSide, found: RunCompariso
     for subject in dict.fromkeys(each.subject for each in found.changes):
         for name in DRAWN:
             if alike := by_metric.get((subject, name)):
-                title = f"{subject}: {METRICS[name].heading}"
-                yield Chart(title, charts.change_chart(alike, found.tolerance, title))
+                title, bound = f"{subject}: {METRICS[name].heading}", METRICS[name].threshold(found.tolerance)
+                seen = [(c.load, c.ratio, bound, c.verdict.state, figure(c.ratio.value, 4)) for c in alike]
+                yield Chart(title, charts.interval_chart(seen, "candidate / baseline", title))
 
 
 def change_facts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> dict[str, Any]:

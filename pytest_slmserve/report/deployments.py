@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, runs_of_each_gpu
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
+from pytest_slmserve.analysis.verdict import above
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.points import MEMORY, MemoryRow, memory_rows, reasons, served_on, valid_cell
@@ -105,9 +106,13 @@ def replica_sections(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) ->
 
 def _replica_charts(entries: Sequence[Entry], memory: Sequence[MemoryRow]) -> Iterator[Chart]:
     """Yield the gains over one engine, and the memory of each engine."""
-    gains = [(f"{e.engines}, {e.sharing}, {e.served.concurrency} in flight", e.gain) for e in entries if e.gain]
-    note = "Bars: 95 % interval. Upright line: one engine alone."
-    yield Chart("Gain over one engine", charts.gain_chart(gains), note)
+    gains: list[charts.Estimate] = []
+    for each in entries:
+        if gain := each.gain:
+            name = f"{each.engines}, {each.sharing}, {each.served.concurrency} in flight"
+            gains.append((name, gain, 1.0, above(gain, 1.0), f"{figure(gain.value)} times"))
+    drawn = charts.interval_chart(gains, "times the throughput of one engine", "gain over one engine")
+    yield Chart("Gain over one engine", drawn, "Bars: 95 % interval. Upright line: one engine alone.")
     yield Chart(MEMORY_TITLE, charts.memory(memory), MEMORY_LEGEND)
 
 

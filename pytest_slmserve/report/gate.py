@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Chart, Legend, Look, Named, Part, Section, Table, markdown_table
+from pytest_slmserve.report.section import Chart, Legend, Look, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hanging, hundredths, interval_text, table
 from pytest_slmserve.schema.errors import Side
 from pytest_slmserve.schema.records import SIMULATED, Measurement
@@ -224,8 +224,10 @@ def as_markdown(gates: Sequence[Gated]) -> str:
         lines += [f"### {title(gated)}", "", *((f"**{SIMULATED}**", "") if is_simulated(gated) else ())]
         lines += [f"- {side}: {words}" for side, words in described_sides(gated)]
         lines += [f"- {caches_text(gated)}", ""]
-        lines += markdown_table(comparison_parts(gated.gated, gated.shown)[0])
-        lines.append("")
+        cells = comparison_parts(gated.gated, gated.shown)[0].cells
+        lines.append(f"| {' | '.join(head or 'outcome' for head in cells.heads)} |")
+        lines.append(f"|{'|'.join('---:' if right else '---' for right in cells.numeric)}|")
+        lines += [*(f"| {' | '.join(row)} |" for row in cells.rows), ""]
         lines += [f"- {e.name}: {WORDS[e.outcome]}, {e.why}" for e in gated.gated if e.outcome is not State.PASSES]
         lines += [f"- {line}" for line in exact_lines(gated)]
         lines += ["", f"**Next:** {more}"] if (more := next_step(gated)) else []

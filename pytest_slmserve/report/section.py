@@ -1,4 +1,4 @@
-"""What a report shows of one subject, as a value, and how the terminal, the HTML report and Markdown draw it.
+"""What a report shows of one subject, as a value, and how the terminal and the HTML report draw it.
 
 A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once, by a function that returns a `Section`:
 
@@ -141,11 +141,3 @@ def section_text(shown: Section | Legend) -> str:
 def section_texts(shown: Iterable[Section | Legend]) -> Iterator[str]:
     """Yield the texts of sections and legends, each with an empty line below it."""
     yield from (f"{section_text(each)}\n" for each in shown)
-
-
-def markdown_table(shown: Table) -> Iterator[str]:
-    """Yield the lines of a table in Markdown. A column without a heading is one of outcomes."""
-    cells = shown.cells
-    yield f"| {' | '.join(head or 'outcome' for head in cells.heads)} |"
-    yield f"|{'|'.join('---:' if right else '---' for right in cells.numeric)}|"
-    yield from (f"| {' | '.join(row)} |" for row in cells.rows)

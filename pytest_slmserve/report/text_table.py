@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -74,11 +74,6 @@ def changed(ratio: Interval | None) -> tuple[str, str]:
 def whole(number: int | None) -> str:
     """Return a whole number with separators, "16,772"."""
     return ABSENT if number is None else f"{number:,}"
-
-
-def listed(numbers: Iterable[int]) -> str:
-    """Return numbers with commas, "1, 2, 4"."""
-    return ", ".join(map(str, numbers))
 
 
 def counted(number: int, what: str) -> str:
@@ -168,7 +163,10 @@ def table_parts(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int
     foot names them, or is a table of them. Texts on the left are broken if lines would still be too long."""
     kept, room = telling(rows, columns, always), layout()
     cells = {column: [column.cell(row) for row in rows] for column in kept}
-    widths = {column: _width([column.head, *texts]) for column, texts in cells.items()}
+    widths = {
+        column: max(len(line) for text in (column.head, *texts) for line in text.split("\n"))
+        for column, texts in cells.items()
+    }
 
     def width(of: Sequence[Column[Row]]) -> int:
         return sum(widths[column] + GAP for column in of) - GAP
@@ -209,10 +207,6 @@ def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0
         for number, column in enumerate(columns)
         if number < always or any(column.cell(row) not in ("", ABSENT) for row in rows)
     ]
-
-
-def _width(texts: Sequence[str]) -> int:
-    return max((len(line) for text in texts for line in text.split("\n")), default=0)
 
 
 def hanging(text: str, indent: int) -> str:

@@ -167,7 +167,8 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
             few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
             raise BadUsage(few, "a quieter host: see doctor")
         now, rates = datetime.now(UTC).isoformat(timespec="seconds"), decision.calibrate(noise, series, gated.terms)
-        baselines.keep(records, baselines.StoredNoise(baselines.place_of(gated), now, rates))
+        place = baselines.noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
+        baselines.keep(records, baselines.StoredNoise(place, now, rates))
     gated, known = baselines.judged_by_noise(gated, records)
     if known:
         session.notes.append(calibration_text(known))

@@ -75,7 +75,7 @@ def test_wrong_usage_is_one_sentence(words, problem, releases, capsys):
 
 
 def test_nothing_is_installed_for_the_simulated_engine(monkeypatch, capsys):
-    monkeypatch.setattr(bisect, "on_the_index", list)
+    monkeypatch.setattr(bisect.subprocess, "run", None)
     assert main(["bisect", "--good=0.24.0", "--bad=0.26.0", *SIMULATED]) == 4
     assert "the simulated engine is of no release of vLLM" in capsys.readouterr().err
 
@@ -125,7 +125,8 @@ def test_the_index_is_asked_by_pip(printed, found, monkeypatch, capsys):
 
     monkeypatch.setattr(bisect.subprocess, "run", lambda *words, **options: Answer)
     if found:
-        assert bisect.on_the_index() == found
+        assert main(["bisect", "--good=0.8", "--bad=0.26.0", "--", "--slm-gpu"]) == 4
+        assert f"0.8 is none of the releases\n  try: one of {', '.join(found)}\n" in capsys.readouterr().err
     else:
         assert main(["bisect", "--good=0.25.1", "--bad=0.26.0"]) == 4
         assert "no option says on which engine to gate" in capsys.readouterr().err

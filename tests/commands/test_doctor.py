@@ -208,7 +208,7 @@ def test_a_card_is_fit_or_not(check, answers, state, words):
 
 
 def of_card(ask):
-    return [*doctor.of_card_use(ask), *doctor.of_card_speed(ask), *doctor.of_card_health(ask)]
+    return [*doctor.of_card_use(ask), *doctor.of_card_state(ask)]
 
 
 def test_a_card_that_says_nothing_is_no_warning():
@@ -275,7 +275,8 @@ def page_of_a_card(root, monkeypatch):
     return page
 
 
-def test_a_card_is_asked_through_pynvml(page_of_a_card):
+def test_a_card_is_asked_through_pynvml(page_of_a_card, monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name == "vl_convert")
     found = page_of_a_card()
     assert "NVIDIA Pretence, 150.0 GiB, driver 580.00, CUDA 13.0" in found["GPU"] and "(one of 2:" in found["GPU"]
     assert found["telemetry"].startswith("ok") and "nvml-gpm + host" in found["telemetry"]
@@ -288,6 +289,10 @@ def test_a_card_is_asked_through_pynvml(page_of_a_card):
     assert found["persistence"].startswith("warning")
     assert "ECC on, 14 uncorrected errors, 2 rows remapped ->" in found["GPU errors"]
     assert "no control daemon" in found["MPS"] and found["vLLM"].startswith("problem")
+    assert re.fullmatch(
+        "ok +pytest-benchmark +not installed -> pip install pytest-benchmark, if wanted", found["pytest-benchmark"]
+    )
+    assert re.fullmatch("ok +vl-convert-python +installed", found["vl-convert-python"])
 
 
 def test_a_card_without_profiling_counters_is_a_warning(page_of_a_card):
@@ -545,13 +550,3 @@ def test_a_held_lock_is_a_problem_and_nothing_is_changed(tmp_path):
 
 def test_a_lock_that_cannot_be_read_is_a_problem(tmp_path):
     assert doctor.of_lock(tmp_path).state == "problem"  # a folder
-
-
-def test_extras_are_never_needed(monkeypatch):
-    monkeypatch.setattr(doctor, "find_spec", lambda name: name == "vl_convert")
-    missing, there = doctor.of_extras()
-    assert (
-        missing.state == "ok"
-        and "pip install pytest-benchmark" in missing.advice
-        and there == Finding("vl-convert-python", "ok", "installed")
-    )

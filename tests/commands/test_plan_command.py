@@ -10,12 +10,23 @@ from scripts import CHECKOUT, in_checkout
 from shipped import BENCHMARKS
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.commands.plan import SHIPPED, planned_words
+from pytest_slmserve.commands import plan
+from pytest_slmserve.commands.plan import QUIET, SHIPPED
 from pytest_slmserve.options.table import OPTS
 
 
 def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    commands = []
+
+    class Done:
+        returncode = 3
+
+    def planned_words(words):
+        monkeypatch.setattr(plan.subprocess, "run", lambda command, **_: commands.append(command) or Done)
+        assert main(["plan", *words]) == 3
+        return commands[-1][3 + len(QUIET) :]
+
     assert planned_words([]) == ["--slm-gpu", "--slm-plan", *SHIPPED]
     assert planned_words(["--slm-simulate", "-k", "point"]) == ["--slm-plan", "--slm-simulate", "-k", "point", *SHIPPED]
     (tmp_path / "test_mine.py").touch()

@@ -80,11 +80,11 @@ def test_a_second_run_is_not_pooled_with_the_first(sweep, archive, pytester, cap
     line, out = measured()
     assert line in text and "2 repeats each, 1 launch" in line and LEFT_OUT in out
     assert "4 repeats each, 2 launches" in measured("--run", "all")[0]
-    line, out = measured("--run", first.id)
+    line, out = measured("--run", first.header.id)
     assert "2 repeats each, 1 launch" in line and LEFT_OUT not in out
     main(["report", path, "--list"])
     rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows[-2:]] == [first.id, second.id] and "opt-125m" in rows[-1]
+    assert [row.split()[0] for row in rows[-2:]] == [first.header.id, second.header.id] and "opt-125m" in rows[-1]
 
 
 def test_the_claims_parameters_and_the_plan_are_kept(sweep, archive):

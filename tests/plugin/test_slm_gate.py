@@ -339,7 +339,7 @@ def test_the_report_has_the_table_the_sides_and_the_number_of_pairs(gate):
             "mean TPOT, large load *lower *4 *1.1111*",
             "output tokens/s, large load *fail: 10 % lower (0.9 times the baseline)*",
             "KV blocks: pass, *",
-            "device memory: pass, 7.45 GiB in use where the baseline has 7.45 GiB (bound: 7.70 GiB)",
+            "device memory: pass, 7.45 GiB in use where the baseline has 7.45 GiB (margin: up to 7.70 GiB)",
             "note: the gate of opt-125m took * s, 4 pairs count",
         ]
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.estimates import Interval
-from pytest_slmserve.report.text_table import between, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.text_table import between, counted, figure, hundredths, milliseconds
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,4 @@ def test_intervals_where_noise_is_known():
 
 
 def test_words():
-    assert listed([1, 2, 4]) == "1, 2, 4"
     assert [counted(1, "launch"), counted(2, "launch"), counted(3, "host")] == ["1 launch", "2 launches", "3 hosts"]

@@ -327,7 +327,6 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
 
 
 def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
-    """The largest load measured within the conditions."""
     law, laws = _fitted(loads, subject.b_half)
     base, slo = batching.measured_base(loads), wish.slo
     if base is None:
@@ -336,7 +335,8 @@ def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> 
         trust = f"which is off by up to {percent(law.error_max)} elsewhere"
         base = Base(law.tokens_per_s(1), f"no valid point at 1: T(1) is by the saturation law, {trust}")
     limit = None if slo is None else batching.limit_of(slo, loads, laws.wait)
-    choice, notes, reason = batching.b_opt(loads, base, limit, wish.threshold), _rests_on(base, limit), ""
+    choice, reason = batching.b_opt(loads, base, limit, wish.threshold), ""
+    notes = [note for note in (base.note, limit and limit.note) if note]
     if choice.value is None:
         reason = f"no load that was measured has {conditions(wish, limit)}"
     else:
@@ -367,9 +367,15 @@ def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> 
 
 
 def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
-    """The largest batch within the conditions by the laws, unless the larger load measured is no less."""
+    """The largest batch within the conditions by the laws through two loads, unless the larger load measured is no
+    less. They give seconds of a step (batch over tokens/s), and of an output token, by the true batch."""
     both = f"{loads[0].concurrency} and {loads[-1].concurrency} in flight"
-    laws = two_load_laws(loads, subject.b_half)
+    if subject.b_half is None:
+        steps = [(fmean(p.batch_repeats), fmean(p.batch_repeats) / fmean(p.repeats)) for p in loads]
+        waits = [(fmean(p.batch_repeats), fmean(p.e2e_repeats)) for p in loads]
+        laws = Laws(through(*steps), through(*waits))
+    else:  # both laws have it, and meet the two loads as well as they can
+        laws = _fitted(loads, subject.b_half)[1]
     if laws.step is None or laws.wait is None:
         raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
     limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, laws.wait)
@@ -382,7 +388,8 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     step = (subject.engine and subject.engine.max_num_batched_tokens) or reach
     efficient = math.ceil(min(efficiency, 1e12)) - 1  # below the cap
     batch = min(efficient, reach, step, reach if caps.slo is None else math.floor(caps.slo))
-    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=tuple(_rests_on(base, limit)))
+    unmeasured = tuple(note for note in (base.note, limit and limit.note) if note)
+    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=unmeasured)
     if choice.value is not None and choice.value >= batch:
         return replace(known, choice=choice)
     if batch < 1:
@@ -397,11 +404,6 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     return replace(known, choice=ChosenLoad(batch), predicted=True, notes=(*notes, *known.notes))
 
 
-def _rests_on(base: Base, limit: Limit | None) -> list[str]:
-    """What of T(1) and the limit was not measured."""
-    return [note for note in (base.note, limit and limit.note) if note]
-
-
 def _fitted(loads: Sequence[Point], b_half: float | None) -> tuple[Fit | None, Laws]:
     """The fitted saturation law, None if there are too few points, and what follows from it."""
     law = step = None
@@ -409,18 +411,6 @@ def _fitted(loads: Sequence[Point], b_half: float | None) -> tuple[Fit | None, L
         law = fit(loads, b_half)
         step = LatencyLaw(law.t_inf.value, law.b_half.value) if law.identified else None
     return law, Laws(step, batching.latency_law(loads, b_half))
-
-
-def two_load_laws(loads: Sequence[Point], b_half: float | None = None) -> Laws:
-    """The laws through two loads: seconds of a step (batch over tokens/s), and of an output token, by the true batch.
-
-    b_half: if it is known, both laws have it, and meet the two loads as well as they can.
-    """
-    if b_half is not None:
-        return _fitted(loads, b_half)[1]
-    steps = [(fmean(p.batch_repeats), fmean(p.batch_repeats) / fmean(p.repeats)) for p in loads]
-    waits = [(fmean(p.batch_repeats), fmean(p.e2e_repeats)) for p in loads]
-    return Laws(through(*steps), through(*waits))
 
 
 def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyLaw | None:
@@ -451,16 +441,19 @@ def operating_point(
     if batch is None or (point is None and by_law is None):
         return None
     line = decision.laws.wait
-    rate, wait = Interval(by_law or 0.0), None if line is None else Interval(line.seconds(batch))
+    rate, wait, cost = Interval(by_law or 0.0), None if line is None else Interval(line.seconds(batch)), None
     if point is not None:
         rate, wait = around(point, subject.usable, output_rate), around(point, subject.usable, e2e_s)
+    price, output = wish.price_per_hour, subject.output_share
+    if price is not None and output is not None:  # which falls as the rate grows
+        cost = Interval(rate.value, rate.high, rate.low).mapped(lambda per_s: price / (3600 * per_s * output) * 1e6)
     return OperatingPoint(
         batch=batch,
         tokens_per_s=rate,
         share=rate.value / max(fmean(p.repeats) for p in subject.usable),
         latency_s=wait,
         efficiency=None if decision.base is None else rate.value / (batch * decision.base.per_s),
-        cost=cost_per_million(wish.price_per_hour, rate, subject.output_share),
+        cost=cost,
         predicted=point is None,
     )
 
@@ -469,15 +462,6 @@ def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
     """The mean of a point's repeats, with its interval by the noise of all points."""
     valid = valid_points(points)
     return replace(factor(point_differences(valid, what).mean(valid.index(point))), value=fmean(what(point)))
-
-
-def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:
-    """Return the cost of a million output tokens, in the price's unit; None if the price or the share of output is
-    unknown."""
-    if price_per_hour is None or output_share is None:
-        return None
-    falling = Interval(rate.value, rate.high, rate.low)
-    return falling.mapped(lambda per_s: price_per_hour / (3600 * per_s * output_share) * 1e6)
 
 
 # Memory

@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import IDLE, idle_share, most_
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
 from pytest_slmserve.analysis.points import Point, ratio
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
-from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, labels, peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.curve import Curve, labels, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, above, every
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
@@ -258,10 +258,3 @@ def advised_batch_costs_little(curve: Curve, bound: float) -> Verdict:
         f"{most.concurrency} does{freed} (threshold {bound:.0%})"
     )
     return Verdict.from_interval(CLAIM, curve.subject, state, why, seen, bound, chosen, most)
-
-
-def has_objective(curve: Curve) -> bool:
-    """Whether a curve is a sweep on one GPU with the loads of the objective and of the efficiency, and further ones."""
-    loads = {p.concurrency for p in curve.valid}
-    alone = curve.spec is not None and curve.spec.tensor_parallel_size == 1
-    return is_main_sweep(curve) and alone and {1, OBJECTIVE.at} <= loads and len(loads) > 2

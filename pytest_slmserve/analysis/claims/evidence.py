@@ -92,7 +92,6 @@ def of_ratios(
 
 
 def _refuse(reason: str | None) -> None:
-    """Raise Inconclusive for a reason why nothing can be said, if there is one."""
     if reason:
         raise Inconclusive(reason)
 

@@ -245,8 +245,10 @@ def applies(claim: Claim, curve: Curve) -> bool:
             return is_main_sweep(curve) and {AFTER, 2 * AFTER} <= loads
         case "decode-stays-memory-bound" | "decode-saturates-dram":  # the decoding was seen, at the largest load too
             return is_sweep(curve) and bool(curve.valid) and curve.valid[-1].saturation_gap is not None
-        case advice.CLAIM:
-            return advice.has_objective(curve)
+        case advice.CLAIM:  # a sweep on one GPU with the loads of the objective and of the efficiency, and further ones
+            usable = {p.concurrency for p in curve.valid}
+            alone = curve.spec is not None and curve.spec.tensor_parallel_size == 1
+            return is_main_sweep(curve) and alone and {1, advice.OBJECTIVE.at} <= usable and len(usable) > 2
         case "energy-per-token-grows-with-model" | "larger-models-draw-more-power":
             return evidence.at_table_1(curve) is not None
     # Without sensors there is nothing to say of the GPU.

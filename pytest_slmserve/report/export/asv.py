@@ -268,15 +268,13 @@ def _axes(keys: Iterable[tuple[str, ...]]) -> list[list[str]]:
 def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
     """Return the index of benchmarks in all result files: asv shows no parameter that it does not list. old: the
     existing file; its benchmarks that are not ours are kept."""
-    units = {START: "seconds", **{name: unit for name, (unit, _) in COSTS.items()}}
-
-    def unit(name: str) -> str | None:  # None: no benchmark of ours
-        return units.get(name if name == START else name.rpartition(".")[2])
-
     keys: dict[str, set[tuple[str, ...]]] = {}
     for file in results:
         for name, row in file["results"].items():
             keys.setdefault(name, set()).update(product(*dict(zip(file["result_columns"], row))["params"]))
+    units = {START: "seconds", **{name: unit for name, (unit, _) in COSTS.items()}}
+    # None: no benchmark of ours.
+    known = {name: units.get(name if name == START else name.rpartition(".")[2]) for name in (*keys, *(old or {}))}
     ours = {
         name: {
             "code": "",
@@ -285,13 +283,13 @@ def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
             "params": _axes(found),
             "timeout": 0,
             "type": "track",
-            "unit": unit(name),
+            "unit": known[name],
             "version": VERSION,
         }
         for name, found in sorted(keys.items())
-        if unit(name) and found
+        if known[name] and found
     }
-    others = {name: found for name, found in (old or {}).items() if name != "version" and not unit(name)}
+    others = {name: found for name, found in (old or {}).items() if name != "version" and not known[name]}
     return {"version": 2, **others, **ours}
 
 
@@ -319,11 +317,6 @@ def releases_in(text: str) -> list[Release]:
 def releases_text(rows: Sequence[Release]) -> str:
     """Return a list of releases with a line for each, so that a new row is a new line."""
     return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in rows) + "\n]\n"
-
-
-def continued(own: Sequence[Release], shipped: Sequence[Release]) -> list[Release]:
-    """Return the shipped list if it begins with the folder's own; otherwise the folder's own."""
-    return list(shipped if list(shipped[: len(own)]) == list(own) else own)
 
 
 def git(repository: Path, *arguments: str, given: str = "") -> str:

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.plateau import fit
-from pytest_slmserve.analysis.verdict import State, Verdict, above
+from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.points import STEP_PARTS, MemoryRow, StepRow, memory_names
 from pytest_slmserve.report.text_table import figure as shown
 from pytest_slmserve.report.text_table import gib, milliseconds
@@ -477,13 +477,6 @@ def quantiles(name: str, values: Values, of: str = IN_FLIGHT) -> Spec:
     return chart([line], x, y, f"{name} quantiles", values, 220)
 
 
-def goodput_chart(names: Sequence[str], loads: Iterable[int], field: str, title: str) -> Spec:
-    """Return goodput, or the share of good requests, over the load. The page's script fills it in."""
-    words = f"{title} over {IN_FLIGHT}"
-    spec = line_chart([], load_axis(loads), axis("y", title), names, description=words, height=240)
-    return spec | {"usermeta": {"field": field}}
-
-
 def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
     """Return the course of one window: engine steps, then sensors, each as a title with its chart. A line has the means
     over equal parts of the window."""
@@ -611,28 +604,6 @@ def interim(found: Comparison) -> Spec:
     fixed: Values = [{"y": margin_at(found)}, {"y": 1}]
     words = f"interim analyses of {found.name}"
     return line_chart(rows, x, y, [*INTERIM], rules=fixed, description=words, height=200)
-
-
-def gain_chart(found: Sequence[tuple[str, Interval]]) -> Spec | None:
-    """Return the throughput of several engines over that of one, by the name of the deployment."""
-    gains: list[Estimate] = [(name, gain, 1.0, above(gain, 1.0), f"{shown(gain.value)} times") for name, gain in found]
-    return interval_chart(gains, "times the throughput of one engine", "gain over one engine")
-
-
-def change_chart(found: Sequence[changes.MetricChange], tolerance: float, description: str) -> Spec | None:
-    """Return candidate over baseline of one metric at each load, and the ratio from which on it is worse by the
-    tolerance."""
-    seen: list[Estimate] = [
-        (
-            each.load,
-            each.ratio,
-            METRICS[each.metric].threshold(tolerance),
-            each.verdict.state,
-            shown(each.ratio.value, 4),
-        )
-        for each in found
-    ]
-    return interval_chart(seen, "candidate / baseline", description)
 
 
 def history(found: changes.ReleaseHistory) -> tuple[Spec, list[str]]:

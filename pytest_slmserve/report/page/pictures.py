@@ -227,7 +227,6 @@ def whole_picture(picture: Picture) -> Spec:
 
 
 def _origins(named: Iterable[tuple[str, Curve]]) -> tuple[str, ...]:
-    """Return the origins of the curves, each once."""
     found = [_origin(c.environment, c.first.workload if c.first else None) for _, c in named]
     return tuple(dict.fromkeys(found))
 
@@ -242,11 +241,6 @@ def _origin(where: Environment | None, workload: WorkloadReference | None = None
     return f"{served_on(where)}, {prompt:.0f} prompt and {output:.0f} output tokens"
 
 
-def _most(curve: Curve) -> float:
-    """Return the largest output tokens/s of a curve."""
-    return max(fmean(each.repeats) for each in curve.valid)
-
-
 def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str = "", slo: Slo | None = None) -> Picture:
     """Figures over the concurrency, a panel for each that is known, in which each curve has the color of its place. The
     second line of a figure is dashed. The time without a kernel is shown only next to another figure."""
@@ -256,7 +250,13 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
         rows: Values = []
         waits, strokes = gauge.kind == "ms", PARTS if gauge.kind == "ms" else ("mean", "max")
         for (series, curve), (stroke, field) in product(sweeps, zip(strokes, (gauge.field, gauge.second))):
-            scale = 1e3 if waits else 1 / _most(curve) if gauge.kind == "relative" else 1.0
+            scale = (
+                1e3
+                if waits
+                else 1 / max(fmean(each.repeats) for each in curve.valid)
+                if gauge.kind == "relative"
+                else 1.0
+            )
             rows += charts.point_rows(
                 curve.valid, field, series, scale, "ms" if waits else "", noise=waits, stroke=stroke
             )
@@ -336,13 +336,14 @@ def _utilisation(sweeps: Named) -> Picture:
     several = [(name, c) for name, c in sweeps if sum(p.gpu_util is not None for p in c.valid) > 1]
     panels = []
     for heading, field in (("GPU utilisation (some kernel ran)", "gpu_util"), (SMS[0].heading, SMS[0].field)):
-        rows = [
-            interval_row(value, Interval(fmean(p.repeats) / _most(curve)), name, p.degraded)
-            | {"text": str(p.concurrency) if number % 2 == 0 else "", "order": p.concurrency}
-            for name, curve in several
-            for number, p in enumerate(reversed(curve.valid))
-            if (value := getattr(p, field)) is not None
-        ]
+        rows = []
+        for name, curve in several:
+            most = max(fmean(p.repeats) for p in curve.valid)
+            for number, p in enumerate(reversed(curve.valid)):
+                if (value := getattr(p, field)) is not None:
+                    row = interval_row(value, Interval(fmean(p.repeats) / most), name, p.degraded)
+                    told = {"text": str(p.concurrency) if number % 2 == 0 else "", "order": p.concurrency}
+                    rows.append(row | told)
         if rows:
             y = charts.share_axis(f"share of the most tokens/s (numbers: {IN_FLIGHT})")
             panels.append(line_chart(rows, charts.share_axis(heading), y, [name for name, _ in several]))
@@ -429,7 +430,6 @@ def _by_count(figure: Gauge, pairs: Sequence[PairReplicas]) -> list[tuple[int, I
 
 
 def _known(point: Point, field: str) -> float:
-    """Return a figure of a point, NaN if it is not known."""
     value = getattr(point, field, None)
     return math.nan if value is None else float(value)
 
@@ -593,7 +593,6 @@ def _job_picture(
 
 
 def _job_row(x: Any, point: JobPoint, field: str, series: str) -> dict[str, Any]:
-    """Return a row of a figure of a job, with its interval from the repeats."""
     value = getattr(point, field)
     (seen,) = charts.intervals([point], figure_named(field)) if value else (Interval(value),)
     return interval_row(x, Interval(value, seen.low, seen.high), series)

@@ -216,14 +216,19 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[st
             if point.valid:
                 points.append((label, point))
                 cells.append([label, *(column.cell(row) for column in columns)])
-    heads, names, at = ["model", *GOODPUT], [label for label, _ in shown], [point.concurrency for _, point in points]
+    heads, names, drawn = ["model", *GOODPUT], [label for label, _ in shown], []
+    x = charts.load_axis(point.concurrency for _, point in points)
+    for title, field, what in (
+        ("Goodput over load", "per_s", "goodput, requests/s"),
+        ("Share of good requests", "percent", "good requests, %"),
+    ):  # the page's script fills them in
+        words = f"{what} over {charts.IN_FLIGHT}"
+        spec = charts.line_chart([], x, charts.axis("y", what), names, description=words, height=240)
+        drawn.append(Chart(title, spec | {"usermeta": {"field": field}}))
     return {
         "bounds": {name: slo.bounds.get(name) for name in ("ttft", "tpot", "e2e")},
         "table": Cells("Goodput of each load", heads, cells, [False, *(True for _ in columns)]),
-        "charts": [
-            Chart("Goodput over load", charts.goodput_chart(names, at, "per_s", "goodput, requests/s")),
-            Chart("Share of good requests", charts.goodput_chart(names, at, "percent", "good requests, %")),
-        ],
+        "charts": drawn,
         "requests": [
             {"series": label, "x": point.concurrency, "windows": list(map(_window, point.used))}
             for label, point in points
@@ -248,22 +253,18 @@ def cost_part(shown: Sequence[tuple[str, Curve]]) -> dict[str, Any] | None:
 def _window(group: Sequence[Measurement]) -> dict[str, Any]:
     """Return the requests of one repeat, in whole microseconds: from the request before to this one, from there to the
     first token and to the last."""
-
-    def us(seconds: float) -> int:
-        return round(1e6 * seconds)
-
     (measurement,) = group
     samples, (opens, closes) = measurement.run.samples, measurement.run.window_s
     rows = window.judged_rows(measurement)
     ended = [row for row in rows if samples.finished[row] and samples.last_token_s[row] is not None]
-    sent = [us(samples.sent_s[row]) for row in ended]
-    first = [None if (at := samples.first_token_s[row]) is None else us(at) for row in ended]
+    sent = [round(1e6 * samples.sent_s[row]) for row in ended]
+    first = [None if (at := samples.first_token_s[row]) is None else round(1e6 * at) for row in ended]
     return {
         "seconds": closes - opens,
         "dropped": window.judged_failures(measurement) + len(rows) - len(ended),
         "sent": [at - before for at, before in zip(sent, [0, *sent])],
         "first": [None if at is None else at - begin for at, begin in zip(first, sent)],
-        "last": [us(samples.last_token_s[row] or 0.0) - begin for row, begin in zip(ended, sent)],
+        "last": [round(1e6 * (samples.last_token_s[row] or 0.0)) - begin for row, begin in zip(ended, sent)],
         "tokens": [samples.output_tokens[row] for row in ended],
     }
 
@@ -399,11 +400,6 @@ class RunPage:
 
     def __post_init__(self) -> None:
         check_replaceable(self.path)
-
-    @property
-    def due(self) -> bool:
-        """Whether enough time has passed since the last page for another one while the run goes on."""
-        return time.monotonic() >= self.next_at
 
     def write(self, found: Findings, status: int | None = None, progress: str = "") -> str:
         """Write the findings of a run. The run goes on after a failure, because the results file has everything.

@@ -23,7 +23,6 @@ from pytest_slmserve.analysis.advice.advisor import (
     least_latency_s,
     plan,
     through,
-    two_load_laws,
 )
 from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
@@ -79,7 +78,7 @@ def test_the_published_choice(factor, chosen, cap):
 
 def test_two_published_points_predict_the_larger_ones():
     """From 1 and 32 alone: every larger load is told 8 to 13 % too slow."""
-    wait = two_load_laws(published(1, 32)).wait
+    wait = decide(subject(published(1, 32)), Objectives()).laws.wait
     errors = [wait.seconds(p.batch_repeats[0]) / p.e2e_repeats[0] - 1 for p in published() if p.concurrency > 32]
     assert len(errors) == 6 and min(errors) > 0.075 and max(errors) < 0.135
 

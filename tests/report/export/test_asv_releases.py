@@ -68,20 +68,6 @@ def test_a_row_is_only_ever_added_at_the_end(tmp_path, rows, words) -> None:
     assert tags(tmp_path / "releases") == before
 
 
-@pytest.mark.parametrize(
-    ("own", "result"),
-    [
-        ([], ROWS),
-        (ROWS[:2], ROWS),
-        ([*ROWS, ("0.21.0", "2026-05-15")], [*ROWS, ("0.21.0", "2026-05-15")]),
-        ([ROWS[0], ROWS[2]], [ROWS[0], ROWS[2]]),
-    ],
-    ids=["none yet", "older", "with a row of its own", "of its own"],
-)
-def test_a_list_of_releases_gets_newer_ones_and_keeps_its_own(own, result) -> None:
-    assert asv.continued(own, ROWS) == result
-
-
 def test_the_list_that_is_shipped_is_in_the_order_of_the_releases() -> None:
     text = asv.initial_files()[asv.RELEASES]
     rows = asv.releases_in(text)

@@ -15,8 +15,6 @@ import pytest
 from scripts import BASELINES, CHECKOUT, in_checkout
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.advice.advisor import cost_per_million
-from pytest_slmserve.analysis.estimates import Interval
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.text_table import figure, hundredths
@@ -190,7 +188,7 @@ def test_prices_give_the_cost_that_the_advisor_computes(opened):
     )
     (curve,) = judged_again(read(ARCHIVE)).curves
     for row, point in zip(rows, curve.valid, strict=True):
-        gpu = cost_per_million(2.5, Interval(point.output_tokens_per_s), 1.0).value
+        gpu = 1e6 * 2.5 / (3600 * point.output_tokens_per_s)
         energy = 1e6 * point.energy_per_token_j / 3.6e6 * 0.3
         assert row[1:] == [
             str(point.concurrency),
