@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.advice.verification import (
     verified,
 )
 from pytest_slmserve.analysis.verdict import Inconclusive
-from pytest_slmserve.engines.replicas import cannot_share
+from pytest_slmserve.engines.pool import cannot_share
 from pytest_slmserve.plugin.items import SharedEngines
 from pytest_slmserve.schema.specs import ReplicaSpec
 

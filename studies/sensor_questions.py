@@ -34,8 +34,8 @@ from typing import Any
 from common import parser_of, results_in, results_options
 
 from pytest_slmserve.schema.errors import SlmError
+from pytest_slmserve.telemetry.gpu import ASKS, CRITICAL_EVENTS, FIELDS, GPM, LISTS, VALUE_TYPES, open_nvml
 from pytest_slmserve.telemetry.host import cpu_model, visible_gpus
-from pytest_slmserve.telemetry.nvml import ASKS, CRITICAL_EVENTS, FIELDS, GPM, LISTS, VALUE_TYPES, open_nvml
 
 WINDOWS_S = {0.005: 80, 0.02: 60, 0.05: 50, 0.1: 30, 0.2: 20, 0.5: 9, 1.0: 5}  # and how many of each
 POLL_S, PAUSE_S = 10.5, 0.001

@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self, TypeVar
 
-from pytest_slmserve.engines.worker.slm_pacing import shared_window_s
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec, Load, OpenLoop, Workload, is_job
@@ -26,6 +25,7 @@ IMPOSSIBLE = -100.0  # nats
 PROFILE_FOLDER = "SLM_PROFILE"  # environment variable with the folder for the traces of an engine that can be profiled
 BEGIN_S = 0.5  # from the choice of the time at which all runs begin until that time: all workers know it by then
 OPEN_S = 0.2  # likewise of the window
+SHARED_CYCLES = 2.5  # of the slowest: two of each engine are whole then, also if they last a fifth longer than before
 SETTLE_S = 600.0  # the slowest engine has settled by then, or something is wrong
 
 
@@ -87,7 +87,10 @@ class WindowBarrier:
             self._awaited -= 1
             if self._awaited == 0:
                 opens = time.monotonic() + OPEN_S
-                seconds = [shared_window_s(load, opens - self.begins_s) for load in self._loads]
+                seconds = [float(load["window_s"]) for load in self._loads]
+                for load in self._loads:
+                    if load["ramp_up"] == "burst":
+                        seconds.append(SHARED_CYCLES * (opens - self.begins_s) / (1 + load["settle_lifetimes"]))
                 self._window = opens, opens + max(seconds)
                 self._changed.notify_all()
 
@@ -214,10 +217,6 @@ class Engine:
         """Serve a short window of `load` under the engine's profiler, which writes traces into the folder that
         `PROFILE_FOLDER` named when the engine was launched. Returns why there are no traces, or None. Raises
         EngineFailed."""
-        self.load_requests(workload)
-        return self._profile(message_of(load))
-
-    def _profile(self, load: Message) -> str | None:
         return "not through this interface"
 
     def differ(self, launch: str) -> None:

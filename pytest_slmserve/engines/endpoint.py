@@ -25,7 +25,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.printable import hidden, passed_on, printable
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Stream
 from pytest_slmserve.schema.specs import KEY, EngineSpec, Request, Workload
-from pytest_slmserve.telemetry.dcgm import ask_once, samples
+from pytest_slmserve.telemetry.gpu import ask_once, samples
 from pytest_slmserve.telemetry.host import own_cores
 
 CLIENT = Path(__file__).parent / "loadgen" / "load_run.py"
@@ -166,13 +166,20 @@ def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequenc
     if bins:  # to the window's end, also without a token
         last = max(last, first + int((closes - first * BIN_S) / BIN_S) - 1)
     chunks, on_schedule = sum(part["chunks"] for part in told), told[0]["on_schedule"]
-    window_gaps, *step_gaps = (histogram(parts) for parts in zip(*(part["gaps"] for part in told)))
+    histograms = []  # of the gaps in the window, and in that of each step
+    for parts in zip(*(part["gaps"] for part in told)):
+        counts: Counter[int] = Counter()
+        for part in parts:
+            counts.update({int(index): count for index, count in part["counts"].items()})
+        named = {str(index): counts[index] for index in sorted(counts)}
+        sum_s = round(sum(part["sum_s"] for part in parts), 6)
+        histograms.append({"growth": GROWTH, "least_s": LEAST_S, "counts": named, "sum_s": sum_s})
     stream = Stream(
         bin_s=BIN_S,
         begins_s=round(first * BIN_S - began, 6),
         tokens=tuple(round(bins[index], 3) for index in range(first, last + 1)),
-        gaps=window_gaps,
-        step_gaps=tuple(step_gaps),
+        gaps=histograms[0],
+        step_gaps=tuple(histograms[1:]),
         tokens_per_chunk=sum(part["told"] for part in told) / chunks if chunks else None,
         scheduled_s=tuple(round(row[SCHEDULED] - began, 6) for row in rows) if on_schedule else None,
         unsent_s=tuple(round(at - began, 6) for at in sorted(at for part in told for at in part["unsent"])),
@@ -181,16 +188,6 @@ def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequenc
         stamp_uncertainty_s=(max(part["doubt_s"][0] for part in told), max(part["doubt_s"][1] for part in told)),
     )
     return replace(run, stream=stream)
-
-
-def histogram(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The gaps that the processes of a client report, as one histogram of a `Stream`."""
-    counts: Counter[int] = Counter()
-    for part in parts:
-        counts.update({int(index): count for index, count in part["counts"].items()})
-    told = {str(index): counts[index] for index in sorted(counts)}
-    sum_s = round(sum(part["sum_s"] for part in parts), 6)
-    return {"growth": GROWTH, "least_s": LEAST_S, "counts": told, "sum_s": sum_s}
 
 
 def prompt_words(ids: Sequence[int]) -> str:
@@ -276,6 +273,7 @@ class EndpointEngine(Engine):
         """
         super().__init__(spec)
         self.resolved = Resolved()
+        self._is_chat = urlsplit(spec.url).path.endswith(CHAT)
         self._further = {name: json.loads(value) for name, value in spec.extra}
         self._own_prompts = own_prompts and not spec.allow_prefix_cache
         self._counts = True
@@ -303,18 +301,15 @@ class EndpointEngine(Engine):
                 raise BadUsage(f"{spec.url} said in its stream: {told}", "its log")
         self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
-    @property
-    def _in_words(self) -> bool:
-        return TOKEN_IDS in self.without or urlsplit(self.spec.url).path.endswith(CHAT)
-
     def body(self, request: Request) -> str:
         """The JSON body of one request, for the URL's interface. The prompt is the request's text if it has one;
         else token ids for completions, and words for a chat or a server that refuses ids."""
         body = completion(request, self.spec.model)
         fresh = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
-        ids = prompt_words(request.prompt) if self._in_words else list(request.prompt)
+        in_words = self._is_chat or TOKEN_IDS in self.without
+        ids = prompt_words(request.prompt) if in_words else list(request.prompt)
         body["prompt"] = fresh or request.text or ids
-        if urlsplit(self.spec.url).path.endswith(CHAT):
+        if self._is_chat:
             body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
         for name in self.without:
             body.pop(name, None)
@@ -323,7 +318,7 @@ class EndpointEngine(Engine):
 
     def _hand_over(self, workload: Workload) -> None:
         own = self._own_prompts and not any(request.text for request in workload.requests)
-        self._fresh = FreshPrompts(workload, self._in_words) if own else None
+        self._fresh = FreshPrompts(workload, self._is_chat or TOKEN_IDS in self.without) if own else None
         mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", [])
         self._client.load(workload, [self.body(request) for request in workload.requests], mark, rounds)
 
@@ -373,11 +368,3 @@ def only_model(url: str, timeout_s: float) -> str:
         seen = f"lists {len(names)} models: {', '.join(names)}" if names else "does not list its models"
         raise BadUsage(f"no model was named, and {listed} {seen}", f"--model {names[0] if names else 'NAME'}")
     return names[0]
-
-
-def check_endpoints(urls: Sequence[str], models: Sequence[str], timeout_s: float) -> None:
-    """Raise BadUsage if one of `models` gets no stream at one of `urls` within `timeout_s` seconds."""
-    for url in urls:
-        for model in models:
-            spec = EngineSpec(model, platform="remote", interface="endpoint", url=url)
-            EndpointEngine(spec, timeout_s=timeout_s).close()

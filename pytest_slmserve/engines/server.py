@@ -22,15 +22,23 @@ from typing import Any, Self
 
 import psutil
 
-from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
+from pytest_slmserve.engines.base import (
+    Engine,
+    Message,
+    Outputs,
+    ProgressCallback,
+    StartCallback,
+    WindowBarrier,
+    message_of,
+)
 from pytest_slmserve.engines.child import Child, converse, resolved_from, run_from, undone_on_error
 from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
 from pytest_slmserve.schema.errors import BadUsage, Caches, EngineFailed, Side, user_cache
 from pytest_slmserve.schema.models import Model, hub_name, short_name
 from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Request, Workload, short_hash
-from pytest_slmserve.telemetry.dcgm import ask_once
+from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Load, Request, Workload, short_hash
+from pytest_slmserve.telemetry.gpu import ask_once
 from pytest_slmserve.telemetry.host import own_cores
 
 LOOK_S = 0.05  # between two questions whether a child is ready
@@ -94,7 +102,6 @@ class ProcessEngine(Engine):
         self._launch(model, folder, environment | {"SLM_TURN": str(self._turn)})
 
     def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
-        """Make the child."""
         raise NotImplementedError
 
     def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
@@ -189,8 +196,9 @@ class OfflineEngine(ProcessEngine):
         scores: list[list[float]] = self.ask(op="scores", outputs=outputs)["scores"]
         return scores
 
-    def _profile(self, load: Message) -> str | None:
-        problem: str | None = self.ask(op="profile", load=load)["problem"]
+    def profile(self, workload: Workload, load: Load) -> str | None:
+        self.load_requests(workload)
+        problem: str | None = self.ask(op="profile", load=message_of(load))["problem"]
         return problem
 
     def close(self) -> None:
@@ -254,15 +262,17 @@ class ServerEngine(ProcessEngine):
 
         def answers() -> bool:
             with suppress(OSError, HTTPException):
-                return self._ask("GET", "/health")[0] == 200 and (front_ends == 1 or tellers(self.trace) >= front_ends)
+                if self._ask("GET", "/health")[0] == 200:
+                    told = trace_lines(self.trace) if front_ends > 1 else [{}]
+                    return sum(isinstance(line, dict) for line in told) >= front_ends
             return False
 
         self._wait_until(answers, "was not ready", on_wait)
         if self.child.process.poll() is not None:
             raise self.child.failed("did not start")
         try:
-            facts: dict[str, Any] = trace_lines(self.trace)[0]
-            self._writers = tellers(self.trace)
+            told = [line for line in trace_lines(self.trace) if isinstance(line, dict)]
+            self._writers, facts = len(told), told[0]
         except (OSError, IndexError):
             problem = "did not tell its steps: vLLM did not load our plugin"
             raise self.child.failed(problem, "--slm-interface engine") from None
@@ -368,15 +378,9 @@ def free_port() -> int:
     raise EngineFailed("no port is free", "an end to what holds them: ss -tan")
 
 
-def tellers(trace: Path) -> int:
-    """The number of HTTP processes, or of engines behind one, that have reported their limits in this file."""
-    with suppress(OSError), trace.open("rb") as file:
-        return sum(line.startswith(b"{") for line in file)
-    return 0
-
-
 def trace_lines(trace: Path, after: int = 0) -> list[Any]:
-    """The lines that the plugin wrote from byte `after` on, as values: its limits, then a row for each step."""
+    """The lines that the plugin wrote from byte `after` on, as values: the limits that each HTTP process, or
+    each engine behind one, reports when it is ready, and a row for each step."""
     with trace.open("rb") as file:
         file.seek(after)
         return [json.loads(line) for line in file if line.endswith(b"\n")]

@@ -23,7 +23,7 @@ from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
-from pytest_slmserve.schema.specs import EngineSpec, Workload
+from pytest_slmserve.schema.specs import EngineSpec, Load, Workload
 from pytest_slmserve.telemetry.sampler import BUSY, POWER_W, STEADY, simulated
 
 TICK_S = 0.25  # the factor is constant for so long
@@ -342,7 +342,7 @@ class SimulatedEngine(Engine):
         likely = (-0.5 if tokens == mine[: len(tokens)] else -2.0 for tokens, mine in zip(outputs, own))
         return tuple(chance.gauss(each - self.faults.logprob_drift, 1e-3) for each in likely)
 
-    def _profile(self, load: Message) -> str | None:
+    def profile(self, workload: Workload, load: Load) -> str | None:
         """Write an empty file in place of a trace."""
         if not self.faults.profiler:
             return "the simulated engine has no profiler, as it was told to"

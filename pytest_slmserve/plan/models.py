@@ -36,7 +36,7 @@ from pytest_slmserve.schema.specs import short_hash
 ON_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 LARGEST_HEADER = 100_000_000  # bytes, by the format's own specification
 HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
-SIZES = Path(__file__).parents[1] / "engines" / "worker" / "model_sizes.py"
+SIZES = Path(__file__).parents[1] / "engines" / "worker" / "interpreter.py"
 PROBE_S = 15
 
 Versions = Mapping[str, str | None]

@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.metrics.gpu_figures import peaks_of
 from pytest_slmserve.engines.base import check_fits
-from pytest_slmserve.engines.replicas import cannot_share
+from pytest_slmserve.engines.pool import cannot_share
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, Engines, engines_of_set, url_lock
 from pytest_slmserve.plan.models import known_model, model_of, probe_models

@@ -29,7 +29,7 @@ from pytest_slmserve.analysis.metrics.validity import Health, health, trustworth
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.engines.base import check_fits
-from pytest_slmserve.engines.replicas import cannot_share
+from pytest_slmserve.engines.pool import cannot_share
 from pytest_slmserve.options.table import takes_gpus
 from pytest_slmserve.plan import planner as planning
 from pytest_slmserve.plan.cases import Case, Engines, engine_title

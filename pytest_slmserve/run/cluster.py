@@ -299,10 +299,19 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
 
 
 def join_cluster(options: Options) -> Any:
-    """Ray, connected to the cluster of the options. Raises BadUsage if nobody answers there. A process of its own asks
-    first, because such a process can be ended."""
-    environment, address = runtime_env(options.ray_env) if options.ray_env else None, options.ray
-    told = ""
+    """Ray, connected to the cluster of the options. Raises BadUsage if nobody answers there, or if the file of
+    slm_ray_env holds no JSON object. A process of its own asks first, because such a process can be ended."""
+    environment, address, told = None, options.ray, ""
+    if path := options.ray_env:
+        hint = '{"pip": ["vllm==0.26.0"]}'
+        try:
+            environment = json.loads(Path(path).read_text("utf-8"))
+        except OSError as error:
+            raise BadUsage(f"slm_ray_env: cannot read {path}: {error.strerror}", "another path") from None
+        except ValueError as error:
+            raise BadUsage(f"slm_ray_env: {path} is not JSON ({error})", hint) from None
+        if not isinstance(environment, dict):
+            raise BadUsage(f"slm_ray_env: {path} holds no JSON object", hint)
     try:
         command, variables = [sys.executable, "-c", ASK, address], {**os.environ, "PYTHONSAFEPATH": "1"}
         asked = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, env=variables)
@@ -316,19 +325,6 @@ def join_cluster(options: Options) -> Any:
     lines = [line for line in told.strip().splitlines() if line.strip()] or ["it did not say why"]
     why = f"--slm-ray {address}: no Ray cluster answers there ({lines[-1].strip()})"
     raise BadUsage(why, "ray status on a node of the cluster, and pytest on one of its nodes")
-
-
-def runtime_env(path: str) -> dict[str, Any]:
-    """The environment of what runs on the nodes. Raises BadUsage if the file holds no JSON object."""
-    try:
-        found = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise BadUsage(f"slm_ray_env: cannot read {path}: {error.strerror}", "another path") from None
-    except ValueError as error:
-        raise BadUsage(f"slm_ray_env: {path} is not JSON ({error})", '{"pip": ["vllm==0.26.0"]}') from None
-    if not isinstance(found, dict):
-        raise BadUsage(f"slm_ray_env: {path} holds no JSON object", '{"pip": ["vllm==0.26.0"]}')
-    return found
 
 
 def _ray_at(address: str, **words: Any) -> Any:
@@ -595,11 +591,8 @@ class RayEngines:
                 for _ in range(1 if engine.again else self._missing(case)):
                     self._calls[engine.actor.measure.remote(key, engine.cases)] = engine, key
             for running in self._running:
-                running.neighbours = max(running.neighbours, self._neighbours(running))
-
-    def _neighbours(self, engine: RunningEngine) -> int:
-        """The number of slots on which other engines run now."""
-        return sum(len(other.at) for other in self._running if other is not engine)
+                beside = sum(len(other.at) for other in self._running if other is not running)
+                running.neighbours = max(running.neighbours, beside)
 
     def _end(self, engine: RunningEngine, error: BaseException | None = None) -> None:
         """End an engine. error: why its open cases fail; None if they do not."""
@@ -655,7 +648,7 @@ class RayEngines:
         elif answer.packed:
             self._came += 1
             group = tuple(replace(m, neighbours=engine.neighbours) for m in unpacked(answer.packed))
-            engine.neighbours = self._neighbours(engine)
+            engine.neighbours = sum(len(other.at) for other in self._running if other is not engine)
             session.results.repeats.setdefault(key, []).append(group)
             try:
                 session.executor.write(group)
@@ -701,7 +694,6 @@ class RayEngines:
         return next((known.name for known in self.nodes if known.id == node), node[:8])
 
     def _how_lost(self, engine: RunningEngine) -> str:
-        """How the process of an engine ended before its time, in words."""
         living = {node.id for node in nodes_of(self.ray.nodes())}
         died = not self.slots and engine.place is not None and engine.place[0] not in living
         return f"{self._name(engine)} died" if died else f"its task was lost on {self._name(engine)}"

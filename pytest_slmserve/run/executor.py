@@ -11,14 +11,14 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import product
 
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
 from pytest_slmserve.engines.device_lock import DeviceLock
-from pytest_slmserve.engines.endpoint import check_endpoints
-from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.replicas import ReplicaEngines
+from pytest_slmserve.engines.endpoint import EndpointEngine
+from pytest_slmserve.engines.pool import Pool, ReplicaEngines
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case, Engines, url_lock
 from pytest_slmserve.plan.planner import Planner
@@ -26,7 +26,7 @@ from pytest_slmserve.report.export.vllm_bench import Export
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.kv_cache import kv_capacity
 from pytest_slmserve.schema.records import Environment, GateLaunch, Measurement, Progress, ReplicaGroup, Run
-from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, ReplicaSpec, Workload, is_job
+from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, OpenLoop, ReplicaSpec, Workload, is_job
 from pytest_slmserve.telemetry.host import Host, near_cores, numa_nodes, own_cores, visible_names
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, open_sampler
 
@@ -117,7 +117,9 @@ class Devices:
         """Take the first device, or the endpoints. Raises BadUsage if no endpoint answers, DeviceBusy."""
         if urls := self.planner.options.endpoint:
             self.lock([url_lock(url) for url in urls])
-            check_endpoints(urls, self.planner.models, self.planner.options.timeout)
+            for url, model in product(urls, self.planner.models):
+                spec = EngineSpec(model, platform="remote", interface="endpoint", url=url)
+                EndpointEngine(spec, timeout_s=self.planner.options.timeout).close()
         else:
             self.lock((self.planner.host.device,))
         self._undo.callback(self.pool.close)

@@ -33,11 +33,11 @@ from pytest_slmserve.schema.specs import short_hash
 
 NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
 MIN_SPAN_S = 0.1  # below, the GPU's profiling counters are not valid (NVIDIA/DCGM issue 310)
-VERSIONS = Path(__file__).parents[1] / "engines" / "worker" / "versions.py"
+VERSIONS = Path(__file__).parents[1] / "engines" / "worker" / "interpreter.py"
 OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2
 TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"cuda": ((0, 20), (0, 26)), "cpu": ((0, 27), (0, 32))}
 PROBE_S = 60
-TOLD = ("python", "vllm", "torch", "executable")  # what `versions.py` prints
+TOLD = ("python", "vllm", "torch", "executable")  # what `interpreter.py` prints
 MOST_GPUS = 64  # of a host
 
 Answer = float | str  # the value of a number, or the reason why it is not known
@@ -164,7 +164,11 @@ def visible_gpus() -> tuple[Gpu, ...]:
     try:
         nv.nvmlInit()
         for name in visible_names():
-            gpu = _handle(nv, name)
+            by_uuid = name.startswith(("GPU-", "MIG-"))
+            if not (by_uuid or name.isdigit()):
+                visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+                raise BadUsage(f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES")
+            gpu = nv.nvmlDeviceGetHandleByUUID(name) if by_uuid else nv.nvmlDeviceGetHandleByIndex(int(name))
             cuda = nv.nvmlSystemGetCudaDriverVersion_v2()
             texts = nv.nvmlDeviceGetUUID(gpu), nv.nvmlDeviceGetName(gpu), nv.nvmlSystemGetDriverVersion()
             uuid, model, driver = (text.decode() if isinstance(text, bytes) else text for text in texts)
@@ -184,15 +188,6 @@ def visible_names() -> list[str]:
     return [str(i) for i in range(MOST_GPUS)] if visible is None else [name.strip() for name in visible.split(",")]
 
 
-def _handle(pynvml: Any, name: str) -> Any:
-    if name.startswith(("GPU-", "MIG-")):
-        return pynvml.nvmlDeviceGetHandleByUUID(name)
-    if not name.isdigit():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        raise BadUsage(f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES")
-    return pynvml.nvmlDeviceGetHandleByIndex(int(name))
-
-
 def near_cores(gpu: Gpu) -> frozenset[int]:
     """CPU cores of the NUMA node that a GPU is attached to; empty if that is not known."""
     if not gpu.uuid.startswith(("GPU-", "MIG-")):
@@ -201,7 +196,8 @@ def near_cores(gpu: Gpu) -> frozenset[int]:
 
     try:
         pynvml.nvmlInit()
-        masks = pynvml.nvmlDeviceGetCpuAffinity(_handle(pynvml, gpu.uuid), -(-(os.cpu_count() or 1) // 64))
+        device = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        masks = pynvml.nvmlDeviceGetCpuAffinity(device, -(-(os.cpu_count() or 1) // 64))
     except pynvml.NVMLError:
         return frozenset()
     return frozenset(64 * word + bit for word, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1)

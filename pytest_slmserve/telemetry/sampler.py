@@ -19,9 +19,8 @@ from itertools import chain
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.records import Telemetry
-from pytest_slmserve.telemetry.dcgm import ADDRESS, ExporterSource, open_dcgm
+from pytest_slmserve.telemetry.gpu import ADDRESS, ExporterSource, open_dcgm, open_nvml
 from pytest_slmserve.telemetry.host import MIN_SPAN_S, NO_GPU, HostSource, Reading, SensorSource, open_speed_probe
-from pytest_slmserve.telemetry.nvml import open_nvml
 
 INTERVAL_S = 0.25  # the shortest that leaves room for the cost of a reading, some milliseconds, and for a late one
 BEFORE = 4  # intervals kept before a window: the state when it began

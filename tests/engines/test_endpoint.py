@@ -20,7 +20,6 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
-from pytest_slmserve.engines.loadgen.streams import TOLD, shortened
 from pytest_slmserve.engines.pool import launch_engine
 from pytest_slmserve.report.loads import in_words, load_section
 from pytest_slmserve.report.section import section_text
@@ -359,10 +358,3 @@ def test_gamma_gaps_have_the_name_of_the_field():
     assert in_words("ramp 20,60/s, 1 s each, gamma inf") == "ramp 20,60/s, 1 s each, arrivals with constant gaps"
     assert in_words("gamma 0.5") == "arrivals with gamma gaps, burstiness 0.5"
     assert in_words("every 20 ms") == "every 20 ms"
-
-
-def test_a_long_failure_ends_behind_a_word():
-    assert shortened("short") == "short"
-    told = shortened('HTTP 400: {"error":{"message":' + 40 * '"some words here","type":"x",')
-    assert len(told) <= TOLD and told.endswith(("words ...", "some ...", ", ...", '"some ...')), told
-    assert len(shortened("x" * 400)) == TOLD

@@ -9,9 +9,8 @@ import pynvml
 import pytest
 from interfaces import SIMULATED, stand_in
 
-from pytest_slmserve.engines import replicas as gpu_sharing
-from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.replicas import ReplicaEngines, cannot_share, mig_instances
+from pytest_slmserve.engines import pool as gpu_sharing
+from pytest_slmserve.engines.pool import Pool, ReplicaEngines, cannot_share, mig_instances
 from pytest_slmserve.engines.server import OfflineEngine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed

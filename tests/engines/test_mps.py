@@ -14,8 +14,8 @@ from fake_mps import CONTROL, SERVER, install
 from fake_nvml import NOT_SUPPORTED, UUID, FakeNvml, State, installed
 from processes import alive, gone, until
 
-from pytest_slmserve.engines import replicas as mps
-from pytest_slmserve.engines.replicas import MpsDaemon, mps_unable
+from pytest_slmserve.engines import pool as mps
+from pytest_slmserve.engines.pool import MpsDaemon, mps_unable
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MPS runs on Linux only")
@@ -258,7 +258,7 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(told, tmp_pa
     clients(told, 11)
     code = f"""
         import time
-        from pytest_slmserve.engines.replicas import MpsDaemon
+        from pytest_slmserve.engines.pool import MpsDaemon
         daemon = MpsDaemon({UUID!r})
         daemon.clients()
         print(daemon.process.pid, daemon.pipe.parent, flush=True)

@@ -18,10 +18,9 @@ from processes import gone, group
 from traces import share_a_window
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.engines import replicas
+from pytest_slmserve.engines import pool as replicas
 from pytest_slmserve.engines.base import WindowBarrier, message_of
-from pytest_slmserve.engines.pool import launch_engine
-from pytest_slmserve.engines.replicas import ReplicaEngines, cores_of_each
+from pytest_slmserve.engines.pool import ReplicaEngines, cores_of_each, launch_engine
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ClosedLoop, ReplicaSpec

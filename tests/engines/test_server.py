@@ -22,7 +22,7 @@ from processes import gone, group
 from pytest_slmserve.engines import server
 from pytest_slmserve.engines.endpoint import completion
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.server import ServerEngine, server_command, tellers, trace_lines
+from pytest_slmserve.engines.server import ServerEngine, server_command, trace_lines
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, OpenLoop, ReplicaSpec, Request
 
@@ -238,7 +238,7 @@ def named_vllm(tmp_path):
 
 def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(named_vllm, start):
     engine = start(path=named_vllm, api_server_count=2)
-    assert tellers(engine.trace) == 2, "it is not ready before all are"
+    assert sum(isinstance(line, dict) for line in trace_lines(engine.trace)) == 2, "it is not ready before all are"
     run = engine.run(small_workload(), ClosedLoop(8, requests=32))
     assert (run.failures, sum(run.samples.output_tokens), len(run.steps)) == (0, 32 * 8, 0)
     assert sum(run.stream.tokens) == pytest.approx(32 * 8)

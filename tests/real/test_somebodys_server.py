@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.server import HOST, ServerEngine, free_port, tokenizer_files
 from pytest_slmserve.plan.models import model_of
-from pytest_slmserve.telemetry.dcgm import ask_once
+from pytest_slmserve.telemetry.gpu import ask_once
 
 POINTS = """
     def test_point(slm_point):

@@ -32,7 +32,7 @@ from pytest_slmserve.schema.sensors import (
     TEMPERATURE,
     XID,
 )
-from pytest_slmserve.telemetry.dcgm import (
+from pytest_slmserve.telemetry.gpu import (
     BLANK_FP64,
     BLANK_INT32,
     BLANK_INT64,

@@ -25,7 +25,7 @@ from pytest_slmserve.schema.sensors import (
     TENSOR_ACTIVE,
     XID,
 )
-from pytest_slmserve.telemetry.dcgm import NUMBERS, ExporterSource, ask_once, samples, values_of_gpu
+from pytest_slmserve.telemetry.gpu import NUMBERS, ExporterSource, ask_once, samples, values_of_gpu
 
 DEFAULT = {
     "DCGM_FI_DEV_SM_CLOCK": 1980,

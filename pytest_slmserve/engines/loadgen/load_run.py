@@ -20,6 +20,7 @@ import gc
 import math
 import os
 import resource
+import select
 import socket
 import sys
 import time
@@ -188,9 +189,6 @@ class LoadUsers:
             while self.loop.steps < int(self._lived):
                 self.loop.stepped(now)
 
-    def over(self, busy: bool) -> bool:
-        return self.loop.phase == "over" and not (busy and self.loop.requests is not None)
-
     def follow(self, lines: Lines) -> None:
         """Count the steps since the last call. If this loop is one of several, report that it has settled, and take the
         window that the parent sets."""
@@ -287,7 +285,10 @@ class StreamingClient:
             streams.turn(left)
         users.began = self.last_answer = told_s = streams.heard = time.monotonic()
         told_tokens = 0
-        while not (self.given_up or users.over(bool(streams.in_flight or streams.ended))):
+        while not self.given_up:
+            busy = streams.in_flight or streams.ended
+            if users.loop.phase == "over" and not (busy and users.loop.requests is not None):
+                break
             self._send_due(users)
             streams.turn(max(0.0, min(told_s + PROGRESS_S, users.next_due) - time.monotonic()))
             users.follow(self.lines)
@@ -299,7 +300,9 @@ class StreamingClient:
             if now >= told_s + PROGRESS_S:
                 streams.expire(now)
                 tokens = streams.tokens_read + streams.pieces - streams.pieces_read  # an unread piece counts as one
-                if self.lines.has_room:  # a parent that does not listen must not hold up the streams
+                if select.select([], [self.lines.end], [], 0)[
+                    1
+                ]:  # a parent that does not listen must not hold up the streams
                     self.lines.say(
                         event="progress",
                         phase=users.phase(now),
@@ -334,7 +337,7 @@ class StreamingClient:
     def _note(self, stream: RequestStream, cut: bool = False) -> int:
         """Note the answer of a stream, or its failure. Returns the steps that the answer took: a token each, and as
         many as were requested if it came in one piece; 0 of a failure."""
-        index, answer = stream.number % len(self.requests), stream.answer
+        index, answer = stream.number % len(self.output_tokens), stream.answer
         asked, shown, told = self.output_tokens[index], sum(answer.tokens), answer.usage[1]
         if stream.failure is None and (told or 0) > max(asked, shown):
             why = f"the server counts {told} output tokens of a request for {asked}"

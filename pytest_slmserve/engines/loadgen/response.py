@@ -220,7 +220,6 @@ class Answer:
             raise RequestFailed("no tokens", why)
 
     def _take(self, at: float, data: bytes) -> None:
-        """Take the data of one event that arrived at `at` seconds."""
         if data == b"[DONE]":
             self.complete = True
             return

@@ -91,14 +91,6 @@ class Connection:
             return []
         return [(data, told[0][2] if told else b"")]
 
-    def send(self, data: bytes) -> None:
-        """Send as much of `data` as the socket takes, and keep the rest in `unsent`. Raises OSError."""
-        try:
-            sent = self.socket.send(data)
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            sent = 0
-        self.unsent = data[sent:]
-
 
 class SecureConnection(Connection):
     """TLS. Its pieces have no stamp of the kernel: what it decrypts are records, not packets."""
@@ -179,13 +171,11 @@ class Target:
         words = {word for value in values for word in (value, value.split(" ")[-1]) if len(word) >= SHORTEST}
         self.secrets = tuple(sorted(words, key=len, reverse=True))
 
-    def request(self, body: str) -> bytes:
-        content = body.encode()
-        return b"%sContent-Length: %d\r\n\r\n%s" % (self.head, len(content), content)
-
-    def without_secrets(self, text: str) -> str:
-        """The text without the key, which servers like to repeat, and without control characters of a terminal."""
-        return printable(hidden(text, self.secrets), layout="")
+    def shown(self, text: str) -> str:
+        """The text without the key, which servers like to repeat, and without control characters of a terminal, in at
+        most `TOLD` characters: a longer one ends after a word, with an ellipsis."""
+        text = printable(hidden(text, self.secrets), layout="")
+        return text if len(text) <= TOLD else f"{re.sub(r'[^ ,]*$', '', text[: TOLD - 4]) or text[: TOLD - 4]} ..."
 
 
 class Bodies:
@@ -201,9 +191,6 @@ class Bodies:
         self._target, self._bodies, self._mark, self._rounds = target, bodies, mark, rounds
         self._first = self._last = 0
 
-    def __len__(self) -> int:
-        return len(self._bodies)
-
     def of(self, number: int) -> bytes:
         """The request of that number in a load."""
         at, index = divmod(number, len(self._bodies))
@@ -211,7 +198,8 @@ class Bodies:
         body = self._bodies[index]
         if self._rounds:
             body = body.replace(self._mark, self._rounds[(self._first + at) % len(self._rounds)], 1)
-        return self._target.request(body)
+        content = body.encode()
+        return b"%sContent-Length: %d\r\n\r\n%s" % (self._target.head, len(content), content)
 
     def begin_anew(self) -> None:
         """Another load begins: its rounds are others."""
@@ -436,7 +424,12 @@ class Streams:
             self._lose(connection, system_error_text(error))
 
     def _write(self, connection: Connection, data: bytes) -> None:
-        connection.send(data)
+        """Send as much of `data` as the socket takes, and keep the rest. Raises OSError."""
+        try:
+            sent = connection.socket.send(data)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            sent = 0
+        connection.unsent = data[sent:]
         self._watch(connection, select.EPOLLIN | select.EPOLLOUT if connection.unsent else select.EPOLLIN)
 
     # Streams
@@ -486,7 +479,7 @@ class Streams:
             self._drop(connection)
 
     def _fail(self, stream: RequestStream, kind: str, why: str) -> None:
-        stream.failure, stream.failed = (kind, shortened(self.target.without_secrets(why))), time.monotonic()
+        stream.failure, stream.failed = (kind, self.target.shown(why)), time.monotonic()
         self._unread_bytes -= sum(len(data) for _, _, data in stream.unread)
         stream.unread.clear()
         if stream in self._without_connection:
@@ -494,11 +487,6 @@ class Streams:
         if stream in self.in_flight:
             self._leave(stream)
             self.ended.append(stream)
-
-
-def shortened(text: str) -> str:
-    """A text of at most `TOLD` characters. A longer one ends after a word, with an ellipsis."""
-    return text if len(text) <= TOLD else f"{re.sub(r'[^ ,]*$', '', text[: TOLD - 4]) or text[: TOLD - 4]} ..."
 
 
 def system_error_text(error: Exception) -> str:

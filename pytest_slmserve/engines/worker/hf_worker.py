@@ -61,10 +61,6 @@ class BatchServer(Server):  # type: ignore[misc]
                 return {"event": "tokens", "tokens": [row[0] for row in rows]}
             case "profile":
                 return {"event": "profiled", "problem": "Transformers has no profiler of vLLM's kind"}
-        return self.run_batches(message["load"]["schedule"])
-
-    def run_batches(self, times: Sequence[float]) -> dict[str, Any]:
-        """Serve requests that come at these times, in seconds from now on, and return the columns of the run."""
         self.began = self.told = time.monotonic()
 
         def serve(at: float, rows: list[int], tokens: int, done: int) -> tuple[float, list[float], float]:
@@ -76,7 +72,7 @@ class BatchServer(Server):  # type: ignore[misc]
             return started, stamps, time.monotonic()
 
         lengths = [(len(each["prompt_token_ids"]), tokens) for each, tokens in zip(self.prompts, self.output_tokens)]
-        due = [self.began + seconds for seconds in times]
+        due = [self.began + seconds for seconds in message["load"]["schedule"]]
         samples, steps = serve_batches(self.way, due, lengths, serve, self.began)
         return {
             "event": "done",

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SHARED_CYCLES = 2.5  # of the slowest: two of each engine are whole then, also if they last a fifth longer than before
-
 
 @dataclass
 class ClosedLoopPacer:
@@ -138,13 +136,6 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
     """The closed loop of a message. The lifetime of a request in steps is the mean number of output tokens."""
     asked = {name: load[name] for name in ("concurrency", "settle_lifetimes", "window_s", "requests", "ramp_up")}
     return ClosedLoopPacer(lifetime_steps=sum(output_tokens) / len(output_tokens), gated=gated, **asked)
-
-
-def shared_window_s(load: dict[str, Any], settled_after_s: float) -> float:
-    """Seconds of the window that several loops share: those of the load, and for a burst enough for two whole cycles.
-    settled_after_s: Seconds after which the slowest loop has settled."""
-    cycles_s = SHARED_CYCLES * settled_after_s / (1 + load["settle_lifetimes"]) if load["ramp_up"] == "burst" else 0.0
-    return max(float(load["window_s"]), cycles_s)
 
 
 def serve_batches(

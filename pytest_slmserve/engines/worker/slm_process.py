@@ -39,11 +39,6 @@ class Lines:
         except OSError:
             raise Ended from None
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a short message can be sent without waiting for the other end."""
-        return bool(select.select([], [self.end], [], 0)[1])
-
     def hear(self, wait_s: float | None = None) -> dict[str, Any] | None:
         """The next message; None if no whole message came and nothing was received for `wait_s` seconds. Raises Ended;
         TooLong for more than `longest` bytes; ValueError or RecursionError for a line that is not a message."""

@@ -61,8 +61,8 @@ class StepTrace:
                 StepTrace.on_step()
 
     def log(self, *_: Any, **__: Any) -> None: ...
-    def log_engine_initialized(self, *_: Any, **__: Any) -> None: ...
-    def record_sleep_state(self, *_: Any, **__: Any) -> None: ...
+
+    log_engine_initialized = record_sleep_state = log
 
 
 class Server:

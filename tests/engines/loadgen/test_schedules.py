@@ -50,7 +50,7 @@ def test_nobody_knows_when_the_next_is_due_while_all_places_are_taken():
     assert loop.due(5.0) == [(0, 0.0)] and loop.next_due == float("inf")
     loop.ended(7.0)
     assert loop.next_due == 1.0 and loop.due(7.0) == [(1, 7.0)] and loop.next_due == float("inf")
-    assert not loop.over(busy=True) and loop.over(busy=False)
+    assert loop.loop.phase == "over"
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 6))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, serve_batches, shared_window_s
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, serve_batches
 
 PHASES = ["ramp", "settle", "window", "over"]
 
@@ -130,13 +130,6 @@ def test_a_shared_window_of_a_staggered_load_ends_as_it_was_told(concurrency, li
     loop.given = begins, begins + 1.0
     played = play(loop, lifetime, seconds)
     assert loop.window[1] == played.now[-1] >= begins + 1.0 > played.now[-2]
-
-
-def test_a_shared_window_is_as_long_as_two_convoys_of_the_slowest():
-    staggered = {"window_s": 2.0, "settle_lifetimes": 1.0, "ramp_up": "staggered"}
-    assert shared_window_s(staggered, 12.0) == 2.0
-    assert shared_window_s({**staggered, "ramp_up": "burst"}, 12.0) == 15.0
-    assert shared_window_s({**staggered, "ramp_up": "burst"}, 0.1) == 2.0
 
 
 @given(concurrencies, lifetimes, st.integers(1, 80))

@@ -1,0 +1,646 @@
+"""Sensors of a GPU: NVML with its profiling counters, NVIDIA's DCGM, and the page of a dcgm-exporter.
+
+NVML is NVIDIA's management library, whose units are those of nvml.h. The ratios of GPM, its profiling counters of
+Hopper and newer GPUs, are what DCGM calls PROF fields there: DCGM itself takes them from GPM and divides them by 100
+(NVIDIA/DCGM, dcgmlib/src/DcgmGpmManager.cpp).
+
+DCGM is asked by its own Python bindings, at a host engine that runs already. The bindings come with DCGM and are found
+by their folder, because their structures belong to one release of the library. Of them only the thin functions over the
+C library are used, whose names 3.x and 4.x share (NVIDIA/DCGM, testing/python3/dcgm_agent.py), and fields by number:
+4.6 renamed most, and to name an old one then warns. An engine is never started here: two on one host disturb each other
+(NVIDIA/DCGM issue 108). Its values have no times and are those of its last collection, every 30 s unless it was told
+otherwise: fine for a fleet, poor for a short window.
+
+The exporter's page is text of Prometheus' exposition format, which its own library parses.
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import sys
+import time
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pytest_slmserve.schema import sensors as of
+from pytest_slmserve.schema.errors import BadUsage, SensorFailed
+from pytest_slmserve.telemetry.host import MIN_SPAN_S, Answer, Reading, SensorSource, own_pids, reading_of
+
+PERCENT, MILLI, NANO, MEGA = 1e-2, 1e-3, 1e-9, 1e6
+# Numbers are written out if not all releases of nvidia-ml-py from 12 to 13 have the name.
+NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, UNKNOWN = 3, 4, 10, 13, 999
+UNABLE = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
+REFUSED = UNABLE | {2, 25, 26}  # argument, version, deprecated: another call or field may do
+LOST = {1, 9, 15, 16, 28}  # uninitialized, no driver, GPU lost, reset required, GPU not found: nothing will answer now
+GPM = {1: of.ENGINE_ACTIVE, 2: of.SM_ACTIVE, 3: of.SM_OCCUPANCY, 5: of.TENSOR_ACTIVE, 10: of.DRAM_ACTIVE}
+
+SM, MEMORY = 1, 2  # kinds of clocks
+MEMORY_V2 = 0x02000028  # the version whose "used" leaves out what the driver reserves, as DCGM's number does
+XID_EVENT = 0x8
+CRITICAL_EVENTS = XID_EVENT | 0x2 | 0x800 | 0x1000 | 0x2000 | 0x4000  # double-bit ECC, failed retirement, poison, lost
+MOST_EVENTS = 100  # taken per reading
+LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
+VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+WIDE_TYPES = (2, 3, 4)
+# Counters that only grow miss nothing if they are read rarely, and some are expensive: on an H200 with a driver of
+# release 580 energy took 3.5 ms of CPU time and a slowdown 1.1 ms, while any other field took 0.1 ms.
+SLOWDOWNS = (of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
+COUNTERS = {of.ENERGY, of.ECC_DOUBLE_BIT, of.REMAPPED_ROWS, of.CAPPED_POWER, *SLOWDOWNS}
+COUNTERS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A number that nvmlDeviceGetFieldValues has under an id. wide: only a 64-bit value is what is meant."""
+
+    number: int
+    id: int
+    unit: float = 1.0
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A number that a function of NVML has. arguments: what follows the device. part: of an answer with several."""
+
+    number: int
+    function: str
+    arguments: tuple[int, ...] = ()
+    unit: float = 1.0
+    part: str = ""
+
+
+# Rows of one number are alternatives, the best first. NVIDIA has moved the slowdowns: nvidia-ml-py 12.575 and 13.580.65
+# have them at 251 to 253, 13.580.82 and later at 269 to 271, and each gives the other's ids to power smoothing, which
+# has small values. A driver of release 580 may go by either, so it is asked for both.
+FIELDS = (
+    Field(of.POWER, 185, MILLI),
+    Field(of.POWER_INSTANT, 186, MILLI),
+    Field(of.ENERGY, 83, MILLI),
+    Field(of.ECC_DOUBLE_BIT, 4),
+    Field(of.REMAPPED_ROWS, 143),
+    Field(of.CAPPED_POWER, 74, NANO),
+    *(Field(number, 269 + i, NANO, wide=True) for i, number in enumerate(SLOWDOWNS)),
+    *(Field(number, 251 + i, NANO, wide=True) for i, number in enumerate(SLOWDOWNS)),
+)
+ASKS = (
+    Ask(of.GPU_UTIL, "nvmlDeviceGetUtilizationRates", (), PERCENT, "gpu"),
+    Ask(of.POWER, "nvmlDeviceGetPowerUsage", (), MILLI),
+    Ask(of.ENERGY, "nvmlDeviceGetTotalEnergyConsumption", (), MILLI),
+    Ask(of.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit", (), MILLI),
+    Ask(of.SM_CLOCK, "nvmlDeviceGetClockInfo", (SM,), MEGA),
+    Ask(of.MEMORY_CLOCK, "nvmlDeviceGetClockInfo", (MEMORY,), MEGA),
+    Ask(of.TEMPERATURE, "nvmlDeviceGetTemperature", (0,)),
+    Ask(of.TEMPERATURE, "nvmlDeviceGetTemperatureV", (0,)),
+    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", (MEMORY_V2,), part="used"),
+    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", part="used"),
+    Ask(of.CLOCK_REASONS, "nvmlDeviceGetCurrentClocksEventReasons"),
+    Ask(of.CLOCK_REASONS, "nvmlDeviceGetCurrentClocksThrottleReasons"),
+)
+
+
+def call(nv: Any, function: str, *arguments: Any) -> Any:
+    """Call it; bindings and drivers that are too old to have it raise the same NVMLError."""
+    if not hasattr(nv, function):
+        raise nv.NVMLError(FUNCTION_NOT_FOUND)
+    return getattr(nv, function)(*arguments)
+
+
+def error_text(error: Any) -> str:
+    """Text of NVML's error. Raises SensorFailed if it means that the GPU will not answer any more."""
+    if error.value in LOST:
+        why = f"the GPU does not answer any more: {error}"
+        raise SensorFailed(why, "nvidia-smi, and the kernel's log for an Xid") from error
+    return f"NVML says {error}"
+
+
+@contextmanager
+def errors_become_reasons(nv: Any, reasons: dict[int, Any], numbers: Iterable[int]) -> Iterator[None]:
+    """Put NVML's error into `reasons`, as the reason why none of these numbers is known, if the block ends with one."""
+    try:
+        yield
+    except nv.NVMLError as error:
+        reasons |= dict.fromkeys(numbers, error_text(error))
+
+
+class Gpm:
+    """Ratios over the time between two samples of the GPU's counters. Raises NVMLError if the device has none.
+
+    metrics: our number for each of GPM's ids that the GPU has. unsupported: the reason for each number without one.
+    """
+
+    def __init__(self, nv: Any, device: Any, device_uuid: str) -> None:
+        gpu, self._take = device, partial(call, nv, "nvmlGpmSampleGet", device)
+        if device_uuid.startswith("MIG-"):  # its GPU has the counters, and fills a sample with those of the instance
+            gpu = call(nv, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device)
+            instance = call(nv, "nvmlDeviceGetGpuInstanceId", device)
+            self._take = partial(call, nv, "nvmlGpmMigSampleGet", gpu, instance)
+        if not call(nv, "nvmlGpmQueryDeviceSupport", gpu).isSupportedDevice:
+            raise nv.NVMLError(NOT_SUPPORTED)
+        self.metrics = dict(GPM)
+        self.unsupported: dict[int, str] = {}
+        self._nv = nv
+        self._samples: deque[tuple[float, Any]] = deque()  # the baseline, and those that are still too young for one
+        try:
+            for _ in range(2):  # samples over no time at all: values mean nothing then, refusals do
+                self._sample(0.0)
+            for metric, answer in zip(GPM, self._ask()):
+                if answer.nvmlReturn in UNABLE:
+                    self.unsupported[self.metrics.pop(metric)] = error_text(nv.NVMLError(answer.nvmlReturn))
+        except nv.NVMLError as error:
+            if error.value in UNABLE | LOST:
+                raise
+        finally:
+            self.close()
+
+    def ratios(self, now_s: float) -> tuple[dict[int, Answer], float | None]:
+        """All ratios from one pair of samples, and the length of the time between them in seconds."""
+        answers: dict[int, Answer] = {}
+        with errors_become_reasons(self._nv, answers, self.metrics.values()):
+            self._sample(now_s)
+            # The baseline is the newest sample that is old enough, or else the oldest.
+            while len(self._samples) > 1 and now_s - self._samples[1][0] >= MIN_SPAN_S:
+                self._free(self._samples.popleft()[1])
+            span_s = now_s - self._samples[0][0]
+            if span_s < MIN_SPAN_S:
+                why = f"no sample of the counters is {MIN_SPAN_S:g} s old yet"
+                return dict.fromkeys(self.metrics.values(), why), None
+            for number, answer in zip(self.metrics.values(), self._ask()):
+                code = answer.nvmlReturn
+                answers[number] = f"NVML says {self._nv.NVMLError(code)}" if code else answer.value * PERCENT
+            return answers, span_s
+        return answers, None
+
+    def close(self) -> None:
+        while self._samples:
+            self._free(self._samples.popleft()[1])
+
+    def _sample(self, now_s: float) -> None:
+        sample = self._nv.nvmlGpmSampleAlloc()
+        try:
+            self._take(sample)
+        except self._nv.NVMLError:
+            self._free(sample)
+            raise
+        self._samples.append((now_s, sample))
+
+    def _free(self, sample: Any) -> None:
+        with suppress(self._nv.NVMLError):
+            self._nv.nvmlGpmSampleFree(sample)
+
+    def _ask(self) -> list[Any]:
+        """Answers to all metrics over the time from the oldest sample to the newest, in one call."""
+        (_, first), (_, last) = self._samples[0], self._samples[-1]
+        request = self._nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(self.metrics), sample1=first, sample2=last)
+        for metric, place in zip(self.metrics, request.metrics):
+            place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
+        self._nv.nvmlGpmMetricsGet(request)
+        return list(request.metrics[: len(self.metrics)])
+
+
+def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]] = own_pids, profile: bool = True) -> NvmlSource:
+    """The source for the GPU, or the MIG device, of that UUID.
+
+    own_pids: process ids of this run, called at every reading that finds processes. profile: take GPM's ratios if the
+    GPU has them. Raises SensorFailed if there is no NVML, no such GPU, or one that MIG divides.
+    """
+    hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
+    try:
+        import pynvml as nv
+    except ImportError:
+        raise SensorFailed("there is no module pynvml, which nvidia-ml-py has", hint) from None
+    if not hasattr(nv, "_nvmlGetFunctionPointer"):
+        raise SensorFailed("the module pynvml that is imported here is not the one of nvidia-ml-py", hint)
+    with ExitStack() as undo:
+        try:
+            nv.nvmlInit()
+            undo.enter_context(suppress(nv.NVMLError))
+            undo.callback(nv.nvmlShutdown)
+            device = nv.nvmlDeviceGetHandleByUUID(device_uuid)
+            with suppress(nv.NVMLError):
+                if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
+                    why = f"MIG divides {device_uuid}, whose counters are those of all instances together"
+                    raise SensorFailed(why, "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists")
+            source = NvmlSource(nv, device, own_pids, undo)
+            if profile:
+                with errors_become_reasons(nv, source.unsupported, GPM.values()):
+                    gpm = Gpm(nv, device, device_uuid)
+                    source.unsupported |= gpm.unsupported
+                    if gpm.metrics:
+                        source.name, source.gpm = "nvml-gpm", gpm
+                        undo.callback(gpm.close)
+        except nv.NVMLError as error:
+            hint = "nvidia-smi -L, which lists what the driver has"
+            raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
+        source.undo = undo.pop_all()
+    return source
+
+
+class NvmlSource(SensorSource):
+    """Readings of one GPU, from one thread at a time. name: nvml-gpm with ratios, else nvml.
+
+    gpm: the ratios that every reading has. unsupported: why numbers are never in a reading, found once, when opened.
+    """
+
+    def __init__(self, nv: Any, device: Any, own_pids: Callable[[], set[int]], undo: ExitStack) -> None:
+        self.name = "nvml"
+        self.undo = undo
+        self.unsupported: dict[int, str] = {}
+        self._nv, self._device, self._own_pids = nv, device, own_pids
+        rows = self._supported_rows()
+        self._fields = [row for row in rows if isinstance(row, Field)]
+        self._asks = [row for row in rows if isinstance(row, Ask)]
+        refusals = {name: self._refusal(name) for name in LISTS}  # processes that compute, and MPS's clients
+        self._lists = [] if refusals[LISTS[0]] else [name for name, why in refusals.items() if why is None]
+        if why := refusals[LISTS[0]]:
+            self.unsupported |= {of.GPU_PROCESSES: why, of.FOREIGN_PROCESSES: why}
+        self._event_set: Any = None  # it tells nothing of an Xid before it is registered (nvml.h)
+        with errors_become_reasons(nv, self.unsupported, [of.XID]):
+            wanted = call(nv, "nvmlDeviceGetSupportedEventTypes", device) & CRITICAL_EVENTS
+            if not wanted & XID_EVENT:
+                raise nv.NVMLError(NOT_SUPPORTED)
+            event_set = call(nv, "nvmlEventSetCreate")
+            undo.enter_context(suppress(nv.NVMLError))
+            undo.callback(nv.nvmlEventSetFree, event_set)
+            nv.nvmlDeviceRegisterEvents(device, wanted, event_set)
+            self._event_set = event_set
+        self._xid = 0
+        self._counted_s: float | None = None
+        self.gpm: Gpm | None = None
+
+    def read(self, now_s: float) -> Reading:
+        """One reading. now_s: `time.monotonic()`. Counters are in it once in COUNTERS_S, and left out between. Raises
+        SensorFailed if the GPU or the driver is gone."""
+        nv = self._nv
+        answers, span_s = self.gpm.ratios(now_s) if self.gpm else ({}, None)
+        skipped: set[int] = COUNTERS
+        # A reading that is a hair early is the one that was meant.
+        if self._counted_s is None or not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
+            self._counted_s, skipped = now_s, set()
+        if fields := [field for field in self._fields if field.number not in skipped]:
+            with errors_become_reasons(nv, answers, [field.number for field in fields]):
+                found = nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in fields])
+                for field, value in zip(fields, found):
+                    code, kind = value.nvmlReturn, VALUE_TYPES[value.valueType]
+                    known = f"NVML says {nv.NVMLError(code)}" if code else getattr(value.value, kind) * field.unit
+                    answers[field.number] = known
+        for ask in self._asks:
+            if ask.number not in skipped:
+                with errors_become_reasons(nv, answers, [ask.number]):
+                    answer = call(nv, ask.function, self._device, *ask.arguments)
+                    answers[ask.number] = float(getattr(answer, ask.part) if ask.part else answer) * ask.unit
+        if self._event_set is not None:
+            try:
+                for _ in range(MOST_EVENTS):
+                    event = nv.nvmlEventSetWait_v2(self._event_set, 0)
+                    self._xid = event.eventData if event.eventType == XID_EVENT else self._xid
+                answers[of.XID] = float(self._xid)
+            except nv.NVMLError as error:
+                answers[of.XID] = float(self._xid) if error.value == TIMEOUT else error_text(error)
+        if self._lists:
+            with errors_become_reasons(nv, answers, [of.GPU_PROCESSES, of.FOREIGN_PROCESSES]):
+                pids = {process.pid for name in self._lists for process in call(nv, name, self._device)}
+                answers[of.GPU_PROCESSES] = float(len(pids))
+                foreign = pids - self._own_pids() if pids else pids
+                answers[of.FOREIGN_PROCESSES] = float(len(foreign))
+                if foreign and foreign == pids:
+                    why = "none of the GPU's processes is ours: its driver may count them in another namespace"
+                    answers[of.FOREIGN_PROCESSES] = why
+        return reading_of(answers, span_s)
+
+    def _supported_rows(self) -> list[Field | Ask]:
+        """The first row of each number that the GPU does not refuse. `unsupported` gets the reason if all are."""
+        nv, refusals = self._nv, dict[Field | Ask, str | None]()
+        try:
+            found = nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in FIELDS])
+        except nv.NVMLError as error:
+            refusals |= dict.fromkeys(FIELDS, error_text(error))
+        else:
+            for field, answer in zip(FIELDS, found):
+                why = f"NVML says {nv.NVMLError(answer.nvmlReturn)}"
+                if field.wide and not answer.nvmlReturn and answer.valueType not in WIDE_TYPES:
+                    why = f"field {field.id} of this driver is something else"
+                elif answer.nvmlReturn not in REFUSED and not (answer.nvmlReturn and field.wide):
+                    why = ""
+                refusals[field] = why or None
+        have = {field.number for field, why in refusals.items() if why is None}
+        refusals |= {a: self._refusal(a.function, *a.arguments) for a in ASKS if a.number not in have}
+        rows: dict[int, Field | Ask] = {}
+        for row, refusal in refusals.items():
+            if refusal is None:
+                rows.setdefault(row.number, row)
+            else:
+                self.unsupported.setdefault(row.number, refusal)
+        for number in rows:
+            self.unsupported.pop(number, None)
+        return list(rows.values())
+
+    def _refusal(self, function: str, *arguments: Any) -> str | None:
+        """The reason why NVML refuses the call for good; None if it answers, or fails in a way that may pass."""
+        try:
+            call(self._nv, function, self._device, *arguments)
+        except self._nv.NVMLError as error:
+            why = error_text(error)
+            return why if error.value in REFUSED else None
+        return None
+
+
+# DCGM
+
+DEFAULT_FOLDERS = (
+    Path("/usr/share/datacenter-gpu-manager-4/bindings/python3"),
+    Path("/usr/local/dcgm/bindings/python3"),
+)
+ADDRESS = "localhost:5555"  # where a host engine listens by default
+AUTO = "--slm-telemetry auto"
+
+# DCGM's units are percent, mJ, ns, MHz and MiB; the others are ours.
+DIVIDE: dict[int, float] = {
+    of.GPU_UTIL: 100,  # a percentage, though 4.6 calls it a ratio (dcgmlib/src/DcgmCacheManager.cpp)
+    of.ENERGY: 1000,
+    **dict.fromkeys((of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE), 1_000_000_000),
+}
+MULTIPLY: dict[int, float] = {of.SM_CLOCK: 1_000_000, of.MEMORY_CLOCK: 1_000_000, of.MEMORY_USED: 1 << 20}
+
+# These, and the three after each, are no values and say why (NVIDIA/DCGM, dcgmlib/dcgm_structs.h).
+BLANK_INT32, BLANK_INT64, BLANK_FP64 = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, 140737488355328.0
+WHY_BLANK = ("blank", "not found", "not supported", "not permissioned")
+
+_GPU_ENTITY, _EMPTY_GROUP, _DOUBLE = 1, 1, "d"  # DCGM_FE_GPU, DCGM_GROUP_EMPTY, DCGM_FT_DOUBLE
+_CONNECT_MS = 2000
+_KEPT_S = 30.0  # how long the engine keeps values; only the last is read
+
+
+def in_our_unit(number: int, value: float) -> Answer:
+    """DCGM's value in SI units and ratios of 1, or the reason why there is none. Integers are given as int, because a
+    float cannot distinguish large blanks."""
+    for base in (BLANK_INT32, BLANK_INT64, BLANK_FP64):
+        if base <= value < base + len(WHY_BLANK):
+            return WHY_BLANK[int(value - base)]
+    if value >= (BLANK_INT64 if isinstance(value, int) else BLANK_FP64):
+        return WHY_BLANK[0]
+    try:
+        ours = value * MULTIPLY.get(number, 1) / DIVIDE.get(number, 1)
+    except OverflowError:
+        return "an integer that is too large"
+    return ours if math.isfinite(ours) else f"{ours}"
+
+
+class DcgmSource(SensorSource):
+    """The last values of one GPU, each given once: the engine stamps them, and has none newer if it is read too early.
+
+    unsupported: fields that are absent, and why: unknown to the release, or refused, as profiling counters are without
+    root before Hopper. Raises SensorFailed, and whatever the bindings raise.
+    """
+
+    name = "dcgm"
+
+    def __init__(
+        self, modules: Sequence[Any], address: str, interval_s: float, device_uuid: str, undo: ExitStack
+    ) -> None:
+        self.interval_s = max(interval_s, MIN_SPAN_S)  # of the engine's watch, however often it is read
+        self.unsupported: dict[int, str] = {}
+        self.undo = undo
+        structs, fields, self._agent = modules
+        self._address, self._failed = address, structs.DCGMError
+        self._stamps_us: dict[int, int] = {}
+        self._profiled_us: int | None = None
+        structs._dcgmInit()
+        self._agent.dcgmInit()
+        how = structs.c_dcgmConnectV2Params_v2()  # all zero: a TCP address, and our watches end with the connection
+        how.version, how.timeoutMs = structs.c_dcgmConnectV2Params_version, _CONNECT_MS
+        self._handle = self._agent.dcgmConnect_v2(address, how)
+        undo.callback(self._quietly, self._agent.dcgmDisconnect, self._handle)
+        numbers = self._agent.dcgmGetAllDevices(self._handle)
+        gpus = {self._agent.dcgmGetDeviceAttributes(self._handle, gpu).identifiers.uuid: gpu for gpu in numbers}
+        if device_uuid not in gpus:
+            there = ", ".join(gpus) or "none"
+            raise SensorFailed(f"DCGM at {address} does not know the GPU {device_uuid}; it knows {there}", AUTO)
+        self._gpu = gpus[device_uuid]
+        # Groups of all clients of an engine share one space of names.
+        self._name = f"pytest-slmserve-{uuid.uuid4().hex}"
+        self._group = self._agent.dcgmGroupCreate(self._handle, _EMPTY_GROUP, self._name)
+        undo.callback(self._quietly, self._agent.dcgmGroupDestroy, self._handle, self._group)
+        self._agent.dcgmGroupAddDevice(self._handle, self._group, self._gpu)
+        wanted = [number for number in of.SENSORS if number < of.OURS]
+        theirs = [number for number in wanted if fields.DcgmFieldGetById(number) is not None]
+        self.unsupported |= {n: "this release of DCGM does not know it" for n in wanted if n not in theirs}
+        self._watch([number for number in theirs if number not in of.PROFILED])
+        self._watch([number for number in theirs if number in of.PROFILED])
+        self.numbers = [number for number in theirs if number not in self.unsupported]
+        if not self.numbers:
+            raise SensorFailed(f"DCGM watches nothing for us: {[*self.unsupported.values()][-1]}", AUTO)
+        self._agent.dcgmUpdateAllFields(self._handle, 1)
+
+    def read(self, now_s: float) -> Reading:
+        """The values that are newer than those of the last reading. Raises SensorFailed if the engine is gone."""
+        try:
+            found = self._agent.dcgmEntityGetLatestValues(self._handle, _GPU_ENTITY, self._gpu, self.numbers)
+        except self._failed as error:
+            why = f"DCGM's host engine at {self._address} does not answer any more: {error}"
+            raise SensorFailed(why) from error
+        answers: dict[int, Answer] = {}
+        for each in found:
+            raw = each.value.dbl if chr(each.fieldType) == _DOUBLE else each.value.i64
+            answer = str(self._failed(each.status)) if each.status else in_our_unit(each.fieldId, raw)
+            if not isinstance(answer, str) and each.ts <= self._stamps_us.get(each.fieldId, -1):
+                answer = "not updated"
+            elif not each.status:
+                self._stamps_us[each.fieldId] = each.ts
+            answers[each.fieldId] = answer
+        reading = reading_of(answers)
+        # The span is that between the profiling counters by the engine's clock: at least the interval watched, and at
+        # most two, because a mean reaches back to the newest sample that is an interval old (NVIDIA/DCGM,
+        # dcgmlib/src/DcgmGpmManager.cpp) and nothing is known of what came before.
+        stamps_us = [a.ts for a in found if a.fieldId in of.PROFILED and reading.values[a.fieldId] is not None]
+        if not stamps_us:
+            return reading
+        last_us, self._profiled_us = self._profiled_us, max(stamps_us)
+        since_s = 0.0 if last_us is None else (self._profiled_us - last_us) / 1e6
+        return replace(reading, span_s=min(max(since_s, self.interval_s), 2 * self.interval_s))
+
+    def _watch(self, numbers: Sequence[int]) -> None:
+        """Watch all of them together or, if that is refused, in halves: down to the number that is refused itself."""
+        if not numbers:
+            return
+        agent, handle = self._agent, self._handle
+        try:
+            with ExitStack() as undo:  # a field group whose watch is refused is destroyed
+                group = agent.dcgmFieldGroupCreate(handle, numbers, f"{self._name}-{numbers[0]}-{len(numbers)}")
+                undo.callback(self._quietly, agent.dcgmFieldGroupDestroy, handle, group)
+                undo.callback(self._quietly, agent.dcgmUnwatchFields, handle, self._group, group)
+                agent.dcgmWatchFields(handle, self._group, group, round(self.interval_s * 1e6), _KEPT_S, 0)
+                self.undo.enter_context(undo.pop_all())
+        except self._failed as error:
+            if len(numbers) == 1:
+                self.unsupported[numbers[0]] = str(error)
+                return
+            middle = len(numbers) // 2
+            self._watch(numbers[:middle])
+            self._watch(numbers[middle:])
+
+    def _quietly(self, undo: Callable[..., object], *arguments: object) -> None:
+        with suppress(self._failed):  # an engine that is gone has forgotten us already
+            undo(*arguments)
+
+
+def open_dcgm(
+    device_uuid: str, *, address: str = ADDRESS, interval_s: float, folders: Sequence[Path] = DEFAULT_FOLDERS
+) -> DcgmSource:
+    """The GPU of that UUID as the host engine at `address` (host:port) sees it, watched from now on.
+
+    interval_s: how often the engine shall look, no less than MIN_SPAN_S. folders: where the bindings may be.
+    Raises SensorFailed if the bindings, the engine or the GPU are not there.
+    """
+    folder = next((folder for folder in folders if (folder / "dcgm_agent.py").is_file()), None)
+    if folder is None:
+        where = " or ".join(str(folder) for folder in folders)
+        raise SensorFailed(f"DCGM's Python bindings are not in {where}", f"install DCGM, or {AUTO}")
+    sys.path.insert(0, str(folder))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python thinks of their code is not for our users
+            modules = [import_module(name) for name in ("dcgm_structs", "dcgm_fields", "dcgm_agent")]
+    except Exception as error:  # code that is not ours
+        raise SensorFailed(f"DCGM's Python bindings in {folder} cannot be imported: {error!r}", AUTO) from error
+    finally:
+        sys.path.remove(str(folder))
+    with ExitStack() as undo:
+        try:
+            source = DcgmSource(modules, address, interval_s, device_uuid, undo)
+        except (modules[0].DCGMError, AttributeError, AssertionError) as error:  # what bindings raise
+            problem = f"DCGM's host engine at {address} does not answer: {error}"
+            raise SensorFailed(problem, f"systemctl start nvidia-dcgm, or {AUTO}") from error
+        source.undo = undo.pop_all()
+    return source
+
+
+MOST_BYTES = 1 << 22  # of an answer to one question: the page of a server's metrics has some ten thousand
+
+
+def ask_once(
+    method: str, url: str, headers: Mapping[str, str], body: str | None, within_s: float
+) -> tuple[int, str, str]:
+    """Status, content type and text of an answer, if long its beginning. Raises OSError or HTTPException."""
+    until = time.monotonic() + within_s
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=within_s)
+    try:
+        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), body, dict(headers))
+        wire, answer, text = connection.sock, connection.getresponse(), bytearray()
+        while len(text) < MOST_BYTES and (piece := answer.read1(MOST_BYTES)):
+            text += piece
+            if (left_s := until - time.monotonic()) <= 0:  # a socket's own limit begins anew with every byte
+                raise TimeoutError(f"no end within {within_s:g} s")
+            if not answer.isclosed():  # at its end, by Python 3.13, and its socket with it
+                wire.settimeout(left_s)
+        return answer.status, answer.headers.get("content-type", ""), text.decode(errors="replace")
+    finally:
+        connection.close()
+
+
+EXAMPLE = "http://localhost:9400/metrics"
+NUMBERS = {name: sensor.number for sensor in of.SENSORS.values() if sensor.number < of.OURS for name in sensor.names}
+TIMEOUT_S = 2.0
+
+
+def samples(page: str, names: Iterable[str]) -> list[Any]:
+    """Return the samples of Prometheus' client (`name`, `labels`, `value`) on a page whose names begin with one of
+    `names`. An integer stays one. Raises ValueError for a line that is not of the format."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    # The other lines would take most of the time, and after a comment on its type a counter gets another name.
+    begins = tuple(names)
+    lines = "\n".join(line for line in page.split("\n") if line.startswith(begins))
+    try:
+        return [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"the page is not in Prometheus' format: {error}") from error
+
+
+def values_of_gpu(page: Iterable[Any], device_uuid: str) -> dict[int, float]:
+    """Values of one GPU among the samples of a page, by number, in DCGM's units. Metrics without a number are skipped.
+
+    The GPU is the one of that UUID or, if either we or the page know none, the only one. Raises SensorFailed if it is
+    not on the page, or if MIG divides it.
+    """
+    gpus: dict[str, dict[int, float]] = {}
+    divided = set()
+    for sample in page:
+        if (number := NUMBERS.get(sample.name)) is not None:
+            labels = sample.labels
+            gpu = labels.get("UUID") or labels.get("uuid") or f"gpu {labels.get('gpu', '?')}"
+            gpus.setdefault(gpu, {})[number] = sample.value
+            divided |= {gpu} if labels.get("GPU_I_ID") else set()
+    if device_uuid not in gpus:
+        there = sorted(gpus)
+        if len(there) != 1 or (device_uuid and not there[0].startswith("gpu ")):
+            known = f"{device_uuid or 'just one GPU'}, but of {', '.join(there) or 'no GPU at all'}"
+            hint = "the page of the dcgm-exporter on the host that measures"
+            raise SensorFailed(f"the page has no values of {known}", hint)
+        (device_uuid,) = there
+    if device_uuid in divided:
+        why = f"{device_uuid} is cut into MIG instances: whose values are whose cannot be told"
+        raise SensorFailed(why, "a whole GPU")
+    return gpus[device_uuid]
+
+
+class ExporterSource(SensorSource):
+    """Scrapes the page at each reading. A page that says what the last one said counts as not updated.
+
+    The first page is read when the source is made, because nobody knows how old it is: values are given once they
+    change. device_uuid: "" for the only GPU. Raises BadUsage for a URL that is not of http or https, SensorFailed if
+    there is no such page or GPU.
+    """
+
+    name = "dcgm-exporter"
+
+    def __init__(self, url: str, device_uuid: str) -> None:
+        try:
+            parts = urlsplit(url)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:  # brackets of an address that is none
+            fits = False
+        if not fits:
+            raise BadUsage(f"{url!r} is not the address of a dcgm-exporter's page", f"--slm-telemetry {EXAMPLE}")
+        self._url, self._device_uuid = url, device_uuid
+        self._page = self._scraped()
+        self._numbers = set(self._page)
+        self._updated_s: float | None = None
+
+    def read(self, now_s: float) -> Reading:
+        """The values of the page, if it has changed. The span is the time since the last change; None without profiling
+        counters, and at first: the exporter's interval is unknown."""
+        page, last = self._scraped(), self._page
+        self._numbers |= page.keys()
+        if str(sorted(page.items())) == str(sorted(last.items())):  # as text, in which NaN equals NaN
+            return reading_of(dict.fromkeys(sorted(self._numbers), "not updated"))
+        self._page = page
+        answers: dict[int, Answer] = dict.fromkeys(sorted(self._numbers), "not on the page")
+        reading = reading_of(answers | {number: in_our_unit(number, raw) for number, raw in page.items()})
+        last_s, self._updated_s = self._updated_s, now_s
+        profiled = any(reading.values.get(number) is not None for number in of.PROFILED)
+        return replace(reading, span_s=now_s - last_s) if last_s is not None and profiled else reading
+
+    def _scraped(self) -> dict[int, float]:
+        try:
+            status, _, text = ask_once("GET", self._url, {}, None, TIMEOUT_S)
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no such port
+            raise SensorFailed(f"no page of dcgm-exporter at {self._url}: {error}", EXAMPLE) from error
+        if status != 200:
+            raise SensorFailed(f"no page of dcgm-exporter at {self._url}: HTTP {status}", EXAMPLE)
+        try:
+            return values_of_gpu(samples(text, NUMBERS), self._device_uuid)
+        except ValueError as error:
+            raise SensorFailed(str(error), EXAMPLE) from error
