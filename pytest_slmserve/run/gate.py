@@ -244,13 +244,15 @@ class OneGate:
         caches must be the same, on any host of this kind, because a pair is compared within itself. The terms must be
         the same: a gate whose terms changed after an interim analysis would err more often than they say."""
         session, stored = self.session, self.session.resumed
+        of = f"the gate of {short_name(self.model)}"
         if stored is None:
+            if session.options.resume:
+                session.note(f"{of} begins anew: there is no archive {session.source} yet")
             return [], None
         wanted = {
             side: (spec, session.planner.environment(spec).key, self.workload.hash, session.options.gate_caches)
             for side, spec in self.specs.items()
         }
-        of = f"the gate of {short_name(self.model)}"
         for gated, assumed in reversed([*stored_gates(stored.measurements, stored.plans)]):
             parts = [(m, part) for m in stored.measurements if (part := m.paired) and part.gate == gated.gate]
             facts = ((part.side, (m.spec, m.environment.key, m.workload.hash, part.caches)) for m, part in parts)

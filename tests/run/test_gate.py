@@ -462,6 +462,15 @@ def test_a_gate_that_asks_something_else_begins_anew(opened, other):
     assert any("the gate of opt-125m begins anew: " in note for note in session.notes)
 
 
+@pytest.mark.parametrize(("resume", "said"), [(True, 1), (False, 0)])
+def test_a_gate_without_an_archive_to_resume_says_once_that_it_begins_anew(opened, tmp_path, resume, said):
+    session = opened(resume=resume)
+    launches_left(session, MODEL)
+    Gates(session).of(MODEL)
+    note = f"the gate of opt-125m begins anew: there is no archive {tmp_path / 'a.jsonl'} yet"
+    assert session.notes.count(note) == said == sum("begins anew" in each for each in session.notes)
+
+
 def test_a_calibration_goes_on_to_all_its_pairs(opened):
     done = Gates(opened()).of(MODEL)
     session = opened(gate=False, calibrate=True, resume=True)
