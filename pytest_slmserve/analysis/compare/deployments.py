@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from pytest_slmserve.analysis.estimates import Interval, grouped, mean_of_known, percent, percent_interval
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
@@ -58,10 +59,7 @@ def with_wider(curves: Iterable[Curve]) -> list[Curve]:
     """Return each curve; the one on the fewest GPUs of a kind of engine with those of the same on more, of the same
     host, or of a host that is not known."""
 
-    def degree(curve: Curve) -> int:
-        return curve.spec.tensor_parallel_size if curve.spec else 0
-
-    found = list(curves)
+    found, degree = list(curves), attrgetter("spec.tensor_parallel_size")
     wider: dict[int, tuple[Curve, ...]] = {}
     for family in grouped((curve for curve in found if curve.spec), lambda curve: curve.family).values():
         rest = sorted(family, key=degree)

@@ -277,9 +277,6 @@ class Waiver:
     reason: str
     until: date
 
-    def __str__(self) -> str:
-        return f"{self.endpoint} of {self.model} on {self.device}"
-
 
 def waiver_for(waivers: Iterable[Waiver], model: str, endpoint: str, device: str) -> Waiver | None:
     """The most specific waiver that fits, expired or not; of equals the one that holds longest.
@@ -295,6 +292,7 @@ def waiver_for(waivers: Iterable[Waiver], model: str, endpoint: str, device: str
 
 def explained(waiver: Waiver, today: date) -> str:
     """One sentence for a verdict: who waived it, until which day and why; or that the waiver expired."""
+    waived = f"{waiver.endpoint} of {waiver.model} on {waiver.device}"
     if today > waiver.until:
-        return f"the waiver of {waiver} expired on {waiver.until}; its owner is {waiver.owner} ({waiver.reason})"
-    return f"{waiver} is waived until {waiver.until} by {waiver.owner}: {waiver.reason}"
+        return f"the waiver of {waived} expired on {waiver.until}; its owner is {waiver.owner} ({waiver.reason})"
+    return f"{waived} is waived until {waiver.until} by {waiver.owner}: {waiver.reason}"
