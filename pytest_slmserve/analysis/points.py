@@ -278,9 +278,10 @@ def summarize(measurement: Measurement) -> Summary:
     if finished and (mean := fmean(finished)) < (workload.spec.output_tokens or 0):
         each = mean
     requests_per_s = tokens_per_s / each if tokens_per_s is not None and each else None
-    at_window = tokens_per_s
+    at_window, seconds = tokens_per_s, run.window_s[1] - run.window_s[0]
     if load.requests is not None:
-        requests_per_s, tokens_per_s = window.rates_of_all(run)
+        requests_per_s = len(finished) / seconds if seconds > 0 else None
+        tokens_per_s = sum(finished) / seconds if seconds > 0 else None
     decoding = gpu_figures.decode_window(run)
     dram, tensor = (decoding.mean(n) if decoding else None for n in (sensors.DRAM_ACTIVE, sensors.TENSOR_ACTIVE))
     step = gpu_figures.step_time(measurement)
@@ -313,7 +314,7 @@ def summarize(measurement: Measurement) -> Summary:
         computed = sum(steps.prompt_tokens) + sum(n for n in steps.running if n is not None)
         wanted = sum(run.samples.prompt_tokens) + sum(steps.new_tokens)
         waste = max(0.0, 1 - wanted / computed) if computed else None
-    seconds, preemptions = run.window_s[1] - run.window_s[0], sum(steps.preempted) if len(steps) else None
+    preemptions = sum(steps.preempted) if len(steps) else None
     return JobSummary(**figures, rate=rate, seconds=seconds, preemptions=preemptions, waste=waste)
 
 

@@ -96,11 +96,9 @@ def health(
         own = replica.count + (replica.sharing == "mps")
     starving = list(_busy_host(watch, figures, environment.cores if environment else None))
     findings = [
-        *_unseen_time(watch, figures),
+        *_unseen_or_uneven(watch, figures, even),
         *_gpu_events(watch, own),
         *_wrong_readings(watch, figures),
-        *_clock_moves(watch, even),
-        *_lost_sensors(watch),
         *starving,
     ]
     kinds = grouped(findings, itemgetter(0))
@@ -111,10 +109,15 @@ def health(
     return Health(state, (*invalid, *degraded), noise, starved=bool(starving))
 
 
-def _unseen_time(watch: SensorWindow, figures: DeviceFigures) -> Iterator[Finding]:
+def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -> Iterator[Finding]:
     """Yield a finding if profiled counters miss too much of the window, or a GPU's sensors have no reading for too
-    long, since some report a moment only. The host's sensors are counters, which miss nothing. One interval may be
-    missing whatever its share: the one under way when the run ends."""
+    long, since some report a moment only; and if the SM clock fell. The host's sensors are counters, which miss
+    nothing. One interval may be missing whatever its share: the one under way when the run ends.
+
+    Readings at which the GPU says that it idles do not count. Under the power limit the clock dithers from reading to
+    reading around what the load takes, and that must stay: there the window's halves are compared, if the load has no
+    halves that differ, as a job's of which prompts come first.
+    """
     telemetry, (opens, closes), share = watch.telemetry, watch.window_s, figures.coverage
     missing_s, allowed_s = (1 - (share or 0.0)) * (closes - opens), (1 - COVERAGE) * (closes - opens)
     profiled = any(number in telemetry.columns for number in of.PROFILED)
@@ -126,6 +129,26 @@ def _unseen_time(watch: SensorWindow, figures: DeviceFigures) -> Iterator[Findin
         bound = max(GAP_INTERVALS * telemetry.interval_s, GAP_S)
         if longest > bound:
             yield "noise", f"no reading for {longest:.1f} s of the window (bound {bound:.1f} s)"
+    rows = []
+    for row in watch.rows:
+        clock, reasons = watch.value(of.SM_CLOCK, row) or 0, int(watch.value(of.CLOCK_REASONS, row) or 0)
+        if clock > 0 and not reasons & GPU_IDLE:  # unknown reasons are none
+            rows.append((clock, reasons))
+    if any(reasons & gpu_figures.POWER_CAP for _, reasons in rows) and len(rows) > 1:
+        half = len(rows) // 2
+        then, now = (fmean(clock for clock, _ in part) for part in (rows[:half], rows[half:]))
+        if even and abs(now / then - 1) > CLOCK_DROP:
+            yield (
+                "noise",
+                f"under the power limit the mean SM clock moved from {then / 1e6:.0f} MHz in the first half of the "
+                f"window to {now / 1e6:.0f} MHz ({percent(now / then - 1)}, bound {percent(CLOCK_DROP)})",
+            )
+    elif rows and (lowest := min(rows)[0]) < (1 - CLOCK_DROP) * (middle := median(clock for clock, _ in rows)):
+        yield (
+            "noise",
+            f"the SM clock fell to {lowest / 1e6:.0f} MHz from a median of {middle / 1e6:.0f} MHz "
+            f"({percent(1 - lowest / middle)} lower, bound {percent(CLOCK_DROP)})",
+        )
 
 
 def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[Finding]:
@@ -159,7 +182,8 @@ def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[Finding]:
 
 
 def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[Finding]:
-    """Yield a finding for each sensor that says what cannot be: a counter of energy that falls or stands still, power
+    """Yield a finding for each failure of a source, for each profiled counter that is missing in too many readings, and
+    for each sensor that says what cannot be: a counter of energy that falls or stands still, power
     that differs from it, a unit at 0 while the GPU is busy, and a ratio of the GPU below 0 or above `RATIO_END`. The
     host's ratios are not checked: Linux adds up pressure every two seconds, so one reading may hold what belongs to the
     one before."""
@@ -184,36 +208,6 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[Fin
         if sensor.unit == "ratio" and wrong:
             what = f"{sensor.names[0]} was {max(wrong, key=abs):.3g}, which is no ratio"
             yield "invalid", f"{what} (bounds 0 and {RATIO_END})"
-
-
-def _clock_moves(watch: SensorWindow, even: bool) -> Iterator[Finding]:
-    """Yield a finding if the SM clock fell. Readings at which the GPU says that it idles do not count. Under the power
-    limit the clock dithers from reading to reading around what the load takes, and that must stay: there the window's
-    halves are compared, if the load has no halves that differ, as a job's of which prompts come first."""
-    rows = []
-    for row in watch.rows:
-        clock, reasons = watch.value(of.SM_CLOCK, row) or 0, int(watch.value(of.CLOCK_REASONS, row) or 0)
-        if clock > 0 and not reasons & GPU_IDLE:  # unknown reasons are none
-            rows.append((clock, reasons))
-    if any(reasons & gpu_figures.POWER_CAP for _, reasons in rows) and len(rows) > 1:
-        half = len(rows) // 2
-        then, now = (fmean(clock for clock, _ in part) for part in (rows[:half], rows[half:]))
-        if even and abs(now / then - 1) > CLOCK_DROP:
-            yield (
-                "noise",
-                f"under the power limit the mean SM clock moved from {then / 1e6:.0f} MHz in the first half of the "
-                f"window to {now / 1e6:.0f} MHz ({percent(now / then - 1)}, bound {percent(CLOCK_DROP)})",
-            )
-    elif rows and (lowest := min(rows)[0]) < (1 - CLOCK_DROP) * (middle := median(clock for clock, _ in rows)):
-        yield (
-            "noise",
-            f"the SM clock fell to {lowest / 1e6:.0f} MHz from a median of {middle / 1e6:.0f} MHz "
-            f"({percent(1 - lowest / middle)} lower, bound {percent(CLOCK_DROP)})",
-        )
-
-
-def _lost_sensors(watch: SensorWindow) -> Iterator[Finding]:
-    """Yield a finding for each profiled counter that is missing in too many readings, and each failure of a source."""
     rows = len(watch.rows)
     for number in (n for n in of.PROFILED if n in watch.telemetry.columns):
         lost = rows - len(watch.values(number))
@@ -445,41 +439,35 @@ def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) 
 
 
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
-    """Yield a finding if the throughput of engines that ran at the same time changed within the window. Chance does
-    that too: at a noise of 12 % per half second, to a fifth of all windows of 5 s."""
-    known = [rates for rates in map(_rates_of_halves, together) if rates is not None]
-    if len(known) < len(together):
-        return
-    first, second = (sum(side) for side in zip(*known, strict=True))
+    """Yield a finding if the throughput of engines that ran at the same time changed within the window; none if one of
+    them is not meant to be steady, or its window is too short. Chance changes it too: at a noise of 12 % per half
+    second, in a fifth of all windows of 5 s.
+
+    The window is cut at the middle of its time. A convoy prefills, then decodes: parts of a period differ, however
+    steady the engine is. So of convoys the ends are equal numbers of whole periods, and a run without steps has none.
+    """
+    first = second = 0.0  # output tokens/s at both ends of the window
+    for measurement in together:
+        load, run, trace = measurement.load, measurement.run, window.window_trace(measurement.run)
+        if not is_steady(load) or trace.span_s is None:
+            return
+        steps, ends = trace.steps, trace.ends_s
+        if load.ramp_up == "staggered":
+            middle = bisect_left(ends, (ends[steps[0]] + ends[steps[-1]]) / 2, steps[0], steps[-1])
+            halves = range(steps[0], middle + 1), range(middle, steps[-1] + 1)
+        else:
+            period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
+            each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0]) if len(run.steps) else 0
+            halves = range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
+        begin, end = (window.tokens_per_s(run, half) for half in halves)
+        if min(map(len, halves)) <= MIN_STEPS_PER_HALF or not begin or not end:
+            return
+        first, second = first + begin, second + end
     if abs(second / first - 1) > STEADY_TOLERANCE:
         yield (
             f"not steady: {first:.0f} output tokens/s in the first half of the window, {second:.0f} in the second "
             f"({percent(abs(second / first - 1))} apart, bound {percent(STEADY_TOLERANCE)})"
         )
-
-
-def _rates_of_halves(measurement: Measurement) -> tuple[float, float] | None:
-    """Output tokens/s at both ends of a window that is meant to be steady; None where it is not, or is too short.
-
-    The window is cut at the middle of its time. A convoy prefills, then decodes: parts of a period differ, however
-    steady the engine is. So of convoys the ends are equal numbers of whole periods, and a run without steps has none.
-    """
-    load, run = measurement.load, measurement.run
-    if not is_steady(load) or window.window_trace(run).span_s is None:
-        return None
-    trace = window.window_trace(run)
-    steps, ends = trace.steps, trace.ends_s
-    if load.ramp_up == "staggered":
-        middle = bisect_left(ends, (ends[steps[0]] + ends[steps[-1]]) / 2, steps[0], steps[-1])
-        halves = range(steps[0], middle + 1), range(middle, steps[-1] + 1)
-    else:
-        period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
-        each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0]) if len(run.steps) else 0
-        halves = range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
-    if min(map(len, halves)) <= MIN_STEPS_PER_HALF:
-        return None
-    first, second = (window.tokens_per_s(run, half) for half in halves)
-    return (first, second) if first and second else None
 
 
 @dataclass(frozen=True, slots=True)

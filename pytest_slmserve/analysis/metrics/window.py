@@ -652,13 +652,6 @@ def _counted(slo: Slo, requests: int, good: int, dropped: int, per_s: float, kep
     return Goodput(slo, requests, good, dropped, per_s, good / requests if requests else None, by_slo)
 
 
-def rates_of_all(run: Run) -> tuple[float | None, float | None]:
-    """Return requests/s and output tokens/s of the finished requests over all the time of a load; None without time."""
-    (began, ended), served = run.window_s, finished_output_tokens(run)
-    seconds = ended - began
-    return (len(served) / seconds, sum(served) / seconds) if seconds > 0 else (None, None)
-
-
 def finished_output_tokens(run: Run) -> list[int]:
     """Output tokens of each request that was served to its end."""
     return [tokens for tokens, done in zip(run.samples.output_tokens, run.samples.finished, strict=True) if done]

@@ -419,7 +419,8 @@ NAMED_APART = ("model", "platform", "interface", "url", "tensor_parallel_size", 
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
-    """Return the subject of each curve, with what tells it from others of the same subject."""
+    """Return the subject of each curve, with what tells it from others of the same subject: facts, and settings that
+    are not those of all others, or the hash of the settings if their words are the same."""
     found = []
     for curve in curves:
         alike = [other for other in curves if other.subject == curve.subject]
@@ -428,7 +429,12 @@ def labels(curves: Sequence[Curve]) -> list[str]:
         if first is not None:
             measured = [other.first for other in alike if other.first]
             for mine, *theirs in zip(_settings(first, first), *(_settings(other, first) for other in measured)):
-                words += _differing(mine, theirs)
+                (settings, of_all), others = mine, [each for each, _ in theirs]
+                if all(its == of_all for _, its in theirs):
+                    continue
+                differ = [text for name, text in settings.items() if any(each.get(name) != text for each in others)]
+                elsewhere = dict.fromkeys(name for each in others for name in each if name not in settings)
+                words += [*differ, *(f"{name} unset" for name in elsewhere)] or [of_all]
         found.append(", ".join([curve.subject, *words]))
     return found
 
@@ -452,16 +458,6 @@ def _facts(curve: Curve) -> list[str]:
 
 
 _Named = tuple[dict[str, str], str]  # settings that a label may name, and the hash of all if those are the same
-
-
-def _differing(own: _Named, others: Sequence[_Named]) -> list[str]:
-    """Return the settings of `own` that are not those of all others; the hash if all have the same words."""
-    settings, of_all = own
-    if all(its == of_all for _, its in others):
-        return []
-    told = [text for name, text in settings.items() if any(each.get(name) != text for each, _ in others)]
-    elsewhere = dict.fromkeys(name for each, _ in others for name in each if name not in settings)
-    return [*told, *(f"{name} unset" for name in elsewhere)] or [of_all]
 
 
 def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]:
