@@ -300,9 +300,8 @@ class StreamingClient:
             if now >= told_s + PROGRESS_S:
                 streams.expire(now)
                 tokens = streams.tokens_read + streams.pieces - streams.pieces_read  # an unread piece counts as one
-                if select.select([], [self.lines.end], [], 0)[
-                    1
-                ]:  # a parent that does not listen must not hold up the streams
+                _, has_room, _ = select.select([], [self.lines.end], [], 0)
+                if has_room:  # a parent that does not listen must not hold up the streams
                     self.lines.say(
                         event="progress",
                         phase=users.phase(now),

@@ -227,7 +227,7 @@ class WorkerRun:
         if isinstance(self.loop, SchedulePacer):
             beside.append(asyncio.create_task(self.arrive(self.loop)))
         if self.loop.gated:
-            beside.append(asyncio.create_task(self.open_window()))
+            beside.append(asyncio.create_task(self.wait_for_window()))
         try:
             # A window ends a load; without one all users have ended by themselves.
             whole = self.loop.requests is not None
@@ -260,11 +260,15 @@ class WorkerRun:
             await asyncio.sleep(max(0.0, self.began + due - time.monotonic()))
             self.start_users()
 
-    async def open_window(self) -> None:
-        """Wait until the load has settled, say so, and hear when the window is, unless the parent is gone, whose
-        guardian ends this process."""
+    async def wait_for_window(self) -> None:
+        """Wait until the load has settled, and open the window."""
         while not self.loop.settled:
             await asyncio.sleep(LOOK_S)
+        await self.open_window()
+
+    async def open_window(self) -> None:
+        """Say that the load has settled, and hear when the window is, unless the parent is gone, whose guardian ends
+        this process."""
         await self.server.say(event="settled")
         if line := await self.server.reader.readline():
             self.loop.given = json.loads(line)["window"]
@@ -351,8 +355,6 @@ class Profiled(WorkerRun):
         return {"event": "profiled", "problem": self.problem}
 
     async def open_window(self) -> None:
-        while not self.loop.settled:
-            await asyncio.sleep(LOOK_S)
         await self.tried("start_profile")
         self.loop.given = time.monotonic(), time.monotonic() + PROFILED_S
 
