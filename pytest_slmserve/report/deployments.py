@@ -151,7 +151,8 @@ def best_deployments(found: Findings) -> Iterator[str]:
             best = max(valid, key=lambda p: p.output_tokens_per_s or 0.0)
             alone = alone_at(best, found.curves)
             gain = ratio(best, alone, several=len(valid)) if alone else None
-            over = f", {changed(gain)[0]} % (95 %: {changed(gain)[1]}) over one engine" if gain else ""
+            change, ends = changed(gain)
+            over = f", {change} % (95 %: {ends}) over one engine" if gain else ""
             rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
             of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
             yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"

@@ -83,8 +83,8 @@ def goodput_columns(load: str, slo: Slo) -> list[Column[Served]]:
 
     return [
         Column(load, lambda s: f"{s.load:g}"),
-        Column("goodput\n/s", lambda s: figure(getattr(s.goodput, "per_s", None), 4)),
-        Column("good\n%", lambda s: hundredths(getattr(s.goodput, "attainment", None))),
+        Column("goodput\n/s", lambda s: figure(s.goodput.per_s if s.goodput else None, 4)),
+        Column("good\n%", lambda s: hundredths(s.goodput.attainment if s.goodput else None)),
         *(Column(f"{name}\n%", within(i)) for i, name in enumerate(slo.bounds)),
         Column("\ndropped", lambda s: str(s.dropped)),
     ]
@@ -122,7 +122,7 @@ def goodput_parts(
     columns, legend = goodput_columns("offered\n/s", slo), RATES_GOODPUT_LEGEND
     if unit == IN_FLIGHT:
         columns, legend = goodput_columns("in\nflight", slo), GOODPUT_LEGEND
-        columns.insert(1, Column("\nrequests", lambda s: whole(getattr(s.goodput, "requests", None)), rank=1))
+        columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
     best, highest = goodput_found(rows, attainment, unit)
     found = [each.why for each in (best, highest) if each]
     if best is None:

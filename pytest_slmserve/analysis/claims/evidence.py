@@ -91,8 +91,9 @@ def of_ratios(
     return Evidence(estimates=seen, points=points, qualifier=qualifier)
 
 
-def _refuse(reason: str | None) -> None:
-    if reason:
+def _refuse_unjudgeable(curve: Curve) -> None:
+    """Raise Inconclusive with the reason if no claim on the sweep can be judged; see `curve.obstacle`."""
+    if reason := obstacle(curve):
         raise Inconclusive(reason)
 
 
@@ -176,10 +177,11 @@ def at_the_largest_load(kind: str, curve: Curve) -> Evidence:
     three cases apart: it passes with `decode-stays-memory-bound` if decoding is bound by memory, that claim fails if it
     is bound by arithmetic, and only this one fails if neither is near its end (arXiv:2503.08311).
     """
-    _refuse(obstacle(curve))
+    _refuse_unjudgeable(curve)
     largest, occupancy, dram = curve.valid[-1], figure_named("sm_occupancy"), figure_named("decode_dram")
     if kind == "occupancy-below-a-saturated-kernel":
-        _refuse(None if occupancy(largest) else NO_PROFILE)
+        if not occupancy(largest):
+            raise Inconclusive(NO_PROFILE)
         seen = possible(_around(largest, curve.valid, occupancy), most=1.0)
         active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
         sentence = f"at {largest.concurrency} in flight {{}} of the warps that fit were resident{active}"
@@ -203,7 +205,7 @@ def at_every_load(kind: str, curve: Curve) -> Evidence:
     def share(point: Point) -> list[float]:
         return [active if of_sms else 1 - active for active in counter(point)]
 
-    _refuse(obstacle(curve))
+    _refuse_unjudgeable(curve)
     _refuse_unseen(NO_PROFILE, points, share)
 
     def shares(several: int) -> list[Seen[str]]:
@@ -223,10 +225,11 @@ def memory_over_tensor_cores(curve: Curve) -> Evidence:
     """
     gap, tensor, decoding = map(figure_named, ("saturation_gap", "tensor_active", "decode_tensor"))
     points = [p for p in curve.valid if gap(p)]
-    _refuse(obstacle(curve))
+    _refuse_unjudgeable(curve)
     _refuse_unseen(NO_PROFILE, curve.valid, lambda p: tensor(p) if p.dram_active else [])
     _refuse_unseen(NO_DECODING, curve.valid, lambda p: decoding(p) if p.decode_dram else [])
-    _refuse(None if points else IDLE_TENSOR)
+    if not points:
+        raise Inconclusive(IDLE_TENSOR)
 
     def nearer(several: int) -> list[Seen[str]]:
         found = []
@@ -245,7 +248,7 @@ def largest_over_smallest_load(kind: str, curve: Curve) -> Evidence:
     arXiv:2404.03353, figure 8: utilization "remains constant", and decreases with large batches, while throughput
     grows. arXiv:2503.08311, raw results, OPT-1.3B: 0.67 J at batch 1, 0.031 J at 256.
     """
-    _refuse(obstacle(curve))
+    _refuse_unjudgeable(curve)
     first, last = ends = curve.valid[0], curve.valid[-1]
     if kind == "energy-per-token-falls-with-load":
         what = ENERGY
@@ -296,7 +299,7 @@ def util_saturates_first(curve: Curve, threshold: float, full: float) -> Verdict
     arXiv:2404.03353, figure 8: GPU utilization tells that some kernel ran, not how much of the GPU it used.
     """
     claim, points = "gpu-util-saturates-first", curve.valid
-    _refuse(obstacle(curve))
+    _refuse_unjudgeable(curve)
     _refuse_unseen(NO_UTIL, points, UTILIZATION)
 
     def grown(first: Point) -> tuple[Interval, Point]:
@@ -348,7 +351,8 @@ def _refuse_unseen(what: str, points: Sequence[Point], figure: Figure) -> None:
     measured at others."""
     without = [p.concurrency for p in points if not figure(p)]
     some = "" if len(without) == len(points) else f" at {', '.join(map(str, without))} in flight"
-    _refuse(f"{what}{some}" if without else None)
+    if without:
+        raise Inconclusive(f"{what}{some}")
 
 
 def _refuse_other_limits(points: Sequence[Point]) -> None:
@@ -471,10 +475,12 @@ def has_jobs_for(kind: str, jobs: Sequence[JobPoint], after: int) -> bool:
 
 def _refuse_jobs(points: Sequence[JobPoint], least: int, why: str) -> None:
     """Raise Inconclusive if these jobs cannot be compared. why: the reason if there are fewer than `least` of them."""
-    _refuse(why if len(points) < least else None)
+    if len(points) < least:
+        raise Inconclusive(why)
     if invalid := next((point for point in points if not point.valid), None):
         raise Inconclusive("; ".join(invalid.problems) or "a job has no valid repeat")
-    _refuse(None if point_differences(points).known else "noise unknown: one repeat of each job; --slm-repeats 2")
+    if not point_differences(points).known:
+        raise Inconclusive("noise unknown: one repeat of each job; --slm-repeats 2")
 
 
 def _at_the_lowest_rate(grid: Sequence[JobPoint]) -> list[JobPoint]:
@@ -513,7 +519,8 @@ def longest_over_shortest(figure: str, words: str, curve: Curve) -> Evidence:
     short, long, what, each = at_once[0], at_once[-1], figure_named(figure), 1.0
     if figure == "requests_per_s":  # what counts output tokens counts requests here
         what, each = output_rate, short.output_tokens / long.output_tokens
-    _refuse(None if all(map(what, at_once)) else f"no engine reported its {figure}")
+    if not all(map(what, at_once)):
+        raise Inconclusive(f"no engine reported its {figure}")
     seen = ratio(long, short, at_once, what).mapped(partial(mul, each))
     lengths = {"short": f"{short.output_tokens:.0f}", "long": f"{long.output_tokens:.0f}"}
     sentence = "all at once, " + words.format("{}", **lengths)
@@ -715,7 +722,8 @@ def _compared(curve: Curve, sharing: Sharing) -> list[tuple[ReplicaPoint, Point]
     if pairs := compared(curve, sharing):
         return pairs
     shared = [s for s in curve.shared if s.sharing == sharing]
-    _refuse(None if shared else f"no replicas were measured {HOW[sharing]}")
+    if not shared:
+        raise Inconclusive(f"no replicas were measured {HOW[sharing]}")
     if invalid := next((s for s in shared if not s.valid), None):
         why = "; ".join(invalid.problems) or "not measured"
         raise Inconclusive(f"{invalid.count} replicas have no valid repeat ({why})")
@@ -737,7 +745,8 @@ def serves_less(claim: str, curve: Curve, threshold: float) -> Verdict:
         fewest = engines[0][1]
         if loads := [load for load in fewest.keys() & more.keys() if fewest[load].fits and more[load].fits]:
             pairs.append((fewest[max(loads)], more[max(loads)]))
-    _refuse(None if pairs else "no engine was measured on two numbers of GPUs under a load that fits")
+    if not pairs:
+        raise Inconclusive("no engine was measured on two numbers of GPUs under a load that fits")
     if in_all:
         pairs = [max(pairs, key=lambda pair: pair[1].gpus)]
 

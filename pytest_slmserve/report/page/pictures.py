@@ -250,16 +250,10 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
         rows: Values = []
         waits, strokes = gauge.kind == "ms", PARTS if gauge.kind == "ms" else ("mean", "max")
         for (series, curve), (stroke, field) in product(sweeps, zip(strokes, (gauge.field, gauge.second))):
-            scale = (
-                1e3
-                if waits
-                else 1 / max(fmean(each.repeats) for each in curve.valid)
-                if gauge.kind == "relative"
-                else 1.0
-            )
-            rows += charts.point_rows(
-                curve.valid, field, series, scale, "ms" if waits else "", noise=waits, stroke=stroke
-            )
+            scale, unit = (1e3, "ms") if waits else (1.0, "")
+            if gauge.kind == "relative":
+                scale = 1 / _most(curve)
+            rows += charts.point_rows(curve.valid, field, series, scale, unit, noise=waits, stroke=stroke)
         if gauge.field == "engine_active":
             rows = [row | {"y": idle_share(row["y"])} for row in rows]
         if rows and (panels or gauge.field != "engine_active"):
@@ -270,6 +264,11 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
             told = strokes if gauge.second else ()
             panels.append(line_chart(rows, x, y, [name for name, _ in sweeps], strokes=told, rules=rules))
     return Picture(name, _origins(seen.items()), tuple(panels), why_not=unknown)
+
+
+def _most(curve: Curve) -> float:
+    """Return the most output tokens/s of a valid point, by the mean of its repeats."""
+    return max(fmean(point.repeats) for point in curve.valid)
 
 
 def _limit(heading: str, slo: Slo | None) -> Values:
@@ -338,7 +337,7 @@ def _utilisation(sweeps: Named) -> Picture:
     for heading, field in (("GPU utilisation (some kernel ran)", "gpu_util"), (SMS[0].heading, SMS[0].field)):
         rows = []
         for name, curve in several:
-            most = max(fmean(p.repeats) for p in curve.valid)
+            most = _most(curve)
             for number, p in enumerate(reversed(curve.valid)):
                 if (value := getattr(p, field)) is not None:
                     row = interval_row(value, Interval(fmean(p.repeats) / most), name, p.degraded)
