@@ -1,20 +1,22 @@
-"""Golden files: the output of `report` and `advise` for each committed archive, and their exit statuses.
+"""Golden files: the output of `report` and `advise` for each committed archive, their exit statuses, and its keys.
 
     python tests/golden/write.py [NAME ...]
 
 This rewrites the golden files of the archives whose name contains a NAME, or all of them, and prints the lines that
-change. Floats of JSON are kept with eleven digits.
+change. Floats of JSON are kept with eleven digits. The keys are there because a stored measurement answers a run only
+as long as both compute the same ones.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import lzma
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from difflib import unified_diff
 from functools import cache
@@ -27,10 +29,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts import BASELINES
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.points import all_groups, by_series, group_key, job_points
 from pytest_slmserve.archive import store
+from pytest_slmserve.schema.models import CATALOGUE
+from pytest_slmserve.schema.records import series_key
+from pytest_slmserve.schema.specs import ClosedLoop, load_facts, short_hash
 
 HERE = Path(__file__).parent
-SUFFIX = ".jsonl.xz"
+OF_THE_FORMAT = HERE.with_name("data") / f"archive-format-{store.FORMAT}.jsonl"
 # Words of a command, and columns of its terminal.
 OUTPUTS = {
     "report --json": (("report", "--json"), 80),
@@ -43,37 +49,74 @@ CLOSE = 1e-9  # relative difference of two floats that are taken for one
 Outputs = dict[str, dict[str, Any]]  # `status` and `out` by the name of the output
 
 
-def archive_names() -> list[str]:
-    return sorted(path.name.removesuffix(SUFFIX) for path in BASELINES.glob(f"*{SUFFIX}"))
+def archives() -> dict[str, Path]:
+    """Return the committed archives by their names, and one that has everything that the format can hold."""
+    return {path.name.partition(".jsonl")[0]: path for path in [*sorted(BASELINES.glob("*.jsonl.xz")), OF_THE_FORMAT]}
 
 
 def golden_file(name: str) -> Path:
     return HERE / f"{name}.json.xz"
 
 
-def printed(name: str) -> Outputs:
-    """Return the outputs and exit statuses of the commands for that archive, which is read once. JSON is parsed."""
-    found: Outputs = {}
-    with _nothing_around() as path, patch.object(store, "read_each", cache(store.read_each)):
-        for output, (words, columns) in OUTPUTS.items():
-            out = io.StringIO()
-            with patch.dict(os.environ, COLUMNS=str(columns)), redirect_stdout(out), redirect_stderr(out):
-                status = main([*words, str(path / f"{name}{SUFFIX}")])
-            text = out.getvalue()
-            found[output] = {"status": status, "out": json.loads(text) if text.startswith("{") else text}
+def printed(path: Path) -> Outputs:
+    """Return the outputs and exit statuses of the commands for an archive, and its keys. JSON is parsed."""
+    found: Outputs = {"keys": {"status": 0, "out": keys_of(store.read(path))}}
+    for output, (words, columns) in OUTPUTS.items():
+        out = io.StringIO()
+        with patch.dict(os.environ, COLUMNS=str(columns)), redirect_stdout(out), redirect_stderr(out):
+            status = main([*words, str(path)])
+        text = out.getvalue()
+        found[output] = {"status": status, "out": json.loads(text) if text.startswith("{") else text}
     return found
 
 
 @contextmanager
-def _nothing_around() -> Iterator[Path]:
-    """Work in an empty folder without a home, a cache of models or settings of ours. Yields the archives' folder, by a
-    name that is the same in every checkout; a link, because the calibration beside an archive belongs to it."""
+def elsewhere(archive: Path) -> Iterator[Path]:
+    """Work without a home, a cache of models or settings of ours, in a folder where each model of the archive is
+    another one: a record holds its model, so nothing of the reader's machine tells of it.
+
+    Yields the archive's path, which is the same in every checkout: a link to its folder, because a calibration that
+    lies beside an archive belongs to it. The archive is read once.
+    """
     with tempfile.TemporaryDirectory() as folder, chdir(folder), patch.dict(os.environ):
         for variable in [each for each in os.environ if each.startswith(("HF_", "SLM_", "VLLM_", "XDG_", "GITHUB_"))]:
             del os.environ[variable]
         os.environ["HOME"] = str(Path(folder, "home"))
-        Path("baselines").symlink_to(BASELINES)
-        yield Path("baselines")
+        path = Path(archive.parent.name, archive.name)
+        path.parent.symlink_to(archive.parent)
+        with patch.object(store, "read_each", cache(store.read_each)):
+            for model in {m.spec.model for m in store.read(path).measurements}:
+                if not Path(model).is_absolute():
+                    Path(model).mkdir(parents=True, exist_ok=True)
+                    Path(model, "config.json").write_text(json.dumps(dict(CATALOGUE["mpt-7b"].config)), "utf-8")
+            yield path
+
+
+def keys_of(contents: store.Contents) -> dict[str, list[Any]]:
+    """Return the number of distinct keys of each kind, and 16 digits of a hash over them, if there are any."""
+    ms = contents.measurements
+    plans = [session.plan.get(name, ()) for session in contents.sessions for name in ("sweeps", "compared")]
+    points = job_points(ms)
+    kinds: dict[str, Iterable[str]] = {
+        "measurement": (m.key for m in ms),
+        "id": (m.id for m in ms),
+        "engine": (m.spec.key for m in ms),
+        "environment": (m.environment.key for m in ms),
+        "environment per GPU": (m.environment.per_gpu_key for m in ms),
+        "workload": (m.workload.hash for m in ms),
+        "load": (short_hash(load_facts(m.load)) for m in ms),
+        "series": (
+            series_key(m.spec, m.workload.hash, m.load, m.environment) for m in ms if isinstance(m.load, ClosedLoop)
+        ),
+        "curves": by_series(ms),
+        "job points": (short_hash([p.spec.key, p.workload.hash, p.environment.key]) for p in points),
+        "sets": (m.replica.set for m in ms if m.replica),
+        "replicas": map(group_key, (group for group in all_groups(ms) if len(group) > 1)),
+        "plans": (key for plan in plans for key in plan),
+    }
+    sets = {kind: sorted(set(keys)) for kind, keys in kinds.items()}
+    hashed = {kind: hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16] for kind, keys in sets.items()}
+    return {kind: [len(keys), hashed[kind]] for kind, keys in sets.items() if keys}
 
 
 def kept(name: str) -> Outputs:
@@ -125,15 +168,16 @@ def _rounded(value: Any) -> Any:
 
 
 def rewrite(names: list[str]) -> None:
-    archives = archive_names()
+    paths = archives()
     for path in HERE.glob("*.json.xz"):
-        if path.name.removesuffix(".json.xz") not in archives:
+        if path.name.removesuffix(".json.xz") not in paths:
             path.unlink()
             print(f"{path.name}: removed, because its archive is not there")
-    for name in archives:
+    for name, archive in paths.items():
         if names and not any(each in name for each in names):
             continue
-        before, after = kept(name), printed(name)
+        with elsewhere(archive) as path:
+            before, after = kept(name), printed(path)
         if lines := list(changes(before, after)):
             write(name, after)
             print("\n".join([f"{name}: changed", *lines] if before else [f"{name}: new"]), flush=True)
