@@ -53,26 +53,23 @@ class Start:
 def starts(plan: Plan) -> Iterator[Start]:
     """Ways to serve: one engine for each model that fits next to the others; a single engine for each model whose
     memory is unknown; and several engines of one model, if they are worth a trial."""
-    serving = [(advice, advice.batch) for advice in plan.advices if advice.batch is not None and advice.subject.engine]
+    engines = ((advice, advice.subject.engine, advice.batch) for advice in plan.advices)
+    serving = [(advice, engine, batch) for advice, engine, batch in engines if engine and batch is not None]
     placed = [row for row in serving if len(serving) == 1 or (plan.together and row[0].needs)]
-    ways: list[tuple[str, list[tuple[Advice, int]], bool]] = []
+
+    def start(what: str, rows: Sequence[tuple[ServedEngine, int]], mps: bool = False) -> Start:
+        served = enumerate((serve_words(engine, batch, plan.wish.gpu_bytes) for engine, batch in rows), FIRST_PORT)
+        return Start(what, tuple((*words, "--port", str(port)) for port, words in served), mps)
+
     if placed:
         what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
-        ways.append((what, placed, False))
+        yield start(what, [(engine, batch) for _, engine, batch in placed])
     for row in (row for row in serving if row not in placed):
-        what = f"one engine of {row[0].subject.name}, alone: it is not known to fit beside others"
-        ways.append((what, [row], False))
-    for advice, _ in serving:
-        if advice.replicas and advice.replicas.advised > 1:
-            count, each = advice.replicas.advised, advice.replicas.each
-            ways.append((f"{count} engines of {each} requests each, for a trial", [(advice, each)] * count, True))
-    for what, rows, mps in ways:
-        commands = []
-        for port, (advice, batch) in enumerate(rows, FIRST_PORT):
-            if advice.subject.engine:
-                words = serve_words(advice.subject.engine, batch, plan.wish.gpu_bytes)
-                commands.append((*words, "--port", str(port)))
-        yield Start(what, tuple(commands), mps)
+        yield start(f"one engine of {row[0].subject.name}, alone: it is not known to fit beside others", [row[1:]])
+    for advice, engine, _ in serving:
+        if (fit := advice.replicas) and fit.advised > 1:
+            what = f"{fit.advised} engines of {fit.each} requests each, for a trial"
+            yield start(what, [(engine, fit.each)] * fit.advised, mps=True)
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:

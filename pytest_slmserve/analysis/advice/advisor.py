@@ -42,11 +42,11 @@ Unit = Literal["host", "dram", "tensor", "roofline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Memory that an engine of a model takes, whatever its batch. longest: tokens of a request at full length.
+    """Memory that an engine of a model takes.
 
-    kv_bytes_per_token: in the layers that share a block. groups: number of groups of such layers; each may take blocks
-    for all tokens. allowance_bytes: for activations, captured graphs and the context. allowance_seen: whether sensors
-    measured it, as memory used less weights less KV cache; otherwise it is the reserve of our plans.
+    kv_bytes_per_token: in the layers that share a block. longest: tokens of a request at full length. groups: of such
+    layers; each may take blocks for all tokens. allowance_bytes: for activations, captured graphs and the context.
+    allowance_seen: whether sensors measured it, as memory used less weights less KV cache.
     """
 
     weight_bytes: int
@@ -67,7 +67,7 @@ class Footprint:
         return self.groups * -(-self.longest // self.block_size) * self.block_bytes
 
     def kv_bytes(self, batch: int) -> int:
-        """KV of that number of requests at full length, and of the block that no request ever gets."""
+        """KV cache for a batch at full length, and for the block that no request ever gets."""
         return batch * self.request_bytes + NULL_BLOCKS * self.block_bytes
 
     def total_bytes(self, batch: int) -> int:
@@ -76,10 +76,8 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEngine:
-    """A model as it was served, and the memory that its engine takes. no_footprint: why there is no memory of a GPU to
-    plan; empty if the footprint is known. kv_had_bytes, gpu_had_bytes: the KV cache that it had, and the memory of its
-    GPU. max_num_batched_tokens: None if the results do not contain it. env: variables that it was measured with, as
-    NAME=VALUE."""
+    """A model as it was served. env: variables of its engine, as NAME=VALUE. no_footprint: why there is no memory of a
+    GPU to plan; empty if there is. kv_had_bytes, gpu_had_bytes: its KV cache, and the memory of its GPU."""
 
     model: str
     dtype: str = "auto"
@@ -111,12 +109,11 @@ class ModelSweep:
 
     @property
     def usable(self) -> list[Point]:
-        """Points that are valid and not degraded: a batch is chosen of them and by them."""
+        """Points that are valid and not degraded."""
         return [p for p in valid_points(self.points) if not p.degraded]
 
     @property
     def footprint(self) -> Footprint | None:
-        """Memory of a GPU that an engine takes; None if it is unknown."""
         return None if self.engine is None or self.engine.no_footprint else self.engine.footprint
 
 
@@ -159,7 +156,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class BatchOption:
-    """A batch that a model may be given, the tokens/s it reaches with that batch, and the memory that it takes."""
+    """A batch that a model may be given."""
 
     batch: int
     tokens_per_s: float
@@ -179,8 +176,8 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Upper bounds for several engines, measured at the load `at`. power_share: of the power limit. time_slicing, mps:
-    the tightest of each way to share, None if nothing bounds it."""
+    """Upper bounds for several engines, measured at the load `at`, the tightest of each way to share; None if nothing
+    bounds it. power_share: of the power limit."""
 
     at: int
     power_share: float | None
@@ -190,11 +187,8 @@ class Gains:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatingPoint:
-    """Figures of a batch: tokens/s and seconds per output token, with 95 % intervals if noise is known.
-
-    share: of the largest throughput measured. efficiency: T(B)/(B T(1)). cost: of a million output tokens. latency_s,
-    cost: None if unknown.
-    """
+    """Figures of a batch, with 95 % intervals if noise is known. share: of the largest throughput measured. latency_s:
+    per output token. efficiency: T(B)/(B T(1)). cost: of a million output tokens."""
 
     batch: int
     tokens_per_s: Interval
@@ -221,8 +215,7 @@ class Needs:
 @dataclass(frozen=True, slots=True)
 class ReplicaAdvice:
     """at_batch, split: the number of engines that fit with the batch each, and with the batch divided among them.
-    advised: the number that is worth a trial, 1 if nothing can be gained. each: requests of each of these. why: the
-    reason for the number."""
+    advised: the number that is worth a trial, for the reason `why`. each: requests of each of these."""
 
     at_batch: int
     split: int
@@ -233,8 +226,8 @@ class ReplicaAdvice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The advice on one model. batch: to be served with: B_opt, or less if the memory does not hold that; None if
-    nothing can be advised. needs, replicas: None without a footprint or a GPU."""
+    """The advice on one model. batch: B_opt, or less if the memory does not hold that; None if nothing is advised.
+    advised, largest, single: at this batch, at the largest load measured, and at 1."""
 
     subject: ModelSweep
     decision: Decision
@@ -529,17 +522,16 @@ def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, .
         if not down:
             return None
         places[min(down)[1]] -= 1
-    while True:
-        up = []
-        for model, at in enumerate(places):
-            if at + 1 < len(models[model]):
-                takes = models[model][at + 1].total_bytes - models[model][at].total_bytes
-                if takes <= left and worth(model, at + 1) > 0:
-                    up.append((worth(model, at + 1), model, takes))
-        if not up:
-            return tuple(places)
+    while up := [
+        (worth(model, at + 1), model, takes)
+        for model, at in enumerate(places)
+        if at + 1 < len(models[model])
+        and (takes := models[model][at + 1].total_bytes - models[model][at].total_bytes) <= left
+        and worth(model, at + 1) > 0
+    ]:
         _, model, takes = max(up)
         places[model], left = places[model] + 1, left - takes
+    return tuple(places)
 
 
 # More engines
