@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.gate.decision import next_release, suspects
+from pytest_slmserve.analysis.gate.decision import suspects
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.store import read
@@ -72,16 +72,15 @@ def add_bisect(commands: cli.Commands) -> None:
 def run_bisect(given: argparse.Namespace) -> int:
     """Gate the slow release, then the middle of the suspects, until the first slow one is known."""
     releases = {each.release: each for each in releases_of(given)}
-    names, found, wanted = list(releases), dict[str, ReleaseGate](), given.bad
+    found, wanted = dict[str, ReleaseGate](), given.bad
     while wanted is not None:
         print(f"gating {wanted} against {given.good} ...", file=sys.stderr, flush=True)
         found[wanted] = gated(given, releases[given.good], releases[wanted])
         print(hanging(_told(found[wanted]), 2), file=sys.stderr, flush=True)
         outcomes = {name: gate.outcome for name, gate in found.items()}
-        wanted = next_release(names, outcomes) if outcomes[given.bad] is State.FAILS else None
-    last, left = outcomes[given.bad], []
-    if last is State.FAILS:
-        left = list(suspects(names, outcomes))
+        last = outcomes[given.bad]
+        left, wanted = suspects([*releases], outcomes) if last is State.FAILS else ([], None)
+    if left:
         answer = f"one of {', '.join(left)} is the first slow release: the gates between were inconclusive"
         answer = f"first slow release: {_told(found[left[0]])}" if len(left) == 1 else answer
     else:

@@ -51,7 +51,7 @@ def run_pairs(given: argparse.Namespace) -> int:
     text = section_text(Section("", parts)).lstrip("\n")
     print(as_json(report.comparison_facts(found)) if given.json else text)
     if given.html:
-        drawn = partial(report.gate_charts, [found], [], lambda: [series])
+        drawn = partial(report.gate_charts, [found])
         heading = f"{series.name}: {report.WORDS[found.outcome]}"
         section = Section(heading, parts, report.LOOKS[found.outcome], drawn)
         write_page(given.html, Findings(), status=status, sections={"Gate": [section]})

@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.sweep.curve import labels, peaks_of_curve
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.report import read_all
-from pytest_slmserve.report.advice import predicted_sweep, prediction_facts, prediction_text
+from pytest_slmserve.report.advice import prediction_report
 from pytest_slmserve.schema.errors import TooFewPoints
 
 STATUS = (
@@ -43,9 +43,10 @@ def run_predict(given: argparse.Namespace) -> int:
         except TooFewPoints as error:
             notes.append(f"{name}: {error.problem}")
         else:
-            found.append(predicted_sweep(name, prediction, measured_there(prediction, curves)))
-    facts = {"predictions": map(prediction_facts, found), "notes": notes}
-    text = "\n\n".join("\n".join(prediction_text(one)) for one in found) or "nothing can be predicted"
-    cli.print_result(given, facts, (row for one in found for rows in one.loads for row in rows), [text], notes)
-    checked = [verdict.state for one in found for verdict in one.verdicts]
+            found.append(prediction_report(name, prediction, measured_there(prediction, curves)))
+    predictions = [facts for facts, _ in found]
+    text = "\n\n".join(text for _, text in found) or "nothing can be predicted"
+    rows = (row for one in predictions for row in one["loads"])
+    cli.print_result(given, {"predictions": predictions, "notes": notes}, rows, [text], notes)
+    checked = [verdict.state for one in predictions for verdict in one["verdicts"]]
     return cli.EXIT_STATUS[all_of(checked)] if checked else cli.PASSES if found else cli.INCONCLUSIVE

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -14,11 +13,9 @@ from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Decision, P
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.estimates import Interval, percent
-from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.deployments import answers, best_on_several, deployment_name, several_gpus
 from pytest_slmserve.report.points import served_on
@@ -56,26 +53,23 @@ class Start:
 def starts(plan: Plan) -> Iterator[Start]:
     """Ways to serve: one engine for each model that fits next to the others; a single engine for each model whose
     memory is unknown; and several engines of one model, if they are worth a trial."""
-    serving = [(advice, advice.batch) for advice in plan.advices if advice.batch is not None and advice.subject.engine]
+    engines = ((advice, advice.subject.engine, advice.batch) for advice in plan.advices)
+    serving = [(advice, engine, batch) for advice, engine, batch in engines if engine and batch is not None]
     placed = [row for row in serving if len(serving) == 1 or (plan.together and row[0].needs)]
-    ways: list[tuple[str, list[tuple[Advice, int]], bool]] = []
+
+    def start(what: str, rows: Sequence[tuple[ServedEngine, int]], mps: bool = False) -> Start:
+        served = enumerate((serve_words(engine, batch, plan.wish.gpu_bytes) for engine, batch in rows), FIRST_PORT)
+        return Start(what, tuple((*words, "--port", str(port)) for port, words in served), mps)
+
     if placed:
         what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
-        ways.append((what, placed, False))
+        yield start(what, [(engine, batch) for _, engine, batch in placed])
     for row in (row for row in serving if row not in placed):
-        what = f"one engine of {row[0].subject.name}, alone: it is not known to fit beside others"
-        ways.append((what, [row], False))
-    for advice, _ in serving:
-        if advice.replicas and advice.replicas.advised > 1:
-            count, each = advice.replicas.advised, advice.replicas.each
-            ways.append((f"{count} engines of {each} requests each, for a trial", [(advice, each)] * count, True))
-    for what, rows, mps in ways:
-        commands = []
-        for port, (advice, batch) in enumerate(rows, FIRST_PORT):
-            if advice.subject.engine:
-                words = serve_words(advice.subject.engine, batch, plan.wish.gpu_bytes)
-                commands.append((*words, "--port", str(port)))
-        yield Start(what, tuple(commands), mps)
+        yield start(f"one engine of {row[0].subject.name}, alone: it is not known to fit beside others", [row[1:]])
+    for advice, engine, _ in serving:
+        if (fit := advice.replicas) and fit.advised > 1:
+            what = f"{fit.advised} engines of {fit.each} requests each, for a trial"
+            yield start(what, [(engine, fit.each)] * fit.advised, mps=True)
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
@@ -142,7 +136,6 @@ ORDER = (
 )
 MPS_FIRST = "start the MPS daemon before them (nvidia-cuda-mps-control -d), else the GPU is time-sliced"
 FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowance_seen")
-NEEDS = ("kv_blocks", "kv_bytes", "total_bytes", "utilization", "freed_bytes", "freed_share")
 
 
 def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = ()) -> Section:
@@ -194,12 +187,12 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
         yield "law", allowed
     if advice.batch is not None:
         yield "memory", _memory(advice)
-        if (gains := advice.gains) and (gains.ceilings or advice.replicas):
+        if (gains := advice.gains) and (gains.time_slicing or advice.replicas):
             sliced, overlap, power = gains.time_slicing, gains.mps, gains.power_share
             if sliced is None:
                 said = "of several engines: not bounded by any sensor or data sheet"
             else:
-                bounds = [f"{figure(c.factor)} times the throughput of one ({why(c)})" for c in (sliced, overlap) if c]
+                bounds = [f"{figure(c.factor)} times the throughput of one ({c.why})" for c in (sliced, overlap) if c]
                 said = f"several engines have by time slicing at most {bounds[0]}; under MPS at most {bounds[-1]}"
                 if overlap is None or sliced is overlap:
                     said = f"several engines have at most {bounds[0]}, however they share the GPU"
@@ -209,9 +202,13 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
             yield "gain", said
         if fit := advice.replicas:
             said = f"memory for {fit.at_batch:,} at batch {advice.batch} each, or {fit.split:,} that share it"
-            limit, least, over = advice.decision.limit, advisor.least_latency_s(advice, fit.advised), ""
-            if limit is not None and least is not None and least > limit.seconds:
-                over = f" (not {advice.batch}: that would take {milliseconds(least)} ms per output token at the least)"
+            limit, over = advice.decision.limit, ""
+            if limit and advice.gains and (bound := advice.gains.mps) and advice.advised and advice.advised.latency_s:
+                # That many times the requests, at no more than the bound times the throughput (Little's law).
+                least = fit.advised / bound.factor * advice.advised.latency_s.value
+                if least > limit.seconds:
+                    least_ms = milliseconds(least)
+                    over = f" (not {advice.batch}: that would take {least_ms} ms per output token at the least)"
             several = f"try {fit.advised} at batch {fit.each}{over}: {fit.why}"
             yield "engines", f"{said}; {several if fit.advised > 1 else f'one is advised: {fit.why}'}"
         costs = []
@@ -256,8 +253,8 @@ def _memory(advice: Advice) -> str:
     footprint, seen = advice.subject.footprint, advice.needs
     if footprint is None or seen is None:
         return f"not known: {no_memory(advice)}"
-    blocks = f"{seen.kv_blocks:,} blocks of {footprint.block_size} tokens"
-    said = f"{seen.batch} requests of {footprint.longest:,} tokens take {blocks}, {gib(seen.kv_bytes)} GiB of KV cache"
+    blocks = f"{seen.kv_blocks:,} blocks of {footprint.block_size} tokens, {gib(seen.kv_bytes)} GiB of KV cache"
+    said = f"{advice.batch} requests of {footprint.longest:,} tokens take {blocks}"
     how = "as the sensors saw" if footprint.allowance_seen else "assumed"
     rest = f"{gib(footprint.allowance_bytes)} for activations, graphs and context ({how})"
     said += f"; with {gib(footprint.weight_bytes)} of weights and {rest} it is {gib(seen.total_bytes)} GiB"
@@ -273,16 +270,6 @@ def _memory(advice: Advice) -> str:
 def no_memory(advice: Advice) -> str:
     """The reason why the memory that a model needs is unknown."""
     return advice.subject.engine.no_footprint if advice.subject.engine else "the model is not known: --model NAME"
-
-
-def why(bound: Ceiling) -> str:
-    """The resource that a bound rests on, with its measured value."""
-    if bound.unit == "host":
-        return f"the host: no kernel runs for {percent(max(0.0, 1 - bound.busy))} of the time"
-    if bound.unit == "roofline":
-        return f"the roofline: {percent(bound.busy)} of what the data sheet allows is reached"
-    what, most = ("memory", REACHABLE_DRAM) if bound.unit == "dram" else ("tensor cores", REACHABLE_TENSOR)
-    return f"the {what}: active {percent(bound.busy * most)} of the time, of {percent(most)} that can be reached"
 
 
 def general(plan: Plan, source: ResultSource) -> Iterator[str]:
@@ -317,21 +304,16 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
     deployments for each number of GPUs and each concurrency, if there is a choice."""
     wish, models, several = plan.wish, [], []
     for advice in plan.advices:
-        seen, footprint, gains = advice.decision, advice.subject.footprint, advice.gains
-        bounds = None
-        if gains:
-            bounds = facts(gains, "at", "power_share")
-            for how, bound in (("time_slicing", gains.time_slicing), ("mps", gains.mps)):
-                bounds[how] = None if bound is None else {**facts(bound), "why": why(bound)}
+        seen, footprint = advice.decision, advice.subject.footprint
         model = {
             "model": advice.subject.name,
             **facts(advice, "batch", "advised", "largest", "single", "replicas"),
             "b_opt": facts(seen.choice, "value", "low", "high"),
             **facts(seen, "predicted", "reason", "caps"),
             "limit_s": seen.limit and seen.limit.seconds,
-            "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs, *NEEDS)},
+            "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs)},
             "no_memory": None if footprint else no_memory(advice),
-            "gains": bounds,
+            "gains": advice.gains,
             "notes": (*seen.notes, *advice.subject.notes),
         }
         models.append(model)
@@ -362,43 +344,6 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
 Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None if only the other GPU has this load
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedSweep:
-    """A prediction under the label of its sweep. loads: rows of each sweep that was measured on that GPU, or of the
-    prediction; verdicts: one for each such sweep."""
-
-    name: str
-    prediction: CarriedLaw
-    loads: Sequence[Sequence[Row]]
-    verdicts: Sequence[Verdict]
-
-
-def predicted_sweep(name: str, prediction: CarriedLaw, measured: Sequence[Curve]) -> PredictedSweep:
-    """The prediction compared with the sweeps that were measured on that GPU, load by load."""
-    found = []
-    for there in measured or (None,):
-        seen: dict[int, tuple[Interval | None, Point]] = {p.concurrency: (None, p) for p in prediction.curve.valid}
-        here = {load: fmean(point.repeats) for load, (_, point) in seen.items()}
-        for error, point in errors(prediction, there) if there else ():
-            seen[point.concurrency] = (error, point)
-        rows = [
-            {
-                "subject": name,
-                "gpu": prediction.gpu.family,
-                "concurrency": load,
-                "output_tokens_per_s": here.get(load),
-                "predicted_tokens_per_s": prediction.tokens_per_s(fmean(point.batch_repeats)),
-                "measured_tokens_per_s": off and fmean(point.repeats),
-                "predicted_over_measured": off and off.value,
-                "low": off and off.low,
-                "high": off and off.high,
-            }
-            for load, (off, point) in sorted(seen.items())
-        ]
-        found.append(rows)
-    return PredictedSweep(name, prediction, found, [carries(prediction, each) for each in measured])
-
-
 def _ends(row: Row) -> str:
     known = row["low"] is not None and row["high"] is not None
     return f"{hundredths(row['low'])} to {hundredths(row['high'])}" if known else ABSENT
@@ -413,31 +358,53 @@ OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def prediction_text(one: PredictedSweep) -> Iterator[str]:
-    """A table for each sweep measured on that GPU, or one for the prediction; then the law on both GPUs."""
-    curve, law, gpu = one.prediction.curve, one.prediction.law, one.prediction.gpu.family
-    yield hanging(f"{one.name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2)
-    load: Column[Row] = Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"]))
-    yield from (table(rows, (load, *OTHER_GPU_COLUMNS)) for rows in one.loads)
-    here = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
-    beyond = f"T_inf {figure(one.prediction.t_inf, 4)}, b_half {figure(one.prediction.b_half)}"
-    yield hanging(f"law: here {here}; on {gpu} {beyond}", 2)
-    for verdict in one.verdicts:
-        yield hanging(f"{verdict.state.value}: {verdict.why}", 2)
-    if not one.verdicts:
-        yield hanging(f"not checked: no archive has this sweep on {gpu}", 2)
+def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curve]) -> tuple[dict[str, Any], str]:
+    """A prediction under the label of its sweep, compared load by load with sweeps that were measured on that GPU.
 
-
-def prediction_facts(one: PredictedSweep) -> dict[str, Any]:
-    """Everything that the text has, for JSON."""
-    law = one.prediction.law
-    return {
-        "subject": one.name,
-        "gpu": one.prediction.gpu.family,
+    Returns:
+        Facts for JSON, with all rows and a verdict for each such sweep. And the text: a table for each such sweep, or
+        one of the prediction, the law on both GPUs, and the verdicts.
+    """
+    curve, law, gpu = prediction.curve, prediction.law, prediction.gpu.family
+    tables, verdicts = [], [carries(prediction, there) for there in measured]
+    for there in measured or (None,):
+        seen: dict[int, tuple[Interval | None, Point]] = {p.concurrency: (None, p) for p in curve.valid}
+        here = {load: fmean(point.repeats) for load, (_, point) in seen.items()}
+        for error, point in errors(prediction, there) if there else ():
+            seen[point.concurrency] = (error, point)
+        rows = [
+            {
+                "subject": name,
+                "gpu": gpu,
+                "concurrency": load,
+                "output_tokens_per_s": here.get(load),
+                "predicted_tokens_per_s": prediction.tokens_per_s(fmean(point.batch_repeats)),
+                "measured_tokens_per_s": off and fmean(point.repeats),
+                "predicted_over_measured": off and off.value,
+                "low": off and off.low,
+                "high": off and off.high,
+            }
+            for load, (off, point) in sorted(seen.items())
+        ]
+        tables.append(rows)
+    told = {
+        "subject": name,
+        "gpu": gpu,
         "t_inf": law.t_inf.value,
         "b_half": law.b_half.value,
-        "predicted_t_inf": one.prediction.t_inf,
-        "predicted_b_half": one.prediction.b_half,
-        "loads": chain(*one.loads),
-        "verdicts": one.verdicts,
+        "predicted_t_inf": prediction.t_inf,
+        "predicted_b_half": prediction.b_half,
+        "loads": [row for rows in tables for row in rows],
+        "verdicts": verdicts,
     }
+    columns = (Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"])), *OTHER_GPU_COLUMNS)
+    here_law = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
+    there_law = f"T_inf {figure(prediction.t_inf, 4)}, b_half {figure(prediction.b_half)}"
+    checked = [f"{verdict.state.value}: {verdict.why}" for verdict in verdicts]
+    lines = [
+        hanging(f"{name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2),
+        *(table(rows, columns) for rows in tables),
+        hanging(f"law: here {here_law}; on {gpu} {there_law}", 2),
+        *(hanging(text, 2) for text in checked or [f"not checked: no archive has this sweep on {gpu}"]),
+    ]
+    return told, "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
@@ -13,9 +13,9 @@ from typing import Any
 
 from pytest_slmserve.analysis.estimates import FIRST_LOOKS, percent
 from pytest_slmserve.analysis.gate import diagnosis
-from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, PairSeries, next_look
-from pytest_slmserve.analysis.gate.diagnosis import Change, Difference, Split
-from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, OUTPUTS, SHOWN, SIDES, Gated, series_of
+from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, next_look
+from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, PROBE, Change, Difference, Split
+from pytest_slmserve.analysis.gate.launch_pairs import EXACT, OUTPUTS, SIDES, Gated
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
@@ -33,6 +33,12 @@ DIAGNOSIS_COLUMNS: tuple[Column[Change], ...] = (
     Column("change", lambda c: _difference(c)),
     Column("%", lambda c: _signed_percents(c.relative)),
 )
+DIAGNOSIS_ROWS = {  # label and scale of each figure
+    **{name: (name, 1000) for name in ("total", *BY_STEP, *BY_DEVICE)},
+    "steps per request": ("steps per request", 1),
+    "step": ("ms per step", 1000),
+    **{name: (f"{name}, ms", 1000) for name in PROBE},
+}
 NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
 SPLIT_LEGEND = (
     "prefill: what prompts add to the steps. decode: the steps without that. host gap: no kernel ran on the GPU. The "
@@ -52,7 +58,7 @@ def diagnosis_lines(baseline: Sequence[Measurement], candidate: Sequence[Measure
     yield from map(split_text, divided)
     if divided:
         yield hanging(SPLIT_LEGEND, 0)
-    if any(split.probe for split in divided):
+    if any(split.known(PROBE) for split in divided):
         yield hanging(PROBE_LEGEND, 0)
     for start in starts:
         relative = f" ({_signed_percents(start.relative)} %)" if start.relative is not None else ""
@@ -66,40 +72,42 @@ def split_text(split: Split) -> str:
     """Heading, table and findings of one load."""
     counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
     heading = f"where the time goes: {split.model}, {split.load.title}, seconds per 1,000 requests ({counts})"
-    scaled = [(change.name, 1000, change) for change in (split.total, *split.by_step, *split.by_device)]
-    scaled += [(split.steps.name, 1, split.steps), ("ms per step", 1000, split.step)]
-    scaled += [(f"{change.name}, ms", 1000, change) for change in split.probe]
-    rows = [Change(name, scale * c.baseline, scale * c.candidate) for name, scale, c in scaled]
+    rows = [
+        Change(label, scale * change.baseline, scale * change.candidate)
+        for name, (label, scale) in DIAGNOSIS_ROWS.items()
+        for change in split.known([name])
+    ]
     shown = table(rows, DIAGNOSIS_COLUMNS, always=len(DIAGNOSIS_COLUMNS))
     return "\n".join([heading, shown, *(hanging(line, 2) for line in split_findings(split))])
 
 
 def split_findings(split: Split) -> Iterator[str]:
     """The part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
-    change, sides = split.total.relative, {"baseline": split.baseline, "candidate": split.candidate}
+    change, sides = split.changes["total"].relative, {"baseline": split.baseline, "candidate": split.candidate}
+    by_step, by_device, probe = map(split.known, (BY_STEP, BY_DEVICE, PROBE))
     if change is None or abs(change) < NOTABLE:
         yield f"time per request changed by less than {percent(NOTABLE)}: there is nothing to explain at this load"
     else:
-        for found in filter(None, map(diagnosis.explaining, (split.by_step, split.by_device))):
+        for found in filter(None, map(diagnosis.explaining, (by_step, by_device))):
             part, share = found
             more = ", and the other part went the other way" if round(share, 2) > 1 else ""
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
-        count, step = _signed_percents(split.steps.relative), _signed_percents(split.step.relative)
+        count, step = (_signed_percents(split.changes[name].relative) for name in ("steps per request", "step"))
         yield f"steps per request {count} %, time per step {step} %"
-    if any(abs(part.relative or 0.0) >= NOTABLE for part in split.probe):  # the total may have that from the host
-        changed = ", ".join(f"{part.name} {_signed_percents(part.relative)} %" for part in split.probe)
+    if any(abs(part.relative or 0.0) >= NOTABLE for part in probe):  # the total may have that from the host
+        changed = ", ".join(f"{part.name} {_signed_percents(part.relative)} %" for part in probe)
         yield f"the host was not the same beside both sides: {changed}"
     unnamed = [name for name, side in sides.items() if not side.with_prompt]
-    if not split.by_step and unnamed:
+    if not by_step and unnamed:
         yield f"prefill and decode unknown: no step is known to hold a prompt ({' and '.join(unnamed)})"
-    elif not split.by_step:
+    elif not by_step:
         seen = f"{split.baseline.alone} and {split.candidate.alone}"
         yield (
             f"prefill and decode unknown: nearly every step holds a prompt at this load ({seen} steps only decode, "
             f"{diagnosis.FEWEST_ALONE} are wanted of each side); a smaller load tells them apart"
         )
-    if not split.by_device:
-        lacking = " and ".join(name for name, side in sides.items() if side.gap_s is None)
+    if not by_device:
+        lacking = " and ".join(name for name, side in sides.items() if "host gap" not in side.figures)
         yield f"host gap unknown: no sensor told how long the GPU ran no kernel ({lacking})"
 
 
@@ -146,17 +154,21 @@ KEY = (
     "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests; both bounds "
     "allow for the noise of so many pairs."
 )
-Row = tuple[Comparison, bool]  # what was compared, and whether it is gated
-COLUMNS: tuple[Column[Row], ...] = (
-    Column("endpoint", lambda row: row[0].name, "left"),
-    Column("better", lambda row: row[0].better, "left", rank=5),
-    Column("pairs", lambda row: str(row[0].n), rank=3),
-    Column("candidate /\nbaseline", lambda row: ABSENT if row[0].ratio is None else f"{row[0].ratio.value:.4f}"),
-    Column("95 %", lambda row: interval_text(row[0].ratio, "{:.4f}".format), "left", rank=1),
-    Column("spread\n%", lambda row: _percents(row[0].sd), rank=4),
-    Column("detectable\n% worse", lambda row: _percents(_detectable(*row)), rank=2),
-    Column("margin\n%", lambda row: f"{100 * row[0].margin:.3g}" if row[1] else ABSENT, rank=3),
-    Column("", lambda row: WORDS[row[0].outcome] if row[1] else "", "left"),
+COLUMNS: tuple[Column[Comparison], ...] = (
+    Column("endpoint", lambda c: c.name, "left"),
+    Column("better", lambda c: c.better, "left", rank=5),
+    Column("pairs", lambda c: str(c.n), rank=3),
+    Column("candidate /\nbaseline", lambda c: ABSENT if c.ratio is None else f"{c.ratio.value:.4f}"),
+    Column("95 %", lambda c: interval_text(c.ratio, "{:.4f}".format), "left", rank=1),
+    Column("spread\n%", lambda c: _percents(c.sd), rank=4),
+    # Of what passes the noise was small enough.
+    Column(
+        "detectable\n% worse",
+        lambda c: _percents(None if c.gated and c.outcome is State.PASSES else c.detectable),
+        rank=2,
+    ),
+    Column("margin\n%", lambda c: f"{100 * c.margin:.3g}" if c.gated else ABSENT, rank=3),
+    Column("", lambda c: WORDS[c.outcome] if c.gated else "", "left"),
 )
 
 Step = tuple[str, InterimAnalysis]  # name of the endpoint, and one of its analyses
@@ -173,7 +185,7 @@ INTERIM: tuple[Column[Step], ...] = (
 def gate_section(gated: Gated) -> Section:
     """A gate: what was compared, the endpoints, the next step, the launches that do not count, and the diagnosis if it
     failed."""
-    endpoints, reasons, interim = comparison_parts(gated.gated, gated.shown)
+    endpoints, reasons, interim = comparison_parts(gated.compared)
     parts: list[Part] = [SIMULATED] if is_simulated(gated) else []
     parts += [*(f"  {side}: {words}" for side, words in described_sides(gated)), f"  {caches_text(gated)}"]
     parts += [endpoints, reasons] if gated.gated else ["", "nothing was compared"]
@@ -183,37 +195,25 @@ def gate_section(gated: Gated) -> Section:
     parts += [*(f"left out: {why}" for why in gated.dropped), interim, "", Legend(KEY)]
     for lines in failure_lines(gated):
         parts += ["", lines]
-    series = partial(series_of, (*GATED, *SHOWN), gated.pairs)
-    drawn = partial(gate_charts, gated.gated, gated.shown, series)
+    drawn = partial(gate_charts, gated.compared)
     return Section(title(gated), parts, LOOKS[gated.outcome], drawn)
 
 
-def gate_charts(
-    gated: Sequence[Comparison], shown: Sequence[Comparison], series: Callable[[], Iterable[PairSeries]]
-) -> Iterator[Chart]:
-    """Yield the endpoints of a gate with each pair, and the interim analyses of each endpoint.
-
-    Args:
-        gated: Endpoints that are gated.
-        shown: Endpoints that are only shown.
-        series: Function that returns the pairs of each endpoint.
-    """
-    spec = charts.gate_forest(gated, shown, series())
+def gate_charts(compared: Sequence[Comparison]) -> Iterator[Chart]:
+    """Yield the endpoints of a gate with each pair, and the interim analyses of each endpoint."""
     note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
-    yield Chart("Candidate over baseline", spec, note)
-    for each in gated:
+    yield Chart("Candidate over baseline", charts.gate_forest(compared), note)
+    for each in compared:
         if each.interim:
             looks = "Dashed: the margin, and no change."
             yield Chart(f"Interim analyses: {each.name}", charts.interim(each), looks)
 
 
-def comparison_parts(gated: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> tuple[Table, Named, Table]:
-    """Endpoints, the reason for the outcome of each gated one, and the boundaries at each interim analysis. shown:
-    endpoints that are not gated."""
-    rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
-    reasons = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in gated]
-    steps = [(each.name, step) for each in gated for step in each.interim]
-    endpoints = Table(rows, COLUMNS, caption="Endpoints", always=len(COLUMNS))
+def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Table]:
+    """Endpoints, the reason for the outcome of each gated one, and the boundaries at each interim analysis."""
+    reasons = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in compared if each.gated]
+    steps = [(each.name, step) for each in compared for step in each.interim]
+    endpoints = Table(compared, COLUMNS, caption="Endpoints", always=len(COLUMNS))
     return endpoints, Named(reasons), Table(steps, INTERIM, caption="Interim analyses")
 
 
@@ -224,7 +224,7 @@ def as_markdown(gates: Sequence[Gated]) -> str:
         lines += [f"### {title(gated)}", "", *((f"**{SIMULATED}**", "") if is_simulated(gated) else ())]
         lines += [f"- {side}: {words}" for side, words in described_sides(gated)]
         lines += [f"- {caches_text(gated)}", ""]
-        cells = comparison_parts(gated.gated, gated.shown)[0].cells
+        cells = comparison_parts(gated.compared)[0].cells
         lines.append(f"| {' | '.join(head or 'outcome' for head in cells.heads)} |")
         lines.append(f"|{'|'.join('---:' if right else '---' for right in cells.numeric)}|")
         lines += [*(f"| {' | '.join(row)} |" for row in cells.rows), ""]
@@ -247,8 +247,8 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
         "outcome": WORDS[gated.outcome],
         "pairs": len(gated.pairs),
         "sides": dict(described_sides(gated)),
-        "gated": [comparison_facts(each) for each in gated.gated],
-        "shown": [comparison_facts(each, gated=False) for each in gated.shown],
+        "gated": map(comparison_facts, gated.gated),
+        "shown": map(comparison_facts, gated.shown),
         "exact": {each.claim: each for each in gated.exact},
     }
 
@@ -367,17 +367,12 @@ def described_sides(gated: Gated) -> Iterator[tuple[Side, str]]:
         yield side, f"{', '.join(words)}, at {loads} requests in flight"
 
 
-def _detectable(seen: Comparison, gated: bool) -> float | None:
-    """None for an endpoint that passes, because its noise was small enough."""
-    return None if gated and seen.outcome is State.PASSES else seen.detectable
-
-
 def _percents(share: float | None) -> str:
     return figure(None if share is None else 100 * share, 2)
 
 
-def comparison_facts(seen: Comparison, gated: bool = True) -> dict[str, Any]:
-    """Facts for JSON. worse, margin, detectable: shares, negative if better. gated: with what a gated endpoint has."""
+def comparison_facts(seen: Comparison) -> dict[str, Any]:
+    """Facts for JSON. worse, margin, detectable: shares, negative if better. Only a gated endpoint has an outcome."""
     found = facts(seen, "name", "better", "n", "decided_at", "ratio", "sd", "detectable")
     found["worse"] = None if seen.worse is None else math.expm1(seen.worse)
-    return {**found, "outcome": WORDS[seen.outcome], **facts(seen, "why", "margin")} if gated else found
+    return {**found, "outcome": WORDS[seen.outcome], **facts(seen, "why", "margin")} if seen.gated else found

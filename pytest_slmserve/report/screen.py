@@ -152,7 +152,7 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
     worst = [State.FAILS, State.INCONCLUSIVE, State.PASSES]
     for gated in found.gates:
         compared = sorted(() if gates.has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
-        above, rows, below = table_parts([(each, True) for each in compared], gates.COLUMNS)
+        above, rows, below = table_parts(compared, gates.COLUMNS)
         entries: list[list[Words]] = []
         for each, lines in zip(compared, rows):
             why = [] if each.outcome is State.PASSES else [Words(f"  {each.why}", None, VERDICT, 2)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.gate import decision, diagnosis
-from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS, GATED, SIDES, Gated, judge_gate, pairs_of, series_of
+from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS, GATED, SIDES, Gated, judge_gate, pairs_of
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import baselines
@@ -161,12 +161,12 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     """The gate in view of this runner's noise, if that is known. A calibration stores the noise of its pairs."""
     records = session.options.records
     if session.options.calibrate:
-        series = series_of(GATED, gated.pairs)
-        noise = decision.noise_of(series)
+        noise = decision.noise_of(gated.gated)
         if len(noise.costs) < FEWEST_PAIRS:
             few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
             raise BadUsage(few, "a quieter host: see doctor")
-        now, rates = datetime.now(UTC).isoformat(timespec="seconds"), decision.calibrate(noise, series, gated.terms)
+        rates = decision.calibrate(noise, gated.gated, gated.terms)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
         place = baselines.noise_key(gated.pairs[0].baseline.measurements, gated.terms, gated.caches)
         baselines.keep(records, baselines.StoredNoise(place, now, rates))
     gated, known = baselines.judged_by_noise(gated, records)

@@ -88,6 +88,13 @@ def test_one_engine_and_two_for_a_trial():
     assert "start the MPS daemon" in flat(advice_text(planned(), SOURCE))
 
 
+def test_a_full_batch_for_each_of_two_engines_would_miss_the_limit():
+    busy = tuple(replace(point(b, [law(b)], [b / law(b)]), **SENSED | {"dram_active": 0.7}) for b in GRID)
+    least_ms = f"{1e3 * 2 * 0.7 / 0.89 * 64 / law(64):.3g}"
+    out = flat(advice_text(planned(subject(points=busy)), SOURCE))
+    assert f"try 2 at batch 32 (not 64: that would take {least_ms} ms per output token at the least)" in out
+
+
 def test_a_model_whose_memory_is_not_known_is_served_alone():
     """Its engine takes all the memory that it finds."""
     unknown = subject("c", engine=replace(ENGINE, footprint=None))

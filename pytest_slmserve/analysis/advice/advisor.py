@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from statistics import fmean
 from typing import Literal
 
@@ -41,11 +42,11 @@ Unit = Literal["host", "dram", "tensor", "roofline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Memory that an engine of a model takes, whatever its batch. longest: tokens of a request at full length.
+    """Memory that an engine of a model takes.
 
-    kv_bytes_per_token: in the layers that share a block. groups: number of groups of such layers; each may take blocks
-    for all tokens. allowance_bytes: for activations, captured graphs and the context. allowance_seen: whether sensors
-    measured it, as memory used less weights less KV cache; otherwise it is the reserve of our plans.
+    kv_bytes_per_token: in the layers that share a block. longest: tokens of a request at full length. groups: of such
+    layers; each may take blocks for all tokens. allowance_bytes: for activations, captured graphs and the context.
+    allowance_seen: whether sensors measured it, as memory used less weights less KV cache.
     """
 
     weight_bytes: int
@@ -66,7 +67,7 @@ class Footprint:
         return self.groups * -(-self.longest // self.block_size) * self.block_bytes
 
     def kv_bytes(self, batch: int) -> int:
-        """KV of that number of requests at full length, and of the block that no request ever gets."""
+        """KV cache for a batch at full length, and for the block that no request ever gets."""
         return batch * self.request_bytes + NULL_BLOCKS * self.block_bytes
 
     def total_bytes(self, batch: int) -> int:
@@ -75,10 +76,8 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEngine:
-    """A model as it was served, and the memory that its engine takes. no_footprint: why there is no memory of a GPU to
-    plan; empty if the footprint is known. kv_had_bytes, gpu_had_bytes: the KV cache that it had, and the memory of its
-    GPU. max_num_batched_tokens: None if the results do not contain it. env: variables that it was measured with, as
-    NAME=VALUE."""
+    """A model as it was served. env: variables of its engine, as NAME=VALUE. no_footprint: why there is no memory of a
+    GPU to plan; empty if there is. kv_had_bytes, gpu_had_bytes: its KV cache, and the memory of its GPU."""
 
     model: str
     dtype: str = "auto"
@@ -110,12 +109,11 @@ class ModelSweep:
 
     @property
     def usable(self) -> list[Point]:
-        """Points that are valid and not degraded: a batch is chosen of them and by them."""
+        """Points that are valid and not degraded."""
         return [p for p in valid_points(self.points) if not p.degraded]
 
     @property
     def footprint(self) -> Footprint | None:
-        """Memory of a GPU that an engine takes; None if it is unknown."""
         return None if self.engine is None or self.engine.no_footprint else self.engine.footprint
 
 
@@ -134,29 +132,20 @@ class Objectives:
         return None if self.gpu_bytes is None else int(self.gpu_bytes * self.gpu_memory_utilization)
 
 
-@dataclass(frozen=True, slots=True)
-class Laws:
-    """Seconds of a step and seconds of an output token by the batch, each a straight line; None if there is none."""
-
-    step: LatencyLaw | None = None
-    wait: LatencyLaw | None = None
-
-    def tokens_per_s(self, batch: float) -> float | None:
-        return None if self.step is None else batch / self.step.seconds(batch)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """choice: B_opt, with ends by the noise of repeats if it was measured; None if there is none, and `reason` says
-    why. predicted: by the laws through two loads. limit: of the latency. base: T(1). notes: what rests on more than
-    measurement, and what to know."""
+    why. predicted: by the laws through two loads. limit: of the latency. base: T(1). step, wait: laws of the seconds of
+    a step and of an output token, None if there is none. notes: what rests on more than measurement, and what to know.
+    """
 
     choice: ChosenLoad = field(default_factory=ChosenLoad)
     predicted: bool = False
     limit: Limit | None = None
     base: Base | None = None
     caps: Caps = field(default_factory=Caps)
-    laws: Laws = field(default_factory=Laws)
+    step: LatencyLaw | None = None
+    wait: LatencyLaw | None = None
     reason: str = ""
     notes: tuple[str, ...] = ()
 
@@ -167,7 +156,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class BatchOption:
-    """A batch that a model may be given, the tokens/s it reaches with that batch, and the memory that it takes."""
+    """A batch that a model may be given."""
 
     batch: int
     tokens_per_s: float
@@ -176,39 +165,30 @@ class BatchOption:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Upper bound of the gain of several engines. factor: of one engine's throughput. busy: its use of `unit`, as a
-    share of what can be used."""
+    """Upper bound of the gain of several engines. busy: one engine's use of `unit`, as a share of what can be used.
+    factor: of one engine's throughput. why: the resource with its measured value."""
 
     unit: Unit
     busy: float
     factor: float
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Upper bounds for several engines, measured at the load `at`. time_slicing, mps: the tightest of each way to
-    share, None if nothing bounds it. power_share: of the power limit."""
+    """Upper bounds for several engines, measured at the load `at`, the tightest of each way to share; None if nothing
+    bounds it. power_share: of the power limit."""
 
     at: int
-    ceilings: tuple[Ceiling, ...]
     power_share: float | None
-
-    @property
-    def time_slicing(self) -> Ceiling | None:
-        return min(self.ceilings, key=lambda c: c.factor, default=None)
-
-    @property
-    def mps(self) -> Ceiling | None:
-        return min((c for c in self.ceilings if c.unit != "host"), key=lambda c: c.factor, default=None)
+    time_slicing: Ceiling | None
+    mps: Ceiling | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatingPoint:
-    """Figures of a batch: tokens/s and seconds per output token, with 95 % intervals if noise is known.
-
-    share: of the largest throughput measured. efficiency: T(B)/(B T(1)). cost: of a million output tokens. latency_s,
-    cost: None if unknown.
-    """
+    """Figures of a batch, with 95 % intervals if noise is known. share: of the largest throughput measured. latency_s:
+    per output token. efficiency: T(B)/(B T(1)). cost: of a million output tokens."""
 
     batch: int
     tokens_per_s: Interval
@@ -224,7 +204,6 @@ class Needs:
     """Memory of one engine at a batch. freed_*: of the KV cache that it had, negative for less, None if unknown. The
     share is of the GPU's memory (arXiv:2503.08311)."""
 
-    batch: int
     kv_blocks: int
     kv_bytes: int
     total_bytes: int
@@ -236,8 +215,7 @@ class Needs:
 @dataclass(frozen=True, slots=True)
 class ReplicaAdvice:
     """at_batch, split: the number of engines that fit with the batch each, and with the batch divided among them.
-    advised: the number that is worth a trial, 1 if nothing can be gained. each: requests of each of these. why: the
-    reason for the number."""
+    advised: the number that is worth a trial, for the reason `why`. each: requests of each of these."""
 
     at_batch: int
     split: int
@@ -248,8 +226,8 @@ class ReplicaAdvice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The advice on one model. batch: to be served with: B_opt, or less if the memory does not hold that; None if
-    nothing can be advised. needs, replicas: None without a footprint or a GPU."""
+    """The advice on one model. batch: B_opt, or less if the memory does not hold that; None if nothing is advised.
+    advised, largest, single: at this batch, at the largest load measured, and at 1."""
 
     subject: ModelSweep
     decision: Decision
@@ -327,14 +305,14 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
 
 
 def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
-    law, laws = _fitted(loads, subject.b_half)
+    law, step, wait = _fitted(loads, subject.b_half)
     base, slo = batching.measured_base(loads), wish.slo
     if base is None:
         if law is None or not law.identified:
             raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it")
         trust = f"which is off by up to {percent(law.error_max)} elsewhere"
         base = Base(law.tokens_per_s(1), f"no valid point at 1: T(1) is by the saturation law, {trust}")
-    limit = None if slo is None else batching.limit_of(slo, loads, laws.wait)
+    limit = None if slo is None else batching.limit_of(slo, loads, wait)
     choice, reason = batching.b_opt(loads, base, limit, wish.threshold), ""
     notes = [note for note in (base.note, limit and limit.note) if note]
     if choice.value is None:
@@ -352,15 +330,16 @@ def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> 
     # eff(B) = (1 + b_half)/(B + b_half) by the law; the latency is within the objective up to 0 if no batch is.
     efficient = (1 + law.b_half.value) / wish.threshold - law.b_half.value if law and law.identified else None
     soon = None
-    if slo is not None and laws.wait is not None:
-        seconds = slo.factor * laws.wait.seconds(slo.at) if isinstance(slo, RelativeSlo) else slo.seconds
-        soon = max(laws.wait.batch(seconds), 0.0)
+    if slo is not None and wait is not None:
+        seconds = slo.factor * wait.seconds(slo.at) if isinstance(slo, RelativeSlo) else slo.seconds
+        soon = max(wait.batch(seconds), 0.0)
     return Decision(
         choice=choice,
         limit=limit,
         base=base,
         caps=Caps(efficient, soon),
-        laws=laws,
+        step=step,
+        wait=wait,
         reason=reason,
         notes=tuple(notes),
     )
@@ -371,25 +350,24 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     less. They give seconds of a step (batch over tokens/s), and of an output token, by the true batch."""
     both = f"{loads[0].concurrency} and {loads[-1].concurrency} in flight"
     if subject.b_half is None:
-        steps = [(fmean(p.batch_repeats), fmean(p.batch_repeats) / fmean(p.repeats)) for p in loads]
-        waits = [(fmean(p.batch_repeats), fmean(p.e2e_repeats)) for p in loads]
-        laws = Laws(through(*steps), through(*waits))
+        batches = [fmean(p.batch_repeats) for p in loads]
+        step = through(*((batch, batch / fmean(p.repeats)) for batch, p in zip(batches, loads)))
+        wait = through(*((batch, fmean(p.e2e_repeats)) for batch, p in zip(batches, loads)))
     else:  # both laws have it, and meet the two loads as well as they can
-        laws = _fitted(loads, subject.b_half)[1]
-    if laws.step is None or laws.wait is None:
+        _, step, wait = _fitted(loads, subject.b_half)
+    if step is None or wait is None:
         raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
-    limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, laws.wait)
-    base = batching.measured_base(loads) or Base(
-        1 / laws.step.seconds(1), "no valid point at 1: T(1) is by the law as well"
-    )
-    efficiency = laws.step.pace / (wish.threshold * base.per_s) - laws.step.b_half
-    caps = Caps(efficiency, None if limit is None else max(0.0, laws.wait.batch(limit.seconds)))
+    limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, wait)
+    base = batching.measured_base(loads)
+    base = base or Base(1 / step.seconds(1), "no valid point at 1: T(1) is by the law as well")
+    efficiency = step.pace / (wish.threshold * base.per_s) - step.b_half
+    caps = Caps(efficiency, None if limit is None else max(0.0, wait.batch(limit.seconds)))
     reach, choice = REACH * loads[-1].concurrency, batching.b_opt(loads, base, limit, wish.threshold)
-    step = (subject.engine and subject.engine.max_num_batched_tokens) or reach
+    tokens = (subject.engine and subject.engine.max_num_batched_tokens) or reach
     efficient = math.ceil(min(efficiency, 1e12)) - 1  # below the cap
-    batch = min(efficient, reach, step, reach if caps.slo is None else math.floor(caps.slo))
+    batch = min(efficient, reach, tokens, reach if caps.slo is None else math.floor(caps.slo))
     unmeasured = tuple(note for note in (base.note, limit and limit.note) if note)
-    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=unmeasured)
+    known = Decision(limit=limit, base=base, caps=caps, step=step, wait=wait, notes=unmeasured)
     if choice.value is not None and choice.value >= batch:
         return replace(known, choice=choice)
     if batch < 1:
@@ -397,20 +375,20 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     notes = [f"predicted by the saturation law through {both}, and not measured: measure there before use"]
     if batch == reach:
         notes.append(f"the law allows more, but no prediction goes beyond {REACH} times the largest load measured")
-    elif batch == step:
-        notes.append(f"a step takes no more: max_num_batched_tokens is {step}, and vLLM starts with no larger batch")
+    elif batch == tokens:
+        notes.append(f"a step takes no more: max_num_batched_tokens is {tokens}, and vLLM starts with no larger batch")
     if subject.footprint is None or wish.budget_bytes is None:
         notes.append("no limit of the memory is known: a KV cache that is full ends the growth earlier")
     return replace(known, choice=ChosenLoad(batch), predicted=True, notes=(*notes, *known.notes))
 
 
-def _fitted(loads: Sequence[Point], b_half: float | None) -> tuple[Fit | None, Laws]:
-    """The fitted saturation law, None if there are too few points, and what follows from it."""
+def _fitted(loads: Sequence[Point], b_half: float | None) -> tuple[Fit | None, LatencyLaw | None, LatencyLaw | None]:
+    """The fitted saturation law, None if there are too few points, and the laws of a step and of an output token."""
     law = step = None
     with suppress(TooFewPoints):
         law = fit(loads, b_half)
         step = LatencyLaw(law.t_inf.value, law.b_half.value) if law.identified else None
-    return law, Laws(step, batching.latency_law(loads, b_half))
+    return law, step, batching.latency_law(loads, b_half)
 
 
 def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyLaw | None:
@@ -436,14 +414,14 @@ def operating_point(
     subject: ModelSweep, decision: Decision, wish: Objectives, batch: int | None
 ) -> OperatingPoint | None:
     """Return the figures of a batch, as measured at this load, or else predicted by the laws; None without either."""
-    by_law = None if batch is None else decision.laws.tokens_per_s(batch)
     point = next((p for p in subject.usable if p.concurrency == batch), None)
-    if batch is None or (point is None and by_law is None):
-        return None
-    line = decision.laws.wait
-    rate, wait, cost = Interval(by_law or 0.0), None if line is None else Interval(line.seconds(batch)), None
-    if point is not None:
+    step, line, wait, cost = decision.step, decision.wait, None, None
+    if batch is not None and point is not None:
         rate, wait = around(point, subject.usable, output_rate), around(point, subject.usable, e2e_s)
+    elif batch is not None and step is not None:
+        rate, wait = Interval(batch / step.seconds(batch)), None if line is None else Interval(line.seconds(batch))
+    else:
+        return None
     price, output = wish.price_per_hour, subject.output_share
     if price is not None and output is not None:  # which falls as the rate grows
         cost = Interval(rate.value, rate.high, rate.low).mapped(lambda per_s: price / (3600 * per_s * output) * 1e6)
@@ -481,7 +459,6 @@ def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | N
     had, of = engine.kv_had_bytes, engine.gpu_had_bytes
     kv, total, gpu = footprint.kv_bytes(batch), footprint.total_bytes(batch), wish.gpu_bytes
     return Needs(
-        batch=batch,
         kv_blocks=kv // footprint.block_bytes,
         kv_bytes=kv,
         total_bytes=total,
@@ -507,10 +484,10 @@ def place(
         if budget is None or best is None or footprint is None or base is None:
             continue
         rates = {p.concurrency: fmean(p.repeats) for p in subject.usable if p.concurrency <= best}
-        if decision.predicted:
+        if decision.predicted and decision.step:
             fits = max(1, (budget - footprint.total_bytes(0)) // footprint.request_bytes)
             steps = {best, min(best, fits), *(1 << power for power in range(best.bit_length()))}
-            rates = {batch: decision.laws.tokens_per_s(batch) or 0.0 for batch in steps}
+            rates = {batch: batch / decision.step.seconds(batch) for batch in steps}
         rates[1] = base.per_s
         options[i] = [BatchOption(b, rate, footprint.total_bytes(b)) for b, rate in sorted(rates.items())]
     if budget is None or not options:
@@ -545,17 +522,16 @@ def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, .
         if not down:
             return None
         places[min(down)[1]] -= 1
-    while True:
-        up = []
-        for model, at in enumerate(places):
-            if at + 1 < len(models[model]):
-                takes = models[model][at + 1].total_bytes - models[model][at].total_bytes
-                if takes <= left and worth(model, at + 1) > 0:
-                    up.append((worth(model, at + 1), model, takes))
-        if not up:
-            return tuple(places)
+    while up := [
+        (worth(model, at + 1), model, takes)
+        for model, at in enumerate(places)
+        if at + 1 < len(models[model])
+        and (takes := models[model][at + 1].total_bytes - models[model][at].total_bytes) <= left
+        and worth(model, at + 1) > 0
+    ]:
         _, model, takes = max(up)
         places[model], left = places[model] + 1, left - takes
+    return tuple(places)
 
 
 # More engines
@@ -574,21 +550,30 @@ def gains_at(subject: ModelSweep, batch: int | None) -> Gains | None:
     if batch is None or not loads:
         return None
     loads = [p for p in loads if p.concurrency <= batch] or loads[:1]
-    point, bound = loads[-1], None
+    point, used = loads[-1], dict[Unit, float | None]()
+    reachable: dict[Unit, float] = {"dram": gpu_figures.REACHABLE_DRAM, "tensor": gpu_figures.REACHABLE_TENSOR}
+    used = {"host": point.engine_active, "dram": point.dram_active, "tensor": point.tensor_active}
     if subject.work is not None and subject.peaks is not None and subject.output_share is not None:
-        ceiling = gpu_figures.ceiling_tokens_per_s(
-            subject.work, subject.peaks, fmean(point.batch_repeats), overlap=True
-        )
-        bound = subject.output_share * fmean(point.repeats) / ceiling
-    used: dict[Unit, float | None] = {
-        "host": point.engine_active,
-        "dram": None if point.dram_active is None else point.dram_active / gpu_figures.REACHABLE_DRAM,
-        "tensor": None if point.tensor_active is None else point.tensor_active / gpu_figures.REACHABLE_TENSOR,
-        "roofline": bound,
-    }
-    ceilings = (Ceiling(unit, busy, max(1.0, 1 / busy)) for unit, busy in used.items() if busy is not None and busy > 0)
+        batch_seen = fmean(point.batch_repeats)
+        ceiling = gpu_figures.ceiling_tokens_per_s(subject.work, subject.peaks, batch_seen, overlap=True)
+        used["roofline"] = subject.output_share * fmean(point.repeats) / ceiling
+    bounds = []
+    for unit, share in used.items():
+        most = reachable.get(unit, 1.0)
+        if share is not None and (busy := share / most) > 0:
+            match unit:
+                case "host":
+                    why = f"the host: no kernel runs for {percent(max(0.0, 1 - busy))} of the time"
+                case "roofline":
+                    why = f"the roofline: {percent(busy)} of what the data sheet allows is reached"
+                case _:
+                    active = f"active {percent(busy * most)} of the time, of {percent(most)} that can be reached"
+                    why = f"the {'memory' if unit == 'dram' else 'tensor cores'}: {active}"
+            bounds.append(Ceiling(unit, busy, max(1.0, 1 / busy), why))
     power = point.power_w / point.power_limit_w if point.power_w and point.power_limit_w else None
-    return Gains(point.concurrency, tuple(ceilings), power)
+    alone = (bound for bound in bounds if bound.unit != "host")
+    tightest = (min(each, key=attrgetter("factor"), default=None) for each in (bounds, alone))
+    return Gains(point.concurrency, power, *tightest)
 
 
 def replicas(
@@ -627,12 +612,3 @@ def replicas_that_split(footprint: Footprint, batch: int, budget: int) -> int:
     fixed = footprint.total_bytes(0)
     most = min(batch, max(0, budget - batch * footprint.request_bytes) // fixed)
     return next((n for n in range(most, 0, -1) if n * footprint.total_bytes(-(-batch // n)) <= budget), 0)
-
-
-def least_latency_s(advice: Advice, engines: int) -> float | None:
-    """Seconds per output token that `engines` of the advised batch each take at the least: that many times the requests
-    in flight, at no more than the bound times the throughput (Little's law)."""
-    bound = advice.gains.mps if advice.gains else None
-    if bound is None or advice.advised is None or advice.advised.latency_s is None:
-        return None
-    return engines / bound.factor * advice.advised.latency_s.value

@@ -74,10 +74,9 @@ def of_curves(
         raise BadUsage(f"the records are of several devices ({names})", "records of one, or --model")
     subjects = []
     for rows in grouped(on_one, lambda row: row[0].subject).values():
-        sweeps = [(of_curve(curve, longest), curve, label) for curve, label in rows]
-        best, _, label = max(
-            sweeps, key=lambda each: (len(each[0].usable), max(m.measured_at for m in each[1].measurements))
-        )
+        last = (max(m.measured_at for m in curve.measurements) for curve, _ in rows)
+        sweeps = [(of_curve(curve, longest), at, label) for (curve, label), at in zip(rows, last)]
+        best, _, label = max(sweeps, key=lambda each: (len(each[0].usable), each[1]))
         if others := [other for sweep, _, other in sweeps if sweep is not best]:
             note = f"taken is the sweep with the most loads ({label}), not {'; '.join(others)}"
             best = replace(best, notes=(*best.notes, note))
@@ -112,15 +111,13 @@ def with_tpot(point: Point) -> Point:
 def _beyond_graphs(curve: Curve) -> Iterator[str]:
     """A note if steps with a prompt have more tokens than the largest CUDA graph, and the host is late for them."""
     best, spec = max(curve.valid, key=lambda p: fmean(p.repeats), default=None), curve.spec
-    if best is None or spec is None or spec.platform != "cuda" or spec.enforce_eager:
-        return
-    if GRAPHS & spec.arguments.keys():
+    graphs = spec and spec.platform == "cuda" and not spec.enforce_eager and not GRAPHS & spec.arguments.keys()
+    if best is None or not graphs or (idle := idle_share(best.engine_active)) is None:
         return
     runs = [m for m in curve.measurements if m.id in best.records]
     prompts = mean_of_known(steps_with_prompts(m.run) for m in runs) or 0.0
     tokens = best.concurrency + fmean(m.workload.mean_prompt_tokens for m in runs)
-    idle = idle_share(best.engine_active)
-    if idle is not None and idle >= IDLE and prompts >= MANY and tokens > LARGEST_GRAPH:
+    if idle >= IDLE and prompts >= MANY and tokens > LARGEST_GRAPH:
         yield (
             f"no kernel runs for {percent(idle)} of the time at {best.concurrency} in flight; {percent(prompts)} "
             f"of the steps hold a prompt and more tokens than vLLM's largest CUDA graph: measure again with "
@@ -145,8 +142,9 @@ def _served(
     weights = (resolved and resolved.weight_bytes) or (kv_cache.weight_bytes(spec, each) if each else None)
     footprint, why_not = None, ""
     if weights is None or layout.bytes_per_token is None or layout.windows is None:
-        why_not = f"its {'weights are' if weights is None else 'KV cache is'} not known"
-        why_not = why_not if resolved is None else "the shape or the data type of the model is not known"
+        unknown = "weights are" if weights is None else "KV cache is"
+        why_not = "the shape or the data type of the model is" if resolved else f"its {unknown}"
+        why_not += " not known"
     elif longest is None:
         why_not = "the longest request is not known: --max-model-len"
     else:
@@ -203,8 +201,7 @@ def of_external(
     """One subject, the curve of external results. spec: an engine of the model; with None only the batch can be
     advised. longest: tokens of a request at full length. kv_blocks: of the engine, of 16 tokens each."""
     notes, points, engine, shares = [*notes, *_left_out(curve)], [], None, []
-    over = [p.concurrency for p in curve.points if more_in_flight(p)]
-    if over:
+    if over := [p.concurrency for p in curve.points if more_in_flight(p)]:
         odd = f"output rate x latency is more than the knob at {', '.join(map(str, over))}"
         notes.append(f"{odd}: the knob is taken as the batch")
     for point in curve.points:

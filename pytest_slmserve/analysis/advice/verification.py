@@ -60,17 +60,15 @@ def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSp
     )
 
 
-def verified(
-    advice: Advice, spec: EngineSpec, found: Sequence[Measurement], margin: float = MARGIN
-) -> Iterator[Verdict]:
+def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement]) -> Iterator[Verdict]:
     """Verdicts on what was predicted of an engine: that it preempts no request, its KV blocks if they are known, its
     throughput, its latency. found: all measurements of the engine `spec` at the advised batch, invalid ones too; at
     least one."""
     name, limit, point = advice.subject.name, advice.decision.limit, with_tpot(points_of(found)[0])
-    count = sum(sum(m.run.steps.preempted) for m in found)
-    lost = f"{count} preemptions, though its KV cache was to hold all at full length"
-    state = State.FAILS if count else State.PASSES
-    yield Verdict(UNPREEMPTED, name, state, lost if count else "no request was preempted")
+    state, why = State.PASSES, "no request was preempted"
+    if count := sum(sum(m.run.steps.preempted) for m in found):
+        state, why = State.FAILS, f"{count} preemptions, though its KV cache was to hold all at full length"
+    yield Verdict(UNPREEMPTED, name, state, why)
     if all(blocks is not None for blocks in (predicted_blocks(spec, found[0].resolved), found[0].resolved.kv_blocks)):
         yield kv_blocks_as_predicted(spec, [found[0].resolved], records=(found[0].id,))
     advised, usable = advice.advised, advice.subject.usable
@@ -83,22 +81,20 @@ def verified(
         over = ratio(point, before, valid_points(among))
     else:  # a prediction by the law has no noise of its own
         over = around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
-    why = f"{percent_interval(over)} of what was predicted (bound {percent(margin)} apart){unsure(over)}"
-    yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - margin, 1 + margin), why, over, 1.0, point)
+    why = f"{percent_interval(over)} of what was predicted (bound {percent(MARGIN)} apart){unsure(over)}"
+    yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - MARGIN, 1 + MARGIN), why, over, 1.0, point)
     if limit is not None:
-        wait, bound = around(point, among, e2e_s), limit.seconds * (1 + margin)
+        wait, bound = around(point, among, e2e_s), limit.seconds * (1 + MARGIN)
         ms = f"{1e3 * wait.value:.3g} ms per output token, {1e3 * limit.seconds:.3g} ms are allowed"
-        why = f"{ms} (bound {percent(margin)} above it){unsure(wait)}"
+        why = f"{ms} (bound {percent(MARGIN)} above it){unsure(wait)}"
         yield Verdict.from_interval(LATENCY, name, below(wait, bound), why, wait, bound, point)
 
 
-def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint, margin: float = MARGIN) -> Verdict:
+def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint) -> Verdict:
     """Verdict on whether the gain of several engines over one is within the bound of the advice. single: one engine at
     the advised batch. together: the engines that share the device."""
-    name = engines(together.models)
-    ceiling = None
-    if advice.gains:
-        ceiling = advice.gains.mps if together.sharing == "mps" else advice.gains.time_slicing
+    name, gains = engines(together.models), advice.gains
+    ceiling = None if gains is None else gains.mps if together.sharing == "mps" else gains.time_slicing
     for point in (together, single):
         if point.degraded or not point.valid:
             why = "; ".join(point.degraded if point.valid else point.problems) or "it has no valid repeat"
@@ -107,6 +103,6 @@ def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint, mar
         return Verdict.inconclusive(BOUNDED, name, "no sensor or data sheet bounds the gain")
     gain = ratio(together, single)
     why = f"{times(gain)} what one has alone, by {together.sharing}; at most {ceiling.factor:.3g} times is possible"
-    why = f"{why} (bound {percent(margin)} above it){unsure(gain)}"
-    state = below(gain, ceiling.factor * (1 + margin))
+    why = f"{why} (bound {percent(MARGIN)} above it){unsure(gain)}"
+    state = below(gain, ceiling.factor * (1 + MARGIN))
     return Verdict.from_interval(BOUNDED, name, state, why, gain, ceiling.factor, together, single)

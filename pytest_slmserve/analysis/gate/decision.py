@@ -96,28 +96,28 @@ class InterimAnalysis:
     outcome: State
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Both sides compared in one endpoint, over all pairs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(PairSeries):
+    """Both sides compared in one endpoint, over all pairs. margin: the one that counts.
 
-    ratio: candidate over baseline (Hodges and Lehmann 1963), with its 95 % interval. worse: mean logarithm of the cost
-    ratio. sd: standard deviation of one pair. detectable: the smallest worsening of this endpoint only, as a share,
-    that this number of pairs finds with a power of 90 %. decided_at: pairs at which the outcome was known, None if it
-    is not known. interim: the analyses that led to it.
+    gated: whether it has an outcome. n: pairs with both values. ratio: candidate over baseline (Hodges and Lehmann
+    1963), with its 95 % interval. worse: mean logarithm of the cost ratio. sd: standard deviation of one pair.
+    detectable: the smallest worsening of this endpoint only, as a share, that this number of pairs finds with a power
+    of 90 %. decided_at: pairs at which the outcome was known, None if it is not known. interim: the analyses that led
+    to it.
     """
 
-    name: str
-    better: Better
+    margin: float
+    gated: bool
     outcome: State
     why: str
-    margin: float
     n: int
-    ratio: Interval | None = None
-    worse: float | None = None
-    sd: float | None = None
-    detectable: float | None = None
-    decided_at: int | None = None
-    interim: tuple[InterimAnalysis, ...] = ()
+    ratio: Interval | None
+    worse: float | None
+    sd: float | None
+    detectable: float | None
+    decided_at: int | None
+    interim: tuple[InterimAnalysis, ...]
 
 
 def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparison, ...]:
@@ -191,12 +191,12 @@ def is_positive(value: float | None) -> TypeGuard[float]:
 
 
 def compare_sides(
-    series: PairSeries, criteria: GateCriteria, interim: Sequence[InterimAnalysis] = (), family: int = 1
+    series: PairSeries, criteria: GateCriteria, interim: Sequence[InterimAnalysis] | None = None, family: int = 1
 ) -> Comparison:
-    """Comparison of an endpoint. interim: its interim analyses; none if it is not gated, and then it has no outcome.
-    family: number of endpoints that are gated together."""
+    """Comparison of an endpoint. interim: its interim analyses; None if it is not gated. family: number of endpoints
+    that are gated together."""
     outcome = interim[-1].outcome if interim else State.INCONCLUSIVE
-    decided = None if outcome is State.INCONCLUSIVE else next(i.pairs for i in interim if i.outcome is outcome)
+    decided = None if outcome is State.INCONCLUSIVE else next(i.pairs for i in interim or () if i.outcome is outcome)
     missing = ""
     for number, pair in enumerate(series.pairs, 1):
         if absent := [side for side, value in zip(("baseline", "candidate"), pair) if not is_positive(value)]:
@@ -232,16 +232,18 @@ def compare_sides(
     return Comparison(
         name=series.name,
         better=series.better,
+        pairs=series.pairs,
+        margin=margin,
+        gated=interim is not None,
         outcome=outcome,
         why=why,
-        margin=margin,
         n=n,
         ratio=estimates.factor(hodges_lehmann(ratios)) if ratios else None,
         worse=series.sign * fmean(ratios) if ratios else None,
         sd=sd,
         detectable=detectable,
         decided_at=decided,
-        interim=tuple(interim),
+        interim=tuple(interim or ()),
     )
 
 
@@ -265,24 +267,18 @@ def _means_beyond(n: int, tail: float) -> int:
     return sum(1 for below in accumulate(ways) if below / 2**n <= tail) - 1
 
 
-def suspects(releases: Sequence[str], outcomes: Mapping[str, State]) -> Sequence[str]:
-    """Releases of which one is the first slow one, ascending: a single one if it is known.
+def suspects(releases: Sequence[str], outcomes: Mapping[str, State]) -> tuple[Sequence[str], str | None]:
+    """Releases of which one is the first slow one, ascending: a single one if it is known. And the release to gate
+    next, of those without an outcome the nearest to their middle; None if there is none.
 
     releases: ascending, the good one first and the slow one last. outcomes: of the gates so far, against the good one;
     INCONCLUSIVE also for a release that could not be started.
     """
     slow = next(i for i, each in enumerate(releases) if i == len(releases) - 1 or outcomes.get(each) is State.FAILS)
     good = max(i for i, each in enumerate(releases[:slow]) if i == 0 or outcomes.get(each) is State.PASSES)
-    return releases[good + 1 : slow + 1]
-
-
-def next_release(releases: Sequence[str], outcomes: Mapping[str, State]) -> str | None:
-    """The release to gate next: of the suspects without an outcome the nearest to their middle. None if there is
-    none."""
-    between = suspects(releases, outcomes)[:-1]
-    middle = (len(between) - 1) / 2
-    left = [i for i, each in enumerate(between) if each not in outcomes]
-    return between[min(left, key=lambda i: abs(i - middle))] if left else None
+    left = [i for i in range(good + 1, slow) if releases[i] not in outcomes]
+    following = releases[min(left, key=lambda i: abs(2 * i - good - slow))] if left else None
+    return releases[good + 1 : slow + 1], following
 
 
 GATES = 1000  # drawn for each rate: half a percent is then known to a quarter

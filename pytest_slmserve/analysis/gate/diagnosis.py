@@ -17,7 +17,7 @@ The measurements behind this rule are in docs/gate-decision.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import date
 from typing import Any
@@ -54,50 +54,40 @@ class Change:
         return self.absolute / self.baseline if self.baseline > 0 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+BY_STEP, BY_DEVICE = ("prefill", "decode"), ("host gap", "kernels")  # parts that add up to the total
+PROBE = ("host-speed probe", "its CPU time")
+
+
+@dataclass(frozen=True, slots=True)
 class Windows:
     """All windows of one side at one load, together.
 
-    with_prompt: steps whose row names a prompt. alone: steps that only decode. steps: per request. total_s, decode_s,
-    gap_s: seconds of the engine per request, which are not a user's waiting time: all; those if no step held a prompt,
-    None if fewer than `FEWEST_ALONE` steps only decode or no row names a prompt; those in which no kernel ran on the
-    GPU, None without sensors. probe_s, probe_cpu_s: mean time of a piece of work of the host-speed probe, and its CPU
-    time, None without a probe.
+    with_prompt: steps whose row names a prompt. alone: steps that only decode. figures: those that are known, by name.
+    "total" and its parts are seconds of the engine per request, which are not a user's waiting time. There is no
+    prefill and no decode if fewer than `FEWEST_ALONE` steps only decode or no row names a prompt, and no host gap and
+    no kernels without sensors. `PROBE`: mean seconds of a piece of work of the host-speed probe.
     """
 
     measurements: int
     with_prompt: int
     alone: int
-    steps: float
-    step_s: float
-    total_s: float
-    decode_s: float | None
-    gap_s: float | None
-    probe_s: float | None
-    probe_cpu_s: float | None
+    figures: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Split:
-    """The time of a model's requests on both sides, at one load of one workload.
-
-    total: seconds per request. by_step: prefill and decode, which add up to the total; empty if a side cannot tell them
-    apart. by_device: host gap and kernels, which add up to the total; empty if a side had no sensor for them. steps:
-    per request, more of them if the engine holds fewer sequences at once. step: seconds per step. probe: time and CPU
-    time of the same piece of Python next to both sides, which show how much of a change may be the host's; empty if a
-    side had no host-speed probe.
-    """
+    """The time of a model's requests on both sides, at one load of one workload. changes: of the figures that both
+    sides know, by name."""
 
     model: str
     load: Load
     baseline: Windows
     candidate: Windows
-    total: Change
-    by_step: tuple[Change, ...]
-    by_device: tuple[Change, ...]
-    steps: Change
-    step: Change
-    probe: tuple[Change, ...]
+    changes: Mapping[str, Change]
+
+    def known(self, names: Sequence[str]) -> list[Change]:
+        """Changes of these figures; empty if a side does not know them."""
+        return [self.changes[name] for name in names if name in self.changes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,34 +122,11 @@ def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
             room = max(1, tokens - (m.load.max_concurrency or 0))
             lag = max(lag, math.ceil(max(m.run.samples.prompt_tokens, default=0) / room))
         before, after = (_windows(side[key], lag) for side in sides)
-        total = Change("total", before.total_s, after.total_s)
-        split = Split(
-            model=key[0],
-            load=key[2],
-            baseline=before,
-            candidate=after,
-            total=total,
-            by_step=_parts(total, "decode", "prefill", before.decode_s, after.decode_s)[::-1],
-            by_device=_parts(total, "host gap", "kernels", before.gap_s, after.gap_s),
-            steps=Change("steps per request", before.steps, after.steps),
-            step=Change("step", before.step_s, after.step_s),
-            probe=(
-                *_known("host-speed probe", before.probe_s, after.probe_s),
-                *_known("its CPU time", before.probe_cpu_s, after.probe_cpu_s),
-            ),
-        )
-        found.append(split)
+        changes = [
+            Change(name, value, after.figures[name]) for name, value in before.figures.items() if name in after.figures
+        ]
+        found.append(Split(key[0], key[2], before, after, {change.name: change for change in changes}))
     return tuple(found)
-
-
-def _known(name: str, baseline: float | None, candidate: float | None) -> tuple[Change, ...]:
-    """The change of a quantity; empty if a side has not measured it."""
-    return () if baseline is None or candidate is None else (Change(name, baseline, candidate),)
-
-
-def _parts(total: Change, name: str, rest: str, baseline: float | None, candidate: float | None) -> tuple[Change, ...]:
-    found = _known(name, baseline, candidate)
-    return (*found, *(Change(rest, total.baseline - f.baseline, total.candidate - f.candidate) for f in found))
 
 
 def _windows(measurements: Sequence[Measurement], lag: int) -> Windows:
@@ -177,24 +144,22 @@ def _windows(measurements: Sequence[Measurement], lag: int) -> Windows:
             following = trace.prompt_tokens[i : i + lag + 1]  # at the very end of a trace the next rows are not known
             if len(following) == lag + 1 and not any(following):
                 alone_s.append(step_s)
-    total_s = math.fsum(seconds) / math.fsum(requests)
-    decode_s = None
+    total_s, seen = math.fsum(seconds) / math.fsum(requests), [device_figures(m.run) for m in measurements]
+    figures = {
+        "total": total_s,
+        "steps per request": steps / math.fsum(requests),
+        "step": math.fsum(seconds) / steps,
+        PROBE[0]: mean_of_known(each.probe_s for each in seen),
+        PROBE[1]: mean_of_known(each.probe_cpu_s for each in seen),
+    }
     if len(alone_s) >= FEWEST_ALONE and with_prompt:
         decode_s = steps * math.fsum(alone_s) / len(alone_s) / math.fsum(requests)
-    seen = [device_figures(m.run) for m in measurements]
+        figures |= {"prefill": total_s - decode_s, "decode": decode_s}
     idle = mean_of_known(idle_share(each.engine_active) for each in seen)
-    return Windows(
-        measurements=len(measurements),
-        with_prompt=with_prompt,
-        alone=len(alone_s),
-        steps=steps / math.fsum(requests),
-        step_s=math.fsum(seconds) / steps,
-        total_s=total_s,
-        decode_s=decode_s,
-        gap_s=None if idle is None else idle * total_s,
-        probe_s=mean_of_known(each.probe_s for each in seen),
-        probe_cpu_s=mean_of_known(each.probe_cpu_s for each in seen),
-    )
+    if idle is not None:
+        figures |= {"host gap": idle * total_s, "kernels": total_s - idle * total_s}
+    known = {name: value for name, value in figures.items() if value is not None}
+    return Windows(len(measurements), with_prompt, len(alone_s), known)
 
 
 def explaining(parts: Sequence[Change]) -> tuple[Change, float] | None:
@@ -216,7 +181,8 @@ def start_ups(baseline: Sequence[Measurement], candidate: Sequence[Measurement])
         by_model = grouped(launches, lambda launch: launch[0])
         means.append({model: mean_of_known(launches[each] for each in same) for model, same in by_model.items()})
     before, after = means
-    return tuple(change for model in before for change in _known(model, before[model], after.get(model)))
+    both = ((model, mean, after.get(model)) for model, mean in before.items())
+    return tuple(Change(model, old, new) for model, old, new in both if old is not None and new is not None)
 
 
 def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Difference, ...]:

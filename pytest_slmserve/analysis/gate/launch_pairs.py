@@ -159,6 +159,11 @@ class Gated:
     caches: Caches = "warm"
 
     @property
+    def compared(self) -> tuple[Comparison, ...]:
+        """Comparisons of all endpoints, the gated ones first."""
+        return *self.gated, *self.shown
+
+    @property
     def answers(self) -> Answers | None:
         """Comparison of the greedy tokens of both sides; None if they were not requested."""
         return compare_outputs(*([pair.launch(side).outputs for pair in self.pairs] for side in SIDES))

@@ -14,7 +14,7 @@ from typing import Any
 from pytest_slmserve.analysis.compare import changes
 from pytest_slmserve.analysis.compare.changes import METRICS, Judgement
 from pytest_slmserve.analysis.estimates import Interval, factor, grouped
-from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
+from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points import Figure, Point, e2e_s, figure_named, output_rate, point_differences
 from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_curve
@@ -566,17 +566,16 @@ def forest(verdicts: Sequence[Verdict]) -> Spec | None:
     return interval_chart(found, "", f"{verdicts[0].claim}: intervals and bounds")
 
 
-def gate_forest(gated: Sequence[Comparison], shown: Sequence[Comparison], series: Iterable[PairSeries]) -> Spec | None:
+def gate_forest(compared: Sequence[Comparison]) -> Spec | None:
     """Return candidate over baseline of each endpoint: every pair and the estimate with its interval, and the margin of
     those that are gated."""
-    pairs_of, judged = {each.name: each.pairs for each in series}, {each.name for each in gated}
     found: list[Estimate] = []
     pairs: Values = []
-    for each in (*gated, *shown):
+    for each in compared:
         if each.ratio is not None:
-            state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.INCONCLUSIVE, None)
-            found.append((each.name, each.ratio, bound, state, f"{each.ratio.value:.4f}"))
-            both = [(before, after) for before, after in pairs_of[each.name] if before and after is not None]
+            bound = margin_at(each) if each.gated else None
+            found.append((each.name, each.ratio, bound, each.outcome, f"{each.ratio.value:.4f}"))
+            both = [(before, after) for before, after in each.pairs if before and after is not None]
             pairs += [{"subject": each.name, "pair": after / before} for before, after in both]
     mark = {**TICK, "thickness": 1.5, "height": 8, "yOffset": 8, "opacity": 0.6}
     under = [layer(RULE, [{"one": 1}], x="one"), layer(mark, pairs, x="pair", y=row_axis(name for name, *_ in found))]

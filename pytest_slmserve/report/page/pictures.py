@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.claims import evidence
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.compare.deployments import PairReplicas, compared, deployments, on_several_gpus
 from pytest_slmserve.analysis.estimates import Interval, grouped
-from pytest_slmserve.analysis.gate.launch_pairs import GATED, SHOWN, SIDES, Gated, nothing_counts, series_of
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, nothing_counts
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, check
 from pytest_slmserve.analysis.metrics.window import Slo, delay_of, goodput_of, steps_of
@@ -177,7 +177,7 @@ def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
     drawn = []
     for gated in gates:
         name = f"gate-{gated.model}" + (f"-{gated.gate}" if often[gated.model] > 1 else "")
-        spec = charts.gate_forest(gated.gated, gated.shown, series_of((*GATED, *SHOWN), gated.pairs))
+        spec = charts.gate_forest(gated.compared)
         if spec is None:
             drawn.append(Picture(name, why_not=nothing_counts(gated.dropped)))
             continue

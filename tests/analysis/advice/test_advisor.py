@@ -20,7 +20,6 @@ from pytest_slmserve.analysis.advice.advisor import (
     ServedEngine,
     decide,
     gains_at,
-    least_latency_s,
     plan,
     through,
 )
@@ -78,7 +77,7 @@ def test_the_published_choice(factor, chosen, cap):
 
 def test_two_published_points_predict_the_larger_ones():
     """From 1 and 32 alone: every larger load is told 8 to 13 % too slow."""
-    wait = decide(subject(published(1, 32)), Objectives()).laws.wait
+    wait = decide(subject(published(1, 32)), Objectives()).wait
     errors = [wait.seconds(p.batch_repeats[0]) / p.e2e_repeats[0] - 1 for p in published() if p.concurrency > 32]
     assert len(errors) == 6 and min(errors) > 0.075 and max(errors) < 0.135
 
@@ -195,7 +194,7 @@ def test_through_two_points():
 def test_what_the_batch_needs_and_what_is_freed():
     had = replace(ENGINE, gpu_had_bytes=GPU)
     seen = advice(planted(), Objectives(slo=RelativeSlo(2, 32), gpu_bytes=GPU), engine=had).needs
-    assert seen.batch == 64 and seen.kv_bytes == FOOTPRINT.kv_bytes(64)
+    assert seen.kv_bytes == FOOTPRINT.kv_bytes(64)
     assert seen.freed_bytes == 120 * GIB - FOOTPRINT.kv_bytes(64) and seen.freed_share == seen.freed_bytes / GPU
     assert seen.utilization == 0.097 and seen.total_bytes <= 0.097 * GPU
 
@@ -277,7 +276,7 @@ def test_without_sensors_the_roofline_bounds_both():
     assert seen.time_slicing is seen.mps and seen.mps.unit == "roofline" and seen.mps.factor > 1
     assert seen.power_share is None
     unknown = gains_at(subject(planted(), **facts, output_share=None), 64)
-    assert unknown.ceilings == () and unknown.mps is unknown.time_slicing is None
+    assert unknown.mps is unknown.time_slicing is None
     assert gains_at(subject([]), 64) is None
 
 
@@ -289,15 +288,15 @@ def test_the_load_that_the_bound_was_seen_at_is_the_nearest_below():
 @given(st.floats(0, 1.05), st.floats(0, 1), st.floats(0, 1))
 def test_every_bound_is_at_least_one(engine, dram, tensor):
     busy = replace(point(8, [100.0]), engine_active=engine, dram_active=dram, tensor_active=tensor)
-    found = gains_at(subject([busy]), 8).ceilings
-    assert all(bound.factor >= 1 for bound in found) and len(found) == sum(v > 0 for v in (engine, dram, tensor))
+    found = gains_at(subject([busy]), 8)
+    for bound, used in ((found.time_slicing, (engine, dram, tensor)), (found.mps, (dram, tensor))):
+        assert bound.factor >= 1 if any(used) else bound is None
 
 
 def test_two_engines_are_worth_a_trial_where_something_is_to_be_gained():
     wish = Objectives(slo=RelativeSlo(2, 32), gpu_bytes=GPU)
     found = advice(planted(**SENSED), wish)
     assert (found.replicas.advised, found.replicas.each) == (2, 32)
-    assert least_latency_s(found, 2) == pytest.approx(2 * 0.27 / 0.89 * found.advised.latency_s.value)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def together(share: float, **facts: Any) -> Any:
     return shared_points(made)[0]
 
 
-GAINS = Gains(64, (Ceiling("host", 0.9, 1 / 0.9), Ceiling("dram", 0.5, 2.0)), None)
+GAINS = Gains(64, None, Ceiling("host", 0.9, 1 / 0.9, "the host"), Ceiling("dram", 0.5, 2.0, "the memory"))
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(0.8, PASSES), (1.1, PASSES), (1.3, FAILS)])

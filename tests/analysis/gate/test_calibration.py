@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from pytest_slmserve.analysis.gate.decision import (
     MIN_POWER,
-    Comparison,
     GateCriteria,
     InterimAnalysis,
     PairSeries,
     calibrate,
+    compare_sides,
     noise_of,
     weakened,
 )
@@ -69,7 +70,7 @@ def test_only_a_pass_that_says_nothing_is_weakened(outcome):
     seen = calibrate(noise_of(series), series, TERMS, GATES)
     steps = (InterimAnalysis(4, 1.0, 0.98, 0.99, outcome),)
     weak, strong = (
-        Comparison(name, "higher", outcome, "why", 0.03, 4, decided_at=4, interim=steps)
+        replace(compare_sides(noisy(0.003, name, n=4), TERMS, steps), outcome=outcome, decided_at=4)
         for name in ("tokens/s", "latency")
     )
     found, same = weakened([weak, strong], seen)

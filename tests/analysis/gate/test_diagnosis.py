@@ -11,6 +11,8 @@ from strategies import H200, RESOLVED, measurement
 from traces import traced
 
 from pytest_slmserve.analysis.gate.diagnosis import (
+    BY_DEVICE,
+    BY_STEP,
     FEWEST_ALONE,
     Change,
     Difference,
@@ -41,10 +43,6 @@ def split(baseline, candidate) -> Split:
     return found
 
 
-def by_name(*parts: Change) -> dict[str, Change]:
-    return {part.name: part for part in parts}
-
-
 def swapped(change: Change) -> Change:
     return replace(change, baseline=change.candidate, candidate=change.baseline)
 
@@ -54,7 +52,7 @@ def swapped(change: Change) -> Change:
 @settings(max_examples=20)
 def test_planted_parts_come_out(lag, decode_s, prompt_s):
     m = traced(decode_s, prompt_s, lag=lag)
-    prefill, decode = split(m, m).by_step
+    prefill, decode = split(m, m).known(BY_STEP)
     assert decode.baseline == pytest.approx(PER_REQUEST * decode_s, rel=1e-6)
     assert prefill.baseline == pytest.approx(prompt_s, rel=0.02, abs=1e-6 * decode_s + 1e-9)
 
@@ -63,12 +61,12 @@ def test_planted_parts_come_out(lag, decode_s, prompt_s):
 @settings(max_examples=30)
 def test_parts_add_up_to_the_total_on_both_sides(baseline, candidate):
     found = split(traced(**baseline), traced(**candidate))
-    assert found.by_step
-    for parts in filter(None, (found.by_step, found.by_device)):
-        assert sum(p.baseline for p in parts) == pytest.approx(found.total.baseline)
-        assert sum(p.candidate for p in parts) == pytest.approx(found.total.candidate)
-        scale = found.total.baseline + found.total.candidate
-        assert sum(p.absolute for p in parts) == pytest.approx(found.total.absolute, abs=1e-9 * scale)
+    assert found.known(BY_STEP)
+    for parts in filter(None, (found.known(BY_STEP), found.known(BY_DEVICE))):
+        assert sum(p.baseline for p in parts) == pytest.approx(found.changes["total"].baseline)
+        assert sum(p.candidate for p in parts) == pytest.approx(found.changes["total"].candidate)
+        scale = found.changes["total"].baseline + found.changes["total"].candidate
+        assert sum(p.absolute for p in parts) == pytest.approx(found.changes["total"].absolute, abs=1e-9 * scale)
 
 
 @given(SIDES, SIDES)
@@ -76,19 +74,17 @@ def test_parts_add_up_to_the_total_on_both_sides(baseline, candidate):
 def test_swapping_the_sides_swaps_every_part(baseline, candidate):
     one, other = traced(**baseline), traced(**candidate)
     there, back = split(one, other), split(other, one)
-    assert back.total == swapped(there.total)
-    assert back.by_step == tuple(map(swapped, there.by_step))
-    assert back.by_device == tuple(map(swapped, there.by_device))
-    assert (back.steps, back.step) == (swapped(there.steps), swapped(there.step))
-    assert back.total.absolute == -there.total.absolute
+    assert back.changes == {name: swapped(change) for name, change in there.changes.items()}
+    assert back.changes["total"].absolute == -there.changes["total"].absolute
 
 
 @given(SIDES, SIDES)
 @settings(max_examples=20)
 def test_steps_per_request_times_their_length_are_the_total(baseline, candidate):
     found = split(traced(**baseline), traced(**candidate))
-    assert found.steps.baseline * found.step.baseline == pytest.approx(found.total.baseline)
-    assert found.steps.candidate * found.step.candidate == pytest.approx(found.total.candidate)
+    total, steps, step = (found.changes[name] for name in ("total", "steps per request", "step"))
+    assert steps.baseline * step.baseline == pytest.approx(total.baseline)
+    assert steps.candidate * step.candidate == pytest.approx(total.candidate)
 
 
 PLANTED = {"decode": {"decode_s": 0.0046}, "prefill": {"prompt_s": 0.008}}
@@ -102,51 +98,51 @@ def test_a_planted_slowdown_is_found_whatever_the_lag(part, lag, candidate_lag, 
     baseline = traced(lag=lag, concurrency=concurrency)
     candidate = traced(lag=candidate_lag, concurrency=concurrency, **PLANTED[part])
     assert not problems(baseline) and not problems(candidate)
-    slower, share = explaining(split(baseline, candidate).by_step)
+    slower, share = explaining(split(baseline, candidate).known(BY_STEP))
     assert slower.name == part
     assert share == pytest.approx(1, abs=0.05)
-    faster, share = explaining(split(candidate, baseline).by_step)
+    faster, share = explaining(split(candidate, baseline).known(BY_STEP))
     assert (faster.name, share) == (part, pytest.approx(1, abs=0.05))
 
 
 def test_slower_decoding_is_decoding_where_most_steps_hold_a_prompt_too():
     """At 12 of 32 two steps of three are held up: all of their time would be more than all of the others'."""
     found = split(traced(concurrency=12), traced(decode_s=0.0046, concurrency=12))
-    assert explaining(found.by_step)[0].name == "decode"
+    assert explaining(found.known(BY_STEP))[0].name == "decode"
 
 
 def test_a_planted_gap_is_the_gap():
     baseline, candidate = traced(idle=0.1), traced(0.005, 0.0075, idle=0.28)  # a quarter longer, kernels as before
     found = split(baseline, candidate)
-    gap, share = explaining(found.by_device)
+    gap, share = explaining(found.known(BY_DEVICE))
     assert (gap.name, share) == ("host gap", pytest.approx(1))
-    assert by_name(*found.by_device)["kernels"].absolute == pytest.approx(0, abs=1e-9)
+    assert found.changes["kernels"].absolute == pytest.approx(0, abs=1e-9)
 
 
 def test_the_gap_is_that_of_the_measurements_with_sensors():
     (found,) = splits([traced(idle=0.3), traced(idle=None)], [traced(idle=0.5)])
-    gap, _ = found.by_device
-    assert gap.baseline == pytest.approx(0.3 * found.total.baseline)
+    gap, _ = found.known(BY_DEVICE)
+    assert gap.baseline == pytest.approx(0.3 * found.changes["total"].baseline)
 
 
 @pytest.mark.parametrize("concurrency", [16, 32, 64])
 def test_where_nearly_every_step_holds_a_prompt_nothing_is_split(concurrency):
     found = split(traced(concurrency=concurrency), traced(concurrency=concurrency))
     assert found.baseline.alone < FEWEST_ALONE
-    assert found.by_step == () and found.by_device != ()
+    assert found.known(BY_STEP) == [] and found.known(BY_DEVICE) != []
 
 
 def test_a_trace_that_names_no_prompt_is_not_split():
     m = measurement()
     assert split(m, m).baseline.alone > FEWEST_ALONE
-    assert split(m, m).by_step == ()
-    assert split(traced(), measurement()).by_step == ()
+    assert split(m, m).known(BY_STEP) == []
+    assert split(traced(), measurement()).known(BY_STEP) == []
 
 
 def test_launches_are_counted_together():
     (found,) = splits([traced(0.004), traced(0.005)], [traced(0.004)])
     assert (found.baseline.measurements, found.candidate.measurements) == (2, 1)
-    assert by_name(*found.by_step)["decode"].baseline == pytest.approx(PER_REQUEST * 0.0045)
+    assert found.changes["decode"].baseline == pytest.approx(PER_REQUEST * 0.0045)
 
 
 def test_each_load_of_each_model_is_split_by_itself():
@@ -163,7 +159,7 @@ def test_invalid_measurements_are_left_out():
     broken = traced(0.1, preempted=1)
     assert problems(broken)
     (found,) = splits([traced(), broken], [traced()])
-    assert found.total.absolute == 0
+    assert found.changes["total"].absolute == 0
     assert splits([broken], [traced()]) == ()
 
 
@@ -185,9 +181,9 @@ def test_a_prompt_of_several_steps_holds_up_several_rows():
 
 def test_a_part_may_explain_more_than_everything_or_nothing():
     m = traced()
-    assert explaining(split(m, m).by_step) is explaining(()) is None
+    assert explaining(split(m, m).known(BY_STEP)) is explaining(()) is None
     found = split(traced(0.004, 0.008), traced(0.005, 0.007))
-    part, share = explaining(found.by_step)
+    part, share = explaining(found.known(BY_STEP))
     assert part.name == "decode" and share > 1
 
 
@@ -292,14 +288,15 @@ def measured(kind: str, concurrency: int) -> Windows:
 def test_steps_that_only_decode_are_those_of_an_engine_that_decodes_for_seconds(concurrency):
     staggered, burst = measured("staggered", concurrency), measured("burst", concurrency)
     assert staggered.with_prompt > 0.45 * staggered.alone and burst.with_prompt < burst.alone / 20
-    assert staggered.decode_s / staggered.steps == pytest.approx(burst.decode_s / burst.steps, rel=0.05)
+    each = [side.figures["decode"] / side.figures["steps per request"] for side in (staggered, burst)]
+    assert each[0] == pytest.approx(each[1], rel=0.05)
 
 
 @in_checkout
 def test_what_differs_between_launches_of_one_release_is_the_gap():
     """Kernels take as long as ever, whatever the host does."""
     records = read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz").measurements
-    pairs = [found.by_device for found in splits(records[0::2], records[1::2])]
+    pairs = [found.known(BY_DEVICE) for found in splits(records[0::2], records[1::2])]
     gaps, kernels = ([abs(parts[i].absolute) for parts in pairs] for i in (0, 1))
     assert len(pairs) > 20
     assert median(gap / max(kernel, 1e-9) for gap, kernel in zip(gaps, kernels)) > 3
