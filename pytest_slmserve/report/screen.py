@@ -21,9 +21,9 @@ from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report import deployments
 from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.compare import history_report
+from pytest_slmserve.report.compare import history_sections
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
+from pytest_slmserve.report.loads import JOB_LEGEND, ValidityCriteria, job_sections, load_sections
 from pytest_slmserve.report.points import first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import Legend, Section, Table, section_texts
 from pytest_slmserve.report.sweeps import energy_sections, overview_tables, sweep_sections
@@ -230,20 +230,16 @@ def disturbances(found: Findings) -> tuple[str, list[str]]:
 def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]:
     """Yield the lines at the end of a run: the summary, below all tables if `detail` asks for them."""
     with laid_out(every_column=detail == "all"):
-        if detail != "summary":  # also the notes that the summary has no room for
+        if detail != "summary":
             yield from tables(found)
-            yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
-            if found.reused:
-                each = ", ".join(f"{name} ({n})" for name, n in found.reused.items())
-                yield folded(f"{found.reused_text}: {each}"), None
             yield "", None
             found = replace(found, notes=(), reused={})
         yield from screen(found)
 
 
 def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
-    """Return the sections of everything that was measured, with their legends, by heading. Gates, the history over
-    releases and single loads have sections of their own. A section is made when it is read."""
+    """Return the sections of everything that was measured, with their legends, by heading. Most are made when they are
+    read."""
     jobs = job_sections(found.jobs)
     return {
         "Models": sweep_sections(found),
@@ -252,16 +248,22 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
         "Interfaces": deployments.interfaces_sections(found.curves),
         "Jobs": [*jobs, Legend(JOB_LEGEND)] if jobs else [],
         "Energy": energy_sections(found),
+        "History": history_sections(found.history),
+        "Gate": map(gates.gate_section, found.gates),
+        "Loads": load_sections(found.loads, ValidityCriteria(found.slo)),
     }
 
 
 def tables(found: Findings) -> Iterator[Line]:
-    """Yield every table and verdict, as pieces of text with a colour."""
-    yield from ((text, None) for each in subject_sections(found).values() for text in section_texts(each))
-    if found.judged:
-        yield from ((folded(text), colour) for text, colour in verdict_lines(found.outcomes))
-    yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
-    yield from ((text, None) for text in section_texts(map(gates.gate_section, found.gates)))
+    """Yield every table, verdict and note, as pieces of text with a colour."""
+    for heading, shown in subject_sections(found).items():
+        if heading == "History" and found.judged:  # claims are of the sections above
+            yield from ((folded(text), colour) for text, colour in verdict_lines(found.outcomes))
+        yield from ((text, None) for text in section_texts(shown))
+    yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
+    if found.reused:
+        each = ", ".join(f"{name} ({n})" for name, n in found.reused.items())
+        yield folded(f"{found.reused_text}: {each}"), None
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:

@@ -33,9 +33,14 @@ Look = Literal["good", "bad", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """Explanation of the columns of a table. It is broken into lines without an indent."""
+    """Explanation of the columns of a table, broken into lines without an indent. notes: further lines, indented."""
 
     text: str
+    notes: Sequence[str] = ()
+
+    @property
+    def lines(self) -> str:
+        return "\n".join([hanging(self.text, 0), *(hanging(note, 2) for note in self.notes)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +129,14 @@ def section_text(shown: Section | Legend) -> str:
     """Return the text of a section, or of a legend of several sections, as a terminal shows it in the layout in
     force."""
     if isinstance(shown, Legend):
-        return hanging(shown.text, 0)
+        return shown.lines
     lines = [shown.title]
     for part in shown.parts:
         match part:
             case str():
                 lines.append(part)
-            case Legend(text):
-                lines.append(hanging(text, 0))
+            case Legend():
+                lines.append(part.lines)
             case Named(pairs) if pairs:
                 lines += ["", named_lines(pairs)]
             case Table(rows, columns, heading=heading, always=always) if rows:
@@ -140,8 +145,8 @@ def section_text(shown: Section | Legend) -> str:
 
 
 def section_markdown(shown: Section) -> str:
-    """Return a section as Markdown, for the page of a workflow or a comment on a pull request. Lines and names are lists.
-    A text of several lines is folded below its first one."""
+    """Return a section as Markdown, for the page of a workflow or a comment on a pull request. Lines and names are
+    lists. A text of several lines is folded below its first one."""
     lines = [f"### {shown.title}", ""]
     for part in shown.parts:
         match part:

@@ -111,12 +111,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
         tallies.append((len(judged), f"gate: {gate.WORDS[state]}", gate.LOOKS[state]))
     others = screen.subject_sections(found)
     del others["Models"]  # they have a place of their own
-    subjects = [
-        page_section("Gate", map(gate.gate_section, found.gates)),
-        *(page_section(heading, each) for heading, each in (*sections.items(), *others.items())),
-        page_section("Loads", loads.load_sections(found.loads, loads.ValidityCriteria(found.slo))),
-        page_section("History", compare.history_sections(found.history)),
-    ]
+    subjects = [page_section(*each) for each in {"Gate": others.pop("Gate"), **sections, **others}.items()]
     title, measured = _measured(measurements)
     alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
     with laid_out(WIDE):
@@ -306,7 +301,6 @@ def rendered(
     *,
     status: int | None = None,
     progress: str = "",
-    text: str = "",
     sections: Mapping[str, Iterable[Section]] | None = None,
 ) -> str:
     """Return the text of the page. Raises BadUsage without Jinja2.
@@ -315,11 +309,12 @@ def rendered(
         archives: Paths of the results files that hold the measurements of the findings. The page holds them, too.
         status: Exit status of the command or run.
         progress: Sentence on how far a run is.
-        text: All that a terminal shows.
         sections: Further sections by their heading.
     """
     content = page_content(found, status, sections or {})
     records = [one for archive in archives for one in embedded(archive)]
+    with laid_out(TEXT_WIDTH, every_column=True):
+        text = "\n".join(text for text, _ in screen.tables(found))
     page: str = template().render(content, **shared_parts(), records=records, progress=progress, text=text)
     return page
 
@@ -412,11 +407,8 @@ class RunPage:
             A note on why no page was written; empty if one was.
         """
         begun = time.monotonic()
-        with laid_out(TEXT_WIDTH, every_column=True):
-            text = "\n".join(text for text, _ in screen.tables(found))
         try:
-            archives = filter(None, [found.records])
-            write_page(self.path, found, archives, status=status, progress=progress, text=text)
+            write_page(self.path, found, filter(None, [found.records]), status=status, progress=progress)
         except SlmError as error:
             self.next_at = float("inf")
             return f"no page was written: {error}"
