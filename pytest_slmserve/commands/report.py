@@ -32,7 +32,7 @@ from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_cou
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.points import is_windowed
 from pytest_slmserve.report.screen import screen, subject_sections, tables
-from pytest_slmserve.report.section import section_texts
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import BadUsage, Detail, is_file, of_a_command
 from pytest_slmserve.schema.printable import printable
@@ -192,7 +192,7 @@ def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
         if detail == "summary":
-            yield from section_texts(subject_sections(found)["Loads"])
+            yield from (f"{section_text(each)}\n" for each in subject_sections(found)["Loads"])
 
 
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:

@@ -25,7 +25,7 @@ from pytest_slmserve.report.compare import history_sections
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.loads import JOB_LEGEND, ValidityCriteria, job_sections, load_sections
 from pytest_slmserve.report.points import first_of_each_kind, reason_kind, valid_cell
-from pytest_slmserve.report.section import Legend, Section, Table, section_texts
+from pytest_slmserve.report.section import Legend, Section, Table, section_text
 from pytest_slmserve.report.sweeps import energy_sections, overview_tables, sweep_sections
 from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
@@ -259,7 +259,7 @@ def tables(found: Findings) -> Iterator[Line]:
     for heading, shown in subject_sections(found).items():
         if heading == "History" and found.judged:  # claims are of the sections above
             yield from ((folded(text), colour) for text, colour in verdict_lines(found.outcomes))
-        yield from ((text, None) for text in section_texts(shown))
+        yield from ((f"{section_text(each)}\n", None) for each in shown)
     yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
     if found.reused:
         each = ", ".join(f"{name} ({n})" for name, n in found.reused.items())

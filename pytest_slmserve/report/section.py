@@ -22,7 +22,7 @@ section was made of (`report.as_json`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,7 +56,7 @@ class Table:
 
     caption: Title of the table in an HTML report.
     heading: Line above the table in a terminal.
-    always: Number of first columns that are shown even if no row has anything to show in them.
+    always: Number of first columns that are shown even if no row has anything in them.
     """
 
     rows: Sequence[Any]
@@ -126,8 +126,7 @@ class Section:
 
 
 def section_text(shown: Section | Legend) -> str:
-    """Return the text of a section, or of a legend of several sections, as a terminal shows it in the layout in
-    force."""
+    """Return the text of a section, or of a legend of several sections, for a terminal with the layout in force."""
     if isinstance(shown, Legend):
         return shown.lines
     lines = [shown.title]
@@ -164,8 +163,3 @@ def section_markdown(shown: Section) -> str:
                 sides = ("---:" if right else "---" for right in cells.numeric)
                 lines += ["", *(f"| {' | '.join(row)} |" for row in (cells.heads, sides, *cells.rows)), ""]
     return "\n".join([*lines, ""])
-
-
-def section_texts(shown: Iterable[Section | Legend]) -> Iterator[str]:
-    """Yield the texts of sections and legends, each with an empty line below it."""
-    yield from (f"{section_text(each)}\n" for each in shown)

@@ -406,32 +406,28 @@ def _engine_findings(curve: Curve) -> Iterator[tuple[str, str]]:
         yield "repeats", f"{text}{more}"
 
 
-CHART_NOTES = {
-    "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
-    "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
-    "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",
-    "Batch held": "Dashed: every request in flight is in the batch.",
-    STEP_TITLE: STEP_LEGEND,
-}
+THROUGHPUT_NOTE = (
+    "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the roofline, and loads that are "
+    "predicted. Hollow: degraded, or predicted."
+)
 
 
 def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
     """Yield the charts of a sweep over its load, quantiles of latencies, and the course of one window."""
-    flat = curve.plateau(tolerance).value if is_main_sweep(curve) or curve.axes.knob else None
-    if curve.axes.knob:
-        yield Chart(f"{curve.axes.throughput} over the load", charts.throughputs([(curve.subject, curve)], flat))
-    if curve.axes.knob or not curve.valid:
+    if not curve.valid:
         return
-    made = {
-        "Throughput over load": charts.throughputs([(curve.subject, curve)], flat),
-        **charts.load_charts(curve),
-        STEP_TITLE: charts.step_parts_chart(step_rows(curve), curve.subject),
-    }
-    yield from (Chart(title, spec, CHART_NOTES.get(title, "")) for title, spec in made.items())
+    flat = curve.plateau(tolerance).value if is_main_sweep(curve) or curve.axes.knob else None
+    throughput = charts.throughputs([(curve.subject, curve)], flat)
+    if curve.axes.knob:
+        yield Chart(f"{curve.axes.throughput} over the load", throughput)
+        return
+    yield Chart("Throughput over load", throughput, THROUGHPUT_NOTE)
+    yield from charts.load_charts(curve)
+    yield Chart(STEP_TITLE, charts.step_parts_chart(step_rows(curve), curve.subject), STEP_LEGEND)
     yield from latency_charts({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})
     largest = curve.valid[-1]
-    for title, spec in charts.timeline(largest.used[-1][0]) if largest.used else ():
-        yield Chart(title, spec, group=f"One window at {largest.concurrency} in flight")
+    if largest.used:
+        yield from charts.timeline(largest.used[-1][0], f"One window at {largest.concurrency} in flight")
 
 
 ENERGY: tuple[Column[tuple[str, Point]], ...] = (

@@ -7,7 +7,7 @@ colors of marks can be told apart by all eyes on a light and on a dark ground.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -21,6 +21,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.points import STEP_PARTS, MemoryRow, StepRow, memory_names
+from pytest_slmserve.report.section import Chart
 from pytest_slmserve.report.text_table import figure as shown
 from pytest_slmserve.report.text_table import gib, milliseconds
 from pytest_slmserve.schema import sensors
@@ -346,14 +347,11 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
     return line_chart([*points, *predicted], x, y, names, rules=rules, joined=False, under=under, description=words)
 
 
-def load_charts(curve: Curve) -> dict[str, Spec | None]:
-    """Return charts over the loads of a sweep by their titles; None if nothing that one shows is known.
-
-    They show latencies in ms, the sequences of an engine step with the line on which all requests are in the batch,
-    what the sensors and the data sheet say in per cent, and the energy of an output token in mJ.
-    """
-    loads = [p.concurrency for p in curve.valid] + [p.concurrency for p in curve.predictions]
-    x = load_axis(loads, curve.axes.knob or IN_FLIGHT)
+def load_charts(curve: Curve) -> Iterator[Chart]:
+    """Yield charts over the loads of a sweep: latencies in ms, the sequences of an engine step with the line on which
+    all requests are in the batch, what the sensors and the data sheet say in per cent, and the energy of an output
+    token in mJ."""
+    x = load_axis([*(p.concurrency for p in curve.valid), *(p.concurrency for p in curve.predictions)])
 
     def drawn(rows: Values, y: Spec, words: str, height: int = 200, **more: Any) -> Spec | None:
         description = f"{words}, {curve.subject}"
@@ -367,13 +365,14 @@ def load_charts(curve: Curve) -> dict[str, Spec | None]:
     ]
     known = [point for point in curve.valid if point.energy_per_token_j]
     spent = point_rows(known, "energy_per_token_j", "energy", 1e3, "mJ", noise=False)
-    batches, joules = axis("y", "batch, sequences", "log"), axis("y", "mJ per output token", "log")
-    return {
-        "Latency over load": drawn(waits, axis("y", "ms", "log"), f"latency over {IN_FLIGHT}", 300),
-        "Batch held": drawn(held, batches, f"batch held over {IN_FLIGHT}", joined=False, under=[guide(full)]),
-        "Use of the device": drawn(used, axis("y", "%"), "use of the device"),
-        "Energy": drawn(spent, joules, f"energy over {IN_FLIGHT}", joined=False),
-    }
+    latency = drawn(waits, axis("y", "ms", "log"), f"latency over {IN_FLIGHT}", 300)
+    yield Chart("Latency over load", latency, "Whiskers: 95 % interval of the mean. Both axes are logarithmic.")
+    sequences, words = axis("y", "batch, sequences", "log"), f"batch held over {IN_FLIGHT}"
+    batches = drawn(held, sequences, words, joined=False, under=[guide(full)])
+    yield Chart("Batch held", batches, "Dashed: every request in flight is in the batch.")
+    yield Chart("Use of the device", drawn(used, axis("y", "%"), "use of the device"))
+    joules = axis("y", "mJ per output token", "log")
+    yield Chart("Energy", drawn(spent, joules, f"energy over {IN_FLIGHT}", joined=False))
 
 
 def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
@@ -477,9 +476,9 @@ def quantiles(name: str, values: Values, of: str = IN_FLIGHT) -> Spec:
     return chart([line], x, y, f"{name} quantiles", values, 220)
 
 
-def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
-    """Return the course of one window: engine steps, then sensors, each as a title with its chart. A line has the means
-    over equal parts of the window."""
+def timeline(measurement: Measurement, group: str) -> Iterator[Chart]:
+    """Yield the course of one window: engine steps, then sensors. A line has the means over equal parts of the window.
+    group: heading of the charts."""
     run, sensed = measurement.run, measurement.run.telemetry
     steps, (opens, closes) = run.steps, run.window_s
     courses: list[tuple[str, str, Sequence[float], Sequence[float | None], float]] = [
@@ -490,7 +489,6 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
     if sensed:
         known = [each for each in SENSED if each[2] in sensed.columns]
         courses += [(unit, name, sensed.time_s, sensed.columns[number], times) for unit, name, number, times in known]
-    drawn = []
     for unit, lines in grouped(courses, lambda course: course[0]).items():
         rows: Values = []
         for _, name, at, values, times in lines:
@@ -502,8 +500,7 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
         if rows:
             place = axis("x", "seconds in the window"), axis("y", unit)
             spec = line_chart(rows, *place, dots=False, description=f"{unit} over time", height=150)
-            drawn.append((", ".join(dict.fromkeys(row["series"] for row in rows)), spec))
-    return drawn
+            yield Chart(", ".join(dict.fromkeys(row["series"] for row in rows)), spec, group=group)
 
 
 # Charts of verdicts
