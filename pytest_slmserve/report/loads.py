@@ -33,11 +33,8 @@ LATENCY_CHARTS = "Latency of requests"
 
 
 def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[Chart]:
-    """Yield the quantiles of each latency of all requests under each load, and of the gaps between tokens.
-
-    Args:
-        of: What a load is, for the legend.
-    """
+    """Yield the quantiles of each latency of all requests under each load, and of the gaps between tokens. of: what a
+    load is."""
     for name in ("TTFT", "TPOT", "E2E", "ITL"):
         values = []
         for load, each in loads.items():
@@ -103,11 +100,7 @@ def goodput_found(
     rows: Sequence[Served], attainment: float = ATTAINMENT, unit: str = IN_FLIGHT
 ) -> tuple[Peak | None, HighestLoad | None]:
     """Return the peak of goodput, and the highest load at which enough requests are good; None without a valid row.
-
-    Args:
-        attainment: Share of good requests that suffices.
-        unit: Unit of the loads.
-    """
+    attainment: share of good requests that suffices. unit: of the loads."""
     known = [(s.load, s.goodput) for s in rows if s.goodput and s.valid]
     invalid = [s.load for s in rows if not (s.goodput and s.valid)]
     attained = [(load, each.attainment) for load, each in known if each.attainment is not None]

@@ -63,25 +63,17 @@ class Words(NamedTuple):
 
 @dataclass(slots=True)
 class ScreenPart:
-    """A part of the summary that can shrink.
+    """A part of the summary that can shrink: the last entries go first."""
 
-    entries: Blocks of sentences. The last ones go first if there is no room.
-    unit: What an entry is, for the line that counts those that went.
-    head, foot: Around the entries. In the end only the first line of the head stays.
-    weight: A part of weight 3 keeps three times the lines of one of weight 1.
-    left_out: How many entries went.
-    """
-
-    entries: Sequence[Sequence[Words]]
-    unit: str
-    head: Sequence[Words] = ()
+    entries: Sequence[Sequence[Words]]  # blocks of sentences
+    unit: str  # what an entry is, for the line that counts those that went
+    head: Sequence[Words] = ()  # in the end only its first line stays
     foot: Sequence[Words] = ()
-    weight: int = 1
-    left_out: int = 0
+    weight: int = 1  # a part of weight 3 keeps three times the lines of one of weight 1
+    left_out: int = 0  # entries that went
 
     @property
     def lines(self) -> list[Words]:
-        """Lines of the part as they are shown."""
         none_shown = f"{counted(self.left_out, self.unit)}, which the tables have"
         more = f"and {counted(self.left_out, f'more {self.unit}')}" if self.entries else none_shown
         return [*self.head, *chain(*self.entries), *([Words(f"  {more}")] if self.left_out else []), *self.foot]
@@ -100,7 +92,7 @@ class ScreenPart:
 
 
 def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
-    """Return the lines of the summary, each with a colour. most: number of lines that there is room for."""
+    """Return the lines of the summary, each with a colour, at most `most` of them if they can shrink that far."""
     full = [*_measured_parts(found), *_gate_parts(found), *_judged_parts(found)]
     for longest in LONGEST:
         parts = [part.within(longest) for part in full]
@@ -121,15 +113,12 @@ def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
 
 
 def _table_part(heading: str, shown: Table, unit: str, weight: int = 1) -> ScreenPart:
-    """Return a table as a part of the summary: each row is an entry."""
     head, rows, foot = table_parts(shown.rows, shown.columns)
     above = [Words(heading, kind=OTHER), *map(Words, head)]
     return ScreenPart([list(map(Words, lines)) for lines in rows], unit, above, list(map(Words, foot)), weight)
 
 
 def _measured_parts(found: Findings) -> Iterator[ScreenPart]:
-    """Yield a table of sweeps for each device, the best replicas, and fixed-size workloads: a table for each host, or a
-    sentence if there is one."""
     for shown in overview_tables(found):
         yield _table_part(shown.caption, shown, "model", weight=6)
     yield ScreenPart([[Words(text, None, OTHER, 2)] for text in deployments.best_deployments(found)], "deployment")
@@ -172,8 +161,6 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
 
 
 def _judged_parts(found: Findings) -> Iterator[ScreenPart]:
-    """Yield how many claims pass, which are not as expected and what would resolve the others, what disturbed the
-    points, notes, and where the results are."""
     own = [[Words(f"inconclusive: {text}", "yellow", VERDICT)] for text in found.inconclusive]
     yield ScreenPart(own, "inconclusive test", weight=3)
     if found.judged:
@@ -238,8 +225,7 @@ def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]
 
 
 def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
-    """Return the sections of everything that was measured, with their legends, by heading. Most are made when they are
-    read."""
+    """Return the sections of everything that was measured, with their legends, by heading."""
     jobs = job_sections(found.jobs)
     return {
         "Models": sweep_sections(found),
@@ -267,34 +253,30 @@ def tables(found: Findings) -> Iterator[Line]:
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:
-    """Write gates as JSON and Markdown next to the records, and the findings on the page of a GitHub workflow.
+    """Write gates as JSON and Markdown next to the records. Write them, the tests that failed, and the summary if there
+    is more than gates, on the page of a GitHub workflow.
 
     Returns:
         The paths next to the records, or why nothing was written: the records hold the measurements anyway.
     """
     beside, page = Path(records).parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
+    markdown = gates.as_markdown(found.gates)
     try:
         if page:
+            # Texts of tests and commands are never folded, so that none of them can end the block.
+            command = f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"
+            lines = [f"failed: {printable(text, layout='')}" for text in found.failed]
+            if not found.gates or found.curves or found.judged:
+                with laid_out(ON_A_PAGE):
+                    lines += [text for text, _ in screen(replace(found, gates=()), most=ON_A_PAGE)]
+            block = "### pytest-slmserve\n\n```text\n{}\n```\n".format("\n".join(lines)) if lines else ""
             with Path(page).open("a", encoding="utf-8") as file:
-                file.write(f"{as_page(found)}\n")
+                file.write(f"{markdown}{command if found.command and markdown else ''}{block}\n")
         if not found.gates:
             return ""
         make_folder(beside.parent)
         beside.write_text(as_json(map(gates.gate_facts, found.gates)) + "\n", "utf-8")
-        beside.with_suffix(".md").write_text(gates.as_markdown(found.gates), "utf-8")
+        beside.with_suffix(".md").write_text(markdown, "utf-8")
     except OSError as error:
         return f"not written for others: {error}"
     return f"written: {beside} and {beside.with_suffix('.md').name}"
-
-
-def as_page(found: Findings) -> str:
-    """Return Markdown: the gates in full, the tests that failed, and the summary if there is more than gates."""
-    markdown = gates.as_markdown(found.gates)
-    if found.command and found.gates:
-        markdown += f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"
-    lines = [f"failed: {printable(text, layout='')}" for text in found.failed]  # never folded: none can end the block
-    if not found.gates or found.curves or found.judged:
-        with laid_out(ON_A_PAGE):
-            lines += [text for text, _ in screen(replace(found, gates=()), most=ON_A_PAGE)]
-    text = "\n".join(lines)
-    return f"{markdown}### pytest-slmserve\n\n```text\n{text}\n```\n" if lines else markdown

@@ -52,18 +52,13 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows and their columns. Without rows nothing is shown. A terminal puts an empty line above the table.
-
-    caption: Title of the table in an HTML report.
-    heading: Line above the table in a terminal.
-    always: Number of first columns that are shown even if no row has anything in them.
-    """
+    """Rows and their columns. Without rows nothing is shown. A terminal puts an empty line above the table."""
 
     rows: Sequence[Any]
     columns: Sequence[Column[Any]]
-    caption: str = ""
-    heading: str = ""
-    always: int = 0
+    caption: str = ""  # title in an HTML report
+    heading: str = ""  # line above the table in a terminal
+    always: int = 0  # number of first columns that are shown even if no row has anything in them
 
     @property
     def cells(self) -> Cells:
@@ -89,17 +84,12 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of an HTML report.
-
-    spec: Vega-Lite specification, or None if nothing is known that could be drawn: then there is no chart.
-    note: How to read the chart.
-    group: Heading above this chart and others of the same group.
-    """
+    """A chart of an HTML report."""
 
     title: str
-    spec: dict[str, Any] | None
-    note: str = ""
-    group: str = ""
+    spec: dict[str, Any] | None  # of Vega-Lite; None if nothing is known that could be drawn: then there is no chart
+    note: str = ""  # how to read the chart
+    group: str = ""  # heading above this chart and others of the same group
 
 
 Part = str | Legend | Named | Table  # a string is one or several lines; an empty one is an empty line
@@ -107,17 +97,12 @@ Part = str | Legend | Named | Table  # a string is one or several lines; an empt
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """All that is shown of one subject.
-
-    look: How an HTML report marks the title.
-    charts: Function that returns the charts. It is called only if an HTML report is written, because fits and
-        intervals take time.
-    """
+    """All that is shown of one subject."""
 
     title: str
     parts: Sequence[Part] = ()
-    look: Look = "open"
-    charts: Callable[[], Iterable[Chart]] = tuple
+    look: Look = "open"  # how an HTML report marks the title
+    charts: Callable[[], Iterable[Chart]] = tuple  # called only for an HTML report: fits and intervals take time
 
     @property
     def tables(self) -> list[Cells]:
