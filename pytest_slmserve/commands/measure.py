@@ -355,7 +355,8 @@ def run_measure(given: argparse.Namespace) -> int:
     if given.attainment is not None and len(wanted) == 1 and not given.ramp:
         raise BadUsage("--attainment needs several rates or steps", "--request-rate 10,20,40")
     found, moved = measured(given, wanted, export, own_prompts)
-    section = loads.measured_section(found, terms)
+    of_rates = len(found) > 1 or given.ramp
+    section = loads.rates_section(found, terms) if of_rates else loads.load_section(found[0], terms)
     facts = loads.rates_facts(found, terms) if len(found) > 1 else loads.facts_of_load(found[0], terms)
     rows = (row for m in found for row in loads.rows_of_load(m, terms))
     cli.print_result(given, facts, rows, [section_text(section)])

@@ -28,12 +28,12 @@ from pytest_slmserve.report import compare as run_list
 from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import calibration_text, gate_facts
-from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
-from pytest_slmserve.report.page.writer import TEXT_WIDTH, write_page
+from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, rows_of_load
+from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.points import is_windowed
-from pytest_slmserve.report.screen import screen, tables
-from pytest_slmserve.report.section import section_texts
-from pytest_slmserve.report.text_table import folded, laid_out
+from pytest_slmserve.report.screen import screen, subject_sections, tables
+from pytest_slmserve.report.section import section_text
+from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import BadUsage, Detail, is_file, of_a_command
 from pytest_slmserve.schema.printable import printable
 
@@ -100,9 +100,7 @@ def run_report(given: argparse.Namespace) -> int:
     for line in drawn:
         print(line, file=aside)
     if given.html is not None:
-        with laid_out(TEXT_WIDTH):
-            text = "\n".join(report_lines(found, "all"))
-        write_page(given.html, found, given.paths, status=status, text=text)
+        write_page(given.html, found, given.paths, status=status)
         print(f"written: {given.html}", file=aside)
     return status
 
@@ -190,12 +188,11 @@ def list_runs(given: argparse.Namespace) -> int:
 
 
 def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
-    """Yield the text, as wide as the terminal: the summary or the tables, then loads that are no points of a sweep."""
+    """Yield the text, as wide as the terminal: all tables, or the summary and loads that are no points of a sweep."""
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
-        yield from section_texts(load_sections(found.loads, ValidityCriteria(found.slo)))
-        if detail != "summary":
-            yield from (folded(f"note: {note}") for note in found.notes)
+        if detail == "summary":
+            yield from (f"{section_text(each)}\n" for each in subject_sections(found)["Loads"])
 
 
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:

@@ -103,12 +103,8 @@ def case_facts(case: Measurement | JobPoint) -> dict[str, Any]:
 def point_facts(
     curves: Sequence[Curve], shared: Sequence[ReplicaPoint], jobs: Sequence[JobPoint], slo: Slo | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each point of the sweeps, of engines that others are compared with, of replicas, and of
-    fixed-size workloads.
-
-    kind is "point", "alone", "replicas" or "job". goodput is null without an SLO. Of the engine and the load, replicas
-    have what all of them share.
-    """
+    """Yield the facts of each point of the sweeps, of engines that replicas are compared with ("alone"), of replicas
+    and of fixed-size workloads. Of the engine and the load, replicas have what all of them share."""
     for curve, label in zip(curves, labels(curves), strict=True):
         for kind, point in (*(("point", p) for p in curve.points), *(("alone", p) for p in curve.alone)):
             load = point.concurrency
@@ -137,7 +133,7 @@ def sweep_facts(curves: Sequence[Curve], tolerance: float = TOLERANCE) -> Iterat
 
 
 def _figures(point: Point | JobPoint | ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
-    """Return all figures of a point, by name; those that no such point has are null."""
+    """Return all figures of a point, by name, null for those that such a point never has."""
     bulk = BULK if type(point) is Point else {*BULK, "batch_repeats"}
     names = [field.name for field in fields(point) if field.name not in bulk]
     figures = {"valid": point.valid, **dict.fromkeys(field.name for field in fields(Summary)), **facts(point, *names)}
@@ -150,11 +146,8 @@ def goodput_facts(found: Goodput | None) -> dict[str, Any] | None:
 
 
 def benchmark_facts(measurements: Sequence[Measurement]) -> tuple[list[float], dict[str, Any]]:
-    """Return the rounds of pytest-benchmark, and its extra info.
-
-    A round is one valid repeat: the seconds of the window over the requests that it completed. Extra info is every
-    plain number of the point, the ids of its records, and what identifies it.
-    """
+    """Return the rounds of pytest-benchmark, and its extra info: every plain number of the point, the ids of its
+    records, and what identifies it. A round is the seconds per request of one valid repeat."""
     points: Sequence[Point | JobPoint] = points_of(measurements) or job_points(measurements)
     if not points:
         return [], {}

@@ -17,8 +17,8 @@ from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.gate import LOOKS, difference_text
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Chart, Named, Part, Section, Table, section_text
-from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, hanging, interval_text, table
+from pytest_slmserve.report.section import Chart, Legend, Named, Part, Section, Table
+from pytest_slmserve.report.text_table import ABSENT, Column, between, counted, figure, interval_text, table
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 
@@ -199,9 +199,9 @@ HISTORY: tuple[Column[tuple[str, changes.ReleaseMean]], ...] = (
 )
 
 
-def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section]:
+def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section | Legend]:
     """Yield the table and the charts of each case of which several releases were measured, and why steps are
-    inconclusive."""
+    inconclusive; then what all verdicts rest on."""
     for title, alike in grouped(found, lambda each: f"{each.subject}, {each.device}").items():
         rows = [(each.metric, release) for each in alike for release in each.releases]
         steps = [(release.step, release) for _, release in rows if release.step]
@@ -213,6 +213,11 @@ def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section]:
         look = LOOKS[all_of(step.verdict.state for step, _ in steps)]
         shown = Table(rows, HISTORY, caption=f"History of {title}", always=len(HISTORY))
         yield Section(f"History: {title}", [shown, *reasons], look, partial(history_charts, alike))
+    if found:
+        verdicts = {release.step.verdict for each in found for release in each.releases if release.step}
+        notes = [AT_ANOTHER_TIME, *([BY_CHANCE] if verdicts & {*changes.WORDS} else [])]
+        tolerance = f"by a tolerance of {percent(found[0].tolerance)}."
+        yield Legend(f"{LEGEND}, {tolerance}", [f"note: {note}" for note in notes])
 
 
 def history_charts(alike: Sequence[ReleaseHistory]) -> Iterator[Chart]:
@@ -223,13 +228,3 @@ def history_charts(alike: Sequence[ReleaseHistory]) -> Iterator[Chart]:
         beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
         note = f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {HISTORY_NOTE}"
         yield Chart(METRICS[each.metric].heading, spec, note)
-
-
-def history_report(found: Sequence[ReleaseHistory]) -> Iterator[str]:
-    """Yield a text for each case, and what all verdicts rest on; nothing without releases to compare."""
-    yield from map(section_text, history_sections(found))
-    if found:
-        steps = [release.step for each in found for release in each.releases if release.step]
-        notes = [AT_ANOTHER_TIME, *([BY_CHANCE] if any(step.verdict in changes.WORDS for step in steps) else [])]
-        legend = f"{LEGEND}, by a tolerance of {percent(found[0].tolerance)}."
-        yield "\n".join([hanging(legend, 0), *(hanging(f"note: {note}", 2) for note in notes)])

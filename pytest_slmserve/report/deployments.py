@@ -11,13 +11,13 @@ from typing import get_args
 from pytest_slmserve.analysis.compare import deployments
 from pytest_slmserve.analysis.compare.deployments import AtBothInterfaces, Deployment
 from pytest_slmserve.analysis.estimates import Interval, grouped
-from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, runs_of_each_gpu
+from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, memory_in_use, runs_of_each_gpu
 from pytest_slmserve.analysis.points import Point, ReplicaPoint, engines, ratio, system_throughput
 from pytest_slmserve.analysis.sweep.curve import Curve, front_ends, labels
 from pytest_slmserve.analysis.verdict import above
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.points import MEMORY, MemoryRow, memory_rows, reasons, served_on, valid_cell
+from pytest_slmserve.report.points import MEMORY, MemoryRow, reasons, served_on, valid_cell
 from pytest_slmserve.report.section import Chart, Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, changed, counted, figure, hundredths, milliseconds, whole
 from pytest_slmserve.schema.errors import Sharing
@@ -48,7 +48,6 @@ class Entry:
 
 
 def _other_sum(served: Point) -> str:
-    """Return the paper's sum, if it is another number to the digits shown."""
     text = figure(getattr(served, "sum_tokens_per_s", None), 4)
     return ABSENT if text == figure(served.output_tokens_per_s, 4) else text
 
@@ -93,7 +92,10 @@ def replica_sections(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) ->
         models = sorted(grouped(points, lambda p: p.model or p.models).values(), key=lambda alike: not alike[0].model)
         entries = [entry for alike in models for entry in _entries(alike, curves)]
         sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
-        memory = memory_rows((e.engines, e.sharing, e.served) for e in entries)
+        seen = [MemoryRow(e.engines, e.sharing, found) for e in entries if (found := memory_in_use(e.served.used))]
+        # Engines with other caches have rows of their own.
+        same = grouped(seen, lambda row: (row.engines, row.sharing, row.memory.engines, row.memory.total_bytes))
+        memory = [max(rows, key=lambda row: row.memory.used_bytes or 0) for rows in same.values()]
         any_memory = any_memory or bool(memory)
         parts: list[Part] = [Table(entries, (*NAMES, *SERVED), caption="Throughput"), *_remarks(points, curves)]
         parts += [Table(sensed, (*NAMES, *SENSED), caption="Sensors"), Table(memory, MEMORY, caption=MEMORY_TITLE)]
@@ -105,7 +107,6 @@ def replica_sections(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) ->
 
 
 def _replica_charts(entries: Sequence[Entry], memory: Sequence[MemoryRow]) -> Iterator[Chart]:
-    """Yield the gains over one engine, and the memory of each engine."""
     gains: list[charts.Estimate] = []
     for each in entries:
         if gain := each.gain:
@@ -199,7 +200,7 @@ SEVERAL_GPUS_LEGEND = (
 
 
 def several_gpus(curves: Iterable[Curve]) -> Iterator[tuple[Curve, Sequence[Deployment]]]:
-    """Yield each curve whose engine was measured on several numbers of GPUs, or on one each, with its deployments."""
+    """Yield each curve that was measured on several GPUs, with its deployments."""
     yield from ((curve, deployments.deployments(curve)) for curve in curves if deployments.on_several_gpus(curve))
 
 
@@ -232,7 +233,6 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
 
 
 def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Column[Deployment], ...]:
-    """Return the columns of deployments. Gains are over one engine on the fewest GPUs under the same load."""
     base = {one.concurrency: one for one in reversed(found) if one.sharing is None}
 
     def gain(one: Deployment) -> Interval | None:

@@ -33,11 +33,8 @@ LATENCY_CHARTS = "Latency of requests"
 
 
 def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = charts.IN_FLIGHT) -> Iterator[Chart]:
-    """Yield the quantiles of each latency of all requests under each load, and of the gaps between tokens.
-
-    Args:
-        of: What a load is, for the legend.
-    """
+    """Yield the quantiles of each latency of all requests under each load, and of the gaps between tokens. of: what a
+    load is."""
     for name in ("TTFT", "TPOT", "E2E", "ITL"):
         values = []
         for load, each in loads.items():
@@ -103,11 +100,7 @@ def goodput_found(
     rows: Sequence[Served], attainment: float = ATTAINMENT, unit: str = IN_FLIGHT
 ) -> tuple[Peak | None, HighestLoad | None]:
     """Return the peak of goodput, and the highest load at which enough requests are good; None without a valid row.
-
-    Args:
-        attainment: Share of good requests that suffices.
-        unit: Unit of the loads.
-    """
+    attainment: share of good requests that suffices. unit: of the loads."""
     known = [(s.load, s.goodput) for s in rows if s.goodput and s.valid]
     invalid = [s.load for s in rows if not (s.goodput and s.valid)]
     attained = [(load, each.attainment) for load, each in known if each.attainment is not None]
@@ -182,16 +175,14 @@ def job_sections(jobs: Sequence[JobPoint]) -> list[Section]:
 
 @dataclass(frozen=True, slots=True)
 class ValidityCriteria:
-    """Criteria for judging loads. slo: None means no goodput. attainment: the share of good requests that suffices.
-    failed_share: share of requests that may fail without making a measurement invalid."""
+    """Criteria for judging loads."""
 
-    slo: Slo | None = None
-    attainment: float = ATTAINMENT
-    failed_share: float = FAILED_SHARE
+    slo: Slo | None = None  # None means no goodput
+    attainment: float = ATTAINMENT  # share of good requests that suffices
+    failed_share: float = FAILED_SHARE  # share of requests that may fail without making a measurement invalid
 
 
 CHUNK = 0.05  # tokens: a busy server now and then sends two at once, and an end of text may have no chunk
-STRICT = ValidityCriteria()
 
 
 def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
@@ -256,7 +247,6 @@ def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict
 
 
 def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Served]:
-    """Return the goodput of each load at a rate; nothing without an SLO."""
     found = [(m, window.goodput_of(m, terms.slo)) for m in points] if terms.slo else []
     return [
         Served(offered_rate(m), good, good.dropped, not problems(m, terms.failed_share)) for m, good in found if good
@@ -264,7 +254,6 @@ def _served(points: Sequence[Measurement], terms: ValidityCriteria) -> list[Serv
 
 
 def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
-    """Return the peak of goodput and the highest rate at which enough requests are good; null without an SLO."""
     best, highest = goodput_found(_served(points, terms), terms.attainment, RATE)
     return {"peak": best, "highest_load": highest}
 
@@ -303,7 +292,6 @@ def endpoint_notes(m: Measurement) -> Iterator[str]:
 
 
 def _load_notes(m: Measurement) -> Iterator[str]:
-    """Yield notes on the server, on answers that ended early or came in one piece, and on the prefix cache."""
     yield from endpoint_notes(m)
     wanted, came = m.workload.spec.output_tokens, window.finished_output_tokens(m.run)
     if early := sum(tokens < wanted for tokens in came) if wanted else 0:
@@ -321,7 +309,6 @@ def _load_notes(m: Measurement) -> Iterator[str]:
 
 
 def _requests(m: Measurement) -> tuple[str, str]:
-    """Return the model with its server, and the mean lengths of the requests with their source if they vary."""
     source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
     lengths = f"{m.workload.mean_prompt_tokens:,.4g} prompt and {m.workload.mean_output_tokens:,.4g} output tokens"
     place = m.spec.url or f"the {m.spec.interface} interface"
@@ -333,12 +320,6 @@ def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) 
     then for each series of open loops."""
     single = [load_section(m, terms) for m in measurements if is_counted_loop(m)]
     return [*single, *(rates_section(points, terms) for points in rate_series(measurements))]
-
-
-def measured_section(measurements: Sequence[Measurement], terms: ValidityCriteria) -> Section:
-    """Return the section of what one command measured: a load, a ramp, or several rates."""
-    of_rates = len(measurements) > 1 or steps_of(measurements[0])
-    return rates_section(measurements, terms) if of_rates else load_section(measurements[0], terms)
 
 
 def is_counted_loop(m: Measurement) -> bool:
@@ -357,7 +338,7 @@ LATENCY: tuple[Column[tuple[str, window.Percentiles]], ...] = (
 )
 
 
-def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
+def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
     """Return the section of one load: the server and the requests, latencies, goodput, and what is wrong."""
     row, seen, delay = load_figures(m, terms), window.latencies_of(m), window.delay_of(m.run)
     late = f"; sent {milliseconds(delay.p99_s)} ms late (p99)" if delay else ""
@@ -397,19 +378,16 @@ def load_section(m: Measurement, terms: ValidityCriteria = STRICT) -> Section:
 
 
 def _rate_charts(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[Chart]:
-    """Yield requests served and latencies over the rate, and the latencies of all requests."""
     drawn = rates_picture(points, terms.slo, terms.failed_share)
     yield from (Chart(panel["description"], panel) for panel in drawn.panels)
     yield from latency_charts({offered_rate(m): [m] for m in points}, "requests/s asked for")
 
 
 def _delay(head: str, name: str, show: Callable[[float | None], str], rank: int) -> Column[dict[str, Any]]:
-    """Return a column of the delays of a schedule, empty without a schedule."""
     return Column(head, lambda row: show(getattr(row["schedule_delay"], name, None)), rank=rank)
 
 
 def _latency(name: str, part: str, rank: int) -> Column[dict[str, Any]]:
-    """Return a column of a latency, in milliseconds."""
     return Column(f"{name.upper()} ms\n{part}", lambda row: milliseconds(row[f"{name}_{part}_s"]), rank=rank)
 
 

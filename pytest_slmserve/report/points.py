@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeGuard
 
 from pytest_slmserve.analysis.estimates import grouped
-from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, StepParts, memory_in_use, step_parts
+from pytest_slmserve.analysis.metrics.gpu_figures import GpuMemory, StepParts, step_parts
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.text_table import ABSENT, Column, gib, hundredths, milliseconds
@@ -25,8 +25,8 @@ def served_on(where: Environment | None) -> str:
 
 
 def valid_cell(point: Point) -> str:
-    """Return how far a point is valid. partly: some repeats were left out. degraded: each repeat that is left has a
-    degradation. noisy: the host was disturbed; all repeats count."""
+    """Return how far a point is valid: "NO", "degraded" (all repeats that are left), "partly" (some repeats are left
+    out), "noisy" (the host was disturbed; all repeats count) or "yes"."""
     if not point.valid:
         return "NO"
     if point.degraded:
@@ -46,7 +46,7 @@ def reasons(point: Point, name: str, used: str = "") -> Iterator[str]:
 
 
 def first_of_each_kind(texts: Sequence[str]) -> str:
-    """Return the first of the texts that differ only in their figures, and how many more there are, for each kind."""
+    """Return the first text of each kind, and how many more texts differ from it only in their figures."""
     kinds = grouped(texts, reason_kind).values()
     return "; ".join(f"{first}{f', and {len(more)} more like it' if more else ''}" for first, *more in kinds)
 
@@ -131,43 +131,24 @@ class MemoryRow:
     sharing: str
     memory: GpuMemory
 
-
-def memory_rows(named: Iterable[tuple[str, str, Point]]) -> list[MemoryRow]:
-    """Return a row for each set of engines whose parts are known, whatever its load. Sets whose caches differ have rows
-    of their own.
-
-    Args:
-        named: The engines in words, how they share the GPU, and what they served.
-    """
-    rows = [
-        MemoryRow(engines, sharing, memory)
-        for engines, sharing, served in named
-        if (memory := memory_in_use(served.used))
-    ]
-    alike = grouped(rows, lambda row: (row.engines, row.sharing, row.memory.engines, row.memory.total_bytes))
-    return [max(each, key=lambda row: row.memory.used_bytes or 0) for each in alike.values()]
+    def each_gib(self, name: str) -> str:
+        """Return a size of each engine in GiB, one of them if all are alike: "2.45", "0.234 + 2.45"."""
+        sizes = [getattr(engine, name) for engine in self.memory.engines]
+        return " + ".join(map(gib, sizes[:1] if len(set(sizes)) == 1 else sizes))
 
 
 def memory_names(rows: Sequence[MemoryRow]) -> list[str]:
     """Return names of the rows, with their KV cache if only that tells two apart."""
     names = [f"{row.engines}, {row.sharing}" for row in rows]
     often = Counter(names)
-    return [
-        f"{name}, KV {each_gib([engine.kv_bytes for engine in row.memory.engines])} GiB" if often[name] > 1 else name
-        for name, row in zip(names, rows)
-    ]
-
-
-def each_gib(sizes: Sequence[int]) -> str:
-    """Return sizes in GiB, one of them if all are alike: "2.45", "0.234 + 2.45"."""
-    return " + ".join(dict.fromkeys(map(gib, sizes)) if len(set(sizes)) == 1 else map(gib, sizes))
+    return [f"{name}, KV {row.each_gib('kv_bytes')} GiB" if often[name] > 1 else name for name, row in zip(names, rows)]
 
 
 MEMORY: tuple[Column[MemoryRow], ...] = (
     Column("\nengines", lambda r: r.engines, "left"),
     Column("\nsharing", lambda r: r.sharing, "left"),
-    Column("weights\nGiB each", lambda r: each_gib([engine.weight_bytes for engine in r.memory.engines])),
-    Column("KV cache\nGiB each", lambda r: each_gib([engine.kv_bytes for engine in r.memory.engines])),
+    Column("weights\nGiB each", lambda r: r.each_gib("weight_bytes")),
+    Column("KV cache\nGiB each", lambda r: r.each_gib("kv_bytes")),
     Column("other\nGiB", lambda r: gib(r.memory.other_bytes)),
     Column("free\nGiB", lambda r: ABSENT if r.memory.used_bytes is None else gib(r.memory.left_bytes)),
     Column("other and\nunused GiB", lambda r: gib(r.memory.left_bytes) if r.memory.used_bytes is None else ABSENT),

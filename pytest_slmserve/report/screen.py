@@ -21,11 +21,11 @@ from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report import deployments
 from pytest_slmserve.report import gate as gates
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.compare import history_report
+from pytest_slmserve.report.compare import history_sections
 from pytest_slmserve.report.findings import Findings
-from pytest_slmserve.report.loads import JOB_LEGEND, job_sections
+from pytest_slmserve.report.loads import JOB_LEGEND, ValidityCriteria, job_sections, load_sections
 from pytest_slmserve.report.points import first_of_each_kind, reason_kind, valid_cell
-from pytest_slmserve.report.section import Legend, Section, Table, section_texts
+from pytest_slmserve.report.section import Legend, Section, Table, section_text
 from pytest_slmserve.report.sweeps import energy_sections, overview_tables, sweep_sections
 from pytest_slmserve.report.text_table import command_lines, counted, figure, folded, laid_out, layout, table_parts
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
@@ -63,25 +63,17 @@ class Words(NamedTuple):
 
 @dataclass(slots=True)
 class ScreenPart:
-    """A part of the summary that can shrink.
+    """A part of the summary that can shrink: the last entries go first."""
 
-    entries: Blocks of sentences. The last ones go first if there is no room.
-    unit: What an entry is, for the line that counts those that went.
-    head, foot: Around the entries. In the end only the first line of the head stays.
-    weight: A part of weight 3 keeps three times the lines of one of weight 1.
-    left_out: How many entries went.
-    """
-
-    entries: Sequence[Sequence[Words]]
-    unit: str
-    head: Sequence[Words] = ()
+    entries: Sequence[Sequence[Words]]  # blocks of sentences
+    unit: str  # what an entry is, for the line that counts those that went
+    head: Sequence[Words] = ()  # in the end only its first line stays
     foot: Sequence[Words] = ()
-    weight: int = 1
-    left_out: int = 0
+    weight: int = 1  # a part of weight 3 keeps three times the lines of one of weight 1
+    left_out: int = 0  # entries that went
 
     @property
     def lines(self) -> list[Words]:
-        """Lines of the part as they are shown."""
         none_shown = f"{counted(self.left_out, self.unit)}, which the tables have"
         more = f"and {counted(self.left_out, f'more {self.unit}')}" if self.entries else none_shown
         return [*self.head, *chain(*self.entries), *([Words(f"  {more}")] if self.left_out else []), *self.foot]
@@ -100,7 +92,7 @@ class ScreenPart:
 
 
 def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
-    """Return the lines of the summary, each with a colour. most: number of lines that there is room for."""
+    """Return the lines of the summary, each with a colour, at most `most` of them if they can shrink that far."""
     full = [*_measured_parts(found), *_gate_parts(found), *_judged_parts(found)]
     for longest in LONGEST:
         parts = [part.within(longest) for part in full]
@@ -121,15 +113,12 @@ def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
 
 
 def _table_part(heading: str, shown: Table, unit: str, weight: int = 1) -> ScreenPart:
-    """Return a table as a part of the summary: each row is an entry."""
     head, rows, foot = table_parts(shown.rows, shown.columns)
     above = [Words(heading, kind=OTHER), *map(Words, head)]
     return ScreenPart([list(map(Words, lines)) for lines in rows], unit, above, list(map(Words, foot)), weight)
 
 
 def _measured_parts(found: Findings) -> Iterator[ScreenPart]:
-    """Yield a table of sweeps for each device, the best replicas, and fixed-size workloads: a table for each host, or a
-    sentence if there is one."""
     for shown in overview_tables(found):
         yield _table_part(shown.caption, shown, "model", weight=6)
     yield ScreenPart([[Words(text, None, OTHER, 2)] for text in deployments.best_deployments(found)], "deployment")
@@ -172,8 +161,6 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
 
 
 def _judged_parts(found: Findings) -> Iterator[ScreenPart]:
-    """Yield how many claims pass, which are not as expected and what would resolve the others, what disturbed the
-    points, notes, and where the results are."""
     own = [[Words(f"inconclusive: {text}", "yellow", VERDICT)] for text in found.inconclusive]
     yield ScreenPart(own, "inconclusive test", weight=3)
     if found.judged:
@@ -230,20 +217,15 @@ def disturbances(found: Findings) -> tuple[str, list[str]]:
 def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]:
     """Yield the lines at the end of a run: the summary, below all tables if `detail` asks for them."""
     with laid_out(every_column=detail == "all"):
-        if detail != "summary":  # also the notes that the summary has no room for
+        if detail != "summary":
             yield from tables(found)
-            yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
-            if found.reused:
-                each = ", ".join(f"{name} ({n})" for name, n in found.reused.items())
-                yield folded(f"{found.reused_text}: {each}"), None
             yield "", None
             found = replace(found, notes=(), reused={})
         yield from screen(found)
 
 
 def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
-    """Return the sections of everything that was measured, with their legends, by heading. Gates, the history over
-    releases and single loads have sections of their own. A section is made when it is read."""
+    """Return the sections of everything that was measured, with their legends, by heading."""
     jobs = job_sections(found.jobs)
     return {
         "Models": sweep_sections(found),
@@ -252,47 +234,49 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
         "Interfaces": deployments.interfaces_sections(found.curves),
         "Jobs": [*jobs, Legend(JOB_LEGEND)] if jobs else [],
         "Energy": energy_sections(found),
+        "History": history_sections(found.history),
+        "Gate": map(gates.gate_section, found.gates),
+        "Loads": load_sections(found.loads, ValidityCriteria(found.slo)),
     }
 
 
 def tables(found: Findings) -> Iterator[Line]:
-    """Yield every table and verdict, as pieces of text with a colour."""
-    yield from ((text, None) for each in subject_sections(found).values() for text in section_texts(each))
-    if found.judged:
-        yield from ((folded(text), colour) for text, colour in verdict_lines(found.outcomes))
-    yield from ((f"{folded(text)}\n", None) for text in history_report(found.history))
-    yield from ((text, None) for text in section_texts(map(gates.gate_section, found.gates)))
+    """Yield every table, verdict and note, as pieces of text with a colour."""
+    for heading, shown in subject_sections(found).items():
+        if heading == "History" and found.judged:  # claims are of the sections above
+            yield from ((folded(text), colour) for text, colour in verdict_lines(found.outcomes))
+        yield from ((f"{section_text(each)}\n", None) for each in shown)
+    yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
+    if found.reused:
+        each = ", ".join(f"{name} ({n})" for name, n in found.reused.items())
+        yield folded(f"{found.reused_text}: {each}"), None
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:
-    """Write gates as JSON and Markdown next to the records, and the findings on the page of a GitHub workflow.
+    """Write gates as JSON and Markdown next to the records. Write them, the tests that failed, and the summary if there
+    is more than gates, on the page of a GitHub workflow.
 
     Returns:
         The paths next to the records, or why nothing was written: the records hold the measurements anyway.
     """
     beside, page = Path(records).parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
+    markdown = gates.as_markdown(found.gates)
     try:
         if page:
+            # Texts of tests and commands are never folded, so that none of them can end the block.
+            command = f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"
+            lines = [f"failed: {printable(text, layout='')}" for text in found.failed]
+            if not found.gates or found.curves or found.judged:
+                with laid_out(ON_A_PAGE):
+                    lines += [text for text, _ in screen(replace(found, gates=()), most=ON_A_PAGE)]
+            block = "### pytest-slmserve\n\n```text\n{}\n```\n".format("\n".join(lines)) if lines else ""
             with Path(page).open("a", encoding="utf-8") as file:
-                file.write(f"{as_page(found)}\n")
+                file.write(f"{markdown}{command if found.command and markdown else ''}{block}\n")
         if not found.gates:
             return ""
         make_folder(beside.parent)
         beside.write_text(as_json(map(gates.gate_facts, found.gates)) + "\n", "utf-8")
-        beside.with_suffix(".md").write_text(gates.as_markdown(found.gates), "utf-8")
+        beside.with_suffix(".md").write_text(markdown, "utf-8")
     except OSError as error:
         return f"not written for others: {error}"
     return f"written: {beside} and {beside.with_suffix('.md').name}"
-
-
-def as_page(found: Findings) -> str:
-    """Return Markdown: the gates in full, the tests that failed, and the summary if there is more than gates."""
-    markdown = gates.as_markdown(found.gates)
-    if found.command and found.gates:
-        markdown += f"To repeat it:\n\n```sh\n{printable(found.command, layout='')}\n```\n\n"
-    lines = [f"failed: {printable(text, layout='')}" for text in found.failed]  # never folded: none can end the block
-    if not found.gates or found.curves or found.judged:
-        with laid_out(ON_A_PAGE):
-            lines += [text for text, _ in screen(replace(found, gates=()), most=ON_A_PAGE)]
-    text = "\n".join(lines)
-    return f"{markdown}### pytest-slmserve\n\n```text\n{text}\n```\n" if lines else markdown

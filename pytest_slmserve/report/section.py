@@ -1,4 +1,4 @@
-"""What a report shows of one subject, as a value, and how the terminal and the HTML report draw it.
+"""What a report shows of one subject, as a value, and how the terminal, Markdown and the HTML report draw it.
 
 A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once, by a function that returns a `Section`:
 
@@ -15,13 +15,14 @@ A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once,
         charts=partial(gate_charts, compared, [], series),  # a function that yields `Chart` values
     )
 
-`section_text` draws it for a terminal and leaves the charts out. The HTML report draws the charts and the tables, and
-shows the same text below them. JSON and CSV hold the values that the section was made of (`report.as_json`).
+`section_text` draws it for a terminal, and `section_markdown` for GitHub; both leave the charts out. The HTML report
+draws the charts and the tables, and shows the text for a terminal below them. JSON and CSV hold the values that the
+section was made of (`report.as_json`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,9 +33,14 @@ Look = Literal["good", "bad", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """Explanation of the columns of a table. It is broken into lines without an indent."""
+    """Explanation of the columns of a table, broken into lines without an indent. notes: further lines, indented."""
 
     text: str
+    notes: Sequence[str] = ()
+
+    @property
+    def lines(self) -> str:
+        return "\n".join([hanging(self.text, 0), *(hanging(note, 2) for note in self.notes)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +52,13 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows and their columns. Without rows nothing is shown. A terminal puts an empty line above the table.
-
-    caption: Title of the table in an HTML report.
-    heading: Line above the table in a terminal.
-    always: Number of first columns that are shown even if no row has anything to show in them.
-    """
+    """Rows and their columns. Without rows nothing is shown. A terminal puts an empty line above the table."""
 
     rows: Sequence[Any]
     columns: Sequence[Column[Any]]
-    caption: str = ""
-    heading: str = ""
-    always: int = 0
+    caption: str = ""  # title in an HTML report
+    heading: str = ""  # line above the table in a terminal
+    always: int = 0  # number of first columns that are shown even if no row has anything in them
 
     @property
     def cells(self) -> Cells:
@@ -83,17 +84,12 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of an HTML report.
-
-    spec: Vega-Lite specification, or None if nothing is known that could be drawn: then there is no chart.
-    note: How to read the chart.
-    group: Heading above this chart and others of the same group.
-    """
+    """A chart of an HTML report."""
 
     title: str
-    spec: dict[str, Any] | None
-    note: str = ""
-    group: str = ""
+    spec: dict[str, Any] | None  # of Vega-Lite; None if nothing is known that could be drawn: then there is no chart
+    note: str = ""  # how to read the chart
+    group: str = ""  # heading above this chart and others of the same group
 
 
 Part = str | Legend | Named | Table  # a string is one or several lines; an empty one is an empty line
@@ -101,17 +97,12 @@ Part = str | Legend | Named | Table  # a string is one or several lines; an empt
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """All that is shown of one subject.
-
-    look: How an HTML report marks the title.
-    charts: Function that returns the charts. It is called only if an HTML report is written, because fits and
-        intervals take time.
-    """
+    """All that is shown of one subject."""
 
     title: str
     parts: Sequence[Part] = ()
-    look: Look = "open"
-    charts: Callable[[], Iterable[Chart]] = tuple
+    look: Look = "open"  # how an HTML report marks the title
+    charts: Callable[[], Iterable[Chart]] = tuple  # called only for an HTML report: fits and intervals take time
 
     @property
     def tables(self) -> list[Cells]:
@@ -120,17 +111,16 @@ class Section:
 
 
 def section_text(shown: Section | Legend) -> str:
-    """Return the text of a section, or of a legend of several sections, as a terminal shows it in the layout in
-    force."""
+    """Return the text of a section, or of a legend of several sections, for a terminal with the layout in force."""
     if isinstance(shown, Legend):
-        return hanging(shown.text, 0)
+        return shown.lines
     lines = [shown.title]
     for part in shown.parts:
         match part:
             case str():
                 lines.append(part)
-            case Legend(text):
-                lines.append(hanging(text, 0))
+            case Legend():
+                lines.append(part.lines)
             case Named(pairs) if pairs:
                 lines += ["", named_lines(pairs)]
             case Table(rows, columns, heading=heading, always=always) if rows:
@@ -138,6 +128,23 @@ def section_text(shown: Section | Legend) -> str:
     return folded("\n".join(lines))
 
 
-def section_texts(shown: Iterable[Section | Legend]) -> Iterator[str]:
-    """Yield the texts of sections and legends, each with an empty line below it."""
-    yield from (f"{section_text(each)}\n" for each in shown)
+def section_markdown(shown: Section) -> str:
+    """Return a section as Markdown, for the page of a workflow or a comment on a pull request. Lines and names are
+    lists. A text of several lines is folded below its first one."""
+    lines = [f"### {shown.title}", ""]
+    for part in shown.parts:
+        match part:
+            case str() if "\n" in part:
+                first, rest = part.split("\n", 1)
+                lines += ["", f"<details><summary>{first}</summary>", "", "```", rest, "```", "", "</details>", ""]
+            case str():
+                lines.append(f"- {part.strip()}" if part else "")
+            case Legend(text):
+                lines += ["", text]
+            case Named(pairs) if pairs:
+                lines += ["", *(f"- {name}: {text}" for name, text in pairs)]
+            case Table(rows) if rows:
+                cells = part.cells
+                sides = ("---:" if right else "---" for right in cells.numeric)
+                lines += ["", *(f"| {' | '.join(row)} |" for row in (cells.heads, sides, *cells.rows)), ""]
+    return "\n".join([*lines, ""])

@@ -54,10 +54,8 @@ SENSOR_LEGEND = {  # by the name of the column
 
 
 def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
-    """Yield a section for each sweep, then how to read the tables.
-
-    A curve that has only one engine to compare replicas with, or only fixed-size workloads, is in their tables.
-    """
+    """Yield a section for each sweep, then how to read the tables. A curve that is only for comparison with replicas,
+    or only of fixed-size workloads, is in other tables."""
     shown = [(curve, label) for curve, label in found.labelled if curve.points or not (curve.alone or curve.jobs)]
     heads = set[str]()
     for curve, label in shown:
@@ -144,7 +142,7 @@ def hosts(curve: Curve) -> int:
 
 
 def relative_range(point: Point) -> float | None:
-    """Return the largest less the smallest output tokens/s of the repeats, over their mean; None for one repeat."""
+    """Return the range of the repeats' output tokens/s over their mean; None for one repeat."""
     if len(point.repeats) < 2:
         return None
     return (max(point.repeats) - min(point.repeats)) / fmean(point.repeats)
@@ -211,7 +209,7 @@ def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
 
 
 def remarks(curve: Curve) -> Iterator[str]:
-    """Yield lines on loads that the table does not show, with reasons, and on points that are not valid throughout."""
+    """Yield lines on loads that the table does not show, and on points that are not valid throughout."""
     for reason, cut in grouped(curve.cut, itemgetter(1)).items():
         yield f"cut: {curve.axes.at(*(concurrency for concurrency, _ in cut))}: {reason}"
     if predicted := ", ".join(f"{figure(p.tokens_per_s.value)} at {p.concurrency}" for p in curve.predictions):
@@ -238,7 +236,6 @@ def skip_note(curve: Curve, concurrency: int) -> str:
 
 
 def _trust(curve: Curve) -> str:
-    """Return the saturation law's largest error at a measured load, fitted without that load."""
     if (missed := law_error(curve.points)) is None:
         return "too few points for a prediction"
     share, where = missed
@@ -248,21 +245,15 @@ def _trust(curve: Curve) -> str:
 
 
 def findings(curve: Curve, tolerance: float, b_half: float | None = None) -> Iterator[tuple[str, str]]:
-    """Yield names of findings with a sentence each; nothing on what was not measured.
-
-    Args:
-        tolerance: Gain per doubling below which throughput counts as flat.
-        b_half: Half-saturation in sequences, if it is known. Otherwise it is fitted.
-    """
+    """Yield names of findings with a sentence each. tolerance: gain per doubling below which throughput counts as flat.
+    b_half: half-saturation in sequences; None if it is to be fitted."""
     yield from _throughput_findings(curve, tolerance)
     yield from _law_findings(curve, b_half)
     if curve.axes.knob is None:  # external results have nothing else
-        yield from _latency_findings(curve)
-        yield from _engine_findings(curve)
+        yield from _own_findings(curve)
 
 
 def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, str]]:
-    """Yield the plateau, the highest throughput and the Pareto-optimal loads."""
     gains, flat, axes, valid = curve.gains(), curve.plateau(tolerance), curve.axes, curve.valid
     if gains:
         reason = sweep.obstacle(curve)
@@ -301,7 +292,6 @@ def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, 
 
 
 def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str]]:
-    """Yield the saturation law, the part of a step that no batch changes, the roofline and the regime."""
     work, peaks, ours = sweep.work_of_curve(curve), sweep.peaks_of_curve(curve), curve.axes.knob is None
     try:
         law = fit(curve.points, b_half)
@@ -343,8 +333,9 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
         yield "regime", f"{bound}-bound by shapes: {tends}, the ridge of {peaks.family} is {figure(peaks.ridge)}"
 
 
-def _latency_findings(curve: Curve) -> Iterator[tuple[str, str]]:
-    """Yield the counters while engines only decode, and how far latencies and the step trace disagree."""
+def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
+    """Yield the counters while engines only decode, how far latencies and the step trace disagree, the parts of the
+    memory, whether the server feeds its engine, and how far repeats differ."""
     # Where the largest load has no counters, small loads would mislead.
     decoding = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
     if decoding and decoding[-1] is curve.valid[-1]:
@@ -374,10 +365,6 @@ def _latency_findings(curve: Curve) -> Iterator[tuple[str, str]]:
             "that ended in the window were sent under a smaller load, so their E2E and TTFT are too low"
             f"{settled}",
         )
-
-
-def _engine_findings(curve: Curve) -> Iterator[tuple[str, str]]:
-    """Yield the parts of the memory, whether the server feeds its engine, and how far repeats differ."""
     if memory := memory_in_use(group for point in curve.valid for group in point.used):
         (engine,) = memory.engines
         left = f"other and unused {gib(memory.left_bytes)}"
@@ -406,32 +393,28 @@ def _engine_findings(curve: Curve) -> Iterator[tuple[str, str]]:
         yield "repeats", f"{text}{more}"
 
 
-CHART_NOTES = {
-    "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
-    "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
-    "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",
-    "Batch held": "Dashed: every request in flight is in the batch.",
-    STEP_TITLE: STEP_LEGEND,
-}
+THROUGHPUT_NOTE = (
+    "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the roofline, and loads that are "
+    "predicted. Hollow: degraded, or predicted."
+)
 
 
 def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
     """Yield the charts of a sweep over its load, quantiles of latencies, and the course of one window."""
-    flat = curve.plateau(tolerance).value if is_main_sweep(curve) or curve.axes.knob else None
-    if curve.axes.knob:
-        yield Chart(f"{curve.axes.throughput} over the load", charts.throughputs([(curve.subject, curve)], flat))
-    if curve.axes.knob or not curve.valid:
+    if not curve.valid:
         return
-    made = {
-        "Throughput over load": charts.throughputs([(curve.subject, curve)], flat),
-        **charts.load_charts(curve),
-        STEP_TITLE: charts.step_parts_chart(step_rows(curve), curve.subject),
-    }
-    yield from (Chart(title, spec, CHART_NOTES.get(title, "")) for title, spec in made.items())
+    flat = curve.plateau(tolerance).value if is_main_sweep(curve) or curve.axes.knob else None
+    throughput = charts.throughputs([(curve.subject, curve)], flat)
+    if curve.axes.knob:
+        yield Chart(f"{curve.axes.throughput} over the load", throughput)
+        return
+    yield Chart("Throughput over load", throughput, THROUGHPUT_NOTE)
+    yield from charts.load_charts(curve)
+    yield Chart(STEP_TITLE, charts.step_parts_chart(step_rows(curve), curve.subject), STEP_LEGEND)
     yield from latency_charts({p.concurrency: [m for group in p.used for m in group] for p in curve.valid})
     largest = curve.valid[-1]
-    for title, spec in charts.timeline(largest.used[-1][0]) if largest.used else ():
-        yield Chart(title, spec, group=f"One window at {largest.concurrency} in flight")
+    if largest.used:
+        yield from charts.timeline(largest.used[-1][0], f"One window at {largest.concurrency} in flight")
 
 
 ENERGY: tuple[Column[tuple[str, Point]], ...] = (

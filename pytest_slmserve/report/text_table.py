@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 from textwrap import fill, wrap
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from tabulate import SEPARATING_LINE, tabulate
 
@@ -23,7 +23,7 @@ SMALLEST_DECIMAL = 6
 
 
 def figure(value: float | None, digits: int = 3) -> str:
-    """Return a number with `digits` significant digits, but all whole ones, and separators: 16,772, 4.03 or 0.0512."""
+    """Return a number with `digits` significant digits and separators: 16,772, 4.03 or 0.0512."""
     if value is None or not math.isfinite(value):
         return ABSENT
     rounded = float(f"{value:.{digits}g}")
@@ -124,8 +124,7 @@ class Column(Generic[Row]):
 
     head: Heading of one or two lines, complete in itself, because its neighbours may be left out.
     cell: Text for a row, "" or "-" if nothing is known.
-    rank: Columns of rank 0 stay. Of the others those of the highest rank go first, all at once, if the table is too
-        wide.
+    rank: 0 for a column that stays. If the table is too wide, all columns of the highest rank go first.
     """
 
     head: str
@@ -140,27 +139,19 @@ class Column(Generic[Row]):
         return " ".join(joined.split())
 
 
-class TableParts(NamedTuple):
-    """Lines of a table: its headings, each row, and what follows."""
-
-    head: list[str]
-    rows: list[list[str]]
-    foot: list[str]
-
-
 def table(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> str:
-    """Return rows below the headings of the columns that tell something, as wide as the layout allows.
-
-    Args:
-        always: Number of first columns that are shown even if no row has anything to show in them.
-    """
+    """Return rows below the headings of the columns that tell something, as wide as the layout allows. always: see
+    `telling`."""
     head, body, foot = table_parts(rows, columns, always)
     return "\n".join([*head, *(line for row in body for line in row), *foot])
 
 
-def table_parts(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> TableParts:
-    """Return the table in parts, for a caller that shows only some rows. Columns that do not fit go by their rank. The
-    foot names them, or is a table of them. Texts on the left are broken if lines would still be too long."""
+def table_parts(
+    rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return the lines of the headings, of each row and of the foot, for a caller that shows only some rows. Columns
+    that do not fit go by their rank. The foot names them, or is a table of them. Texts on the left are broken if lines
+    would still be too long."""
     kept, room = telling(rows, columns, always), layout()
     cells = {column: [column.cell(row) for row in rows] for column in kept}
     widths = {
@@ -192,12 +183,12 @@ def table_parts(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int
     above, *below = [list(islice(lines, height)) for height in (len(head) + 1, *heights)]
     others = [column for column in kept if column not in shown]
     if not others:
-        return TableParts(above, below, [])
+        return above, below, []
     if room.every_column:  # below the first columns that always stay: they name a row
         keys = list(takewhile(lambda column: not column.rank, kept))
-        return TableParts(above, below, ["", *table(rows, [*keys, *others], len(kept)).split("\n")])
+        return above, below, ["", *table(rows, [*keys, *others], len(kept)).split("\n")]
     names = ", ".join(column.name for column in others)
-    return TableParts(above, below, hanging(f"not shown: {names}; COLUMNS={width(kept)} shows them", 2).split("\n"))
+    return above, below, hanging(f"not shown: {names}; COLUMNS={width(kept)} shows them", 2).split("\n")
 
 
 def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> list[Column[Row]]:

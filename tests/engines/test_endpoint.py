@@ -21,7 +21,7 @@ from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.archive.codec import engine_from_record, engine_line, measurement_line, measurement_of
 from pytest_slmserve.engines.endpoint import EndpointEngine, only_model, prompt_words
 from pytest_slmserve.engines.pool import launch_engine
-from pytest_slmserve.report.loads import in_words, load_section
+from pytest_slmserve.report.loads import ValidityCriteria, in_words, load_section
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.run.executor import measure
@@ -54,7 +54,7 @@ def endpoint(there):
 
 def load_text(found):
     with laid_out(400):
-        return section_text(load_section(found))
+        return section_text(load_section(found, ValidityCriteria()))
 
 
 def test_a_closed_loop_without_a_step_trace(endpoint):

@@ -8,7 +8,8 @@ import pytest
 from stored_records import KNOWN, repeats
 
 from pytest_slmserve.analysis.compare.changes import release_histories
-from pytest_slmserve.report.compare import BY_CHANCE, history_report
+from pytest_slmserve.report.compare import BY_CHANCE, history_sections
+from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
 
 SPEEDS = {"0.9.0": (1000.0, "one"), "0.10.0": (1001.0, "one"), "0.11.0": (900.0, "one"), "0.12.0": (900.0, "two")}
@@ -24,7 +25,7 @@ def history(speeds=SPEEDS, wobble=(0.999, 1.0, 1.001)):
 
 def text(found, width):
     with laid_out(width):
-        return "\n".join(history_report(found))
+        return "\n".join(map(section_text, history_sections(found)))
 
 
 def rows(printed):

@@ -7,7 +7,7 @@ colors of marks can be told apart by all eyes on a light and on a dark ground.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -21,6 +21,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, peaks_of_curve, work_of_
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.points import STEP_PARTS, MemoryRow, StepRow, memory_names
+from pytest_slmserve.report.section import Chart
 from pytest_slmserve.report.text_table import figure as shown
 from pytest_slmserve.report.text_table import gib, milliseconds
 from pytest_slmserve.schema import sensors
@@ -97,7 +98,7 @@ TICK: Spec = {"type": "tick", "aria": False}
 
 def intervals(points: Sequence[Point], what: Figure = output_rate) -> list[Interval]:
     """Return the 95 % interval of each point's mean; the noise is that of all these points."""
-    if any(not what(point) for point in points):
+    if any(not (values := what(point)) or min(values) <= 0 for point in points):  # a ratio to 0 has no interval
         return [Interval(math.nan) for _ in points]
     seen = point_differences(points, what)
     return [factor(seen.mean(i)) for i in range(len(points))]
@@ -112,13 +113,8 @@ def point_rows(
     points: Sequence[Any], field: str, series: str, scale: float = 1.0, unit: str = "", noise: bool = True, **more: Any
 ) -> Values:
     """Return a row of `line_chart` for each point at which a figure is known: its load, the figure, its interval from
-    the repeats, and whether the point is degraded.
-
-    Args:
-        unit: Unit of the figure times `scale`, for the text that a page shows for a point.
-        noise: Whether to compute intervals, which takes time.
-        more: Further entries of each row.
-    """
+    the repeats, and whether the point is degraded. unit: of the figure times `scale`. noise: whether to compute
+    intervals, which takes time. more: further entries of each row."""
     known = [p for p in points if (value := getattr(p, field, None)) is not None and math.isfinite(value)]
     what = {"output_tokens_per_s": output_rate, "e2e_s": e2e_s}.get(field) or figure_named(field)
     rows = []
@@ -133,13 +129,8 @@ def point_rows(
 
 
 def axis(channel: str, title: str, scale: str = "linear", domain: Sequence[float] = (), **ticks: Any) -> Spec:
-    """Return an axis of numbers.
-
-    Args:
-        scale: "linear" from 0, or "log".
-        domain: Both ends of the axis. By default they follow from the data.
-        ticks: Further properties of the ticks.
-    """
+    """Return an axis of numbers. scale: "linear" from 0, or "log". domain: both ends, if they do not follow from the
+    data. ticks: further properties of the ticks."""
     kind: Spec = {"type": scale, "nice": False, "padding": PADDING} if scale == "log" else {"type": scale, "zero": True}
     told: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}
     told |= {"gridOpacity": 0.5} if scale == "log" else {}
@@ -187,12 +178,8 @@ def series_looks(names: Sequence[str], looks: Mapping[str, tuple[str, str]] | No
 
 
 def layer(mark: Spec, values: Values | None = None, where: str = "", **encoding: Any) -> Spec:
-    """Return a layer of a chart. An encoding that is a text names its field, on the axis of the chart.
-
-    Args:
-        values: Rows of this layer only; None if it draws those of the chart.
-        where: Expression that chooses rows.
-    """
+    """Return a layer of a chart. An encoding that is a text names its field, on the axis of the chart. values: rows of
+    this layer; None if it draws those of the chart. where: expression that chooses rows."""
     encoded = {channel: {"field": what} if isinstance(what, str) else what for channel, what in encoding.items()}
     made: Spec = {"mark": mark, "encoding": encoded}
     if values is not None:
@@ -293,11 +280,8 @@ def line_chart(
 
 def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> Spec:
     """Return output tokens/s of one or several sweeps over the load: intervals, fitted laws (solid), rooflines and
-    predicted loads (dashed). A ring is where a plateau begins. Sweeps with the same roofline share its line.
-
-    Args:
-        flat: The load from which on the only sweep is flat: its plateau is shaded, and there is no ring.
-    """
+    predicted loads (dashed). A ring is where a plateau begins. Sweeps with the same roofline share its line. flat: the
+    load from which on the only sweep is flat; its plateau is shaded, without a ring."""
     names, axes, single = [name for name, _ in named], named[0][1].axes, named[0][1] if len(named) == 1 else None
     points, rings, laws, predicted = (list[dict[str, Any]]() for _ in range(4))
     roofs: dict[tuple[float, float], dict[str, Any]] = {}
@@ -346,14 +330,11 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
     return line_chart([*points, *predicted], x, y, names, rules=rules, joined=False, under=under, description=words)
 
 
-def load_charts(curve: Curve) -> dict[str, Spec | None]:
-    """Return charts over the loads of a sweep by their titles; None if nothing that one shows is known.
-
-    They show latencies in ms, the sequences of an engine step with the line on which all requests are in the batch,
-    what the sensors and the data sheet say in per cent, and the energy of an output token in mJ.
-    """
-    loads = [p.concurrency for p in curve.valid] + [p.concurrency for p in curve.predictions]
-    x = load_axis(loads, curve.axes.knob or IN_FLIGHT)
+def load_charts(curve: Curve) -> Iterator[Chart]:
+    """Yield charts over the loads of a sweep: latencies in ms, the sequences of an engine step with the line on which
+    all requests are in the batch, what the sensors and the data sheet say in per cent, and the energy of an output
+    token in mJ."""
+    x = load_axis([*(p.concurrency for p in curve.valid), *(p.concurrency for p in curve.predictions)])
 
     def drawn(rows: Values, y: Spec, words: str, height: int = 200, **more: Any) -> Spec | None:
         description = f"{words}, {curve.subject}"
@@ -367,13 +348,14 @@ def load_charts(curve: Curve) -> dict[str, Spec | None]:
     ]
     known = [point for point in curve.valid if point.energy_per_token_j]
     spent = point_rows(known, "energy_per_token_j", "energy", 1e3, "mJ", noise=False)
-    batches, joules = axis("y", "batch, sequences", "log"), axis("y", "mJ per output token", "log")
-    return {
-        "Latency over load": drawn(waits, axis("y", "ms", "log"), f"latency over {IN_FLIGHT}", 300),
-        "Batch held": drawn(held, batches, f"batch held over {IN_FLIGHT}", joined=False, under=[guide(full)]),
-        "Use of the device": drawn(used, axis("y", "%"), "use of the device"),
-        "Energy": drawn(spent, joules, f"energy over {IN_FLIGHT}", joined=False),
-    }
+    latency = drawn(waits, axis("y", "ms", "log"), f"latency over {IN_FLIGHT}", 300)
+    yield Chart("Latency over load", latency, "Whiskers: 95 % interval of the mean. Both axes are logarithmic.")
+    sequences, words = axis("y", "batch, sequences", "log"), f"batch held over {IN_FLIGHT}"
+    batches = drawn(held, sequences, words, joined=False, under=[guide(full)])
+    yield Chart("Batch held", batches, "Dashed: every request in flight is in the batch.")
+    yield Chart("Use of the device", drawn(used, axis("y", "%"), "use of the device"))
+    joules = axis("y", "mJ per output token", "log")
+    yield Chart("Energy", drawn(spent, joules, f"energy over {IN_FLIGHT}", joined=False))
 
 
 def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
@@ -477,9 +459,9 @@ def quantiles(name: str, values: Values, of: str = IN_FLIGHT) -> Spec:
     return chart([line], x, y, f"{name} quantiles", values, 220)
 
 
-def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
-    """Return the course of one window: engine steps, then sensors, each as a title with its chart. A line has the means
-    over equal parts of the window."""
+def timeline(measurement: Measurement, group: str) -> Iterator[Chart]:
+    """Yield the course of one window: engine steps, then sensors. A line has the means over equal parts of the window.
+    group: heading of the charts."""
     run, sensed = measurement.run, measurement.run.telemetry
     steps, (opens, closes) = run.steps, run.window_s
     courses: list[tuple[str, str, Sequence[float], Sequence[float | None], float]] = [
@@ -490,7 +472,6 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
     if sensed:
         known = [each for each in SENSED if each[2] in sensed.columns]
         courses += [(unit, name, sensed.time_s, sensed.columns[number], times) for unit, name, number, times in known]
-    drawn = []
     for unit, lines in grouped(courses, lambda course: course[0]).items():
         rows: Values = []
         for _, name, at, values, times in lines:
@@ -502,8 +483,7 @@ def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
         if rows:
             place = axis("x", "seconds in the window"), axis("y", unit)
             spec = line_chart(rows, *place, dots=False, description=f"{unit} over time", height=150)
-            drawn.append((", ".join(dict.fromkeys(row["series"] for row in rows)), spec))
-    return drawn
+            yield Chart(", ".join(dict.fromkeys(row["series"] for row in rows)), spec, group=group)
 
 
 # Charts of verdicts
@@ -527,12 +507,7 @@ def interval_chart(
     found: Sequence[Estimate], x_title: str, description: str, others: Sequence[float] = (), under: Sequence[Spec] = ()
 ) -> Spec | None:
     """Return estimates with their intervals, a row for each, and the bound of each as a line across its row; None
-    without estimates.
-
-    Args:
-        others: Further values that the axis reaches.
-        under: Further layers behind all others.
-    """
+    without estimates. others: further values that the axis reaches. under: further layers behind all others."""
     if not found:
         return None
     values: Values = []
@@ -606,12 +581,9 @@ def interim(found: Comparison) -> Spec:
 
 
 def history(found: changes.ReleaseHistory) -> tuple[Spec, list[str]]:
-    """Return one metric over releases, and the releases whose interval goes on beyond the chart.
-
-    Each release has its interval, what became of it since the release before, and the ratio of a step that is certain.
-    A line joins releases that can be compared. The axis reaches every mean, the tolerance around them, and as much of
-    the intervals as leaves steps visible.
-    """
+    """Return one metric over releases, and the releases whose interval goes on beyond the chart. A line joins releases
+    that can be compared. The axis reaches every mean, the tolerance around them, and as much of the intervals as leaves
+    steps visible."""
     metric, run, rows = METRICS[found.metric], 0, list[dict[str, Any]]()
     for each in found.releases:
         run += each.step_words == changes.NOT_COMPARABLE  # number of the line that the release lies on

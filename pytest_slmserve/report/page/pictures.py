@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, nothing_cou
 from pytest_slmserve.analysis.metrics.gpu_figures import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, check
 from pytest_slmserve.analysis.metrics.window import Slo, delay_of, goodput_of, steps_of
-from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_named, figure_ratio, ratio, summarize
+from pytest_slmserve.analysis.points import CONTINUOUS, JobPoint, Point, figure_ratio, ratio, summarize
 from pytest_slmserve.analysis.sweep.curve import Curve, labels
 from pytest_slmserve.report.gate import title
 from pytest_slmserve.report.page import charts
@@ -74,19 +74,15 @@ Named = Sequence[tuple[str, Curve]]  # curves with their labels
 
 
 class Gauge(NamedTuple):
-    """A figure that a panel shows, by a field of a point.
-
-    kind: How it is shown: as a share from 0 to 1, as it is, or as a ratio to one engine, each ("relative") or under the
-        same load ("ratio"). Of a sweep: relative to its largest, or in ms.
-    second: Field of a second line: the largest readings of a sensor, or another percentile.
-    reach: What a sensor reads at the achievable peak.
-    """
+    """A figure that a panel shows, by a field of a point."""
 
     heading: str
     field: str
+    # A share from 0 to 1; as it is; a ratio to one engine, under the same load ("ratio") or under any ("relative"). Of
+    # a sweep: relative to its largest, or in ms.
     kind: Literal["share", "amount", "ratio", "relative", "ms"] = "share"
-    second: str = ""
-    reach: float | None = None
+    second: str = ""  # field of a second line: the largest readings of a sensor, or another percentile
+    reach: float | None = None  # what a sensor reads at the achievable peak
 
 
 SMS = (
@@ -131,11 +127,8 @@ class Picture:
 def pictures(
     curves: Sequence[Curve], jobs: Sequence[JobPoint] = (), at_rates: Sequence[Measurement] = (), slo: Slo | None = None
 ) -> list[Picture]:
-    """Return all pictures of the sweeps, replicas, jobs and loads at a rate, in the order of the documentation.
-
-    Raises:
-        BadUsage: There are curves only, and none of them has a valid point.
-    """
+    """Return all pictures of the sweeps, replicas, jobs and loads at a rate, in the order of the documentation. Raises
+    BadUsage if there are only curves and none of them has a valid point."""
     known = [curve for curve in curves if curve.valid or any(point.valid for point in curve.shared)]
     named = list(zip(labels(known), known))
     others = [
@@ -189,11 +182,8 @@ def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
 
 
 def save_picture(picture: Picture, path: Path) -> None:
-    """Write a picture as the suffix of `path` says, PNG or SVG.
-
-    Raises:
-        BadUsage: vl-convert-python is not installed, the suffix is neither, or the file cannot be written.
-    """
+    """Write a picture as PNG or SVG, by the suffix of `path`. Raises BadUsage if vl-convert-python is not installed, if
+    the suffix is another one, or if the file cannot be written."""
     try:
         import vl_convert
     except ImportError:
@@ -232,7 +222,6 @@ def _origins(named: Iterable[tuple[str, Curve]]) -> tuple[str, ...]:
 
 
 def _origin(where: Environment | None, workload: WorkloadReference | None = None) -> str:
-    """Return the device, the release of vLLM and the lengths of the requests, as far as they are known."""
     if where and where.platform == "simulated":
         return "SIMULATED, not measured on a device"
     if where is None or workload is None:
@@ -267,7 +256,6 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
 
 
 def _most(curve: Curve) -> float:
-    """Return the most output tokens/s of a valid point, by the mean of its repeats."""
     return max(fmean(point.repeats) for point in curve.valid)
 
 
@@ -534,7 +522,6 @@ def _several_gpus(named: Named) -> list[Picture]:
 
 
 def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
-    """Fixed-size workloads: output length against arrivals, models of one size, batch limits, KV blocks, batching."""
 
     def by_model(
         chosen: Callable[[Sequence[JobPoint]], list[JobPoint]], varied: Callable[[JobPoint], Any]
@@ -556,7 +543,9 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
     jobs = [p for g in ways for p in sorted(g, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]
     panels = []
     for field, heading in tokens.items() if jobs else ():
-        rows = [_job_row(f"{p.model}, {p.load.pace}", p, field, p.batching) for p in jobs]
+        rows = [
+            row | {"x": f"{p.model}, {p.load.pace}"} for p in jobs for row in charts.point_rows([p], field, p.batching)
+        ]
         panels.append(charts.bars(rows, "model and arrivals", heading))
     found = [
         _job_picture("output-length", others, length, "output tokens of a request", served),
@@ -583,15 +572,9 @@ def _job_picture(
     fitting: Values = [{"x": x(p), "text": "all fit"} for p in jobs if p.fits and name == "kv-blocks"][:1]
     panels = []
     for field, title_ in what.items() if jobs else ():
-        rows = [_job_row(x(p), p, field, series(p)) for p in jobs if getattr(p, field) is not None]
+        rows = [row | {"x": x(p)} for p in jobs for row in charts.point_rows([p], field, series(p))]
         loads = charts.load_axis((row["x"] for row in rows), heading)
         place = axis("x", heading, "log") if name == "kv-blocks" else loads
         y = axis("y", title_, "log" if name in ("output-length", "models-of-one-size") else "linear")
         panels.append(line_chart(rows, place, y, list(dict.fromkeys(map(series, jobs))), rules=fitting))
     return Picture(name, tuple(dict.fromkeys(_origin(p.environment) for p in jobs)), tuple(panels))
-
-
-def _job_row(x: Any, point: JobPoint, field: str, series: str) -> dict[str, Any]:
-    value = getattr(point, field)
-    (seen,) = charts.intervals([point], figure_named(field)) if value else (Interval(value),)
-    return interval_row(x, Interval(value, seen.low, seen.high), series)

@@ -89,7 +89,6 @@ def page_section(heading: str, shown: Iterable[Section | Legend]) -> dict[str, A
 
 
 def _part(section: Section) -> dict[str, Any]:
-    """Return a section for the template, with the charts of which something is known by the heading of their group."""
     drawn = grouped((chart for chart in section.charts() if chart.spec), lambda chart: chart.group)
     return {"section": section, "chart_groups": drawn}
 
@@ -111,12 +110,7 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
         tallies.append((len(judged), f"gate: {gate.WORDS[state]}", gate.LOOKS[state]))
     others = screen.subject_sections(found)
     del others["Models"]  # they have a place of their own
-    subjects = [
-        page_section("Gate", map(gate.gate_section, found.gates)),
-        *(page_section(heading, each) for heading, each in (*sections.items(), *others.items())),
-        page_section("Loads", loads.load_sections(found.loads, loads.ValidityCriteria(found.slo))),
-        page_section("History", compare.history_sections(found.history)),
-    ]
+    subjects = [page_section(*each) for each in {"Gate": others.pop("Gate"), **sections, **others}.items()]
     title, measured = _measured(measurements)
     alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
     with laid_out(WIDE):
@@ -148,7 +142,6 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
 
 
 def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]:
-    """Return the devices and releases, or that these are simulated, and names and values of what was measured."""
     known = compare.measured_facts(measurements)
     devices, releases, models = (", ".join(known[name]) for name in ("devices", "vllm", "models"))
     title = f"{devices}, vLLM {releases}" if releases and devices else devices
@@ -181,7 +174,6 @@ def reproduce(measurements: Sequence[Measurement]) -> str:
 
 
 def _environments(measurements: Sequence[Measurement]) -> Cells | None:
-    """Return a row for each fact, with a column for each kind of environment."""
     each = list({m.environment.key: m.environment for m in measurements}.values())
     names = [field.name for field in fields(Environment) if field.name not in UNSAID]
     known = [name for name in names if any(getattr(one, name) is not None for one in each)]
@@ -306,20 +298,14 @@ def rendered(
     *,
     status: int | None = None,
     progress: str = "",
-    text: str = "",
     sections: Mapping[str, Iterable[Section]] | None = None,
 ) -> str:
-    """Return the text of the page. Raises BadUsage without Jinja2.
-
-    Args:
-        archives: Paths of the results files that hold the measurements of the findings. The page holds them, too.
-        status: Exit status of the command or run.
-        progress: Sentence on how far a run is.
-        text: All that a terminal shows.
-        sections: Further sections by their heading.
-    """
+    """Return the text of the page, which holds the archives, too. Raises BadUsage without Jinja2. status: exit status
+    of the command or run. progress: sentence on how far a run is. sections: further ones by their heading."""
     content = page_content(found, status, sections or {})
     records = [one for archive in archives for one in embedded(archive)]
+    with laid_out(TEXT_WIDTH, every_column=True):
+        text = "\n".join(text for text, _ in screen.tables(found))
     page: str = template().render(content, **shared_parts(), records=records, progress=progress, text=text)
     return page
 
@@ -390,33 +376,20 @@ PAUSE = 20  # times what the last page took: a run spends a twentieth of its tim
 
 @dataclass(slots=True)
 class RunPage:
-    """The page of a run at a path. next_at: when it may be written again, by the monotonic clock.
-
-    Making one raises BadUsage, before anything is measured, if no page can be written there.
-    """
+    """The page of a run. Making one raises BadUsage, before anything is measured, if no page can be written there."""
 
     path: Path
-    next_at: float = 0.0
+    next_at: float = 0.0  # when it may be written again, by the monotonic clock
 
     def __post_init__(self) -> None:
         check_replaceable(self.path)
 
     def write(self, found: Findings, status: int | None = None, progress: str = "") -> str:
-        """Write the findings of a run. The run goes on after a failure, because the results file has everything.
-
-        Args:
-            status: Exit status of the run, None while it goes on.
-            progress: A sentence on how far the run is.
-
-        Returns:
-            A note on why no page was written; empty if one was.
-        """
+        """Write the findings of a run, and return a note on why no page was written; empty if one was. The run goes on
+        after a failure, because the results file has everything. status: None while it goes on."""
         begun = time.monotonic()
-        with laid_out(TEXT_WIDTH, every_column=True):
-            text = "\n".join(text for text, _ in screen.tables(found))
         try:
-            archives = filter(None, [found.records])
-            write_page(self.path, found, archives, status=status, progress=progress, text=text)
+            write_page(self.path, found, filter(None, [found.records]), status=status, progress=progress)
         except SlmError as error:
             self.next_at = float("inf")
             return f"no page was written: {error}"

@@ -300,7 +300,7 @@ def test_throughput_has_plateau_predictions_and_intervals():
 def test_the_course_of_a_window_has_the_steps_and_the_sensors_in_it():
     made = engine_alone(columns={**WELL, sensors.POWER: lambda at: 300 + at, sensors.PROBE: 0.006})
     opens, closes = made.run.window_s
-    drawn = dict(charts.timeline(made))
+    drawn = {chart.title: chart.spec for chart in charts.timeline(made, "One window")}
     assert {"running, waiting", "power", "host-speed probe, its CPU time"} <= drawn.keys()
     pieces = [
         row["y"] for row in values_of(drawn["host-speed probe, its CPU time"]) if row["series"] == "host-speed probe"
