@@ -35,7 +35,6 @@ from pytest_slmserve.plan import planner as planning
 from pytest_slmserve.plan.cases import Case, Engines, engine_title
 from pytest_slmserve.plugin import PARAMETRISED, is_measured
 from pytest_slmserve.report.sweeps import skip_note
-from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.gate import check_gate, is_short
 from pytest_slmserve.run.session import Rounds, Session, Sweeps
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit, RampUp, Sharing, Suite, naming
@@ -439,17 +438,6 @@ def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
     return sorted(items, key=rank)
 
 
-def note_on_models(session: Session, items: Sequence[Any]) -> str | None:
-    """A sentence on the items whose marker names a model that the options do not; None if there is none, and of an
-    endpoint, which skips them."""
-    named = [words["model"] for item in items if not item.stash[PLAN].skipped and "model" in (words := words_of(item))]
-    others = [model for model in named if session.options.models and not session.planner.swept(model)]
-    if not others or session.platform == "remote":
-        return None
-    tests = f"{counted(len(others), 'test')} of {', '.join(dict.fromkeys(others))}"
-    return f"slmserve: {tests}, as the marker has it: --slm-models does not change that"
-
-
 # What a run resumes from
 
 
@@ -611,7 +599,7 @@ class OwnEngine:
         cases = {n: self.case(n, load) for n in concurrency}
         if not cases:
             raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
-        session.executor.ask(list(cases.values()), repeats)
+        session.executor.ask([cases[n] for n in sorted(cases)], repeats)  # the order in which they are measured
         rounds = Rounds(session, cases)
         for number in range(1, (repeats or session.options.repeats) + 1):
             rounds.round(number, cases)
