@@ -34,7 +34,7 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
             continue
         engine, seconds = plan.engine if plan.starts else None, 0.0
         if case := plan.case:
-            left = _missing(session, case)
+            left = session.executor.count_missing(case)
             engine = case.engine if left else None
             seconds = 0.0 if case.key in paid else left * case.estimate_s
             paid.add(case.key)
@@ -51,13 +51,6 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
     return rows
 
 
-def _missing(session: Session, case: Case) -> int:
-    """Repeats of a planned case that are still to be made: those of the options, and those that its sweep asks for
-    until its claims are decided."""
-    _, asked = session.results.requested.get(case.key, (case, 0))
-    return session.executor.count_missing(case, max(session.options.repeats, asked))
-
-
 def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) -> TimeLeft:
     """The time left for items, of which the first runs. step_s: the estimate for what it does at present; a gate is one
     step."""
@@ -70,7 +63,7 @@ def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) 
     step_s = min(total_s, rows[0].seconds if plans and plans[0].compares else step_s)
     # Sweeps may go on until their claims are decided.
     points = [plan.case for plan in plans if plan.case and plan.swept]
-    goes_on = len(session.looks) > 1 and any(_missing(session, case) for case in points)
+    goes_on = len(session.looks) > 1 and any(map(session.executor.count_missing, points))
     return TimeLeft(step_s, total_s - step_s, goes_on or any(plan.open for plan in plans))
 
 

@@ -179,7 +179,7 @@ class SessionHooks:
             self._resume(session)
             rows = plan_rows(slm, plans)
             if self.elsewhere:
-                slm.on_close(self.elsewhere.close)  # what has come by then goes into the archive
+                slm.undo.callback(self.elsewhere.close)  # what has come by then goes into the archive
                 self.elsewhere.send(slm, tests.cases_of_items(plans), rows)
             for engine in dict.fromkeys(plan.engine for plan in plans if plan.engine):
                 slm.devices.take(engine)

@@ -249,7 +249,7 @@ class Executor:
             self.fetch(case)
             return known
         reason = f" ({why})" if why else ""
-        while self.count_missing(case, repeats):
+        while self.count_missing(case, repeats or self.repeats):
             known.append(self.measure_once(case, f"{case.title}, repeat {len(known) + 1}{reason}"))
         return known
 
@@ -270,9 +270,12 @@ class Executor:
         self.results.requested |= {key: (case, 0) for key, (case, _) in self.results.requested.items()}
 
     def count_missing(self, case: Case, repeats: int | None = None) -> int:
-        """Return the number of repeats of a case that are still to be made, if each new one is clean."""
-        wanted = self.repeats if repeats is None else repeats
-        return count_missing(map(is_clean, self.results.repeats.get(case.key, ())), wanted)
+        """Return the number of repeats of a case that are still to be made, if each new one is clean. repeats: wanted,
+        and clean. Defaults to those of the run, or to more that somebody waits for."""
+        if repeats is None:
+            _, awaited = self.results.requested.get(case.key, (case, 0))
+            repeats = max(self.repeats, awaited)
+        return count_missing(map(is_clean, self.results.repeats.get(case.key, ())), repeats)
 
     def measure_once(self, case: Case, title: str, paired: GateLaunch | None = None) -> ReplicaGroup:
         """Measure one repeat, and write it. paired: the part of a gate that it is; a gate counts pairs, so the results

@@ -50,6 +50,7 @@ class Session:
         inconclusive: Inconclusive tests, each with the reason, except for claims and gates.
         failed: Failed tests, each with a line of why, once all have ended.
         command: Command that makes the same run again.
+        undo: What is done when the session closes, the last first: while the archive still takes measurements.
         options, platform, host: Those of the planner.
         notes: Notes of one sentence each, for the end of the run; `note` adds some, each once.
         results: All repeats that are known so far.
@@ -74,7 +75,7 @@ class Session:
     inconclusive: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     command: str = ""
-    _undo: ExitStack = field(default_factory=ExitStack)
+    undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
         planner, options = self.planner, self.planner.options
@@ -120,14 +121,14 @@ class Session:
         if not is_file(self.source):
             self.resume()  # nothing, or the error: the archive of this run, made next, has nothing to be resumed
         if self.keeps_records:
-            archive = self._undo.enter_context(Archive.open(self.options.records, moves=True))
+            archive = self.undo.enter_context(Archive.open(self.options.records, moves=True))
             self.executor.archive = archive
             self.notes.extend(archive.notes)
         else:
             self.notes.append("records of a simulated run are not kept; --slm-records=FILE keeps them")
             if self.page:  # which holds them
-                folder = self._undo.enter_context(TemporaryDirectory(prefix="slmserve-"))
-                self.executor.archive = self._undo.enter_context(Archive.open(Path(folder) / "records.jsonl"))
+                folder = self.undo.enter_context(TemporaryDirectory(prefix="slmserve-"))
+                self.executor.archive = self.undo.enter_context(Archive.open(Path(folder) / "records.jsonl"))
         self.resume()
 
     def begin(self, compares: bool = False) -> None:
@@ -141,12 +142,8 @@ class Session:
             plan |= {} if self.claims is None else {"claims": sorted(self.claims)}
             archive.begin({"rows": rows}, plan, resumes=bool(self.options.resume))
 
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """Call this first when the session closes, while the archive still takes measurements."""
-        self._undo.callback(callback)
-
     def close(self) -> None:
-        self._undo.close()
+        self.undo.close()
         if self.moved:
             self.note(self.moved)
         self.devices.close()
