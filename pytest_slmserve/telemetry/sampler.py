@@ -52,8 +52,8 @@ class Recording:
             self.rows.append((now, merged_readings(readings)))
 
     def read_until(self, over: threading.Event) -> None:
-        """Read at even times, and once more at the end. After a late reading the next one keeps its distance: two must
-        not be too close."""
+        """Read at even times, and once more at the end. Two readings are at least half an interval apart, also if the
+        first one was late."""
         due = read_at = self.clock()
         ended = False
         while not ended or self.clock() - read_at >= MIN_SPAN_S:
@@ -61,7 +61,8 @@ class Recording:
             self.read()
             if ended:
                 return
-            due += self.interval_s * max(1, math.ceil((self.clock() - due) / self.interval_s))
+            earliest = max(self.clock(), read_at + self.interval_s / 2)
+            due += self.interval_s * math.ceil((earliest - due) / self.interval_s)
             ended = over.wait(due - self.clock())
 
     def telemetry(self, began_s: float, window_s: tuple[float, float] | None = None) -> Telemetry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, PROBE, PROBE_CPU, SM_ACTIVE
 from pytest_slmserve.telemetry import sampler as selection
 from pytest_slmserve.telemetry.host import Reading
-from pytest_slmserve.telemetry.sampler import Recording, Sampler, SeveralGpus, merged_readings, open_sampler
+from pytest_slmserve.telemetry.sampler import MIN_SPAN_S, Recording, Sampler, SeveralGpus, merged_readings, open_sampler
 
 
 @dataclass
@@ -133,31 +134,53 @@ def test_intervals_too_short_for_the_counters_are_refused(interval):
         Sampler([], interval)
 
 
-def test_it_reads_at_even_times_in_one_other_thread():
-    source = Planted()
-    with Sampler([source], 0.1).recording() as recording:
-        time.sleep(0.55)
-    asked = len(source.asked)
-    assert 3 <= asked <= 7
-    assert source.threads.isdisjoint({threading.get_ident()}) and len(source.threads) == 1
-    assert all(b - a >= 0.05 for a, b in zip(source.asked, source.asked[1:]))
-    time.sleep(0.25)
-    assert len(source.asked) == asked, "it went on after its end"
-    assert len(recording.telemetry(source.asked[0])) == asked
+class OwnTime:
+    """A clock of the test, and the event that ends a recording: a wait takes as long as is asked, and what is planted
+    in `late` in addition."""
+
+    def __init__(self, ends_s, late=()):
+        self.now, self.ends_s, self.late = 100.0, 100.0 + ends_s, iter(late)
+
+    def wait(self, left_s):
+        self.now += max(0.0, left_s) + next(self.late, 0.0)
+        return self.now >= self.ends_s
+
+
+def times_read(time, interval_s, reading_takes_s=0.0):
+    class Slow(Planted):
+        def read(self, now_s):
+            time.now += reading_takes_s
+            return super().read(now_s)
+
+    recording = Recording([Slow()], interval_s, clock=lambda: time.now)
+    recording.read_until(time)
+    return [round(at - 100.0, 6) for at, _ in recording.rows]
+
+
+def test_it_reads_at_even_times():
+    assert times_read(OwnTime(0.99), 0.25) == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
 def test_a_slow_source_is_not_asked_twice_in_a_row():
-    class Slow(Planted):
-        def read(self, now_s):
-            found = super().read(now_s)
-            time.sleep(0.15)
-            return found
+    assert times_read(OwnTime(0.75), 0.1, reading_takes_s=0.15) == [0.0, 0.2, 0.4, 0.6, 0.8]
 
-    source = Slow()
-    with Sampler([source], 0.1).recording():
-        time.sleep(0.7)
-    gaps = sorted(b - a for a, b in zip(source.asked, source.asked[1:]))
-    assert gaps[len(gaps) // 2] >= 0.19, "each second turn; one that comes late on a busy machine is sooner followed"
+
+@given(st.lists(st.floats(0.0, 0.4), max_size=20), st.floats(MIN_SPAN_S, 1.0))
+def test_readings_keep_half_an_interval_after_a_late_one(late, interval_s):
+    times = times_read(OwnTime(20 * interval_s, late), interval_s)
+    gaps = [b - a for a, b in pairwise(times[:-1])]
+    assert gaps and min(gaps) >= interval_s / 2 - 1e-6, "the last reading is that of the end"
+
+
+def test_it_reads_in_one_other_thread_until_the_block_ends():
+    source = Planted()
+    with Sampler([source], 0.1).recording() as recording:
+        time.sleep(0.25)
+    asked = len(source.asked)
+    assert asked >= 2 and source.threads.isdisjoint({threading.get_ident()}) and len(source.threads) == 1
+    time.sleep(0.25)
+    assert len(source.asked) == asked, "it went on after its end"
+    assert len(recording.telemetry(source.asked[0])) == asked
 
 
 def test_the_end_is_read_too():
