@@ -18,18 +18,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.schema import models as catalogue
 from pytest_slmserve.schema.errors import BadUsage, SlmError, content, is_file, user_cache
-from pytest_slmserve.schema.models import (
-    AS_CONFIGURED,
-    CATALOGUE,
-    KNOWN_AS,
-    Model,
-    ModelSource,
-    catalogue_name,
-    is_tied,
-    model_from_config,
-    short_name,
-)
 from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.specs import short_hash
 
@@ -42,34 +32,42 @@ PROBE_S = 15
 Versions = Mapping[str, str | None]
 
 
-def model_of(name: str) -> Model:
+def model_of(name: str) -> catalogue.Model:
     """Return the model by any of its names: a catalogue name ("opt-1.3b", "facebook/opt-1.3b"), a folder with a
     config.json, or a name on the Hub whose config.json is in the Hub's cache here.
 
     A folder with the configuration of a catalogue model, as that of a fine-tuned one, has the sizes of that model; ids
     of tokens and the type of the weights may differ. Raises BadUsage.
     """
-    if known := catalogue_name(name):
-        return CATALOGUE[known]
+    if known := catalogue.catalogue_name(name):
+        return catalogue.CATALOGUE[known]
     folder = config_folder(name)
     if folder is None:
-        raise BadUsage(f"unknown model {name!r}", _instead_of(name))
+        near = dict.fromkeys(
+            catalogue.KNOWN_AS[each] for each in get_close_matches(name.lower(), catalogue.KNOWN_AS, cutoff=0.75)
+        )
+        hints = [" or ".join(near)] if near else []
+        if ON_THE_HUB.fullmatch(name):
+            own = name.rsplit("/", 1)[-1]
+            hints.append(f"`hf download {name} config.json --local-dir {own}` and the folder {own}")
+        anyone = "" if near else f"one of {', '.join(catalogue.CATALOGUE)}, or "
+        raise BadUsage(f"unknown model {name!r}", "; ".join([*hints, f"{anyone}a folder that holds a config.json"]))
     config = read_config(folder)
     entries, uncompared = config.items(), ("_token_id", "dtype")
-    source: ModelSource = "folder" if folder == Path(name) else "hub"
-    own = Path(name).resolve().name if source == "folder" else short_name(name)
-    for twin in CATALOGUE.values():
+    source: catalogue.ModelSource = "folder" if folder == Path(name) else "hub"
+    own = Path(name).resolve().name if source == "folder" else catalogue.short_name(name)
+    for twin in catalogue.CATALOGUE.values():
         if all(entry in entries for entry in twin.config if not entry[0].endswith(uncompared)):
-            return model_from_config(own, config, twin.parameters, twin.active, source=source)
+            return catalogue.model_from_config(own, config, twin.parameters, twin.active, source=source)
     counted = kept_sizes(config)
-    parameters = stored_parameters(folder, is_tied(config)) or counted.get("parameters")
-    return model_from_config(own, config, parameters, counted.get("active"), counted.get("completed"), source)
+    parameters = stored_parameters(folder, catalogue.is_tied(config)) or counted.get("parameters")
+    return catalogue.model_from_config(own, config, parameters, counted.get("active"), counted.get("completed"), source)
 
 
-def known_model(name: str) -> Model | None:
+def known_model(name: str) -> catalogue.Model | None:
     """Return the model of a name, None if nobody here knows it, as of a server that calls its model as it likes."""
     try:
-        return model_of(name) if catalogue_name(name) or config_folder(name) else None
+        return model_of(name) if catalogue.catalogue_name(name) or config_folder(name) else None
     except SlmError:
         return None
 
@@ -156,18 +154,6 @@ def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _instead_of(model: str) -> str:
-    """Return what to type in place of an unknown name: near ones, or all that are known; then what else a model may
-    be."""
-    near = dict.fromkeys(KNOWN_AS[each] for each in get_close_matches(model.lower(), KNOWN_AS, cutoff=0.75))
-    suggestions = [" or ".join(near)] if near else []
-    if ON_THE_HUB.fullmatch(model):
-        own = model.rsplit("/", 1)[-1]
-        suggestions.append(f"`hf download {model} config.json --local-dir {own}` and the folder {own}")
-    known = "" if near else f"one of {', '.join(CATALOGUE)}, or "
-    return "; ".join([*suggestions, f"{known}a folder that holds a config.json"])
-
-
 def probe_models(models: Sequence[str], python: str, env: Mapping[str, str], versions: Versions) -> list[str]:
     """Find and count those of `models` whose shape is not wholly known, and keep what was found in the user's cache,
     where `model_of` reads it. A cache that cannot be written costs a probe at each run, nothing else.
@@ -204,7 +190,7 @@ def probe_models(models: Sequence[str], python: str, env: Mapping[str, str], ver
 
 def wants_probe(model: str, versions: Versions) -> bool:
     """Return whether a probe may know more of a model than we do. Raises BadUsage for a name that is none."""
-    if catalogue_name(model):
+    if catalogue.catalogue_name(model):
         return False
     folder = config_folder(model)
     if folder is None:
@@ -218,7 +204,7 @@ def wants_probe(model: str, versions: Versions) -> bool:
         known = model_of(model)
     except BadUsage:
         return True  # Transformers may know the entries that are not there
-    unread = known.architecture in AS_CONFIGURED and known.windows is None
+    unread = known.architecture in catalogue.AS_CONFIGURED and known.windows is None
     return known.parameters is None or unread or "num_experts_per_tok" in config
 
 

@@ -21,7 +21,7 @@ from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, Engines, en
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, Batching, Platform, RampUp, Sharing, Source
-from pytest_slmserve.schema.models import MODELS, USUAL_CONTEXT, Model, catalogue_name, hub_name, short_name
+from pytest_slmserve.schema.models import MODELS, USUAL_CONTEXT, catalogue_name, hub_name, short_name
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, Load, ReplicaSpec, Request, Workload, WorkloadSpec
 from pytest_slmserve.telemetry.host import Host, probe, unlike
@@ -169,10 +169,10 @@ def check_length(name: str, tokens: int, positions: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MarkerOverrides:
-    """Settings in which the marker of an item departs from the options. lengths: prompt and output tokens of its
-    requests; ramp_up: of its closed loop; None: as the options say."""
+    """Settings in which the marker of an item departs from the options, which None leaves as they are. lengths: prompt
+    and output tokens of its requests, None for natural ones. ramp_up: of its closed loop."""
 
-    lengths: tuple[int, int] | None = None
+    lengths: tuple[int | None, int | None] | None = None
     ramp_up: RampUp | None = None
 
 
@@ -245,25 +245,24 @@ class Planner:
             return error.problem
         return None
 
-    def workload(self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Workload:
-        """Return the requests for `model`, as the options and its marker say."""
+    def workload(
+        self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY, requests: int | None = None
+    ) -> Workload:
+        """Return the requests for `model`, as the options and its marker say. They are made once, and models of one
+        vocabulary share them if no dataset is read.
+
+        An endpoint's model of which nothing is known has ids that most models have, or text by the tokenizer of the
+        options. requests: their number in a job, which may have requests that its engine does not take. Raises BadUsage
+        for text without a tokenizer, and otherwise for fixed lengths that are too long for the model.
+        """
         spec = workload_spec(self.options, self.platform)
         if overrides.lengths:
             spec = spec.with_lengths(*overrides.lengths)
-        if self.platform == "remote":
-            return self.requests(model, spec)
-        known = model_of(model)
-        if spec.prompt_tokens is not None and spec.output_tokens is not None:
+        known = known_model(model) if self.platform == "remote" else model_of(model)
+        if requests is not None:
+            spec = replace(spec, requests=requests)
+        elif self.platform != "remote" and known and spec.prompt_tokens is not None and spec.output_tokens is not None:
             check_length(known.name, spec.prompt_tokens + spec.output_tokens, known.positions)  # before they are made
-        return self.requests(model, spec, known)
-
-    def requests(self, model: str, spec: WorkloadSpec, known: Model | None = None) -> Workload:
-        """Return the workload of `spec` for `model`, built once; models of one vocabulary share it without a dataset.
-
-        An endpoint's model of which nothing is known has ids that most models have, or text by the tokenizer of `spec`.
-        known: the model, if it is resolved already. Raises BadUsage for text without a tokenizer.
-        """
-        known = known or (known_model(model) if self.platform == "remote" else model_of(model))
         if known is None and spec.source == "sharegpt" and not spec.tokenizer:
             why = "--slm-dataset: the text needs a tokenizer, and that of this model is not known"
             raise BadUsage(why, "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub")
@@ -276,8 +275,8 @@ class Planner:
                 tokenizer = hub_name(model) if own and spec.source == "sharegpt" else ""
                 self._workloads[name] = build_workload(replace(spec, tokenizer=spec.tokenizer or tokenizer), known)
             else:
-                requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT)
-                self._workloads[name] = Workload(spec, tuple(requests), source)
+                made, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT)
+                self._workloads[name] = Workload(spec, tuple(made), source)
         return self._workloads[name]
 
     def spec(self, model: str, gpus: int | None = None, gpu_memory: int | None = None) -> EngineSpec:
@@ -455,17 +454,15 @@ def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
 
 
 def overrides_of(words: Mapping[str, Any]) -> MarkerOverrides:
-    """Raises BadUsage for lengths that are no pair."""
-    lengths = words.get("lengths")
-    return MarkerOverrides(None if lengths is None else checked_lengths(lengths), words.get("ramp_up"))
-
-
-def checked_lengths(given: Any) -> tuple[Any, Any]:
-    """The prompt and output tokens that somebody gave as a pair; None in it is a natural length. Raises BadUsage."""
-    match given:
+    """Return what the words of a marker set. Raises BadUsage for lengths that are no pair; None in it is natural."""
+    ramp_up = words.get("ramp_up")
+    if "lengths" not in words:
+        return MarkerOverrides(None, ramp_up)
+    match words["lengths"]:
         case (int() | None as prompt, int() | None as output):
-            return prompt, output
-    raise BadUsage(f"lengths={given!r} is no pair of prompt and output tokens", "lengths=(512, 64)")
+            return MarkerOverrides((prompt, output), ramp_up)
+        case given:
+            raise BadUsage(f"lengths={given!r} is no pair of prompt and output tokens", "lengths=(512, 64)")
 
 
 def replica_cases(planner: Planner) -> list[Case]:
@@ -528,44 +525,36 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
     degrees = options.tensor_parallel_size if options.source["tensor_parallel_size"] != "default" else USUAL_GPUS
     wide, replicas, first = [], [], options.tensor_parallel_size[0]
     for model in models:
-        loads = options.concurrency or usual_loads(model)
+        # The load of replicas on one GPU replaces the nearest of the usual ones, so that one load compares all uses of
+        # several GPUs, at the cost of no further case.
+        name, common = short_name(model), replica_load(model)
+        nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
+        loads = options.concurrency or tuple(common if load == nearest else load for load in USUAL_LOADS)
         for n in degrees:
-            wide += [_on_gpus(planner, model, n, load, loads[-1]) for load in loads]
             enough = [load for load in loads if n > degrees[0] and load >= n * ENOUGH_FOR_A_REPLICA]
-            names = {load: f"{short_name(model)}-{load}-replicas{n}" for load in enough}
+            names = {load: f"{name}-{load}-replicas{n}" for load in enough}
             replicas += [_replicas(planner, model, n // first, "gpus", load, name) for load, name in names.items()]
+            try:
+                spec, workload = planner.spec(model, n), planner.workload(model)
+                room = kv_cache.kv_capacity(spec, workload.longest)
+                if room is not None and room < 1:
+                    why = f"{model}: the KV cache has no room for a request of {workload.longest} tokens"
+                    raise BadUsage(why, "more GPUs")
+            except BadUsage as error:
+                why = error.problem
+                wide += [Case(model=model, id=f"{name}-{load}-tp{n}", skip_reason=why) for load in loads]
+                continue
+            if room is not None and room < loads[-1]:  # then the others wait: none is thrown out to come again
+                spec = replace(spec, max_num_seqs=min(room, spec.max_num_seqs))
+            for concurrency in loads:
+                # What waits in an engine that may not run the largest load at once lives longer, so the load settles
+                # later. Smaller loads too, or they would be points of another curve.
+                load = planner.load(concurrency)
+                load = replace(load, settle_lifetimes=load.settle_lifetimes * -(-loads[-1] // spec.max_num_seqs))
+                case = planner.case(spec, [workload], [load], model=model, id=f"{name}-{concurrency}-tp{n}")
+                planner.beside.add(case.series)
+                wide.append(case)
     return wide + replicas
-
-
-def _on_gpus(planner: Planner, model: str, gpus: int, concurrency: int, largest: int) -> Case:
-    """Return the case of one engine over so many GPUs. largest: of the loads that it is measured under. If fewer have
-    room in its KV cache it runs no more than those, so that the others wait, and none is thrown out to come again."""
-    name = f"{short_name(model)}-{concurrency}-tp{gpus}"
-    try:
-        spec, workload = planner.spec(model, gpus), planner.workload(model)
-        room = kv_cache.kv_capacity(spec, workload.longest)
-        if room is not None and room < 1:
-            raise BadUsage(f"{model}: the KV cache has no room for a request of {workload.longest} tokens", "more GPUs")
-    except BadUsage as error:
-        return Case(model=model, id=name, skip_reason=error.problem)
-    if room is not None and room < largest:
-        spec = replace(spec, max_num_seqs=min(room, spec.max_num_seqs))
-    # What waits in an engine that may not run `largest` at once lives longer, so the load settles later. Smaller ones
-    # too, or they would be points of another curve.
-    load = planner.load(concurrency)
-    load = replace(load, settle_lifetimes=load.settle_lifetimes * -(-largest // spec.max_num_seqs))
-    case = planner.case(spec, [workload], [load], model=model, id=name)
-    planner.beside.add(case.series)
-    return case
-
-
-def usual_loads(model: str) -> tuple[int, ...]:
-    """Return numbers of requests in flight under which tests of tensor parallelism measure `model`. The load of
-    replicas on one GPU (`replica_load`) replaces the nearest of USUAL_LOADS. So one load compares all uses of several
-    GPUs, at the cost of no further cell."""
-    common = replica_load(model)
-    nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
-    return tuple(common if load == nearest else load for load in USUAL_LOADS)
 
 
 def job_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
@@ -618,7 +607,7 @@ def job_case(
     if why := planner.misfit(model, memory):
         return Case(model=model, id=name, skip_reason=why)
     spec = planner.spec(model, gpu_memory=memory)
-    workload = sized_workload(planner, model, requests, lengths or (None, None))
+    workload = planner.workload(model, overrides_of({"lengths": lengths or (None, None)}), requests)
     if shorter > 1:
         cut = tuple(Request(r.prompt, max(1, r.output_tokens // shorter)) for r in workload.requests)
         workload = Workload(workload.spec, cut, f"{workload.source}, outputs over {shorter}")
@@ -654,13 +643,3 @@ def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
     extra = spec.extra if spec.platform == "simulated" else ()
     how: tuple[tuple[str, Any], ...] = (("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
     return replace(spec, interface="transformers", tensor_parallel_size=1, extra=(*extra, *how))
-
-
-def sized_workload(
-    planner: Planner, model: str, requests: int, lengths: tuple[int | None, int | None] | None
-) -> Workload:
-    """A workload of so many requests. lengths: tokens both ways; None: those of the options; of None: natural ones."""
-    spec = replace(workload_spec(planner.options, planner.platform), requests=requests)
-    if lengths is not None:
-        spec = spec.with_lengths(*checked_lengths(lengths))
-    return planner.requests(model, spec)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial, wraps
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, TypeVar, get_args
@@ -35,7 +35,6 @@ from pytest_slmserve.plan import planner as planning
 from pytest_slmserve.plan.cases import Case, Engines, engine_title
 from pytest_slmserve.plugin import PARAMETRISED, is_measured
 from pytest_slmserve.report.sweeps import skip_note
-from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.gate import check_gate, is_short
 from pytest_slmserve.run.session import Rounds, Session, Sweeps
 from pytest_slmserve.schema.errors import BadUsage, DoesNotFit, RampUp, Sharing, Suite, naming
@@ -136,7 +135,6 @@ def words_of(item: Any) -> dict[str, Any]:
 
 
 def marker_overrides(item: Any) -> planning.MarkerOverrides:
-    """The requests and the ramp-up that an item's marker asks for."""
     return planning.overrides_of(words_of(item))
 
 
@@ -163,8 +161,7 @@ def check_marker(item: Any) -> None:
     if chosen and hasattr(item, "callspec") and item.callspec.params.keys() & PARAMETRISED:
         why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for all models of the run, on the options' engine"
         raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
-    if "lengths" in words:
-        planning.checked_lengths(words["lengths"])
+    planning.overrides_of(words)
     model, ramp_up, gpus, gate, needs = map(words.get, ("model", "ramp_up", "gpus", "gate", "needs"))
     checks = {  # of each word: whether its value is one, what the error says if not, and what to type
         "model": (isinstance(model, str), "is no name of a model", 'model="opt-125m"'),
@@ -439,17 +436,6 @@ def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
     return sorted(items, key=rank)
 
 
-def note_on_models(session: Session, items: Sequence[Any]) -> str | None:
-    """A sentence on the items whose marker names a model that the options do not; None if there is none, and of an
-    endpoint, which skips them."""
-    named = [words["model"] for item in items if not item.stash[PLAN].skipped and "model" in (words := words_of(item))]
-    others = [model for model in named if session.options.models and not session.planner.swept(model)]
-    if not others or session.platform == "remote":
-        return None
-    tests = f"{counted(len(others), 'test')} of {', '.join(dict.fromkeys(others))}"
-    return f"slmserve: {tests}, as the marker has it: --slm-models does not change that"
-
-
 # What a run resumes from
 
 
@@ -487,31 +473,28 @@ def difference(stored: Sequence[Measurement], cases: Sequence[Case]) -> str:
     of further ones. "There" is the archive, "here" the run. cases: without a workload and a load if only a test's body
     determines them."""
     kinds = list({m.key: m for m in stored}.values())
-    pairs = [(m, case) for m in kinds[:LOOKED_AT] for case in cases[:LOOKED_AT]]
-    fewest = min((_clauses(m, q) for m, q in pairs), key=len)
+    clauses: list[list[str]] = []
+    for m, case in product(kinds[:LOOKED_AT], cases[:LOOKED_AT]):
+        spec = case.each[0]  # as all replicas of a planned set
+        found = differences(m.environment.kind, case.environment.kind)
+        if short_name(m.spec.model) != short_name(spec.model):  # what else differs of its engine follows from it
+            found.append(f"model {short_name(m.spec.model)} there, {short_name(spec.model)} here")
+        else:
+            found += differences(m.spec.facts, spec.facts)
+        for workload, load in zip(case.workloads[:1], case.loads):
+            if m.workload.hash != workload.hash:
+                there, here = m.workload, workload.reference()
+                lengths = [f"{w.mean_prompt_tokens:.0f}/{w.mean_output_tokens:.0f}" for w in (there, here)]
+                made = ", ".join(differences(asdict(there.spec), asdict(here.spec)))
+                if lengths[0] != lengths[1]:
+                    found.append(f"requests of {lengths[0]} tokens there, {lengths[1]} here")
+                else:
+                    found.append(f"other requests ({made})" if made else "other requests of the same lengths")
+            found += differences(load_facts(m.load), load_facts(load))
+        clauses.append(found)
+    fewest = min(clauses, key=len)
     more = [f"and {len(fewest) - CLAUSES} more"] if len(fewest) > CLAUSES else []
     return "; ".join(fewest[:CLAUSES] + more)
-
-
-def _clauses(m: Measurement, case: Case) -> list[str]:
-    """A short clause for each thing that differs; of another model no more of its engine, which follows from it."""
-    spec = case.each[0]  # as all replicas of a planned set
-    found = differences(m.environment.kind, case.environment.kind)
-    if short_name(m.spec.model) != short_name(spec.model):
-        found.append(f"model {short_name(m.spec.model)} there, {short_name(spec.model)} here")
-    else:
-        found += differences(m.spec.facts, spec.facts)
-    for workload, load in zip(case.workloads[:1], case.loads):
-        if m.workload.hash != workload.hash:
-            there, here = m.workload, workload.reference()
-            lengths = [f"{w.mean_prompt_tokens:.0f}/{w.mean_output_tokens:.0f}" for w in (there, here)]
-            made = ", ".join(differences(asdict(there.spec), asdict(here.spec)))
-            if lengths[0] != lengths[1]:
-                found.append(f"requests of {lengths[0]} tokens there, {lengths[1]} here")
-            else:
-                found.append(f"other requests ({made})" if made else "other requests of the same lengths")
-        found += differences(load_facts(m.load), load_facts(load))
-    return found
 
 
 # What tests get
@@ -585,13 +568,13 @@ class OwnEngine:
     session: Session
     spec: EngineSpec
     workload: Workload
-    item: pytest.Item
+    overrides: planning.MarkerOverrides
 
     def case(self, concurrency: int, own: Mapping[str, Any]) -> Case:
         """Return the case of a closed loop. own: its fields that differ from those of the options and the marker.
         Raises BadUsage for a loop without a window."""
         planner = self.session.planner
-        load = replace(planner.load(concurrency, marker_overrides(self.item)), **own)
+        load = replace(planner.load(concurrency, self.overrides), **own)
         if load.requests is not None:
             raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
         return planner.case(self.spec, [self.workload], [load])
@@ -611,7 +594,7 @@ class OwnEngine:
         cases = {n: self.case(n, load) for n in concurrency}
         if not cases:
             raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
-        session.executor.ask(list(cases.values()), repeats)
+        session.executor.ask([cases[n] for n in sorted(cases)], repeats)  # the order in which they are measured
         rounds = Rounds(session, cases)
         for number in range(1, (repeats or session.options.repeats) + 1):
             rounds.round(number, cases)
@@ -639,7 +622,8 @@ def own_job(
     repeats: int | None = None,
 ) -> points.JobPoint:
     """Serve one job on the engine of a test."""
-    workload = planning.sized_workload(session.planner, spec.model, requests, lengths)
+    overrides = planning.overrides_of({} if lengths is None else {"lengths": lengths})
+    workload = session.planner.workload(spec.model, overrides, requests)
     load = job(requests, rate, session.options.seed, burstiness=burstiness)
     groups = session.executor.measure(session.planner.case(spec, [workload], [load]), repeats)
     return points.job_points(chain.from_iterable(groups))[0]

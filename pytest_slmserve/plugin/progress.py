@@ -34,7 +34,7 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
             continue
         engine, seconds = plan.engine if plan.starts else None, 0.0
         if case := plan.case:
-            left = _missing(session, case)
+            left = session.executor.count_missing(case)
             engine = case.engine if left else None
             seconds = 0.0 if case.key in paid else left * case.estimate_s
             paid.add(case.key)
@@ -51,27 +51,19 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
     return rows
 
 
-def _missing(session: Session, case: Case) -> int:
-    """Repeats of a planned case that are still to be made: those of the options, and those that its sweep asks for
-    until its claims are decided."""
-    _, asked = session.executor.asked.get(case.key, (case, 0))
-    return session.executor.count_missing(case, max(session.options.repeats, asked))
-
-
 def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) -> TimeLeft:
     """The time left for items, of which the first runs. step_s: the estimate for what it does at present; a gate is one
     step."""
     rows, planned = plan_rows(session, plans), {case.key for case in cases_of_items(plans)}
-    executor, current = session.executor, session.devices.pool.current
-    asked = [(case, executor.count_missing(case, n)) for case, n in executor.asked.values() if case.key not in planned]
-    engines = {row.engine for row in rows if row.engine} | {case.engine for case, missing in asked if missing}
-    starts_s = sum(map(start_estimate_s, engines - {current}))
-    asked_s = sum(missing * case.estimate_s for case, missing in asked if missing)
+    asked = {case: missing for case, missing in session.executor.awaited().items() if case.key not in planned}
+    engines = {row.engine for row in rows if row.engine} | {case.engine for case in asked}
+    starts_s = sum(map(start_estimate_s, engines - {session.devices.pool.current}))
+    asked_s = sum(missing * case.estimate_s for case, missing in asked.items())
     total_s = sum(row.seconds for row in rows) + asked_s + starts_s
     step_s = min(total_s, rows[0].seconds if plans and plans[0].compares else step_s)
     # Sweeps may go on until their claims are decided.
     points = [plan.case for plan in plans if plan.case and plan.swept]
-    goes_on = len(session.looks) > 1 and any(_missing(session, case) for case in points)
+    goes_on = len(session.looks) > 1 and any(map(session.executor.count_missing, points))
     return TimeLeft(step_s, total_s - step_s, goes_on or any(plan.open for plan in plans))
 
 
@@ -125,7 +117,7 @@ class ProgressLine:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.left = self.plans[self.index[nodeid] :]
         self.item_began = self.since = time.monotonic()
-        self.slm.executor.asked.clear()  # nobody waits any more for what an earlier test could not have
+        self.slm.executor.forget_awaited()  # nobody waits any more for what an earlier test could not have
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -187,13 +179,11 @@ class ProgressLine:
         if self.measured and self.measured[0].key != case.key:
             self._tell_measured(self.left)
         self.measured = case, title
-        executor = self.slm.executor
-        self.cases |= {key for key, (asked, n) in executor.asked.items() if executor.count_missing(asked, n)}
+        self.cases |= {asked.key for asked in self.slm.executor.awaited()}
         if case.key in self.cases:
             self.places.setdefault(case.key, len(self.places) + 1)
 
     def _tell_measured(self, left: Sequence[ItemPlan]) -> None:
-        """Print a line on the case that has been measured, if there is one."""
         now = time.monotonic()
         seconds, self.since = now - self.since, now
         if self.measured and self.tells and seconds >= LEAST_S:

@@ -152,8 +152,14 @@ class SessionHooks:
                 raise BadUsage(f"{flag}: no test uses slm_gate", hint)
             ordered = tests.in_running_order(self.slm, measured)
             self.slm.claims = {plan.claim for plan in tests.plans_of(ordered) if plan.claim}
-            if said := tests.note_on_models(self.slm, ordered):
-                self.collected.append(said)
+            # Their marker names a model that the options do not; an endpoint skips them.
+            words = [tests.words_of(item) for item in ordered if not item.stash[tests.PLAN].skipped]
+            models = [each["model"] for each in words if "model" in each and options.models]
+            others = [model for model in models if not self.slm.planner.swept(model)]
+            if others and self.slm.platform != "remote":
+                tests_of = f"{counted(len(others), 'test')} of {', '.join(dict.fromkeys(others))}"
+                as_marked = "as the marker has it: --slm-models does not change that"
+                self.collected.append(f"slmserve: {tests_of}, {as_marked}")
         items[:] = [item for item in kept if not is_measured(item)] + ordered
 
     @pytest.hookimpl(tryfirst=True)  # before the terminal tells what was collected
@@ -173,7 +179,7 @@ class SessionHooks:
             self._resume(session)
             rows = plan_rows(slm, plans)
             if self.elsewhere:
-                slm.on_close(self.elsewhere.close)  # what has come by then goes into the archive
+                slm.undo.callback(self.elsewhere.close)  # what has come by then goes into the archive
                 self.elsewhere.send(slm, tests.cases_of_items(plans), rows)
             for engine in dict.fromkeys(plan.engine for plan in plans if plan.engine):
                 slm.devices.take(engine)
@@ -189,9 +195,10 @@ class SessionHooks:
 
     def _resume(self, session: pytest.Session) -> None:
         """Say before the first engine starts what is resumed; of a plan it is read here. Raises SlmError."""
-        if self.slm.options.gate or not self.slm.resumes:
+        options = self.slm.options
+        if options.gate or not options.resume or (options.plan and self.slm.resumed is None):
             return
-        if self.slm.options.plan:
+        if options.plan:
             self.slm.resume()
         said = tests.fits(self.slm, tests.plans_of(session.items))
         if terminal := self.config.pluginmanager.getplugin("terminalreporter"):

@@ -197,12 +197,12 @@ class Results:
 
     Attributes:
         repeats: Repeats by the key of their case, in the order made.
-        requested: Keys of this run's cases, in the order that they were requested; what an archive knows beyond them is
-            no part of this run.
+        requested: This run's cases by key, in the order that they were requested, each with the clean repeats that are
+            waited for, 0 once nobody waits. What an archive knows beyond them is no part of this run.
     """
 
     repeats: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
-    requested: dict[str, None] = field(default_factory=dict)
+    requested: dict[str, tuple[Case, int]] = field(default_factory=dict)
 
     def measurements(self, keys: Iterable[str] | None = None) -> Iterator[Measurement]:
         """All records of the cases with these keys; None: of those that this run requested."""
@@ -230,7 +230,6 @@ class Executor:
     export: Export | None = None
     fetch: Callable[[Case], None] | None = None  # waits for all repeats of a case that another process measures
     on_progress: Callable[[Case, str, Progress], None] = lambda case, title, progress: None  # title: of the repeat
-    asked: dict[str, tuple[Case, int]] = field(default_factory=dict)  # requested cases by key, with the clean repeats
     _warmed: str | None = None  # the launch that has served a request before its first job
 
     def measure(self, case: Case, repeats: int | None = None, why: str = "") -> list[ReplicaGroup]:
@@ -245,13 +244,12 @@ class Executor:
             EngineFailed: The engine did not start, or crashed.
         """
         self.ask([case], repeats)
-        self.results.requested.setdefault(case.key)
         known = self.results.repeats.setdefault(case.key, [])
         if self.fetch:
             self.fetch(case)
             return known
         reason = f" ({why})" if why else ""
-        while self.count_missing(case, repeats):
+        while self.count_missing(case, repeats or self.repeats):
             known.append(self.measure_once(case, f"{case.title}, repeat {len(known) + 1}{reason}"))
         return known
 
@@ -259,12 +257,25 @@ class Executor:
         """Note cases that will be measured, so that the progress shows all of them from the first one on. The largest
         number of repeats that was requested for a case stays."""
         for case in cases:
-            _, before = self.asked.get(case.key, (case, 0))
-            self.asked[case.key] = case, max(before, repeats or self.repeats)
+            _, before = self.results.requested.get(case.key, (case, 0))
+            self.results.requested[case.key] = case, max(before, repeats or self.repeats)
+
+    def awaited(self) -> dict[Case, int]:
+        """Return the requested cases that somebody waits for, each with the number of its missing repeats."""
+        missing = {case: self.count_missing(case, n) for case, n in self.results.requested.values()}
+        return {case: n for case, n in missing.items() if n}
+
+    def forget_awaited(self) -> None:
+        """Wait no more for the cases requested so far, which stay part of this run."""
+        self.results.requested |= {key: (case, 0) for key, (case, _) in self.results.requested.items()}
 
     def count_missing(self, case: Case, repeats: int | None = None) -> int:
-        """Return the number of repeats of a case that are still to be made, if each new one is clean."""
-        return count_missing(map(is_clean, self.results.repeats.get(case.key, ())), repeats or self.repeats)
+        """Return the number of repeats of a case that are still to be made, if each new one is clean. repeats: wanted,
+        and clean. Defaults to those of the run, or to more that somebody waits for."""
+        if repeats is None:
+            _, awaited = self.results.requested.get(case.key, (case, 0))
+            repeats = max(self.repeats, awaited)
+        return count_missing(map(is_clean, self.results.repeats.get(case.key, ())), repeats)
 
     def measure_once(self, case: Case, title: str, paired: GateLaunch | None = None) -> ReplicaGroup:
         """Measure one repeat, and write it. paired: the part of a gate that it is; a gate counts pairs, so the results

@@ -85,7 +85,7 @@ class Verdicts:
         return list(self._by_series().values())
 
     def _by_series(self) -> dict[str, Curve]:
-        repeats = (len(self.results.repeats[key]) for key in self.results.requested)
+        repeats = (len(self.results.repeats.get(key, ())) for key in self.results.requested)
         known = len(self.planner.sweeps), len(self._begun), *repeats
         if self._curves[0] != known:  # each claim asks for them, and they take their time
             own = list(self.results.measurements())

@@ -50,6 +50,7 @@ class Session:
         inconclusive: Inconclusive tests, each with the reason, except for claims and gates.
         failed: Failed tests, each with a line of why, once all have ended.
         command: Command that makes the same run again.
+        undo: What is done when the session closes, the last first: while the archive still takes measurements.
         options, platform, host: Those of the planner.
         notes: Notes of one sentence each, for the end of the run; `note` adds some, each once.
         results: All repeats that are known so far.
@@ -74,7 +75,7 @@ class Session:
     inconclusive: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     command: str = ""
-    _undo: ExitStack = field(default_factory=ExitStack)
+    undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
         planner, options = self.planner, self.planner.options
@@ -117,19 +118,18 @@ class Session:
     def open(self) -> None:
         """Take the device, open the archive, and resume if requested. Raises BadUsage, DeviceBusy or BadArchive."""
         self.devices.hold()
-        if not self.resumes:  # asked before the archive is made
-            self.resumed = None
+        if not is_file(self.source):
+            self.resume()  # nothing, or the error: the archive of this run, made next, has nothing to be resumed
         if self.keeps_records:
-            archive = self._undo.enter_context(Archive.open(self.options.records, moves=True))
+            archive = self.undo.enter_context(Archive.open(self.options.records, moves=True))
             self.executor.archive = archive
             self.notes.extend(archive.notes)
         else:
             self.notes.append("records of a simulated run are not kept; --slm-records=FILE keeps them")
             if self.page:  # which holds them
-                folder = self._undo.enter_context(TemporaryDirectory(prefix="slmserve-"))
-                self.executor.archive = self._undo.enter_context(Archive.open(Path(folder) / "records.jsonl"))
-        if self.resumed:
-            self.resume()
+                folder = self.undo.enter_context(TemporaryDirectory(prefix="slmserve-"))
+                self.executor.archive = self.undo.enter_context(Archive.open(Path(folder) / "records.jsonl"))
+        self.resume()
 
     def begin(self, compares: bool = False) -> None:
         """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
@@ -142,12 +142,8 @@ class Session:
             plan |= {} if self.claims is None else {"claims": sorted(self.claims)}
             archive.begin({"rows": rows}, plan, resumes=bool(self.options.resume))
 
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """Call this first when the session closes, while the archive still takes measurements."""
-        self._undo.callback(callback)
-
     def close(self) -> None:
-        self._undo.close()
+        self.undo.close()
         if self.moved:
             self.note(self.moved)
         self.devices.close()
@@ -157,22 +153,19 @@ class Session:
         """Why and where the measurements of this run are in a second file; "" if they are in the archive."""
         return self.executor.archive.moved if self.executor.archive else ""
 
-    @property
-    def resumes(self) -> bool:
-        """Whether there is anything to be resumed. The archive of the run itself may not be there yet. Raises BadUsage
-        for another one that is not there."""
-        if isinstance(self.options.resume, str) and not is_file(self.source):
-            raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
-        return bool(self.options.resume) and is_file(self.source)
-
     @cached_property
     def resumed(self) -> Contents | None:
-        """What the archive that is resumed held at first; None if there is nothing to be resumed. Raises BadArchive."""
-        return read(self.source, skip_damaged=self.options.skip_damaged) if self.resumes else None
+        """What the archive that is resumed held at first; None if there is nothing to be resumed. Raises BadArchive, or
+        BadUsage if another archive than that of this run was named, and is not there."""
+        options, there = self.options, is_file(self.source)
+        if isinstance(options.resume, str) and not there:
+            raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
+        return read(self.source, skip_damaged=options.skip_damaged) if options.resume and there else None
 
     def resume(self) -> None:
-        """Take over the valid measurements of the archive that is resumed, which stays as it is. Raises BadArchive."""
-        assert self.resumed
+        """Take over the valid measurements of the archive that is resumed, if any. Raises BadUsage or BadArchive."""
+        if self.resumed is None:
+            return
         self.notes.extend(self.resumed.notes)
         self.stored = [m for m in self.resumed.measurements if m.paired is None]
         valid = [group for group in all_groups(self.stored) if not check(*group).problems]
@@ -184,7 +177,7 @@ class Session:
     def reused_cells(self) -> dict[str, int]:
         """Measurements of the archive that stood in for new ones, of each case by its title."""
         cells: Counter[str] = Counter()
-        for group in chain.from_iterable(self.results.repeats[key] for key in self.results.requested):
+        for group in chain.from_iterable(self.results.repeats.get(key, ()) for key in self.results.requested):
             several = f"{len(group)} x " if len(group) > 1 else ""
             cells[f"{several}{point_title(group[0].spec, group[0].load)}"] += sum(m.id in self.reused for m in group)
         return dict(+cells)

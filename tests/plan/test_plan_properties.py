@@ -13,12 +13,15 @@ from strategies import H200
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.cases import PlannedItem, groups_of, repeat_estimate_s, start_estimate_s
 from pytest_slmserve.plan.planner import (
+    USUAL_LOADS,
     Planner,
     batched,
     check_there,
     engine_spec,
+    gpus_cases,
     job_case,
     point_cases,
+    replica_load,
     workload_spec,
 )
 from pytest_slmserve.schema.errors import BadUsage
@@ -49,6 +52,13 @@ def test_more_work_is_never_cheaper(spec, requests, prompt, output):
     assert price < job_s(spec, 2 * requests, prompt, output)
     assert price < job_s(spec, requests, 2 * prompt, output)
     assert price < job_s(spec, requests, prompt, output + 1)
+
+
+@pytest.mark.parametrize("model", ["opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b", "qwen2.5-3b"])
+def test_one_of_the_usual_loads_is_that_of_replicas_on_one_gpu(model):
+    names = [case.id for case in gpus_cases(planner(), [model]) if case.id.endswith("-tp1")]
+    loads = [int(name.split("-")[-2]) for name in names]
+    assert replica_load(model) in loads and len(loads) == len(USUAL_LOADS) and loads == sorted(loads)
 
 
 def test_prompts_cost_by_their_number_times_their_length():
@@ -156,7 +166,7 @@ def test_processes_on_a_cpu_need_a_core_each():
 @pytest.mark.parametrize(("load_format", "own"), [("auto", True), ("dummy", False)])
 def test_real_weights_have_their_own_tokenizer(monkeypatch, load_format, own):
     monkeypatch.setattr("pytest_slmserve.plan.planner.build_workload", lambda spec, known: spec)
-    spec = planner(load_format=load_format).requests("opt-125m", WorkloadSpec(source="sharegpt"))
+    spec = planner(load_format=load_format, dataset="talks.json").workload("opt-125m")
     assert (spec.tokenizer != "") is own
 
 

@@ -68,6 +68,13 @@ def test_a_sweep_may_be_given_by_what_is_read_once(pytester):
     pytester.runpytest_inprocess(*ONE).assert_outcomes(passed=1)
 
 
+def test_a_sweep_is_known_in_the_order_in_which_it_is_measured(pytester):
+    body = "slm_sweep([4, 1], repeats=1)\n    found = slm_session.results.measurements()\n"
+    check = "    assert [m.load.concurrency for m in found] == [1, 4]\n"
+    pytester.makepyfile(f"def test_it(slm_sweep, slm_session):\n    {body}{check}")
+    pytester.runpytest_inprocess(*ONE).assert_outcomes(passed=1)
+
+
 def test_the_nearest_words_come_first_and_all_where_none_is_near():
     assert nearest("modle", ["model", "seed"]) == "model" and nearest("x", ["model", "seed"]) == "model, seed"
 

@@ -186,7 +186,7 @@ def test_a_new_test_no_longer_waits_for_what_another_asked_for(started):
     run.slm.executor.ask([case])
     run.slm.executor.on_progress(case, "opt-125m at 8, repeat 1", Progress("ramp", 0.5, 0, 8, None))
     run.line.pytest_runtest_logstart("t.py::test_own")
-    assert run.slm.executor.asked == {}
+    assert run.slm.executor.awaited() == {} and [*run.slm.results.requested] == [case.key]
 
 
 def test_what_is_measured_is_looked_up_once_for_a_repeat(started, monkeypatch):

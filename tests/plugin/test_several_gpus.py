@@ -6,7 +6,6 @@ import pytest
 from inside import ALL_OF_IT, usage_error
 from shipped import put
 
-from pytest_slmserve.plan.planner import USUAL_LOADS, replica_load, usual_loads
 from pytest_slmserve.run import session
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.telemetry.host import IMAGINED_GPUS, Host
@@ -81,12 +80,6 @@ def test_numbers_of_gpus_and_loads_are_those_asked_for(parallel):
     result.stdout.fnmatch_lines(
         ["*start opt-125m on 2 GPUs (simulated*", "*start 2 x opt-125m, a GPU each (simulated*"]
     )
-
-
-@pytest.mark.parametrize("model", ["opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b", "qwen2.5-3b"])
-def test_one_of_the_usual_loads_is_that_of_replicas_on_one_gpu(model):
-    loads = usual_loads(model)
-    assert replica_load(model) in loads and len(loads) == len(USUAL_LOADS) and list(loads) == sorted(loads)
 
 
 def test_all_ways_to_deploy_a_model_stand_side_by_side(parallel, pytester):

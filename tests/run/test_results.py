@@ -46,6 +46,17 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
     assert missing == (only != BATCHES) == (session.verdicts.judged[0][0].state is State.INCONCLUSIVE)
 
 
+def test_a_case_that_is_awaited_and_never_measured_is_in_no_report(opened):
+    session = opened()
+    case = session.planner.sweep(MODEL).cases[0]
+    session.executor.ask([case], 3)
+    assert session.executor.awaited() == {case: 3}
+    found = session.findings()
+    assert (found.curves, found.measurements, found.reused) == ([], [], {})
+    session.executor.forget_awaited()
+    assert session.executor.awaited() == {} and session.executor.count_missing(case) == 2, "who asks again measures it"
+
+
 def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened, monkeypatch):
     """512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic."""
     session = opened()

@@ -139,7 +139,7 @@ class Run:
         self.cases = {(model, n): self._case(model, n) for model in (MODEL, OTHER) for n in LOADS}
         self.engines = RayEngines(ray, session.options, nodes_of(ray.nodes()), session.host)
         session.executor.fetch = self.engines.fetch
-        session.on_close(self.engines.close)
+        session.undo.callback(self.engines.close)
         rows = [PlannedItem(str(cell), case.engine, 1.0) for cell, case in self.cases.items()]
         self.engines.send(session, list(self.cases.values()), rows)
 
