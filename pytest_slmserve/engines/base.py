@@ -18,7 +18,7 @@ from pytest_slmserve.schema.specs import EngineSpec, Load, OpenLoop, Workload, i
 
 Result = TypeVar("Result")
 Message = dict[str, Any]
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None] | None  # None: progress is not shown
 StartCallback = Callable[[Path], None]  # called now and then with the log of an engine that is not ready yet
 Outputs = tuple[tuple[int, ...], ...]  # token ids of each request
 IMPOSSIBLE = -100.0  # nats
@@ -49,10 +49,6 @@ def message_of(load: Load) -> Message:
         "steps": load.step_windows_s,
         "most": load.max_concurrency,
     }
-
-
-def ignore_progress(progress: Progress) -> None:
-    """Do nothing: the caller does not show progress."""
 
 
 class WindowBarrier:
@@ -125,7 +121,6 @@ class Engine:
     """An engine that serves one load at a time. It is launched when it is made, and ready after `start`.
 
     Attributes:
-        spec: The specification that it was launched with.
         limits: The specification with those of its further arguments that are fields of it.
         launch: An identifier of this launch.
         resolved: The settings that the engine made of its specification.
@@ -143,8 +138,7 @@ class Engine:
         self.ready = True
 
     def await_turn(self, on_wait: StartCallback | None = None) -> None:
-        """Wait until the engine has imported what it needs, or has ended. Raises EngineFailed if that takes too
-        long."""
+        """Wait until the engine has imported what it needs, or has ended. Raises EngineFailed after a time limit."""
 
     def start(self, on_wait: StartCallback | None = None) -> Self:
         """Give the device to the engine, and return the engine as soon as it is ready. Raises EngineFailed."""
@@ -164,7 +158,7 @@ class Engine:
         self,
         workload: Workload,
         load: Load,
-        on_progress: ProgressCallback | None = None,
+        on_progress: ProgressCallback = None,
         barrier: WindowBarrier | None = None,
     ) -> Run:
         """Put `load` on the engine and return the facts of the run.
@@ -184,7 +178,10 @@ class Engine:
             problem = "an open loop with a window or with max_concurrency needs a server"
             raise BadUsage(problem, "the server interface, or an endpoint")
         self.load_requests(workload)
-        return self._run(workload, message_of(load), on_progress or ignore_progress, barrier)
+        message, self.ready = message_of(load), False  # a load that is refused leaves it ready
+        run = self._run(workload, message, on_progress, barrier)
+        self.ready = True
+        return run
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         raise NotImplementedError
@@ -217,6 +214,10 @@ class Engine:
         """Serve a short window of `load` under the engine's profiler, which writes traces into the folder that
         `PROFILE_FOLDER` named when the engine was launched. Returns why there are no traces, or None. Raises
         EngineFailed."""
+        self.load_requests(workload)
+        return self._profile(message_of(load))
+
+    def _profile(self, load: Message) -> str | None:
         return "not through this interface"
 
     def differ(self, launch: str) -> None:

@@ -57,7 +57,7 @@ LONGEST = 60  # characters of a folder in which vLLM makes sockets, whose paths 
 
 @contextmanager
 def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
-    """Context manager that calls `undo` if its block ends with an error, an interrupt among them."""
+    """Call `undo` if the block ends with an error or an interrupt."""
     try:
         yield
     except BaseException:
@@ -120,10 +120,8 @@ class Child:
 
     def send(self, **message: Any) -> None:
         """Send one message. Raises EngineFailed if the child has ended."""
-        try:
+        with self._ending_told():
             self._lines.say(**message)
-        except Ended:
-            raise self.failed(self._how_it_ended()) from None
 
     def receive(self, within_s: float, what: str, on_wait: StartCallback | None = None) -> dict[str, Any]:
         """The next message, whose "event" says what happened.
@@ -136,7 +134,7 @@ class Child:
             EngineFailed: The child has ended, was silent for `within_s` seconds, or sent something else.
         """
         until = time.monotonic() + within_s
-        try:
+        with self._ending_told():
             while (message := self._lines.hear(min(POLL_S, max(0.0, until - time.monotonic())))) is None:
                 if time.monotonic() >= until:
                     raise self.failed(f"was silent for {within_s:.0f} s while {what}")
@@ -144,18 +142,21 @@ class Child:
                     on_wait(self.log)
             if "event" not in message:
                 raise ValueError
-        except Ended:
-            raise self.failed(self._how_it_ended()) from None
-        except (ValueError, RecursionError) as error:
-            raise self.failed(f"sent {error}" if isinstance(error, TooLong) else NO_MESSAGE) from None
         return message
 
-    def _how_it_ended(self) -> str:
+    @contextmanager
+    def _ending_told(self) -> Iterator[None]:
+        """Turn the errors of the lines into EngineFailed."""
         try:
-            code = self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            return "ended (it closed its end)"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended (exit status {code})"
+            yield
+        except Ended:
+            how = "ended (it closed its end)"
+            with suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(5)
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended (exit status {code})"
+            raise self.failed(how) from None
+        except (ValueError, RecursionError) as error:
+            raise self.failed(f"sent {error}" if isinstance(error, TooLong) else NO_MESSAGE) from None
 
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
         """An error with the last lines of the log, which is kept."""
@@ -184,15 +185,11 @@ class Child:
 
 
 def converse(
-    child: Child,
-    progress: ProgressCallback | None = None,
-    barrier: WindowBarrier | None = None,
-    /,
-    **message: Any,
+    child: Child, progress: ProgressCallback = None, barrier: WindowBarrier | None = None, /, **message: Any
 ) -> dict[str, Any]:
-    """Send one message, and return its answer. Meanwhile progress is passed on, and a run that waits for its window is
-    told the window of the barrier. Raises EngineFailed."""
-    child.send(**message)
+    """Send one message, and return its answer. Meanwhile progress is passed on. A run of several is told when it begins
+    and, as soon as it waits for that, the window of the barrier. Raises EngineFailed."""
+    child.send(**message, **({"at": barrier.begins_s} if barrier else {}))
     while True:
         answer = child.receive(SILENCE_S, "measuring")
         match answer["event"]:

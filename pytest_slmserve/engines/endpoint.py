@@ -108,8 +108,7 @@ class LoadClient:
         one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died."""
         parts = parts_of(load, len(self.children))
         if len(parts) == 1:
-            at = {"at": barrier.begins_s} if barrier else {}
-            return [converse(self.children[0], on_progress, barrier, op="run", load=load, **at)]
+            return [converse(self.children[0], on_progress, barrier, op="run", load=load)]
         assert barrier is None, "one engine of several has one process"
         together = WindowBarrier([load] * len(parts) if load["kind"] == "closed_loop" else [])
         progress: dict[int, Progress] = {}
@@ -118,15 +117,14 @@ class LoadClient:
         def measured(index: int) -> dict[str, Any]:
             def show(told: Progress) -> None:
                 progress[index] = told
-                if index == min(left):
+                if on_progress and index == min(left):
                     each = list(progress.values())
                     phase = min((one.phase for one in each), key=PHASES.index)
                     done, in_flight = sum(one.done for one in each), sum(one.in_flight for one in each)
                     tokens_per_s = sum(one.tokens_per_s or 0.0 for one in each)
                     on_progress(Progress(phase, told.elapsed_s, done, in_flight, tokens_per_s))
 
-            words = {"op": "run", "load": parts[index], "at": together.begins_s}
-            found = converse(self.children[index], show, together, **words)
+            found = converse(self.children[index], show, together, op="run", load=parts[index])
             left.discard(index)
             return found
 

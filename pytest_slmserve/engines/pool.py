@@ -179,7 +179,7 @@ class ReplicaEngines:
         return f"replica {index + 1} of {len(self.spec)} ({short_name(self.spec.engines[index].model)})"
 
     def run(
-        self, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], on_progress: ProgressCallback | None = None
+        self, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], on_progress: ProgressCallback = None
     ) -> tuple[Run, ...]:
         """Put a load on each replica and return their runs. All begin at once and have one window, which opens when the
         last replica has settled (`WindowBarrier`).

@@ -22,22 +22,14 @@ from typing import Any, Self
 
 import psutil
 
-from pytest_slmserve.engines.base import (
-    Engine,
-    Message,
-    Outputs,
-    ProgressCallback,
-    StartCallback,
-    WindowBarrier,
-    message_of,
-)
+from pytest_slmserve.engines.base import Engine, Message, Outputs, ProgressCallback, StartCallback, WindowBarrier
 from pytest_slmserve.engines.child import Child, converse, resolved_from, run_from, undone_on_error
 from pytest_slmserve.engines.endpoint import LoadClient, completion, run_of
 from pytest_slmserve.schema.errors import BadUsage, Caches, EngineFailed, Side, user_cache
 from pytest_slmserve.schema.models import Model, hub_name, short_name
 from pytest_slmserve.schema.printable import passed_on
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Load, Request, Workload, short_hash
+from pytest_slmserve.schema.specs import GIB, OWN_FIELDS, EngineSpec, Request, Workload, short_hash
 from pytest_slmserve.telemetry.gpu import ask_once
 from pytest_slmserve.telemetry.host import own_cores
 
@@ -166,7 +158,7 @@ class OfflineEngine(ProcessEngine):
         return ready
 
     def ask(
-        self, progress: ProgressCallback | None = None, barrier: WindowBarrier | None = None, /, **message: Any
+        self, progress: ProgressCallback = None, barrier: WindowBarrier | None = None, /, **message: Any
     ) -> Message:
         """Send one message to the worker, and return its answer. Raises EngineFailed."""
         self.ready = False
@@ -180,10 +172,9 @@ class OfflineEngine(ProcessEngine):
         self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
-        at = {"at": barrier.begins_s} if barrier else {}
-        run = run_from([self.ask(progress, barrier, op="run", load=load, **at)])
+        run = run_from([self.ask(progress, barrier, op="run", load=load)])
         if run.first_failure and "EngineDead" in run.first_failure:
-            self.ready = False
+            self.ready = False  # although it answers
             raise self.child.failed(f"died while it served ({run.first_failure})")
         return run
 
@@ -196,9 +187,8 @@ class OfflineEngine(ProcessEngine):
         scores: list[list[float]] = self.ask(op="scores", outputs=outputs)["scores"]
         return scores
 
-    def profile(self, workload: Workload, load: Load) -> str | None:
-        self.load_requests(workload)
-        problem: str | None = self.ask(op="profile", load=message_of(load))["problem"]
+    def _profile(self, load: Message) -> str | None:
+        problem: str | None = self.ask(op="profile", load=load)["problem"]
         return problem
 
     def close(self) -> None:
@@ -294,7 +284,6 @@ class ServerEngine(ProcessEngine):
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
         assert self.client, "it has been started"
-        self.ready = False
         before = self.trace.stat().st_size
         found = self.client.run(load, progress, barrier)
         # The server serves the requests that the load's end has cut off until it notices. That must be over when the
@@ -305,7 +294,6 @@ class ServerEngine(ProcessEngine):
             time.sleep(IDLE_S)
         if self.child.process.poll() is not None:
             raise self.child.failed(f"died while it served ({found[0]['first_failure']})")
-        self.ready = True
         # Several writers each know of the tokens that went through them: no row is a whole step.
         rows = trace_lines(self.trace, before) if self._writers <= 1 else []
         return run_of(found, workload, [row for row in rows if row[0] >= found[0]["began"]])
@@ -469,13 +457,10 @@ def kept(name: str, files: Mapping[str, str]) -> Path:
     except OSError as error:
         why = f"cannot describe {name} in {folder.parent}: {error.strerror}"
         raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
-    try:
-        same = all((folder / file).read_text("utf-8") == text for file, text in files.items())
-    except (OSError, ValueError):
-        same = False
-    if not same:
-        raise BadUsage(f"{folder} does not hold what it was made with: somebody changed it", f"rm -r '{folder}'")
-    return folder
+    with suppress(OSError, ValueError):
+        if all((folder / file).read_text("utf-8") == text for file, text in files.items()):
+            return folder
+    raise BadUsage(f"{folder} does not hold what it was made with: somebody changed it", f"rm -r '{folder}'")
 
 
 def tokenizer_files(model: Model) -> dict[str, str]:
@@ -483,12 +468,7 @@ def tokenizer_files(model: Model) -> dict[str, str]:
     weights there is no tokenizer. No token is special, because special tokens have no text, and a server does not send
     a token without text."""
     words = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(model.vocabulary)}, "unk_token": "t0"}
-    described: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": words,
-    }
+    described = dict[str, Any](version="1.0", added_tokens=[], pre_tokenizer={"type": "WhitespaceSplit"}, model=words)
     described |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
     named = {"tokenizer_class": "PreTrainedTokenizerFast"}
     return {"tokenizer.json": json.dumps(described), "tokenizer_config.json": json.dumps(named)}

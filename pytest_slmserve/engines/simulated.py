@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Message, Outputs, ProgressCallback, WindowBarrier
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, closed_loop, serve_batches
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, pacer_of, serve_batches
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, ENGINE_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
-from pytest_slmserve.schema.specs import EngineSpec, Load, Workload
+from pytest_slmserve.schema.specs import EngineSpec, Workload
 from pytest_slmserve.telemetry.sampler import BUSY, POWER_W, STEADY, simulated
 
 TICK_S = 0.25  # the factor is constant for so long
@@ -239,17 +239,15 @@ class SimulatedEngine(Engine):
         """Serve the load on the virtual clock, which needs no barrier: engines that are alike have all settled after
         the same time."""
         faults = self.faults
-        lengths = [request.output_tokens for request in workload.requests]
-        scheduled = load["kind"] == "open_loop"
-        loop = SchedulePacer(load["schedule"]) if scheduled else closed_loop(load, lengths, gated=False)
+        loop = pacer_of(load, [request.output_tokens for request in workload.requests])
         if loop.concurrency >= faults.die_at:
-            self.ready = False
             raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
         time.sleep(faults.lasts_s)
         samples, steps, in_flight = self._served(loop, workload)
         now, done = (steps.time_s[-1] if len(steps) else 0.0), len(samples) - in_flight
         self.ran_s += now
-        progress(Progress("over", now, done, in_flight, sum(steps.new_tokens) / now if now else None))
+        if progress:
+            progress(Progress("over", now, done, in_flight, sum(steps.new_tokens) / now if now else None))
         failed = done if loop.concurrency >= faults.fail_at else 0
         window = loop.window or (0.0, now)
         ratios = {
@@ -342,7 +340,7 @@ class SimulatedEngine(Engine):
         likely = (-0.5 if tokens == mine[: len(tokens)] else -2.0 for tokens, mine in zip(outputs, own))
         return tuple(chance.gauss(each - self.faults.logprob_drift, 1e-3) for each in likely)
 
-    def profile(self, workload: Workload, load: Load) -> str | None:
+    def _profile(self, load: Message) -> str | None:
         """Write an empty file in place of a trace."""
         if not self.faults.profiler:
             return "the simulated engine has no profiler, as it was told to"

@@ -15,7 +15,7 @@ from itertools import product
 
 from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
+from pytest_slmserve.engines.base import Engine, ProgressCallback
 from pytest_slmserve.engines.device_lock import DeviceLock
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool, ReplicaEngines
@@ -36,7 +36,7 @@ def measure(
     workload: Workload,
     load: Load,
     environment: Environment,
-    on_progress: ProgressCallback = ignore_progress,
+    on_progress: ProgressCallback = None,
     sampler: Sampler | None = None,
 ) -> Measurement:
     """Measure one load on one engine that runs; see `measure_case`."""
@@ -47,7 +47,7 @@ def measure(
 def measure_case(
     running: Engine | ReplicaEngines,
     case: Case,
-    on_progress: ProgressCallback = ignore_progress,
+    on_progress: ProgressCallback = None,
     sampler: Sampler | None = None,
 ) -> ReplicaGroup:
     """Run the loads of a case once, with the sensors read meanwhile, and keep every fact: a record for each engine.

@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -25,7 +27,7 @@ from pytest_slmserve.report.loads import ValidityCriteria, in_words, load_sectio
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.run.executor import measure
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, OpenLoop, Request
 from pytest_slmserve.telemetry.host import this_host
@@ -50,6 +52,20 @@ def endpoint(there):
     found = EndpointEngine(spec_of(there), there._key)
     yield found
     found.close()
+
+
+def test_a_client_that_was_killed_is_not_taken_for_the_next_load(there):
+    engine = EndpointEngine(spec_of(there), there._key)
+    assert engine.ready
+
+    def kill(progress):
+        os.kill(engine._client.children[0].process.pid, signal.SIGKILL)
+
+    with pytest.raises(EngineFailed, match="the load generator was killed by SIGKILL"):
+        engine.run(small_workload(), ClosedLoop(2, window_s=30.0), kill)
+    assert not engine.ready
+    engine._client.children[0].keep_log = False
+    engine.close()
 
 
 def load_text(found):

@@ -34,7 +34,7 @@ from itertools import pairwise
 from typing import Any
 
 from pytest_slmserve.engines.loadgen.streams import Bodies, Lead, RequestStream, Streams, Target
-from pytest_slmserve.engines.worker.slm_pacing import SchedulePacer, closed_loop
+from pytest_slmserve.engines.worker.slm_pacing import pacer_of
 from pytest_slmserve.engines.worker.slm_process import Ended, Lines, guarded
 
 BIN_S = 0.01
@@ -141,7 +141,7 @@ class LoadUsers:
 
     def __init__(self, load: Message, output_tokens: Sequence[int], gated: bool, streams: Streams) -> None:
         self.schedule: Sequence[float] = load.get("schedule", ())
-        self.loop = SchedulePacer(self.schedule) if self.schedule else closed_loop(load, output_tokens, gated)
+        self.loop = pacer_of(load, output_tokens, gated)
         self.began = 0.0
         self.waited_s: list[float] = []
         most = load.get("most")
@@ -279,8 +279,7 @@ class StreamingClient:
     def _serve(self, users: LoadUsers, at: float | None) -> Window:
         """Send the requests and note their answers until the load is over, and return its window."""
         streams = self.streams
-        streams.start_count()
-        streams.connect_ahead(users.connections)
+        streams.begin_anew(users.connections)
         while at is not None and (left := at - time.monotonic()) > 0:
             streams.turn(left)
         users.began = self.last_answer = told_s = streams.heard = time.monotonic()

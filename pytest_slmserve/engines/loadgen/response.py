@@ -20,7 +20,7 @@ class Malformed(Exception):
 
 
 class Response:
-    """One response. `feed` it the bytes that arrive, and `close` it if the peer closed the connection.
+    """One response, which is fed the bytes that arrive.
 
     status is None until the head is complete; header names are in lower case. `reusable`: the connection may carry
     another request, which holds only once the response has `ended`.
@@ -39,19 +39,16 @@ class Response:
         self._next: Callable[[bytes], bytes] = self._head
 
     def feed(self, data: bytes) -> bytes:
-        """The part of the body that is in `data`. Raises Malformed."""
-        if self.ended:
+        """The part of the body that is in `data`; no data: the peer has closed, which ends a body that nothing else
+        ends. Raises Malformed."""
+        if not data and not self.ended and self._next != self._until_closed:
+            raise Malformed("the connection broke off" if self.status else "the connection was closed unanswered")
+        if data and self.ended:
             raise Malformed("bytes after the end of a response")
+        self.ended = self.ended or not data
         if self._rest:
             data, self._rest = self._rest + data, b""
-        return self._next(data)
-
-    def close(self) -> None:
-        """The peer has closed: the end of a body that nothing else ends. Raises Malformed for any other."""
-        if self._next == self._until_closed:
-            self.ended = True
-        elif not self.ended:
-            raise Malformed("the connection broke off" if self.status else "the connection was closed unanswered")
+        return self._next(data) if data else b""
 
     def _head(self, data: bytes) -> bytes:
         """Read status line and headers; they say how the body ends, which `_next` reads from then on."""
@@ -149,7 +146,7 @@ HOLDS_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refu
 
 
 class RequestFailed(Exception):
-    """The request failed, and why. kind: the same in a word or two: "HTTP 503", "no stream", "error in the stream",
+    """The reason of a failure. kind: the same in a word or two: "HTTP 503", "no stream", "error in the stream",
     "malformed", "broke off" or "no tokens"."""
 
     def __init__(self, kind: str, why: str) -> None:
@@ -179,12 +176,7 @@ class Answer:
     def read(self, at: float, data: bytes) -> None:
         """Read `data`, which arrived at `at` seconds; no data: the connection was closed. Raises RequestFailed."""
         try:
-            if data:
-                body = self.response.feed(data)
-            else:
-                self.response.close()
-                body = b""
-            self._read_body(at, body)
+            self._read_body(at, self.response.feed(data))
         except Malformed as error:
             raise RequestFailed("malformed" if data else "broke off", f"{error}{self._so_far()}") from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -206,7 +198,7 @@ class Answer:
                 raise RequestFailed("no stream", why)
         events = self._events.feed(body) if body else []
         if response.ended:
-            events += self._events.end()
+            events += self._events.feed(b"\n\n")  # of an event without the blank line after it
         for data in events:
             self._take(at, data)
         if not response.ended:
@@ -293,10 +285,4 @@ class Events:
             self._line = bytearray(text[at:])
         if len(self._line) > EVENT_LIMIT or len(self._data) > EVENT_LIMIT:
             raise ValueError("an event has no end")
-        return found
-
-    def end(self) -> list[bytes]:
-        """The data of an event that the body ends without the blank line after it."""
-        found = self.feed(b"\n\n") if self._line or self._data else []
-        self._line.clear()
         return found

@@ -236,9 +236,9 @@ class Streams:
         self.epoll = select.epoll()
         self.ended: deque[RequestStream] = deque()
         self.in_flight: dict[RequestStream, None] = {}
-        self.heard = time.monotonic()  # when anything came last
-        self.start_count()
-        self._polled = self.heard
+        self._polled = self.heard = time.monotonic()  # heard: when anything came last
+        self.pieces = self.pieces_read = self.tokens_read = 0
+        self.doubt_s = self.most_doubt_s = 0.0  # the sum, and the most
         self._unread_bytes = 0
         self._address: Address | None = None
         self._context = ssl.create_default_context() if target.tls else None
@@ -250,13 +250,11 @@ class Streams:
         self._without_connection: deque[RequestStream] = deque()
         self._to_read: deque[RequestStream] = deque()
 
-    def start_count(self) -> None:
-        """Set the counts of pieces and tokens, and the doubt of the stamps, to zero for the next run."""
+    def begin_anew(self, count: int) -> None:
+        """Set all counts to zero for the next run, and open connections until `count` of them wait for a request, one
+        fails, or CONNECT_S seconds have passed."""
         self.pieces = self.pieces_read = self.tokens_read = 0
-        self.doubt_s = self.most_doubt_s = 0.0  # the sum, and the most
-
-    def connect_ahead(self, count: int) -> None:
-        """Open connections until `count` of them wait for a request, one fails, or CONNECT_S seconds have passed."""
+        self.doubt_s = self.most_doubt_s = 0.0
         self.turn(0.0)  # which drops those that were closed since the last run
         until = time.monotonic() + CONNECT_S
         refused = self._refused

@@ -132,8 +132,10 @@ class SchedulePacer(ClosedLoopPacer):
         return super().next_request() if self.sent < self.started else None
 
 
-def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
-    """The closed loop of a message. The lifetime of a request in steps is the mean number of output tokens."""
+def pacer_of(load: dict[str, Any], output_tokens: Sequence[int], gated: bool = False) -> ClosedLoopPacer:
+    """The pacer of a message. In a closed loop a request lives as many steps as the mean of the output tokens."""
+    if load["kind"] == "open_loop":
+        return SchedulePacer(load["schedule"])
     asked = {name: load[name] for name in ("concurrency", "settle_lifetimes", "window_s", "requests", "ramp_up")}
     return ClosedLoopPacer(lifetime_steps=sum(output_tokens) / len(output_tokens), gated=gated, **asked)
 

@@ -24,7 +24,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
 
-from slm_pacing import SchedulePacer, closed_loop  # this folder is on the path, its package is not
+from slm_pacing import SchedulePacer, pacer_of  # this folder is on the path, its package is not
 from slm_process import guarded
 from slm_steps import resolved, step_row
 
@@ -214,8 +214,7 @@ class WorkerRun:
         self.done = 0
         self.failed: list[tuple[Any, ...]] = []  # index, when sent, None for no schedule, when failed, kind
         self.first_failure: str | None = None
-        scheduled = load["kind"] == "open_loop"
-        self.loop = SchedulePacer(load["schedule"]) if scheduled else closed_loop(load, server.output_tokens, gated)
+        self.loop = pacer_of(load, server.output_tokens, gated)
         self.users: list[asyncio.Task[None]] = []
 
     async def result(self) -> dict[str, Any]:
@@ -226,16 +225,17 @@ class WorkerRun:
         beside = [asyncio.create_task(self.tell())]
         if isinstance(self.loop, SchedulePacer):
             beside.append(asyncio.create_task(self.arrive(self.loop)))
-        if self.loop.gated:
-            beside.append(asyncio.create_task(self.wait_for_window()))
         try:
             # A window ends a load; without one all users have ended by themselves.
-            whole = self.loop.requests is not None
+            whole, unopened = self.loop.requests is not None, self.loop.gated
             while len(self.failed) < FAILURES_UNTIL_GIVEN_UP and (
                 self.loop.phase != "over" or (whole and not all(user.done() for user in self.users))
             ):
                 if self.in_flight and time.monotonic() - self.last_step > STALL_S:
                     raise TimeoutError(f"no engine step for {STALL_S:.0f} s")
+                if unopened and self.loop.settled:
+                    unopened = False
+                    beside.append(asyncio.create_task(self.open_window()))
                 await asyncio.sleep(LOOK_S)
             if self.in_flight:
                 await self.server.engine.abort(list(self.in_flight))
@@ -259,12 +259,6 @@ class WorkerRun:
         while (due := schedule.next_s) is not None:
             await asyncio.sleep(max(0.0, self.began + due - time.monotonic()))
             self.start_users()
-
-    async def wait_for_window(self) -> None:
-        """Wait until the load has settled, and open the window."""
-        while not self.loop.settled:
-            await asyncio.sleep(LOOK_S)
-        await self.open_window()
 
     async def open_window(self) -> None:
         """Say that the load has settled, and hear when the window is, unless the parent is gone, whose guardian ends
@@ -381,15 +375,15 @@ def profiler_arguments(known: type, folder: str) -> dict[str, Any]:
     return {"profiler_config": {"profiler": "torch", "torch_profiler_dir": folder, **chosen}}
 
 
-async def serve_plugin(server_class: type[Server], sock: socket.socket) -> None:
-    reader, writer = await asyncio.open_connection(sock=sock, limit=LINE_LIMIT)
-    await server_class(reader, writer).serve()
-
-
 def run_worker(server_class: type[Server] = Server) -> None:
     """Serve the parent, on the event loop that vLLM's own server uses if it is installed, because for a small model the
     front end is the limit."""
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
+
+    async def serve() -> None:
+        ends = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=LINE_LIMIT)
+        await server_class(*ends).serve()
+
     os.set_inheritable(descriptor, False)  # an engine core that kept it open would hide our end from the parent,
     os.register_at_fork(after_in_child=partial(os.close, descriptor))  # spawned, or forked, as vLLM does by default
     with guarded(parent):
@@ -397,7 +391,7 @@ def run_worker(server_class: type[Server] = Server) -> None:
             import uvloop
 
             asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-        asyncio.run(serve_plugin(server_class, socket.socket(fileno=descriptor)))
+        asyncio.run(serve())
 
 
 if __name__ == "__main__":

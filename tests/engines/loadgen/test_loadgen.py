@@ -21,7 +21,7 @@ from processes import gone, until
 from scripts import checkout_script
 from wire import EVENT_STREAM, stream, token
 
-from pytest_slmserve.engines.base import ignore_progress, message_of
+from pytest_slmserve.engines.base import message_of
 from pytest_slmserve.engines.child import Child, converse
 from pytest_slmserve.engines.endpoint import CLIENT, LoadClient, completion, run_of
 from pytest_slmserve.schema.errors import EngineFailed
@@ -281,7 +281,7 @@ def test_one_that_gives_its_load_up_before_it_hears_of_its_window_goes_on(client
     one, late = client(), LateWindow()
     for _ in range(2):
         one.load(*[""] * 60, *["error"] * 300)
-        done = converse(one.child, ignore_progress, late, op="run", load=loop(4), at=late.begins_s)
+        done = converse(one.child, None, late, op="run", load=loop(4))
         assert len(done["failed"]) > 5
 
 
@@ -336,7 +336,7 @@ LOADS = {
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_several_processes_are_told_as_one(two, load):
-    parts = two.run(message_of(load), ignore_progress, None)
+    parts = two.run(message_of(load), None, None)
     run = run_of(parts, small_workload(16))
     assert len(parts) == (1 if load.requests == 1 else 2) and run.failures == 0
     if load.requests:
@@ -364,7 +364,7 @@ def test_the_progress_of_several_processes_is_one(two):
 def test_one_of_several_processes_that_dies_ends_them_all(two):
     threading.Timer(0.5, lambda: os.kill(two.children[1].process.pid, signal.SIGKILL)).start()
     with pytest.raises(EngineFailed, match="the load generator was killed by SIGKILL"):
-        two.run(message_of(ClosedLoop(4, window_s=600.0)), ignore_progress, None)
+        two.run(message_of(ClosedLoop(4, window_s=600.0)), None, None)
     assert all(gone(child.process.pid) for child in two.children)
 
 

@@ -56,8 +56,7 @@ def test_a_body_of_a_told_length_in_pieces_of_any_size(body, cut):
 def test_a_body_that_ends_with_the_connection(body, cut):
     found, got = fed(pieces(OK + b"\r\n" + body, cut))
     assert (got, found.ended, found.reusable) == (body, False, False)
-    found.close()
-    assert found.ended
+    assert found.feed(b"") == b"" and found.ended
 
 
 @given(contents, cuts, st.integers(1, 60))
@@ -66,7 +65,7 @@ def test_it_does_not_end_early_and_a_connection_that_breaks_off_is_no_end(body, 
     found, _ = fed(pieces(data[:-missing], cut))
     assert not found.ended
     with pytest.raises(Malformed, match="broke off|unanswered"):
-        found.close()
+        found.feed(b"")
 
 
 @given(cuts)
@@ -141,7 +140,7 @@ lines = st.sampled_from(["\n", "\r\n", "\r"])
 def test_any_split_gives_the_same_events(data, line, cut, name):
     body = "".join(f": ping{line}event: x{line}{name}{text}{line}{line}" for text in data).encode()
     events = Events()
-    got = [event for piece in pieces(body, cut) for event in events.feed(piece)] + events.end()
+    got = [event for piece in pieces(body, cut) for event in events.feed(piece)] + events.feed(b"\n\n")
     assert [event.decode() for event in got] == [t.removeprefix(" ") if name == "data:" else t for t in data]
 
 
@@ -170,8 +169,8 @@ def test_lines_of_data_are_joined_and_other_fields_passed_over():
 def test_an_event_without_its_blank_line_is_told_at_the_end():
     events = Events()
     assert events.feed(b"data: [DONE]") == []
-    assert events.end() == [b"[DONE]"]
-    assert events.end() == []
+    assert events.feed(b"\n\n") == [b"[DONE]"]
+    assert events.feed(b"\n\n") == []
 
 
 def test_an_event_without_end_is_refused(monkeypatch):
