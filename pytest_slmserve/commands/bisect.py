@@ -46,7 +46,6 @@ class Release:
 class ReleaseGate:
     """Gate of a release against the good one. gates: one for each model; none if the release did not start."""
 
-    release: str
     outcome: State
     gates: Sequence[Gated] = ()
     note: str = ""
@@ -76,18 +75,18 @@ def run_bisect(given: argparse.Namespace) -> int:
     while wanted is not None:
         print(f"gating {wanted} against {given.good} ...", file=sys.stderr, flush=True)
         found[wanted] = gated(given, releases[given.good], releases[wanted])
-        print(hanging(_told(found[wanted]), 2), file=sys.stderr, flush=True)
+        print(hanging(_told(wanted, found[wanted]), 2), file=sys.stderr, flush=True)
         outcomes = {name: gate.outcome for name, gate in found.items()}
         last = outcomes[given.bad]
         left, wanted = suspects([*releases], outcomes) if last is State.FAILS else ([], None)
     if left:
         answer = f"one of {', '.join(left)} is the first slow release: the gates between were inconclusive"
-        answer = f"first slow release: {_told(found[left[0]])}" if len(left) == 1 else answer
+        answer = f"first slow release: {_told(left[0], found[left[0]])}" if len(left) == 1 else answer
     else:
         known = "is not slower than" if last is State.PASSES else "cannot be told from"
-        answer = f"nothing to find: {given.bad} {known} {given.good}: {_told(found[given.bad])}"
+        answer = f"nothing to find: {given.bad} {known} {given.good}: {_told(given.bad, found[given.bad])}"
     if given.json:
-        gates = [{"release": g.release, "note": g.note, "gates": map(gate_facts, g.gates)} for g in found.values()]
+        gates = [{"release": name, "note": g.note, "gates": map(gate_facts, g.gates)} for name, g in found.items()]
         print(as_json({"good": given.good, "bad": given.bad, "suspects": left, "gates": gates}))
     else:
         print(hanging(answer, 2))
@@ -109,14 +108,14 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> Relea
         raise KeyboardInterrupt
     gates = report.gates_of([(records, read(records))])[0] if records.exists() else []
     if gates and status not in NOTHING_SAID:
-        return ReleaseGate(candidate.release, all_of(each.outcome for each in gates), gates)
+        return ReleaseGate(all_of(each.outcome for each in gates), gates)
     # The first error in the output of pytest, else its last line.
     lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
     told = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it printed nothing")
     note = f"pytest ended with {status}: {told}"
     if candidate.release == given.bad:
         raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
-    return ReleaseGate(candidate.release, State.INCONCLUSIVE, gates, note)
+    return ReleaseGate(State.INCONCLUSIVE, gates, note)
 
 
 def releases_of(given: argparse.Namespace) -> list[Release]:
@@ -178,11 +177,11 @@ def side_options(given: argparse.Namespace, release: Release, side: str) -> list
     return [f"--slm-side={side}:{option}" for option in options]
 
 
-def _told(gate: ReleaseGate) -> str:
+def _told(release: str, gate: ReleaseGate) -> str:
     """Outcome of each model, and each endpoint that fails with its ratio and interval."""
     told = []
     for gated in gate.gates:
         failing = [(each.name, each.ratio) for each in gated.gated if each.outcome is State.FAILS and each.ratio]
         ratios = (f"{name} {figure(ratio.value, 4)} of the good one{between(ratio)}" for name, ratio in failing)
         told.append(", ".join([title(gated), *ratios]))
-    return f"{gate.release}: {gate.note or '; '.join(told)}"
+    return f"{release}: {gate.note or '; '.join(told)}"

@@ -8,32 +8,19 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.advice import advisor
-from pytest_slmserve.analysis.advice.advisor import Advice, Ceiling, Decision, Plan, ServedEngine
+from pytest_slmserve.analysis.advice.advisor import Advice, Decision, Plan, ServedEngine, conditions, utilization
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.estimates import Interval, percent
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.report import text_table
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.deployments import answers, best_on_several, deployment_name, several_gpus
 from pytest_slmserve.report.points import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
-from pytest_slmserve.report.text_table import (
-    ABSENT,
-    Column,
-    between,
-    figure,
-    gib,
-    hanging,
-    hundredths,
-    layout,
-    milliseconds,
-    named_lines,
-    table,
-    whole,
-)
+from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hanging, hundredths, milliseconds
 
 FIRST_PORT = 8000  # of vLLM's server by default
 INDENT = "    "
@@ -81,7 +68,7 @@ def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tupl
     if (footprint := engine.footprint) and not engine.no_footprint:
         words += ["--max-model-len", str(footprint.longest), "--kv-cache-memory-bytes", str(footprint.kv_bytes(batch))]
         if gpu_bytes is not None:
-            words += ["--gpu-memory-utilization", f"{advisor.utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
+            words += ["--gpu-memory-utilization", f"{utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
     return (*words, *engine.arguments)
 
 
@@ -105,14 +92,18 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("\nmodel", lambda a: a.subject.name, "left"),
     Column("\nbatch", lambda a: ABSENT if a.batch is None else str(a.batch)),
     Column("tokens\n/s", lambda a: figure(a.advised.tokens_per_s.value if a.advised else None, 4)),
-    Column("ms/\ntoken", lambda a: milliseconds(getattr(a.advised and a.advised.latency_s, "value", None)), rank=1),
+    Column(
+        "ms/\ntoken",
+        lambda a: milliseconds(getattr(a.advised and a.advised.latency_s, "value", None)),
+        rank=1,
+    ),
     Column("of peak\n%", lambda a: hundredths(a.advised.share if a.advised else None), rank=6),
     Column("eff.\n%", lambda a: hundredths(a.advised.efficiency if a.advised else None), rank=4),
     Column("KV\nGiB", lambda a: gib(a.needs.kv_bytes if a.needs else None), rank=3),
     Column("freed\nGiB", lambda a: gib(a.needs.freed_bytes if a.needs else None), rank=8),
     Column("engine\nGiB", lambda a: gib(a.needs.total_bytes if a.needs else None), rank=2),
-    Column("full-batch\nengines", lambda a: whole(a.replicas.at_batch if a.replicas else None), rank=5),
-    Column("split-batch\nengines", lambda a: whole(a.replicas.split if a.replicas else None), rank=9),
+    Column("full-batch\nengines", lambda a: text_table.whole(a.replicas.at_batch if a.replicas else None), rank=5),
+    Column("split-batch\nengines", lambda a: text_table.whole(a.replicas.split if a.replicas else None), rank=9),
     Column("time-slicing\ngain", lambda a: _factor(a, "time_slicing"), rank=7),
     Column("MPS\ngain", lambda a: _factor(a, "mps"), rank=7),
     Column("cost/M\ntokens", lambda a: figure(a.advised.cost.value if a.advised and a.advised.cost else None), rank=3),
@@ -150,12 +141,16 @@ def advice_section(plan: Plan, source: ResultSource, curves: Sequence[Curve] = (
     parts: list[Part] = [Table(plan.advices, COLUMNS, always=ALWAYS), "", Legend(LEGEND)] if plan.possible else []
     for advice in plan.advices:
         pairs = [(f"  {name}", said) for name, said in advice_reasons(advice, plan)]
-        parts += ["", f"{advice.subject.name}\n{named_lines(pairs)}"]
+        parts += ["", f"{advice.subject.name}\n{text_table.named_lines(pairs)}"]
     if remarks := list(general(plan, source)):
         parts += ["", *remarks]
     for start in starts(plan):
         sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
-        parts += ["", "; ".join(sentences), *(shell_lines(words, layout().width) for words in start.commands)]
+        parts += [
+            "",
+            "; ".join(sentences),
+            *(shell_lines(words, text_table.layout().width) for words in start.commands),
+        ]
     parts += [f"{curve.subject} on {text}" for curve, found in several_gpus(curves) for text in answers(curve, found)]
     return Section(heading, parts, "good" if plan.possible else "open")
 
@@ -167,7 +162,7 @@ def objective(slo: Slo) -> str:
 
 
 def _factor(advice: Advice, how: str) -> str:
-    bound: Ceiling | None = getattr(advice.gains, how, None)
+    bound = getattr(advice.gains, how, None)
     return ABSENT if bound is None else f"x {figure(bound.factor)}"
 
 
@@ -217,7 +212,7 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
                 what = ", alone" if offer.batch == 1 else ""
                 if not what and offer.batch == advice.subject.usable[-1].concurrency:
                     what = ", the largest measured"
-                costs.append(f"{figure(offer.cost.value)}{between(offer.cost)} at {offer.batch}{what}")
+                costs.append(f"{figure(offer.cost.value)}{text_table.between(offer.cost)} at {offer.batch}{what}")
         if costs:
             yield "cost", f"of a million output tokens: {'; '.join(costs)}"
     for note in (*advice.decision.notes, *advice.subject.notes):
@@ -232,12 +227,12 @@ def batch_text(advice: Advice, plan: Plan) -> str:
     chosen = seen.choice
     interval = f" (95 %: {chosen.low or 'none'} to {chosen.high or 'none'})" if chosen.known else ""
     how = "predicted as the largest" if seen.predicted else "the largest measured"
-    said = f"B_opt is {seen.batch} in flight{interval}, {how} with {advisor.conditions(plan.wish, seen.limit)}"
+    said = f"B_opt is {seen.batch} in flight{interval}, {how} with {conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
         return f"{said}; but the memory does not even hold one request of each model"
     said += "" if advice.batch == seen.batch else f"; the memory does not hold that, so {advice.batch}"
     if offer := advice.advised:
-        rate = f"{figure(offer.tokens_per_s.value, 4)} tokens/s{between(offer.tokens_per_s)}"
+        rate = f"{figure(offer.tokens_per_s.value, 4)} tokens/s{text_table.between(offer.tokens_per_s)}"
         said += f": {rate}, {percent(offer.share)} of the most that was measured"
     return said
 
@@ -344,17 +339,18 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve]) -> d
 Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None if only the other GPU has this load
 
 
-def _ends(row: Row) -> str:
-    known = row["low"] is not None and row["high"] is not None
-    return f"{hundredths(row['low'])} to {hundredths(row['high'])}" if known else ABSENT
-
-
 OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
     Column("tokens/s\nmeasured", lambda row: figure(row["output_tokens_per_s"], 4)),
     Column("predicted\nthere", lambda row: figure(row["predicted_tokens_per_s"], 4)),
     Column("measured\nthere", lambda row: figure(row["measured_tokens_per_s"], 4)),
     Column("predicted %\nof measured", lambda row: hundredths(row["predicted_over_measured"])),
-    Column("95 %", _ends, "left"),
+    Column(
+        "95 %",
+        lambda row: text_table.interval_text(
+            Interval(row["predicted_over_measured"], row["low"], row["high"]), hundredths
+        ),
+        "left",
+    ),
 )
 
 
@@ -403,7 +399,7 @@ def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curv
     checked = [f"{verdict.state.value}: {verdict.why}" for verdict in verdicts]
     lines = [
         hanging(f"{name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2),
-        *(table(rows, columns) for rows in tables),
+        *(text_table.table(rows, columns) for rows in tables),
         hanging(f"law: here {here_law}; on {gpu} {there_law}", 2),
         *(hanging(text, 2) for text in checked or [f"not checked: no archive has this sweep on {gpu}"]),
     ]

@@ -83,8 +83,9 @@ def split_text(split: Split) -> str:
 
 def split_findings(split: Split) -> Iterator[str]:
     """The part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
-    change, sides = split.changes["total"].relative, {"baseline": split.baseline, "candidate": split.candidate}
+    sides = dict(zip(SIDES, (split.baseline, split.candidate)))
     by_step, by_device, probe = map(split.known, (BY_STEP, BY_DEVICE, PROBE))
+    change, count, step = (each.relative for each in split.known(("total", "steps per request", "step")))
     if change is None or abs(change) < NOTABLE:
         yield f"time per request changed by less than {percent(NOTABLE)}: there is nothing to explain at this load"
     else:
@@ -92,8 +93,7 @@ def split_findings(split: Split) -> Iterator[str]:
             part, share = found
             more = ", and the other part went the other way" if round(share, 2) > 1 else ""
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
-        count, step = (_signed_percents(split.changes[name].relative) for name in ("steps per request", "step"))
-        yield f"steps per request {count} %, time per step {step} %"
+        yield f"steps per request {_signed_percents(count)} %, time per step {_signed_percents(step)} %"
     if any(abs(part.relative or 0.0) >= NOTABLE for part in probe):  # the total may have that from the host
         changed = ", ".join(f"{part.name} {_signed_percents(part.relative)} %" for part in probe)
         yield f"the host was not the same beside both sides: {changed}"

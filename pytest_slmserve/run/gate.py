@@ -28,8 +28,16 @@ from pytest_slmserve.report.gate import calibration_text
 from pytest_slmserve.report.text_table import counted
 from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema import errors
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError, naming
+from pytest_slmserve.schema.errors import (
+    ENDS_WITH,
+    BadUsage,
+    EngineFailed,
+    LoadFormat,
+    Platform,
+    Side,
+    SlmError,
+    naming,
+)
 from pytest_slmserve.schema.kv_cache import no_room
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
@@ -40,10 +48,10 @@ SHORT = 2  # pairs of a gate among other tests, because each takes most of a min
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
 WARM_UP = 0  # in place of a pair's number
 # Requests, and tokens of each, that both sides generate: with real weights as many as a verdict takes.
-ASKED: dict[errors.LoadFormat, tuple[int, int]] = {"dummy": (4, 32), "auto": (64, 16)}
+ASKED: dict[LoadFormat, tuple[int, int]] = {"dummy": (4, 32), "auto": (64, 16)}
 SCORED = 2  # pairs whose launches tell how likely the baseline's tokens are: two of the baseline, to know their scatter
 SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
-LARGE_LOAD: dict[errors.Platform, int] = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is not in table 1
+LARGE_LOAD: dict[Platform, int] = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is not in table 1
 
 
 @dataclass
@@ -273,10 +281,7 @@ class OneGate:
         same = self.specs["baseline"] == self.specs["candidate"]  # else each has caches of its own
         measured = [*found, *(self.session.results.measurements() if same else ())]
         there = {m.spec for m in measured if host and m.environment.host == host} | set(launched if same else ())
-        first: dict[EngineSpec, Side] = {}
-        for side, spec in self.specs.items():
-            first.setdefault(spec, side)
-        return tuple(side for spec, side in first.items() if spec not in there)
+        return tuple(side for side in (SIDES[:1] if same else SIDES) if self.specs[side] not in there)
 
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
         """Measurements of a fresh launch of each side, an empty list for a warm-up. If the host has enough cores, two
@@ -341,5 +346,5 @@ class OneGate:
                 paths = ", ".join(sorted(str(path) for path in set(folder.iterdir()) - before))
                 written.append(f"{side}: {paths or f'none ({problem})'}")
             except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
-                written.append(f"{side}: none ({str(error).partition(errors.ENDS_WITH)[0]})")
+                written.append(f"{side}: none ({str(error).partition(ENDS_WITH)[0]})")
         return f"traces of {short_name(self.model)} at {load.max_concurrency}: {'; '.join(written)}"

@@ -197,11 +197,12 @@ def compare_sides(
     that are gated together."""
     outcome = interim[-1].outcome if interim else State.INCONCLUSIVE
     decided = None if outcome is State.INCONCLUSIVE else next(i.pairs for i in interim or () if i.outcome is outcome)
-    missing = ""
-    for number, pair in enumerate(series.pairs, 1):
-        if absent := [side for side, value in zip(("baseline", "candidate"), pair) if not is_positive(value)]:
-            missing = f"pair {number} has no value of the {absent[0]}: what is missing never passes"
-            break
+    missing = [
+        f"pair {number} has no value of the {side}: what is missing never passes"
+        for number, pair in enumerate(series.pairs, 1)
+        for side, value in zip(("baseline", "candidate"), pair)
+        if not is_positive(value)
+    ]
     margin, ratios = series.margin_of(criteria), [ratio for ratio in series.log_ratios if ratio is not None]
     n, sd, detectable = len(ratios), estimates.sample_sd(ratios) if len(ratios) > 1 else None, None
     if sd is not None and (looks := estimates.looks_until(n)):
@@ -221,7 +222,7 @@ def compare_sides(
         small = f": more than half of {share}, and noise does not explain it"
         why += small if cost <= margin else ", which noise does not explain"
     elif missing or not ratios:
-        why = missing or "no pairs"
+        why = missing[0] if missing else "no pairs"
     elif outcome is State.PASSES:
         why = f"within {share}"
     elif n < FIRST_LOOKS[0]:

@@ -31,8 +31,10 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import Load
 
 FEWEST_ALONE = 50  # steps that only decode, of a side: if they are few, each varies by a tenth, their mean by 1.4 %
-ALWAYS_DIFFER = {"compile_s", "ready_s", "kv_windows"}  # the last is the model's, and older records have none
-NO_LIMITS = {"model", "python", "gpu", "interface"}  # of a specification: what is measured, and where it lies
+LEFT_OUT = {  # of what was resolved, because it differs at every start; older records have no kv_windows
+    *((1, name) for name in ("compile_s", "ready_s", "kv_windows")),
+    *((2, name) for name in ("model", "python", "gpu", "interface")),  # what is measured, and where it lies
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +78,17 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The time of a model's requests on both sides, at one load of one workload. changes: of the figures that both
-    sides know, by name."""
+    """The time of a model's requests on both sides, at one load of one workload."""
 
     model: str
     load: Load
     baseline: Windows
     candidate: Windows
-    changes: Mapping[str, Change]
 
     def known(self, names: Sequence[str]) -> list[Change]:
-        """Changes of these figures; empty if a side does not know them."""
-        return [self.changes[name] for name in names if name in self.changes]
+        """Changes of those figures that both sides know."""
+        before, after = self.baseline.figures, self.candidate.figures
+        return [Change(name, before[name], after[name]) for name in names if name in before and name in after]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +122,7 @@ def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
             tokens = m.resolved.max_num_batched_tokens or m.spec.max_num_batched_tokens
             room = max(1, tokens - (m.load.max_concurrency or 0))
             lag = max(lag, math.ceil(max(m.run.samples.prompt_tokens, default=0) / room))
-        before, after = (_windows(side[key], lag) for side in sides)
-        changes = [
-            Change(name, value, after.figures[name]) for name, value in before.figures.items() if name in after.figures
-        ]
-        found.append(Split(key[0], key[2], before, after, {change.name: change for change in changes}))
+        found.append(Split(key[0], key[2], *(_windows(side[key], lag) for side in sides)))
     return tuple(found)
 
 
@@ -194,25 +191,24 @@ def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measur
     shared = {short_name(m.spec.model) for m in baseline} & {short_name(m.spec.model) for m in candidate}
     sides = [[_facts(m) for m in side if short_name(m.spec.model) in shared] for side in (baseline, candidate)]
     found: dict[str, Difference] = {}
-    for part in range(3):
-        for name in dict.fromkeys(name for side in sides for facts in side for name in facts[part]):
-            before, after = ([facts[part].get(name) for facts in side] for side in sides)
-            texts = _texts(before, name == "capture_sizes"), _texts(after, name == "capture_sizes")
-            if texts[0] == texts[1]:  # sizes of one summary may differ
-                texts = _texts(before), _texts(after)
-            if texts[0] != texts[1]:
-                found.setdefault(name, Difference(name, *texts))
+    for key in dict.fromkeys(key for side in sides for facts in side for key in facts):
+        before, after = ([facts.get(key) for facts in side] for side in sides)
+        _, name = key
+        texts = _texts(before, name == "capture_sizes"), _texts(after, name == "capture_sizes")
+        if texts[0] == texts[1]:  # sizes of one summary may differ
+            texts = _texts(before), _texts(after)
+        if texts[0] != texts[1]:
+            found.setdefault(name, Difference(name, *texts))
     return tuple(found.values())
 
 
-def _facts(measurement: Measurement) -> tuple[dict[str, Any], ...]:
-    """Facts by name, of the environment, of what was resolved, and of the specification. Its pairs have their own
-    names: `extra.block_size`, `env.VLLM_LOGGING_LEVEL`."""
-    parts = measurement.environment, measurement.resolved, measurement.spec
-    environment, resolved, spec = ({f.name: getattr(part, f.name) for f in fields(part)} for part in parts)
-    pairs = {f"{kind}.{name}": value for kind in ("extra", "env") for name, value in spec.pop(kind)}
-    resolved = {name: value for name, value in resolved.items() if name not in ALWAYS_DIFFER}
-    return environment, resolved, {name: value for name, value in spec.items() if name not in NO_LIMITS} | pairs
+def _facts(measurement: Measurement) -> dict[tuple[int, str], Any]:
+    """Facts by part and name: of the environment, of what was resolved, and of the specification. Its pairs have names
+    of their own: `extra.block_size`, `env.VLLM_LOGGING_LEVEL`."""
+    parts = enumerate((measurement.environment, measurement.resolved, measurement.spec))
+    facts = {(part, f.name): getattr(value, f.name) for part, value in parts for f in fields(value)}
+    pairs = {(2, f"{kind}.{name}"): value for kind in ("extra", "env") for name, value in facts.pop((2, kind))}
+    return {key: value for key, value in (facts | pairs).items() if key not in LEFT_OUT}
 
 
 def _texts(values: Iterable[Any], short: bool = False) -> tuple[str | None, ...]:
