@@ -25,7 +25,7 @@ import secrets
 import tempfile
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -149,8 +149,8 @@ class Archive(AbstractContextManager["Archive"]):
                 raise BadUsage(f"another run is writing to {path}", f"wait until it ends, or {ANOTHER}")
             raw = content(path)
             lines, whole = stored_in(path, raw)
-            for _ in scan(path, [line for line in lines if not line or not line.startswith(BULK)], ScannedLines()):
-                pass  # which raises if the file is not ours, or of a newer format
+            # Raises if the file is not ours, or of a newer format.
+            scan(path, [line for line in lines if not line or not line.startswith(BULK)])
             if whole == len(raw):
                 return cls(path, file, moves=moves)
             aside = path.with_name(f"{path.name}.torn")
@@ -244,11 +244,6 @@ class Archive(AbstractContextManager["Archive"]):
         if self.lost:
             raise BadUsage(self.lost, ANOTHER)
 
-    def add_lines(self, pieces: Iterable[bytes]) -> None:
-        """Append lines of another archive as they stand, on disk on return. pieces: lines that are packed together."""
-        self._engines.clear()  # the lines may describe a launch anew
-        self._append(pieces)
-
     def _append(self, pieces: Iterable[bytes]) -> None:
         match self.path.suffix:
             case ".gz":
@@ -321,9 +316,7 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
     found = []
     for name, data in archives:
         lines, whole = stored_in(name, data)
-        scanned = ScannedLines()
-        for _ in scan(name, lines, scanned):
-            pass
+        scanned = scan(name, lines)
         damaged, notes = scanned.damaged, [f"{name}: skipped: {what}" for what in scanned.damaged]
         if damaged and not skip_damaged:
             more = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
@@ -337,23 +330,16 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """An archive as a page holds it: its file name, whose suffix tells the packing, and its bytes in base64."""
-
-    name: str
-    base64: str
-
-
-def embedded(path: Path) -> list[Embedded]:
-    """The archive at a path, packed; those inside, of a page. Of an archive that is not packed the whole lines are
-    kept. Raises BadArchive where it cannot be read."""
+def embedded(path: Path) -> list[tuple[str, str]]:
+    """The archive at a path, or those inside a page, as a page holds them: its file name, whose suffix tells the
+    packing, and its bytes in base64. Of an archive that is not packed the whole lines are kept. Raises BadArchive if it
+    cannot be read."""
     found = []
     for archive, raw in _archives_in(path):
         name = archive.name
         if archive.suffix not in _PACKINGS:
             name, raw = f"{name}.gz", gzip.compress(raw[: raw.rfind(b"\n") + 1], 6, mtime=0)
-        found.append(Embedded(name, b64encode(raw).decode()))
+        found.append((name, b64encode(raw).decode()))
     return found
 
 
@@ -377,7 +363,6 @@ def _read(path: Path) -> bytes:
 
 
 def line_of(facts: Mapping[str, Any]) -> bytes:
-    """A line of an archive, with its checksum and its end."""
     return sealed(json.dumps(facts, separators=(",", ":"), allow_nan=False).encode()) + b"\n"
 
 
@@ -415,13 +400,15 @@ def _append(file: io.FileIO, data: bytes) -> None:
 
 @dataclass(slots=True)
 class ScannedLines:
-    """Contents of the lines of an archive so far. damaged: why some lines could not be used."""
+    """Contents of the lines of an archive so far. damaged: why some lines could not be used. whole: all other lines,
+    with their facts, if measurements are not decoded."""
 
     sessions: list[RunHeader] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
     written_by: list[RunHeader] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+    whole: list[tuple[bytes, dict[str, Any]]] = field(default_factory=list)
 
 
 def stored_in(path: Path, raw: bytes) -> tuple[list[bytes | None], int]:
@@ -478,19 +465,10 @@ def _unpacked(suffix: str, raw: bytes, start: int) -> tuple[bytes, int | None]:
     return bytes(text), start - len(unpack.unused_data) if unpack.eof else None
 
 
-def scan(
-    path: Path, lines: Iterable[bytes | None], found: ScannedLines, *, columns: bool = True
-) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Decode lines into `found`, and yield each line that is not damaged with its facts.
-
-    Args:
-        lines: Lines of the archive at `path`; None for a packed piece that cannot be read.
-        columns: See `decode`.
-
-    Raises:
-        BadArchive: A session is of another format, or no line is a line of an archive.
-    """
-    number = 0
+def scan(path: Path, lines: Iterable[bytes | None], *, columns: bool = True) -> ScannedLines:
+    """Decode the lines of the archive at `path`; None is a packed piece that cannot be read. columns: see `decode`.
+    Raises BadArchive if a session is of another format, or no line is a line of an archive."""
+    found, number = ScannedLines(), 0
     for number, line in enumerate(lines, 1):
         try:
             if line is None:
@@ -505,9 +483,11 @@ def scan(
                 raise BadArchive(problem, "pip install --upgrade pytest-slmserve")
             problem = f"{path} has format {other}, and this release reads format {FORMAT}"
             raise BadArchive(problem, f"python studies/migrate.py {path} NEW.jsonl, in a checkout of pytest-slmserve")
-        yield line, facts
+        if not columns:
+            found.whole.append((line, facts))
     if number and not (found.sessions or found.engines or found.measurements):
         raise _not_an_archive(path, *found.damaged[:1])
+    return found
 
 
 def _not_an_archive(path: Path, *why: str) -> BadArchive:
@@ -601,16 +581,16 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
     """
     lines = [line for line in stored_in(into.path, _read(into.path))[0] if line]
     seen = {line.partition(_RUN)[0] for line in lines}
-    others = scan(into.path, [line for line in lines if not line.startswith(BULK)], ScannedLines())
-    engines = {facts["id"]: line for line, facts in others if facts["kind"] == "engine"}  # by launch
+    others = scan(into.path, [line for line in lines if not line.startswith(BULK)], columns=False)
+    engines = {facts["id"]: line for line, facts in others.whole if facts["kind"] == "engine"}  # by launch
     written, known, notes = 0, 0, []
     for part in parts:
         raw = _read(part)
         if part.samefile(into.path):
             continue
         stored, whole = stored_in(part, raw)
-        found, own, pieces = ScannedLines(), dict[str, bytes](), list[bytes]()
-        for line, facts in scan(part, stored, found, columns=False):
+        found, own, pieces = scan(part, stored, columns=False), dict[str, bytes](), list[bytes]()
+        for line, facts in found.whole:
             head, added = line.partition(_RUN)[0], [line]
             match facts["kind"]:
                 case "engine":  # added with its first measurement
@@ -625,7 +605,8 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
                 continue
             seen.add(head)
             pieces.append(b"".join(each + b"\n" for each in added))
-        into.add_lines(pieces)
+        into._engines.clear()  # the lines may describe a launch anew
+        into._append(pieces)
         notes += [f"{part}: not merged: {what}" for what in found.damaged]
         notes += [torn_end(part, stored)] if whole < len(raw) else []
     return Merged(written, known, tuple(notes))

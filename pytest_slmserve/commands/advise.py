@@ -12,6 +12,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, check_wanted, external_results
 from pytest_slmserve.commands.report import read_all
+from pytest_slmserve.options.table import share
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import advice_facts, advice_section
 from pytest_slmserve.report.as_json import as_json
@@ -43,7 +44,7 @@ def add_advise(commands: cli.Commands) -> None:
     memory = "memory of the GPU, as 80GiB or in bytes (default: that of the GPU measured on)"
     command.add_argument("--gpu-memory", metavar="SIZE", help=memory)
     part = "share of the GPU's memory for all engines together (default: 0.9)"
-    command.add_argument("--gpu-memory-utilization", metavar="SHARE", type=float, default=0.9, help=part)
+    command.add_argument("--gpu-memory-utilization", metavar="SHARE", type=cli.typed(share), default=0.9, help=part)
     price = "price of the GPU in any currency: adds what a million output tokens cost"
     command.add_argument("--price-per-hour", metavar="PRICE", type=float, help=price)
     cli.add_formats(command)
@@ -54,7 +55,6 @@ def run_advise(given: argparse.Namespace) -> int:
     """Print batch, memory and number of engines. Raises BadUsage if a number is out of range, or the files are not what
     the arguments say."""
     slo, model, longest = check_wanted(given), given.model, given.max_model_len
-    cli.check_share("gpu-memory-utilization", given.gpu_memory_utilization, 0.9, whole=True)
     if given.price_per_hour is not None and not 0 < given.price_per_hour < 1e9:
         raise BadUsage(f"--price-per-hour {given.price_per_hour:g} is no price", "--price-per-hour 3.5")
     if longest is not None and not 0 < longest < 1e9:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeAlias
+from typing import Any, NoReturn, TextIO, TypeAlias, TypeVar
 
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadUsage
 
+T = TypeVar("T")
 PASSES, FAILS, USAGE, INCONCLUSIVE = 0, 1, 4, 10
 INTERRUPTED = 130  # as shells have it
 EXIT_STATUS = {State.PASSES: PASSES, State.FAILS: FAILS, State.INCONCLUSIVE: INCONCLUSIVE}  # by what was found
@@ -140,7 +141,13 @@ def print_result(
         print_notes(notes)
 
 
-def check_share(name: str, share: float, example: float = 0.1, *, whole: bool = False) -> None:
-    """Raise BadUsage if the value of an option is no share between 0 and 1, where `whole` allows 1."""
-    if not (0 < share < 1 or (whole and share == 1)):
-        raise BadUsage(f"--{name} {share:g} is no share between 0 and 1", f"--{name} {example:g}")
+def typed(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser of `options.table`, whose ValueError says which values are allowed, as argparse takes it."""
+
+    def value(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as wanted:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
+
+    return value

@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.archive import baselines, store
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.report import judged_again, read_all, report_lines
+from pytest_slmserve.options.table import percentage
 from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.as_json import as_json, facts, point_facts
 from pytest_slmserve.report.findings import Findings
@@ -46,7 +47,7 @@ def add_compare(commands: cli.Commands) -> None:
     command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
     cli.add_since(command)
     tolerance = f"smallest change that matters (default: {TOLERANCE:g}, which is {100 * TOLERANCE:g} %%)"
-    command.add_argument("--tolerance", metavar="SHARE", type=float, default=TOLERANCE, help=tolerance)
+    command.add_argument("--tolerance", metavar="SHARE", type=cli.typed(percentage), default=TOLERANCE, help=tolerance)
     metric = "compare this metric alone, by its name in the JSON: output_tokens_per_s; may be given again"
     command.add_argument("--metric", metavar="NAME", action="append", default=[], help=metric)
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
@@ -75,7 +76,6 @@ def run_compare(given: argparse.Namespace) -> int:
         raise BadUsage("--save takes one --run, or all", "--save --run ID")
     if given.save:
         return save_baselines(given)
-    cli.check_share("tolerance", given.tolerance)
     if unknown := [name for name in given.metric if name not in METRICS]:
         raise BadUsage(f"--metric {unknown[0]} is not compared", f"one of {', '.join(METRICS)}")
     baseline, *candidates = sides_of(given)

@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, Curve
 from pytest_slmserve.analysis.sweep.plateau import fit
 from pytest_slmserve.archive import external
 from pytest_slmserve.commands import cli
+from pytest_slmserve.options.table import percentage
 from pytest_slmserve.report import advice as report
 from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
@@ -51,7 +52,7 @@ def add_columns(command: cli.Taker) -> None:
     objective = "2x@32: at most twice the latency at 32; or 30ms, 0.03s"
     command.add_argument("--slo-itl", metavar="LIMIT", help=objective)
     share = "smallest batching efficiency T(B)/(B T(1)) of B_opt (default: 0.1)"
-    command.add_argument("--efficiency", metavar="SHARE", type=float, default=0.1, help=share)
+    command.add_argument("--efficiency", metavar="SHARE", type=cli.typed(percentage), default=0.1, help=share)
     half = "half-saturation batch where it is known, from shapes: then T_inf alone is fitted"
     command.add_argument("--b-half", metavar="BATCH", type=float, help=half)
 
@@ -108,7 +109,6 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
 def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
     """Print plateau, Pareto front, saturation law and the batch to choose, from external results."""
     wish = advisor.Objectives(slo=check_wanted(given), threshold=given.efficiency)
-    cli.check_share("tolerance", given.tolerance)
     curve, columns, notes = results.curve, results.columns, results.notes
     if len(curve.valid) < FEWEST_POINTS:
         lost = len(curve.points) - len(curve.valid)
@@ -212,7 +212,6 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
 
 def check_wanted(given: argparse.Namespace) -> Slo | None:
     """The latency objective, if any. Raises BadUsage where a number is out of range."""
-    cli.check_share("efficiency", given.efficiency)
     if given.b_half is not None and not 0 < given.b_half < 1e9:
         raise BadUsage(f"--b-half {given.b_half:g} is no batch", "a number above 0")
     return parse_relative_slo(given.slo_itl) if given.slo_itl is not None else None

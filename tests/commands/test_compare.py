@@ -154,7 +154,7 @@ def test_of_more_runs_two_are_named(tmp_path, capsys):
         (["{before}"], "has one run to compare, and two are needed"),
         (["{before}", "{before}", "--run", "last"], "--run chooses among the runs of one archive"),
         (["{before}", "{before}", "--metric", "speed"], "--metric speed is not compared"),
-        (["{before}", "{before}", "--tolerance", "3"], "--tolerance 3 is no share"),
+        (["{before}", "{before}", "--tolerance", "3"], "argument --tolerance: '3' is not a share"),
         (["{before}", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
     ],
 )

@@ -176,7 +176,10 @@ def test_other_columns_and_their_order_do_not_matter(tmp_path, capsys):
     [
         ([], "--direction"),
         (["--direction", "up"], "invalid choice: 'up'"),
-        *((["--direction", "higher", "--margin", m], f"--margin {m} is no share") for m in ("3", "0", "-0.1", "nan")),
+        *(
+            (["--direction", "higher", "--margin", m], f"argument --margin: '{m}' is not a")
+            for m in ("3", "0", "-0.1", "nan")
+        ),
         (["--direction", "higher", "--margin", "much"], "invalid float value: 'much'"),
     ],
 )
