@@ -44,7 +44,7 @@ DEFAULTS: dict[Platform, Defaults] = {
 
 
 def engine_title(spec: Engines) -> str:
-    """A short title of an engine or a set of replicas, for people: "opt-125m on 2 GPUs"."""
+    """Return a title of an engine or a set of replicas: "opt-125m on 2 GPUs"."""
     if isinstance(spec, EngineSpec):
         if spec.interface == "transformers":
             return f"{spec.model} in Transformers, batching {spec.arguments.get('batching')}"
@@ -54,39 +54,26 @@ def engine_title(spec: Engines) -> str:
 
 
 def point_title(spec: EngineSpec, load: Load) -> str:
-    """A short title of a model under a load, for people: "opt-125m at 64"."""
+    """Return a title of a model under a load: "opt-125m at 64"."""
     name = short_name(spec.model)
     return f"{name} at {load.concurrency}" if isinstance(load, ClosedLoop) else f"{name}, {load.title}"
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds: 3:07."""
+    """Return minutes and seconds: 3:07."""
     return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
 
 
 def engines_of_set(engine: Engines) -> tuple[EngineSpec, ...]:
-    """The engines of a set, or the one that is none."""
     return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
 
 
 def url_lock(url: str) -> str:
-    """The name of a lock on an endpoint."""
     return f"url-{short_hash(url)}"
 
 
-ADAPTIVE_ESTIMATE = (
-    "an adaptive sweep takes at most what all points of its model take, and typically a third: it skips those that do "
-    "not decide where the plateau is"
-)
-
-ENDPOINT_ESTIMATE = (
-    "points of an endpoint are priced by their windows: how long its requests take is not known beforehand"
-)
-
-
 class PlannedItem(NamedTuple):
-    """One thing to run. engine: what it needs; None if it only reads, or its price holds its starts. seconds: expected,
-    without the start."""
+    """One thing to run. engine: None if it only reads, or `seconds` holds its starts, which are else left out."""
 
     name: str
     engine: Engines | None
@@ -94,16 +81,12 @@ class PlannedItem(NamedTuple):
 
 
 def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:
-    """Return the seconds that one repeat will take, roughly: of a closed loop the ramp, settling and the window; of a
-    job the longer of two times, that of all work, and that of all arrivals and the last request.
+    """Return roughly the seconds of one repeat: of a closed loop the ramp, settling and the window; of a job the time
+    of all work, or that of all arrivals and the last request if that is longer.
 
     Prompts take 4e14 operations per second, as measured on an H200. A step of Transformers is taken to cost 20 ms on a
-    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did; a batch takes as many as its longest output has
-    tokens.
-
-    Args:
-        concurrency: Of all engines that share the device of `spec`: they are taken to be as fast as if one engine
-            served it all.
+    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did. concurrency: of all engines that share the device,
+    which are taken to be as fast as one that serves it all.
     """
     prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
     on_cpu, context = spec.platform == "cpu", prompt + output / 2
@@ -131,11 +114,8 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
 
 
 def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
-    """Return the seconds of a step, by what was seen once.
-
-    On an H200 it takes about 1.5 ms and twice the time to read weights and keys and values, on two CPU cores 2.5 ms and
-    0.15 ms for each sequence. A batch that is larger than the engine's limit takes a part of it at a time.
-    """
+    """Return the seconds of a step as seen once: on an H200 about 1.5 ms and twice the time to read weights, keys and
+    values; on two CPU cores 2.5 ms and 0.15 ms for each sequence. A batch above the engine's limit takes several."""
     if spec.platform == "remote":  # whose speed nobody knows
         return 0.0
     running = min(batch, given_limit(spec, "max_num_seqs"))
@@ -147,7 +127,7 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
 
 
 def start_estimate_s(spec: Engines) -> float:
-    """Seconds of a start: replicas take a device one after the other; those with a GPU each wait for the first only."""
+    """Return the seconds of a start: replicas start one after the other; with a GPU each they wait for the first."""
     defaults, further = DEFAULTS[spec.platform], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
     if isinstance(spec, ReplicaSpec) and spec.sharing == "gpus":
         further = min(further, 1)
@@ -161,8 +141,8 @@ NOWHERE = Environment()
 class Case:
     """One thing to measure: an engine, or several that share a device, with a workload and a load for each.
 
-    engines: as they are to share the device. A set of one is an engine that larger sets are compared with, and no point
-    of a sweep. None: this host cannot have them, and skip_reason says why.
+    engines: as they share the device. A set of one is what larger sets are compared with, and no point of a sweep.
+    None: this host cannot have them, and skip_reason says why.
     model, id: as the options or a marker name the model, and the id of the test; "" for what a test's body requests.
     """
 
@@ -181,13 +161,13 @@ class Case:
 
     @property
     def each(self) -> tuple[EngineSpec, ...]:
-        """Specifications of the case's engines. Raises ValueError where this host cannot have them."""
+        """Specifications of the engines. Raises ValueError if this host cannot have them."""
         if self.engines is None:
             raise ValueError(f"{self.id} has no engine: {self.skip_reason}")
         return engines_of_set(self.engines)
 
     def replicas(self) -> tuple[Replica | None, ...]:
-        """The part of each engine in one repeat, which gets a name of its own; None for an engine of no set."""
+        """Return the part of each engine in one repeat, which gets a name; None for an engine of no set."""
         if not isinstance(self.engines, ReplicaSpec):
             return (None,)
         spec, group = self.engines, uuid.uuid4().hex[:12]
@@ -213,7 +193,6 @@ class Case:
 
     @property
     def title(self) -> str:
-        """A short title for people: the model and its load, or the set of replicas and its requests in flight."""
         if isinstance(self.engine, EngineSpec):
             return point_title(self.engine, self.loads[0])
         return f"{engine_title(self.engine)} at {self.concurrency}"
@@ -251,8 +230,7 @@ class Placement:
 
 
 def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
-    """Return groups of cells by engine, in the order in which they are to begin. Cells without an engine are left out
-    because they take no GPU: they read, or hold launches of their own."""
+    """Return groups of cells by engine, in the order in which they are to begin, without cells that need no engine."""
     return in_order(
         Group(engine, tuple(its), start_estimate_s(engine) + sum(cell.seconds for cell in its))
         for engine, its in grouped(cells, lambda cell: cell.engine).items()
@@ -261,12 +239,9 @@ def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
 
 
 def in_order(groups: Iterable[Group]) -> list[Group]:
-    """Return groups in the order in which they are to begin.
-
-    First are those that others are compared with, so that a run that is cut off can say what more GPUs gain. Then come
-    the widest, because an engine on many GPUs would wait long for the last of them. Within one width the longest is
-    first, because all wait for one that begins late.
-    """
+    """Return groups in the order in which they are to begin: those that others are compared with, so that a run that is
+    cut off can say what more GPUs gain; then the widest, because an engine on many GPUs would wait long for the last of
+    them; within one width the longest, because all wait for one that begins late."""
 
     def subject(group: Group) -> tuple[str, str]:
         engine = engines_of_set(group.engine)[0]
@@ -309,7 +284,7 @@ def makespan_s(placed: Sequence[Placement]) -> float:
 
 
 def spread_lines(cells: Sequence[PlannedItem], gpus: int) -> list[str]:
-    """Return the plan on so many GPUs as text: each GPU's engines in order, then the end. Raises BadUsage."""
+    """Return the plan on several GPUs as text: each GPU's engines in order, then the end. Raises BadUsage."""
     groups = groups_of(cells)
     placed = spread(groups, gpus)
     on_each: dict[int, list[str]] = {gpu: [] for gpu in range(gpus)}

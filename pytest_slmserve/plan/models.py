@@ -34,10 +34,9 @@ Versions = Mapping[str, str | None]
 
 def model_of(name: str) -> catalogue.Model:
     """Return the model by any of its names: a catalogue name ("opt-1.3b", "facebook/opt-1.3b"), a folder with a
-    config.json, or a name on the Hub whose config.json is in the Hub's cache here.
+    config.json, or a name on the Hub whose config.json is in the Hub's cache here. Raises BadUsage.
 
-    A folder with the configuration of a catalogue model, as that of a fine-tuned one, has the sizes of that model; ids
-    of tokens and the type of the weights may differ. Raises BadUsage.
+    A folder with the configuration of a catalogue model, as that of a fine-tuned one, has the sizes of that model.
     """
     if known := catalogue.catalogue_name(name):
         return catalogue.CATALOGUE[known]
@@ -65,7 +64,7 @@ def model_of(name: str) -> catalogue.Model:
 
 
 def known_model(name: str) -> catalogue.Model | None:
-    """Return the model of a name, None if nobody here knows it, as of a server that calls its model as it likes."""
+    """Return the model of a name; None if it is not known here, as that of a server may be."""
     try:
         return model_of(name) if catalogue.catalogue_name(name) or config_folder(name) else None
     except SlmError:
@@ -73,9 +72,8 @@ def known_model(name: str) -> catalogue.Model | None:
 
 
 def config_folder(model: str) -> Path | None:
-    """Return the folder that holds the config.json of a model: its own, or that of its snapshot in this user's Hub
-    cache, by the variables that the Hub's library heeds; None if there is neither. Raises BadUsage for a folder without
-    one."""
+    """Return the folder with the config.json of a model: its own, or its snapshot in this user's Hub cache, by the
+    variables that the Hub's library heeds; None if there is neither. Raises BadUsage for a folder without one."""
     if is_file(Path(model) / "config.json"):
         return Path(model)
     with suppress(OSError):  # a name that no folder can have
@@ -106,12 +104,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def stored_parameters(folder: Path, tied: bool) -> int | None:
-    """Return the number of weights that the safetensors of `folder` hold; None without any, or if they are quantized:
-    their numbers are packed then.
-
-    With an index they are those of the files that it names, all of which must be there and undamaged. tied: an output
-    layer that is stored beside the embeddings is the same, and counts once.
-    """
+    """Return the number of weights in the safetensors of `folder`, or of all files that its index names; None without
+    any, if one is damaged, or if they are quantized and so packed. tied: an output layer that is stored beside the
+    embeddings is the same, and counts once."""
     index, tensors = folder / "model.safetensors.index.json", dict[str, Any]()
     try:
         files = ["model.safetensors"]
@@ -141,12 +136,12 @@ def _header(path: Path, changed_ns: int) -> dict[str, Any]:
 
 
 def sizes_file(config: Mapping[str, Any]) -> Path:
-    """Return the file of this user's cache in which the sizes of a model of this configuration are kept."""
+    """Return the file of this user's cache for the sizes of a model of this configuration."""
     return user_cache() / "sizes" / f"{short_hash(dict(config))}.json"
 
 
 def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes that a probe found for this configuration, empty if none has."""
+    """Return the sizes that a probe found for this configuration; empty if none has."""
     try:
         found = json.loads(sizes_file(config).read_text("utf-8"))
     except (OSError, ValueError):
@@ -155,17 +150,9 @@ def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def probe_models(models: Sequence[str], python: str, env: Mapping[str, str], versions: Versions) -> list[str]:
-    """Find and count those of `models` whose shape is not wholly known, and keep what was found in the user's cache,
-    where `model_of` reads it. A cache that cannot be written costs a probe at each run, nothing else.
-
-    Args:
-        versions: Of the packages of the interpreter `python`.
-
-    Returns:
-        Notes on the models whose weights could not be counted, and why.
-
-    Raises:
-        BadUsage: A model has no configuration.
+    """Count those of `models` whose shape is not wholly known, and keep the sizes in the user's cache, where `model_of`
+    reads them; one that cannot be written costs a probe at each run. versions: of the packages of `python`. Returns
+    notes on models whose weights could not be counted. Raises BadUsage for a model without a configuration.
     """
     wanted = [model for model in dict.fromkeys(models) if wants_probe(model, versions)]
     notes = []
@@ -189,7 +176,7 @@ def probe_models(models: Sequence[str], python: str, env: Mapping[str, str], ver
 
 
 def wants_probe(model: str, versions: Versions) -> bool:
-    """Return whether a probe may know more of a model than we do. Raises BadUsage for a name that is none."""
+    """Return whether a probe may know more of a model than we do. Raises BadUsage for an impossible name."""
     if catalogue.catalogue_name(model):
         return False
     folder = config_folder(model)
@@ -209,7 +196,6 @@ def wants_probe(model: str, versions: Versions) -> bool:
 
 
 def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield what the probe says of each model; of one that it has not come to in time, that it took too long."""
     command = [python or sys.executable, str(SIZES), *models]
     why = f"{command[0]} has no Transformers that counts them"
     allowed = passed_on(os.environ, hub=True) | dict(env)
@@ -229,7 +215,7 @@ def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> Iterato
 
 
 def missing(model: str, kinds: Sequence[str]) -> BadUsage:
-    """The error of a name on the Hub without a configuration. kinds: of what the Hub's library raised, by name."""
+    """Return the error of a name without a configuration. kinds: names of what the Hub's library raised."""
     elsewhere = f"`hf download {model} config.json` where there is a network, or a folder with its config.json"
     if "GatedRepoError" in kinds:
         return BadUsage(f"{model} is gated on the Hub", "its licence, accepted there, and HF_TOKEN=TOKEN")

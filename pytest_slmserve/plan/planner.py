@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast, get_args
 
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
@@ -20,7 +21,7 @@ from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import DEFAULTS, LARGEST_LOAD, Case, Engines, engines_of_set, url_lock
 from pytest_slmserve.plan.models import known_model, model_of, probe_models
 from pytest_slmserve.schema import kv_cache
-from pytest_slmserve.schema.errors import BadUsage, Batching, Platform, RampUp, Sharing, Source
+from pytest_slmserve.schema.errors import BadUsage, Batching, Platform, Sharing, Source
 from pytest_slmserve.schema.models import MODELS, USUAL_CONTEXT, catalogue_name, hub_name, short_name
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import GIB, ClosedLoop, EngineSpec, Load, ReplicaSpec, Request, Workload, WorkloadSpec
@@ -66,8 +67,7 @@ class Sweep:
 def engine_spec(
     options: Options, platform: Platform, model: str, environment: Environment, gpus: int | None = None
 ) -> EngineSpec:
-    """Return the engine that serves `model` under these options, with every limit set. gpus: other than the options
-    say."""
+    """Return the engine that serves `model` with every limit set. gpus: if others than the options say."""
     known, defaults = model_of(model), DEFAULTS[platform]
     if known.architecture == ALIBI and platform == "cpu":
         biased = "its attention has biases (ALiBi), which vLLM's CPU backend has not"
@@ -81,7 +81,6 @@ def engine_spec(
     dtype = "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else known.dtype
     # Natural lengths are as long as the context.
     tokens = sum(n for length, usual in given if (n := length or usual) != "natural")
-    as_served = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
     spec = EngineSpec(
         model=catalogue_name(model) or model,
         platform=platform,
@@ -97,7 +96,7 @@ def engine_spec(
         env=options.env,
         extra=(
             *(ENGINE_ARGUMENTS.get(known.architecture, ()) if platform == "cuda" else ()),
-            *((name, value) for name, value in as_served.items() if value),
+            *((name, value) for name in ("quantization", "kv_cache_dtype") if (value := getattr(options, name))),
             *options.engine_arg,
         ),
         interface=options.interface,
@@ -116,26 +115,22 @@ def engine_spec(
     if platform == "cpu":
         return spec
     weights = kv_cache.weight_bytes(spec, kv_cache.value_bytes(spec) or 2)
-    if weights is None and platform == "simulated":
-        weights = 0  # its device is imagined too; a plan without Transformers goes on
-    if weights is None:
+    if weights is None and platform != "simulated":
         return replace(spec, kv_cache_bytes=0)  # the engine knows better what its memory has beside the weights
     there = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
     wanted = options.gpu_memory or there
     if wanted > there * (1 + UNUSABLE):
         why = f"the GPU has {there / GIB:.1f} GiB of memory, and {wanted / GIB:.1f} GiB are wanted"
         raise BadUsage(why, "a smaller --slm-gpu-memory")
-    own_weights = -(-weights // spec.tensor_parallel_size)
+    # A simulated device is imagined too; a plan without Transformers goes on.
+    own_weights = -(-(weights or 0) // spec.tensor_parallel_size)
     budget = kv_cache.kv_budget_bytes(min(wanted, there), options.gpu_memory_utilization, own_weights)
     return replace(spec, kv_cache_bytes=budget)
 
 
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
-    """Return the requests that the options ask for.
-
-    Their source is told by the name of --slm-dataset: traces are CSV or JSON lines, ShareGPT is one array. Without a
-    dataset it is the shipped lengths. Raises BadUsage if the options want fixed lengths of a trace.
-    """
+    """Return the requests of the options: of a trace (CSV or JSON lines), of ShareGPT (one array), or, with no dataset,
+    of the shipped lengths. Raises BadUsage if the options want fixed lengths of a trace."""
     given, source = (options.input_len, options.output_len), "lengths"
     if options.dataset:
         source = "trace-lengths" if options.dataset.endswith(TRACES) else "sharegpt"
@@ -156,35 +151,31 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
     )
 
 
-def too_long(tokens: int, positions: int) -> str | None:
-    """The reason why requests of so many tokens do not fit a context; None if they do."""
-    return f"requests of {tokens} tokens do not fit its {positions} positions" if tokens > positions else None
-
-
 def check_length(name: str, tokens: int, positions: int) -> None:
-    """Raises BadUsage where requests of so many tokens do not fit the context of an engine or a model of this name."""
-    if why := too_long(tokens, positions):
+    """Raise BadUsage if requests of this length do not fit the context of an engine or a model of this name."""
+    if tokens > positions:
+        why = f"requests of {tokens} tokens do not fit its {positions} positions"
         raise BadUsage(f"{name}: {why}", "shorter requests: --slm-input-len or --slm-output-len")
 
 
-@dataclass(frozen=True, slots=True)
-class MarkerOverrides:
-    """Settings in which the marker of an item departs from the options, which None leaves as they are. lengths: prompt
-    and output tokens of its requests, None for natural ones. ramp_up: of its closed loop."""
-
-    lengths: tuple[int | None, int | None] | None = None
-    ramp_up: RampUp | None = None
+Words = Mapping[str, Any]  # of a marker: `lengths` and `ramp_up` take the place of the options
+NO_WORDS: Words = MappingProxyType({})
 
 
-AS_THE_OPTIONS_SAY = MarkerOverrides()
+def checked_lengths(given: Any) -> tuple[int | None, int | None]:
+    """Return prompt and output tokens that were given as a pair; None in it is natural. Raises BadUsage."""
+    match given:
+        case (int() | None as prompt, int() | None as output):
+            return prompt, output
+    raise BadUsage(f"lengths={given!r} is no pair of prompt and output tokens", "lengths=(512, 64)")
 
 
 @dataclass(repr=False)
 class Planner:
     """What the options mean on a host: its models, their engines, requests and sweeps.
 
-    notes: what the user should hear of it. sweeps: those planned so far, by model. beside: keys of curves that are
-    measured to be compared with each other, and are no sweeps.
+    notes: for the user. sweeps: planned so far, by model. beside: keys of curves that are measured to be compared with
+    each other, and are no sweeps.
     """
 
     options: Options
@@ -198,7 +189,7 @@ class Planner:
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
     def check_options(self) -> None:
-        """Raise BadUsage or BadDataset for values that no test could use, whether one of this run does or not."""
+        """Raise BadUsage or BadDataset for values that no test could use."""
         if self.platform != "remote":  # a server calls its model as it likes
             self._find(self.options.models or ())
         spec = workload_spec(self.options, self.platform)
@@ -209,7 +200,7 @@ class Planner:
 
     @cached_property
     def models(self) -> tuple[str, ...]:
-        """The models to sweep: those asked for, or those of the default that fit. Raises BadUsage."""
+        """The models to sweep: those of the options, or those of the default that fit. Raises BadUsage."""
         if self.options.models:
             return self.options.models
         if self.platform == "remote":
@@ -219,11 +210,10 @@ class Planner:
         return tuple(model for model, why in misfits.items() if why is None)
 
     def swept(self, model: str) -> bool:
-        """Return whether a model is one of this run's sweeps."""
         return short_name(model) in map(short_name, self.models)
 
     def _find(self, models: Sequence[str]) -> None:
-        """Have models counted that nobody has counted before. Raises BadUsage for an unknown one."""
+        """Have models counted that were not before. Raises BadUsage for an unknown one."""
         python, env = self.options.engine
         here = self.host.environment
         new = [model for model in models if model not in self._found]
@@ -234,8 +224,7 @@ class Planner:
         self._found.update(new)
 
     def misfit(self, model: str, gpu_memory: int | None = None) -> str | None:
-        """Return the reason why a model cannot be served here; None if it can. gpu_memory: see `spec`. Raises BadUsage
-        for an unknown one."""
+        """Return why a model cannot be served here, or None. Raises BadUsage for an unknown one."""
         if self.platform == "remote":
             return None
         self._find([model])
@@ -245,19 +234,16 @@ class Planner:
             return error.problem
         return None
 
-    def workload(
-        self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY, requests: int | None = None
-    ) -> Workload:
-        """Return the requests for `model`, as the options and its marker say. They are made once, and models of one
-        vocabulary share them if no dataset is read.
+    def workload(self, model: str, words: Words = NO_WORDS, requests: int | None = None) -> Workload:
+        """Return the requests for `model`, as the options and a marker say, made once. Models of one vocabulary share
+        them if no dataset is read; an unknown model of an endpoint has ids that most models have.
 
-        An endpoint's model of which nothing is known has ids that most models have, or text by the tokenizer of the
-        options. requests: their number in a job, which may have requests that its engine does not take. Raises BadUsage
-        for text without a tokenizer, and otherwise for fixed lengths that are too long for the model.
+        requests: their number in a job, which may have some that its engine does not take. Raises BadUsage for text
+        without a tokenizer, and otherwise for fixed lengths that are too long for the model.
         """
         spec = workload_spec(self.options, self.platform)
-        if overrides.lengths:
-            spec = spec.with_lengths(*overrides.lengths)
+        if "lengths" in words:
+            spec = spec.with_lengths(*checked_lengths(words["lengths"]))
         known = known_model(model) if self.platform == "remote" else model_of(model)
         if requests is not None:
             spec = replace(spec, requests=requests)
@@ -280,8 +266,8 @@ class Planner:
         return self._workloads[name]
 
     def spec(self, model: str, gpus: int | None = None, gpu_memory: int | None = None) -> EngineSpec:
-        """Return the engine of a model. gpus, gpu_memory: other than the options say. Raises BadUsage if they are not
-        there."""
+        """Return the engine of a model. gpus, gpu_memory: if others than the options say. Raises BadUsage if they are
+        not there."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return EngineSpec(
@@ -300,7 +286,7 @@ class Planner:
         return spec
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
-        """Return names of the devices of `spec`, as locks and sensors use them. Raises BadUsage if one is not there."""
+        """Return the devices of `spec`, by their names for locks and sensors. Raises BadUsage if one is not there."""
         if self.platform == "remote":
             return tuple(url_lock(engine.url) for engine in engines_of_set(spec))
         check_there(self.host, spec.gpus)
@@ -313,8 +299,8 @@ class Planner:
         pinned: bool | None = None,
         thread_percentage: int | None = None,
     ) -> ReplicaSpec:
-        """Return an engine for each of `models`; their shares of the memory add up to that of one engine, unless each
-        has a GPU of its own. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage if one of
+        """Return an engine for each of `models`; unless each has a GPU of its own, their shares of the memory add up to
+        that of one engine. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage if one of
         them has no room for a KV cache, no GPU, or no URL."""
         if self.platform == "remote":
             urls = [replace(self.spec(model), url=url) for model, url in zip(models, self.options.endpoint)]
@@ -335,8 +321,8 @@ class Planner:
         return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
     def sweep(self, model: str) -> Sweep:
-        """Return the sweep of a model, with its cases, which are made once. Raises BadUsage if a load that was asked
-        for has no room in the KV cache: that would measure preemption."""
+        """Return the sweep of a model, made once. Raises BadUsage if a load of the options has no room in the KV cache:
+        that would measure preemption."""
         if model in self.sweeps:
             return self.sweeps[model]
         spec, workload, asked = self.spec(model), self.workload(model), self.options.concurrency
@@ -356,8 +342,8 @@ class Planner:
         return self.sweeps[model]
 
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
-        """Return the environment that `spec` is measured in: this host, with the versions that the specification's own
-        interpreter has. Its cores are those of all of its GPUs, if each GPU has a part of them."""
+        """Return the environment of `spec`: this host, with the versions of its own interpreter. Its cores are those of
+        all of its GPUs, if each GPU has a part of them."""
         first, here = engines_of_set(spec)[0], self.host.environment
         own = first.python, first.env
         if first.platform == "remote":
@@ -372,26 +358,24 @@ class Planner:
             here = self._environments[own]
         return here.on(len(spec.gpus))
 
-    def load(self, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
-        """Return the closed loop of so many requests in flight, as the options and a marker say."""
+    def load(self, concurrency: int, words: Words = NO_WORDS) -> ClosedLoop:
+        """Return the closed loop of this number of requests in flight, as the options and a marker say."""
         window_s = self.options.window or DEFAULTS[self.platform].window_s
-        return ClosedLoop(concurrency, window_s=window_s, ramp_up=overrides.ramp_up or self.options.ramp_up)
+        return ClosedLoop(concurrency, window_s=window_s, ramp_up=words.get("ramp_up") or self.options.ramp_up)
 
     def case(self, engines: Engines, workloads: Sequence[Workload], loads: Sequence[Load], **names: str) -> Case:
-        """Return the case of these engines on this host; names: its `model` and `id`."""
         return Case(engines, tuple(workloads), tuple(loads), self.environment(engines), **names)
 
-    def point(
-        self, model: str, load: ClosedLoop, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY, id: str = ""
-    ) -> Case:
-        """Return the case of a model's engine under a load, with the requests that the options and a marker want."""
-        return self.case(self.spec(model), [self.workload(model, overrides)], [load], model=model, id=id)
+    def point(self, model: str, concurrency: int, words: Words = NO_WORDS, id: str = "") -> Case:
+        """Return the case of a model's engine under a closed loop, as the options and a marker say."""
+        workload, load = self.workload(model, words), self.load(concurrency, words)
+        return self.case(self.spec(model), [workload], [load], model=model, id=id)
 
     def replicas_case(
         self, engines: ReplicaSpec, concurrency: int, load: Mapping[str, Any] | None = None, **names: str
     ) -> Case:
-        """Return the case of so many requests in flight in all engines, the same number in each. load: fields of a
-        ClosedLoop that differ from the options. Raises BadUsage if the number cannot be divided so."""
+        """Return the case of `concurrency` requests in flight in all engines, the same number in each. load: fields of
+        a ClosedLoop that differ from the options. Raises BadUsage if the number cannot be divided."""
         if why := uneven(concurrency, len(engines)):
             raise BadUsage(why, "a multiple, such as 96, 192 or 384")
         each = replace(self.load(concurrency // len(engines)), **load or {})
@@ -400,7 +384,7 @@ class Planner:
 
 
 def check_there(host: Host, wanted: Sequence[int]) -> None:
-    """Raises BadUsage where these GPUs are not all there, as far as that is known, or are not alike."""
+    """Raise BadUsage if these GPUs are not all there, as far as that is known, or are not alike."""
     cores = host.environment.cores
     if host.device == "cpu" and cores and wanted[-1] >= cores:
         problem = f"{wanted[-1] + 1} processes of vLLM's CPU backend need a core each, and there are {cores}"
@@ -413,7 +397,7 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
 
 
 def uneven(concurrency: int, replicas: int) -> str | None:
-    """The reason why so many requests in flight cannot be divided evenly among so many replicas; None if they can."""
+    """Return why requests in flight cannot be divided evenly among replicas, or None."""
     if concurrency >= replicas and concurrency % replicas == 0:
         return None
     return f"{concurrency} requests in flight cannot be divided evenly among {replicas} replicas"
@@ -422,15 +406,14 @@ def uneven(concurrency: int, replicas: int) -> str | None:
 # Cases by the kind of test
 
 
-def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
-    """Return the points of the planned sweeps, or those that a marker names, of the models that were chosen; all of
-    them if none was chosen. Raises BadUsage for an unknown model, and for requests that are too long for it."""
-    overrides = overrides_of(words)
+def point_cases(planner: Planner, words: Words) -> list[Case]:
+    """Return the points of the planned sweeps, or those that a marker names, of the models that were chosen, if any.
+    Raises BadUsage for an unknown model, and for requests that are too long for it."""
     if "points" not in words:
         planned = [case for model in planner.models for case in planner.sweep(model).cases]
-        if overrides.lengths is None:
+        if "lengths" not in words:
             return planned
-        return [replace(case, workloads=(planner.workload(case.model, overrides),)) for case in planned]
+        return [replace(case, workloads=(planner.workload(case.model, words),)) for case in planned]
     if not isinstance(words["points"], Iterable):
         raise BadUsage(f"points={words['points']!r} is no list of points", A_POINT)
     found = []
@@ -444,7 +427,7 @@ def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
             continue
         name, why = f"{short_name(model)}-{concurrency}", planner.misfit(model)
         if why is None:
-            case = planner.point(model, planner.load(concurrency, overrides), overrides, name)
+            case = planner.point(model, concurrency, words, name)
             spec, workload = case.each[0], case.workloads[0]
             why = kv_cache.no_room(spec, workload.longest, concurrency)
             if why is None and planner.platform != "remote":
@@ -453,21 +436,8 @@ def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
     return found
 
 
-def overrides_of(words: Mapping[str, Any]) -> MarkerOverrides:
-    """Return what the words of a marker set. Raises BadUsage for lengths that are no pair; None in it is natural."""
-    ramp_up = words.get("ramp_up")
-    if "lengths" not in words:
-        return MarkerOverrides(None, ramp_up)
-    match words["lengths"]:
-        case (int() | None as prompt, int() | None as output):
-            return MarkerOverrides((prompt, output), ramp_up)
-        case given:
-            raise BadUsage(f"lengths={given!r} is no pair of prompt and output tokens", "lengths=(512, 64)")
-
-
 def replica_cases(planner: Planner) -> list[Case]:
-    """Return cases of replicas: for each model one engine alone under each load, then each number of replicas by each
-    way of sharing."""
+    """Return for each model one engine alone under each load, then each number of replicas by each way of sharing."""
     found, options, urls = [], planner.options, len(planner.options.endpoint)
     ways: list[tuple[Sharing, int]] = [(how, n) for how in options.sharing for n in options.replicas if n > 1]
     if urls:
@@ -491,8 +461,6 @@ def replica_cases(planner: Planner) -> list[Case]:
 
 
 def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concurrency: int, name: str) -> Case:
-    """Return the case of so many replicas of a model, or the reason why they cannot serve so many requests in all on
-    this device."""
     options = planner.options
     try:
         spec = planner.replicas([model] * count, sharing)
@@ -509,8 +477,8 @@ def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concur
 
 
 def replica_load(model: str) -> int:
-    """Return the requests in flight in all replicas of a model: 3, 6, 12 ..., which two, three and four of them divide,
-    up to the paper's largest batch of the model (arXiv:2404.03353, table 1), or to 96."""
+    """Return the requests in flight in all replicas of a model: of 3, 6, 12 ..., which two, three and four replicas
+    divide, the largest up to the paper's batch of the model (arXiv:2404.03353, table 1), or to 96."""
     largest = PUBLISHED.get(short_name(model), 96)
     return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))
 
@@ -557,9 +525,9 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
     return wide + replicas
 
 
-def job_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
-    """The jobs that a marker names for this mode ("gpu" or "cpu") or, as a list, for any, of the models that were
-    chosen; the simulated engine has those of a GPU. Raises BadUsage for words that say nothing."""
+def job_cases(planner: Planner, words: Words) -> list[Case]:
+    """Return the jobs that a marker names as a list, or by mode ("gpu", also simulated, or "cpu"), of the models that
+    were chosen, if any. Raises BadUsage for wrong words."""
     jobs = words["jobs"]
     if isinstance(jobs, Mapping) and (unknown := jobs.keys() - {"gpu", "cpu"}):
         raise BadUsage(f"jobs for {', '.join(map(repr, sorted(unknown)))}, which is no mode", '"gpu" or "cpu"')
@@ -590,13 +558,15 @@ def job_case(
     gpu_memory: str | None = None,
     batching: Batching | None = None,
 ) -> Case:
-    """One job of a model, as many requests as its workload has. Raises BadUsage for an unknown model.
+    """Return one job of a model. Raises BadUsage for an unknown model. A limit that is None is as the options say.
 
-    requests, rate: as of an open loop. lengths: prompt and output tokens; None: natural lengths, the outputs divided by
-    `shorter`. kv_requests: the KV cache holds so many of its requests at full length, and no more; None: as the options
-    say. max_num_seqs: the most sequences in the engine at once; None: as the options say. gpu_memory: the GPU memory to
-    plan for, "40GiB"; None: as the options say. batching: by Transformers, in batches made one after the other, "none",
-    "static" or "dynamic"; None: continuously, by vLLM.
+    Args:
+        requests, rate: As of an open loop.
+        lengths: Prompt and output tokens. None: natural lengths, the outputs divided by `shorter`.
+        kv_requests: Number of requests at full length that the KV cache holds.
+        max_num_seqs: The most sequences in the engine at once.
+        gpu_memory: Memory of the GPU to plan for, "40GiB".
+        batching: By Transformers, in batches one after the other. None: continuously, by vLLM.
     """
     arrivals = f"{requests}-at-once" if rate == math.inf else f"{rate:g}-per-s"
     limits = {"kv-for": kv_requests, "most": max_num_seqs, "in": gpu_memory}
@@ -607,7 +577,7 @@ def job_case(
     if why := planner.misfit(model, memory):
         return Case(model=model, id=name, skip_reason=why)
     spec = planner.spec(model, gpu_memory=memory)
-    workload = planner.workload(model, overrides_of({"lengths": lengths or (None, None)}), requests)
+    workload = planner.workload(model, {"lengths": lengths or (None, None)}, requests)
     if shorter > 1:
         cut = tuple(Request(r.prompt, max(1, r.output_tokens // shorter)) for r in workload.requests)
         workload = Workload(workload.spec, cut, f"{workload.source}, outputs over {shorter}")
@@ -616,7 +586,7 @@ def job_case(
         if any(limit is not None for limit in limits.values()):
             why = "sets limits of its engine, and an endpoint has its own"
     elif longest > spec.max_model_len:
-        why = too_long(longest, spec.max_model_len)
+        why = f"requests of {longest} tokens do not fit its {spec.max_model_len} positions"
     elif kv_requests is not None and (layout.bytes_per_token is None or layout.windows is None):
         why = "what its layers keep is not known beforehand, so no KV cache can be sized for it"
     elif kv_requests is not None:
@@ -638,8 +608,8 @@ def job_case(
 
 
 def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
-    """A copy of `spec` that serves the model by Transformers, on one GPU, with this batching. It drops vLLM's
-    arguments, which Transformers does not have; the simulated engine keeps its own."""
+    """Return a copy of `spec` that serves by Transformers, on one GPU, without vLLM's arguments; the simulated engine
+    keeps its own."""
     extra = spec.extra if spec.platform == "simulated" else ()
     how: tuple[tuple[str, Any], ...] = (("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
     return replace(spec, interface="transformers", tensor_parallel_size=1, extra=(*extra, *how))

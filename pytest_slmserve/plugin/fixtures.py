@@ -54,7 +54,7 @@ def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
 @pytest.fixture
 def sharegpt(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Workload:
     """Requests from ShareGPT conversations for this test's model, as long as its marker or the options want them."""
-    return slm_session.planner.workload(slm_spec.model, plugin.items.marker_overrides(request.node))
+    return slm_session.planner.workload(slm_spec.model, plugin.items.words_of(request.node))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def slm_measure(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
-    return plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.marker_overrides(request.node)).measure
+    return plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.words_of(request.node)).measure
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
-    return plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.marker_overrides(request.node)).sweep
+    return plugin.items.OwnEngine(slm_session, slm_spec, sharegpt, plugin.items.words_of(request.node)).sweep
 
 
 @pytest.fixture
@@ -151,12 +151,12 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     If the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict` is
     given.
     """
-    name, overrides = plugin.items.words_of(request.node)["claim"], plugin.items.marker_overrides(request.node)
-    row = slm_session.verdicts.row(name, slm_model, overrides)
+    words = plugin.items.words_of(request.node)
+    row = slm_session.verdicts.row(words["claim"], slm_model, words)
     if row.expected != "passes" and not slm_session.options.strict:
         surely = row.expected == "fails"
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=surely, reason=row.evidence))
-    return lambda: slm_session.verdicts.judge(name, slm_model, overrides)
+    return lambda: slm_session.verdicts.judge(words["claim"], slm_model, words)
 
 
 @pytest.fixture

@@ -59,7 +59,20 @@ def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Gen
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    options = _options(config)
+    given = {opt.name: None if opt.ini_only else config.getoption(opt.key) for opt in OPTS}
+    # As their file has them: `getini` refuses lists and booleans of TOML for a text, and an option may be given as
+    # either. pytest keeps types from release 9 on.
+    of_ini = {key: value.value for key, value in getattr(config, "_inicfg", {}).items()}
+    ini = {opt.key: of_ini[opt.key] if opt.key in of_ini else config.getini(opt.key) for opt in OPTS}
+    options: Options | None = None  # in a project that does not measure
+    if any(given[opt.name] is not None or os.environ.get(opt.variable) or ini[opt.key] for opt in OPTS):
+        from pytest_slmserve.options.read import read_options
+        from pytest_slmserve.schema.errors import SlmError
+
+        try:
+            options = read_options(given, ini)
+        except SlmError as error:
+            raise pytest.UsageError(f"slmserve: {error}") from None
     typed = [*config.args] if config.args_source is pytest.Config.ArgsSource.ARGS else []
     config.pluginmanager.register(fixtures, "slmserve-fixtures")
     if config.pluginmanager.hasplugin("benchmark"):
@@ -81,24 +94,6 @@ def pytest_configure(config: pytest.Config) -> None:
     from pytest_slmserve.plugin.session_hooks import SessionHooks
 
     config.pluginmanager.register(SessionHooks.from_options(config, options, typed), "slmserve-session")
-
-
-def _options(config: pytest.Config) -> Options | None:
-    """The options of this run; None if none of them is given anywhere, as in the projects that do not measure."""
-    given = {opt.name: None if opt.ini_only else config.getoption(opt.key) for opt in OPTS}
-    # As their file has them: `getini` refuses lists and booleans of TOML for a text, and an option may be given as
-    # either. pytest keeps types from release 9 on.
-    typed = {key: value.value for key, value in getattr(config, "_inicfg", {}).items()}
-    ini = {opt.key: typed[opt.key] if opt.key in typed else config.getini(opt.key) for opt in OPTS}
-    if not any(given[opt.name] is not None or os.environ.get(opt.variable) or ini[opt.key] for opt in OPTS):
-        return None
-    from pytest_slmserve.options.read import read_options
-    from pytest_slmserve.schema.errors import SlmError
-
-    try:
-        return read_options(given, ini)
-    except SlmError as error:
-        raise pytest.UsageError(f"slmserve: {error}") from None
 
 
 def _warn_of_misread_path(config: pytest.Config) -> None:

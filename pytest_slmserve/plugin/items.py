@@ -58,16 +58,7 @@ NEEDS: dict[str, str] = {
     "gpu": "reads a GPU's counters: needs --slm-gpu or --slm-simulate",
     "own-engine": "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu",
 }
-NEEDS_SEVERAL = "compares what was measured beside others with the same alone: needs --slm-ray local"
-NEEDS_A_GATE = "compares two sides: needs --slm-gate"
-ONLY_THE_ENGINE = "what its layers keep is not known beforehand: the engine's own KV blocks count"
 WITHOUT_THE_OPTION = ("simulated", "cpu")  # platforms on which a marker may say that a gate needs no --slm-gate
-# Reasons why tests are left out of a run.
-GATE_ALONE = "a gate runs alone"
-ON_A_GPU_ONLY = "they run only on a GPU (--slm-gpu)"
-NO_PATH = "without a path only tests that measure run (`pytest .` runs all)"
-IN_A_SUITE = "--slm-suite {} runs them, or their own path"
-PROVES_NOTHING = "simulated numbers prove no claim of the papers (--slm-strict judges them)"
 PACKAGE = Path(__file__).parents[1]
 SHIPPED_MODULE = "pytest_slmserve.benchmarks"
 LOOKED_AT = 100  # kinds of measurements, and cases, that are compared to say what differs
@@ -134,10 +125,6 @@ def words_of(item: Any) -> dict[str, Any]:
     return words
 
 
-def marker_overrides(item: Any) -> planning.MarkerOverrides:
-    return planning.overrides_of(words_of(item))
-
-
 def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
     """The engine that a marker asks for. Raises BadUsage for an impossible one."""
     own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
@@ -145,9 +132,9 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
     return replace(session.planner.spec(model, words.get("tensor_parallel_size")), **own)
 
 
-def check_marker(item: Any) -> None:
-    """Check the words of an item's slm marker. A parametrised item has the models and the engine of the options, so
-    words that choose one say nothing there. Raises BadUsage."""
+def check_item(item: Any) -> None:
+    """Raise BadUsage if the words of an item's slm marker are wrong, or its body drops a verdict. A parametrised item
+    has the models and the engine of the options, so words that choose one say nothing there."""
     marker, words = item.get_closest_marker("slm"), words_of(item)
     if marker and marker.args:
         given = ", ".join(map(repr, marker.args))
@@ -161,7 +148,8 @@ def check_marker(item: Any) -> None:
     if chosen and hasattr(item, "callspec") and item.callspec.params.keys() & PARAMETRISED:
         why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for all models of the run, on the options' engine"
         raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
-    planning.overrides_of(words)
+    if "lengths" in words:
+        planning.checked_lengths(words["lengths"])
     model, ramp_up, gpus, gate, needs = map(words.get, ("model", "ramp_up", "gpus", "gate", "needs"))
     checks = {  # of each word: whether its value is one, what the error says if not, and what to type
         "model": (isinstance(model, str), "is no name of a model", 'model="opt-125m"'),
@@ -182,6 +170,16 @@ def check_marker(item: Any) -> None:
         if past := next(filter(takes_gpus, names), None):
             why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"
             raise BadUsage(why, "tensor_parallel_size=2, or CUDA_VISIBLE_DEVICES before pytest")
+    if not any(name.startswith("slm_") for name in item.fixturenames):
+        return
+    try:
+        body = ast.walk(ast.parse(dedent(inspect.getsource(item.function))))
+    except (AttributeError, OSError, SyntaxError, TypeError):  # made by code, or no function
+        return
+    for each in body:
+        match each:
+            case ast.Expr(ast.Call(ast.Name(name) | ast.Attribute(attr=name))) if name in VERDICTS:
+                raise BadUsage(f"{item.nodeid}: {name}() gives a verdict, and nothing asserts it", f"assert {name}()")
 
 
 # Parameters
@@ -209,18 +207,16 @@ CLOCK = Clock()
 
 
 def carries_out_gates(session: Session, words: Mapping[str, Any]) -> bool:
-    """Decide whether a test of a gate runs. The word `gate` of its marker stands in for `--slm-gate` on the platform
-    that it names."""
+    """Return whether a test of a gate runs. The word `gate` of its marker is `--slm-gate` on the platform it names."""
     return session.options.gate or (words.get("gate") == session.platform and not session.options.ray)
 
 
 def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> list[Any]:
-    """Parameters of a fixture that the options parametrise. words: of the marker.
+    """Return the parameters of a fixture that the options parametrise. words: of the marker.
 
-    They are cases; or of `slm_gate` each model of the run with each endpoint that a gate compares, and a single None if
-    no gate was requested; or of `slm_model` the models of the sweep, those that the claim's own marker names, or those
-    of its jobs that can be measured here. Raises BadUsage for a marker that does not fit the options, and for a gate
-    that could not be carried out.
+    They are cases; of `slm_gate` models with the endpoints that a gate compares, a single None without a gate; of
+    `slm_model` the models of the sweep, those that the marker names, or those of its jobs that can be measured here.
+    Raises BadUsage for a marker that does not fit the options, and for a gate that could not be carried out.
     """
     planner, claim, found = session.planner, words.get("claim"), list[Any]()
     match fixture:
@@ -239,9 +235,10 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
                 jobs = (job.model for job in planning.job_cases(planner, words) if not job.skip_reason)
                 named = [model for model in dict.fromkeys(jobs) if named is None or model in named]
             of_blocks = session.platform != "remote" and claim == verification.KV_BLOCKS
+            why = "what its layers keep is not known beforehand: the engine's own KV blocks count"
             for model in planner.models if named is None else named_models(session, claim, named):
                 unknown = of_blocks and predicted_blocks(planner.spec(model)) is None
-                marks = [pytest.mark.skip(reason=ONLY_THE_ENGINE)] if unknown else []
+                marks = [pytest.mark.skip(reason=why)] if unknown else []
                 found.append(pytest.param(model, id=short_name(model), marks=marks))
             return found or [NONE_THERE]
         case "slm_point":
@@ -265,8 +262,8 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
 
 
 def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
-    """Models that a claim's marker names and that can be judged here. If models were chosen, all that the claim reads
-    must be among them; else all must fit. Raises BadUsage for an unknown claim or model, and for no list."""
+    """Return the models of a marker that can be judged here: if models were chosen, all that the claim reads are among
+    them; else all fit. Raises BadUsage for an unknown claim or model, and if `named` is no list."""
     if not isinstance(named, list | tuple) or not all(isinstance(model, str) for model in named):
         given = named if isinstance(named, str) else "opt-125m"
         raise BadUsage(f"@pytest.mark.slm(models={named!r}) is no list of models", f"models=[{given!r}]")
@@ -281,13 +278,13 @@ def named_models(session: Session, claim: str | None, named: Sequence[str]) -> l
 
 
 def shipped_folder() -> Path:
-    """The folder of the shipped tests: a module of the wheel, and in a checkout a folder beside the package."""
+    """Return the folder of the shipped tests: a module of the wheel; in a checkout a folder beside the package."""
     in_the_wheel = PACKAGE / "benchmarks"
     return in_the_wheel if in_the_wheel.is_dir() else PACKAGE.parent / "benchmarks"
 
 
 def path_of(arg: str) -> str:
-    """An argument of `pytest --pyargs`; of shipped tests that are no module here the path."""
+    """Return an argument of `pytest --pyargs`, as a path if it names shipped tests that are no module here."""
     module, colons, test = arg.partition("::")
     folder = shipped_folder()
     if folder.parent == PACKAGE or not f"{module}.".startswith(f"{SHIPPED_MODULE}."):
@@ -298,13 +295,12 @@ def path_of(arg: str) -> str:
 
 
 def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
-    """The reason why an item is no part of this run; None if it is. named: whether a path was given. Raises BadUsage
-    for an unknown suite."""
+    """Return why an item is no part of this run, or None. named: a path was given. Raises BadUsage for no suite."""
     options, words = session.options, words_of(item)
     if not is_measured(item):
-        return None if named else NO_PATH
+        return None if named else "without a path only tests that measure run (`pytest .` runs all)"
     if options.gate and "slm_gates" not in item.fixturenames:
-        return GATE_ALONE
+        return "a gate runs alone"
     if marker := item.get_closest_marker("slm_suite"):
         suites = get_args(Suite)
         if len(marker.args) != 1 or marker.args[0] not in suites:
@@ -314,19 +310,19 @@ def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
         by_path = any(re.split(r"[/\\.]", name)[-1] == item.path.stem for name in files)
         within = suites.index(marker.args[0]) <= suites.index(options.suite)
         if not (within or (by_path and options.source["suite"] == "default")):
-            return IN_A_SUITE.format(marker.args[0])
+            return f"--slm-suite {marker.args[0]} runs them, or their own path"
     if session.platform == "cpu" and (words.get("needs") == "gpu" or words.get("gpus", 1) != 1):
-        return ON_A_GPU_ONLY
+        return "they run only on a GPU (--slm-gpu)"
     if session.platform == "simulated" and not options.strict and "slm_claim" in item.fixturenames:
         # A checkout has a suite of its own beside that of an installed wheel. Some claims are arithmetic.
         shipped = item.path.parent.name == "benchmarks" and (shipped_folder() / item.path.name).exists()
         if shipped and not item.get_closest_marker("skip") and claim_of(words.get("claim", "")).of != "arithmetic":
-            return PROVES_NOTHING
+            return "simulated numbers prove no claim of the papers (--slm-strict judges them)"
     return None
 
 
 def skip_reason(session: Session, item: Any) -> str | None:
-    """The reason why an item cannot be carried out in this mode; None if it can."""
+    """Return why an item cannot be carried out in this mode, or None."""
     words, fixtures = words_of(item), set(item.fixturenames)
     if session.platform == "remote" and "needs" in words:
         return NEEDS[words["needs"]]
@@ -335,9 +331,9 @@ def skip_reason(session: Session, item: Any) -> str | None:
     if session.options.ray and (own := sorted(AS_IT_GOES & fixtures)):
         return f"{own[0]} asks as the test goes, and Ray is told beforehand: leave out --slm-ray"
     if "slm_gates" in fixtures and not carries_out_gates(session, words):
-        return NEEDS_A_GATE
+        return "compares two sides: needs --slm-gate"
     if "slm_alone" in fixtures and not session.options.on_all_gpus:
-        return NEEDS_SEVERAL
+        return "compares what was measured beside others with the same alone: needs --slm-ray local"
     if session.platform != "remote":
         return None
     if chosen := sorted(words.keys() - {"model", *NOT_OF_THE_ENGINE}):
@@ -348,8 +344,7 @@ def skip_reason(session: Session, item: Any) -> str | None:
 
 
 def item_plan(session: Session, item: Any) -> ItemPlan:
-    """The plan of an item that needs an engine, or what one has measured. Raises BadUsage for an impossible engine, and
-    for requests that are longer than the engine takes."""
+    """Return the plan of an item. Raises BadUsage for an impossible engine, and for requests too long for it."""
     if item.get_closest_marker("skip"):
         return ItemPlan(item.name, skipped=True)
     words, planner, fixtures = words_of(item), session.planner, set(item.fixturenames)
@@ -372,7 +367,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
         defined = item._fixtureinfo.name2fixturedefs
         if all(len(defined[name]) == 1 for name in ("slm_spec", "sharegpt")):
             with naming(item.nodeid):
-                check_fits(engine, planner.workload(engine.model, planning.overrides_of(words)))
+                check_fits(engine, planner.workload(engine.model, words))
     swept = "slm_point" in fixtures and "points" not in words
     own = AS_IT_GOES & fixtures
     reads = not READERS.isdisjoint(fixtures)
@@ -391,35 +386,18 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
     )
 
 
-def check_asserted(item: Any) -> None:
-    """Raise BadUsage if the body of a test drops a verdict."""
-    if not any(name.startswith("slm_") for name in item.fixturenames):
-        return
-    try:
-        body = ast.walk(ast.parse(dedent(inspect.getsource(item.function))))
-    except (AttributeError, OSError, SyntaxError, TypeError):  # made by code, or no function
-        return
-    for each in body:
-        match each:
-            case ast.Expr(ast.Call(ast.Name(name) | ast.Attribute(attr=name))) if name in VERDICTS:
-                raise BadUsage(f"{item.nodeid}: {name}() gives a verdict, and nothing asserts it", f"assert {name}()")
-
-
 def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
-    """Give every item that measures its plan, skip those that cannot be carried out in this mode, and return all in the
-    order in which they run. Raises BadUsage for markers that say nothing, verdicts that nothing asserts, and requests
-    too long for their engine.
+    """Give each item that measures its plan, skip those that this mode cannot carry out, and return all in the order in
+    which they run. Raises BadUsage for wrong markers, and for verdicts that nothing asserts.
 
-    Engines come in the order of their first item. Claims and advice come after the points they read. Items that read
-    more than one engine's points come last, when what is measured alone has been. So do gates, which end the engine of
-    the others, and what is skipped: no engine ends for it. If cells are measured once more, alone, in the end, every
-    reader waits for that: its inputs would change after its verdict.
+    Engines come in the order of their first item, claims and advice after the points that they read. Items that read
+    points of several engines come last; so do gates, which end the engine of the others, and skipped items, because no
+    engine ends for them. If cases are measured again alone in the end, every reader waits for them.
     """
     for item in items:
-        check_marker(item)
+        check_item(item)
         if why := skip_reason(session, item):
             item.add_marker(pytest.mark.skip(reason=why), append=False)
-        check_asserted(item)
         item.stash[PLAN] = item_plan(session, item)
     alone = {item for item in items if "slm_alone" in item.fixturenames}
     readers_wait = any(not item.stash[PLAN].skipped for item in alone)
@@ -440,8 +418,8 @@ def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
 
 
 def fits(session: Session, plans: Sequence[ItemPlan]) -> str:
-    """A sentence on what is resumed. Raises BadUsage if another run's archive was named, and nothing of it answers
-    the items of this run: it would all be measured again by somebody who believes it to be there."""
+    """Return a sentence on what is resumed. Raises BadUsage if another run's archive was named and answers no item of
+    this run: all would be measured again by somebody who believes it to be there."""
     asked = [plan for plan in plans if not plan.reads and not plan.compares]
     cases = [plan.case for plan in asked if plan.case]
     # Of what only a test's body determines the engine is known.
@@ -469,9 +447,8 @@ def fits(session: Session, plans: Sequence[ItemPlan]) -> str:
 
 
 def difference(stored: Sequence[Measurement], cases: Sequence[Case]) -> str:
-    """The differences between the measurement and the case that are most alike: three clauses at most, and the number
-    of further ones. "There" is the archive, "here" the run. cases: without a workload and a load if only a test's body
-    determines them."""
+    """Return the differences between the measurement and the case that are most alike, in three clauses at most. There
+    is the archive, here the run. cases: without workload and load if only the body of a test determines them."""
     kinds = list({m.key: m for m in stored}.values())
     clauses: list[list[str]] = []
     for m, case in product(kinds[:LOOKED_AT], cases[:LOOKED_AT]):
@@ -501,9 +478,8 @@ def difference(stored: Sequence[Measurement], cases: Sequence[Case]) -> str:
 
 
 def checked(name: str, function: Callable[..., T], *given: object) -> Callable[..., T]:
-    """Return a function that tests call as `name`, with its first values `given`. It raises BadUsage for a word that
-    the function does not have, for one that is missing, and for repeats that are no number. Words that it takes as
-    `**load` are fields of ClosedLoop."""
+    """Return a function that tests call as `name`, with its first values `given`. It raises BadUsage for an unknown or
+    a missing word, and for repeats that are no number. Words that it takes as `**load` are fields of ClosedLoop."""
     signature = inspect.signature(partial(function, *given))
     known = [word for word in signature.parameters if word not in ("self", "load")]
     if "load" in signature.parameters:
@@ -526,10 +502,9 @@ def checked(name: str, function: Callable[..., T], *given: object) -> Callable[.
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known words that are most like this one, or all of them if none is."""
-    names = list(known)
-    near = get_close_matches(word, names, cutoff=0.7)
-    return " or ".join(near) if near else ", ".join(names)
+    """Return the known words that are most like this one, or all of them if none is."""
+    near = get_close_matches(word, names := list(known), cutoff=0.7)
+    return " or ".join(near) or ", ".join(names)
 
 
 @dataclass(frozen=True, repr=False)
@@ -542,8 +517,8 @@ class PlannedCase:
     sweeps: Sweeps | None = None
 
     def measure(self) -> Verdict:
-        """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted. The test
-        is skipped if an adaptive sweep does not need this point, or the engine turns out to have no room for it."""
+        """Measure what is missing. The verdict tells whether the measurements can be trusted. The test is skipped if an
+        adaptive sweep does not need this point, or the engine turns out to have no room for it."""
         model, concurrency, wanted = self.case.model, self.case.concurrency, self.session.options.repeats
         try:
             if self.sweeps:
@@ -568,13 +543,12 @@ class OwnEngine:
     session: Session
     spec: EngineSpec
     workload: Workload
-    overrides: planning.MarkerOverrides
+    words: planning.Words
 
     def case(self, concurrency: int, own: Mapping[str, Any]) -> Case:
-        """Return the case of a closed loop. own: its fields that differ from those of the options and the marker.
-        Raises BadUsage for a loop without a window."""
+        """Return the case of a closed loop. own: its fields that differ. Raises BadUsage for one without a window."""
         planner = self.session.planner
-        load = replace(planner.load(concurrency, self.overrides), **own)
+        load = replace(planner.load(concurrency, self.words), **own)
         if load.requests is not None:
             raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
         return planner.case(self.spec, [self.workload], [load])
@@ -622,8 +596,8 @@ def own_job(
     repeats: int | None = None,
 ) -> points.JobPoint:
     """Serve one job on the engine of a test."""
-    overrides = planning.overrides_of({} if lengths is None else {"lengths": lengths})
-    workload = session.planner.workload(spec.model, overrides, requests)
+    words = {} if lengths is None else {"lengths": lengths}
+    workload = session.planner.workload(spec.model, words, requests)
     load = job(requests, rate, session.options.seed, burstiness=burstiness)
     groups = session.executor.measure(session.planner.case(spec, [workload], [load]), repeats)
     return points.job_points(chain.from_iterable(groups))[0]
@@ -650,7 +624,7 @@ def shared_engines(
     pinned: bool | None = None,
     thread_percentage: int | None = None,
 ) -> SharedEngines:
-    """Return engines on one device; the test is skipped if they cannot share it."""
+    """Return engines on one device, or skip the test if they cannot share it."""
     planner = session.planner
     if not models and n < 2:
         raise BadUsage(f"{n} replica is an engine like any other", "slm_measure, or two and more")
@@ -679,7 +653,7 @@ class SharedEngines:
 
 @dataclass(repr=False)
 class SampledBlock:
-    """Sensor readings over a block; there are none before the block has ended, and reading them raises BadUsage."""
+    """Sensor readings over a block. Reading them before the block has ended raises BadUsage."""
 
     environment: Environment
     run: Run | None = None
@@ -692,7 +666,7 @@ class SampledBlock:
 
     @property
     def telemetry(self) -> Telemetry:
-        """Rows; their times are seconds since the block began."""
+        """Rows, with times in seconds since the block began."""
         assert self.seen.telemetry is not None
         return self.seen.telemetry
 
@@ -710,7 +684,7 @@ Watching = Callable[[], AbstractContextManager[SampledBlock]]
 
 @contextmanager
 def watching(sampler: Sampler, environment: Environment) -> Iterator[SampledBlock]:
-    """Reads the sensors until the block ends, by an exception too."""
+    """Context in which the sensors are read, until it ends, also by an exception."""
     watched = SampledBlock(environment)
     with sampler.recording() as recording:
         began_s = recording.clock()

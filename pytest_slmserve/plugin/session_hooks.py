@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.estimates import FIRST_LOOKS
 from pytest_slmserve.analysis.verdict import Inconclusive
 from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import ADAPTIVE_ESTIMATE, ENDPOINT_ESTIMATE, plan_lines, spread_lines
+from pytest_slmserve.plan.cases import plan_lines, spread_lines
 from pytest_slmserve.plugin import BASELINE, ELSEWHERE, PARAMETRISED, SESSION, is_measured
 from pytest_slmserve.plugin import items as tests
 from pytest_slmserve.plugin.progress import ProgressLine, length_of, plan_rows
@@ -220,7 +220,8 @@ class SessionHooks:
             _, length = length_of(self.slm, plans, rows)
         notes = list(self.slm.notes)  # the last ones tell what the estimates leave open
         if options.sweep == "adaptive" and not options.gate:
-            notes.append(ADAPTIVE_ESTIMATE)
+            most = "an adaptive sweep takes at most what all points of its model take, and typically a third"
+            notes.append(f"{most}: it skips those that do not decide where the plateau is")
         if len(self.slm.looks) > 1 and not options.gate:
             budget = f"up to {self.slm.budget_s:g} s a model (--slm-budget)"
             notes.append(f"a sweep goes on until its claims are decided, {budget}")
@@ -228,7 +229,8 @@ class SessionHooks:
             clear = f"a gate is estimated as a clear case, {FIRST_LOOKS[0]} pairs"
             notes.append(f"{clear}; one that is not takes up to {options.gate_pairs}")
         if options.endpoint:
-            notes.append(ENDPOINT_ESTIMATE)
+            priced = "points of an endpoint are priced by their windows"
+            notes.append(f"{priced}: how long its requests take is not known beforehand")
         writer.line()
         for line in [f"{length}:", *plan_lines(rows), *spread, *(f"note: {note}" for note in notes)]:
             writer.line(folded(line))

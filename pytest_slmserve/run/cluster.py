@@ -1,8 +1,7 @@
 """Engines that Ray runs for a session, on the nodes of a cluster or on all GPUs of this host, and the way into Ray.
 
-Each engine is an actor, which measures one repeat at a call. If its process or its node is lost, Ray starts it again
-elsewhere, and repeats the calls that were not answered. All answers are taken in one thread, while an item waits for
-its own.
+Each engine is an actor, which measures one repeat at a call. If its process or node is lost, Ray starts it again and
+repeats the calls that were not answered. Answers are taken in one thread, while an item waits for its own.
 """
 
 from __future__ import annotations
@@ -61,11 +60,8 @@ PATIENT = {"health_check_timeout_ms": 600_000, "health_check_failure_threshold":
 class EngineAnswer:
     """The answer of an engine to one call.
 
-    Attributes:
-        place: Ray's identifier of the node, and the process there.
-        packed: One repeat, as `packed_measurements` makes it.
-        error: The error that kept the engine from measuring; an exception would be wrapped by Ray.
-        notes: Sentences for the user.
+    place: Ray's identifier of the node, and the process there. packed: one repeat, as `packed_measurements` makes it.
+    error: why there is none; an exception would be wrapped by Ray. notes: for the user.
     """
 
     place: tuple[str, int]
@@ -75,7 +71,6 @@ class EngineAnswer:
 
 
 def process_place() -> tuple[str, int]:
-    """Ray's identifier of the node of this process, and the process."""
     import ray
 
     return ray.get_runtime_context().get_node_id(), os.getpid()
@@ -84,9 +79,8 @@ def process_place() -> tuple[str, int]:
 class RemoteEngine:
     """An engine as an actor of Ray: each call measures one repeat. It keeps no records and resumes nothing.
 
-    Attributes:
-        environment: Environment of the other nodes, of whose kind this one has to be.
-        slots, at: Slots of the session's host, and those on which the engine runs. The session has locked its devices.
+    environment: of the other nodes, of whose kind this one has to be. slots, at: the slots of the session's host, whose
+    devices it has locked, and those on which the engine runs.
     """
 
     def __init__(
@@ -99,7 +93,6 @@ class RemoteEngine:
         self.failed: dict[str, SlmError] = {}  # by the key of a case; under "" why there is no session
 
     def started(self) -> EngineAnswer:
-        """The place where the engine will run."""
         return EngineAnswer(process_place())
 
     def measure(self, key: str, cases: Mapping[str, Case]) -> EngineAnswer:
@@ -121,8 +114,7 @@ class RemoteEngine:
         another kind than those that were looked at before, or DeviceBusy."""
         if self.slots:
             self.slots.pin(self.at)
-        host = look_around(self.options)
-        if isinstance(host, SlmError):
+        if isinstance(host := look_around(self.options), SlmError):
             raise host
         if self.slots:
             host = self.slots.host(host, self.at)
@@ -137,17 +129,14 @@ class RemoteEngine:
         return session
 
     def close(self) -> EngineAnswer:
-        """Stop the engine."""
-        if self.session is None:
-            return EngineAnswer(process_place())
-        self.session.close()
-        return EngineAnswer(process_place(), notes=tuple(self.session.notes))
+        if self.session:
+            self.session.close()
+        return EngineAnswer(process_place(), notes=tuple(self.session.notes) if self.session else ())
 
 
 def look_around(options: Options) -> Host | SlmError:
-    """The node as engines will find it; an error as a value, because Ray would wrap an exception. Ray gives a task as
-    many threads as it has CPUs, often one, and hides the GPUs from a task that takes none: an engine must not inherit
-    either."""
+    """Return the node as engines will find it, or an error, because Ray would wrap an exception. An engine must not
+    inherit what Ray sets: few threads, and no GPUs for a task that takes none."""
     os.environ.pop("OMP_NUM_THREADS", None)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -160,15 +149,14 @@ def look_around(options: Options) -> Host | SlmError:
 
 
 def packed_measurements(found: Sequence[Measurement]) -> bytes:
-    """Measurements encoded as in the archive: small, and read by its rules."""
-    lines = [
-        line for m in found for line in (engine_line(m.launch, m.spec, m.resolved, m.environment), measurement_line(m))
-    ]
+    """Return measurements encoded as in the archive: small, and read by its rules."""
+    lines = []
+    for m in found:
+        lines += [engine_line(m.launch, m.spec, m.resolved, m.environment), measurement_line(m)]
     return gzip.compress(json.dumps(lines, allow_nan=False).encode(), mtime=0)
 
 
 def unpacked(data: bytes) -> ReplicaGroup:
-    """The measurements that `packed_measurements` encoded."""
     lines = json.loads(gzip.decompress(data))
     return tuple(measurement_of(run, *engine_from_record(engine)) for engine, run in zip(lines[::2], lines[1::2]))
 
@@ -178,7 +166,7 @@ def unpacked(data: bytes) -> ReplicaGroup:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A living node. gpus, cpus: as Ray counts them. name: for people."""
+    """A living node. gpus, cpus: as Ray counts them."""
 
     id: str
     name: str
@@ -203,7 +191,7 @@ class Need:
 
 
 def nodes_of(rows: Iterable[Mapping[str, Any]], resource: str = "") -> list[Node]:
-    """Living nodes by what `ray.nodes()` says, those with GPUs first. resource: one that they must have."""
+    """Return living nodes, those with GPUs first. rows: of `ray.nodes()`. resource: one that they must have."""
     found = []
     for row in rows:
         has = row["Resources"]
@@ -214,8 +202,8 @@ def nodes_of(rows: Iterable[Mapping[str, Any]], resource: str = "") -> list[Node
 
 
 def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
-    """The nodes on which cases are measured. The simulated engine takes the GPUs of a cluster that has some, to try out
-    how cases spread. Raises BadUsage if there is no such node."""
+    """Return the nodes on which cases are measured; the simulated engine takes GPUs too, to try out how cases spread.
+    Raises BadUsage if there is no such node."""
     with_gpus, with_cpus = [n for n in nodes if n.gpus], [n for n in nodes if n.cpus]
     found = {"cuda": with_gpus, "simulated": with_gpus or with_cpus}.get(platform, with_cpus)
     if not found:
@@ -226,8 +214,8 @@ def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
 
 
 def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
-    """nodes: those that measure. An engine on the CPU takes all cores that there are, so a node has one at a time.
-    Raises BadUsage if none of them has room for it."""
+    """Return what an engine takes of a node; on the CPU all cores. nodes: those that measure. Raises BadUsage if none
+    of them has room for it."""
     if engine.platform == "cpu":
         return Need(0, min(node.cpus for node in nodes), resource)
     on_gpus = any(node.gpus for node in nodes)
@@ -239,10 +227,8 @@ def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
 
 
 def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
-    """The nodes as one host, with the GPUs of the widest of them. mine: that of the session's process.
-
-    Raises BadUsage if they are of different kinds, or have another release of this package.
-    """
+    """Return the nodes as one host, with the GPUs of the widest of them. mine: of the session's process. Raises
+    BadUsage if they are of different kinds, or have another release of this package."""
     first = next(iter(found))
     for node, host in found.items():
         if host.environment.pytest_slmserve != mine.pytest_slmserve:
@@ -261,8 +247,8 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
 
 
 def node_hosts(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, Host]:
-    """The host that each node reports, without the nodes that Ray still lists although they are gone. Raises BadUsage
-    if a node cannot measure, or does not answer."""
+    """Return the host that each node reports, less the nodes that are gone although Ray lists them. Raises BadUsage if
+    a node cannot measure, or does not answer."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(max_calls=1, num_cpus=0, max_retries=0)(look_around)
@@ -274,8 +260,7 @@ def node_hosts(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, 
 
 
 def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
-    """The host that a node reports by the task `answer`; None if the node is gone. Raises BadUsage as `node_hosts`
-    does."""
+    """Return the host that a node reports by the task `answer`; None if it is gone. Raises BadUsage."""
     gone = (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError, ray.exceptions.LocalRayletDiedError)
     try:
         host: Host | SlmError = ray.get(answer, timeout=0)
@@ -299,8 +284,8 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
 
 
 def join_cluster(options: Options) -> Any:
-    """Ray, connected to the cluster of the options. Raises BadUsage if nobody answers there, or if the file of
-    slm_ray_env holds no JSON object. A process of its own asks first, because such a process can be ended."""
+    """Return Ray, connected to the cluster of the options. A process of its own asks first, because it can be ended.
+    Raises BadUsage if nobody answers there, or if the file of slm_ray_env holds no JSON object."""
     environment, address, told = None, options.ray, ""
     if path := options.ray_env:
         hint = '{"pip": ["vllm==0.26.0"]}'
@@ -328,8 +313,8 @@ def join_cluster(options: Options) -> Any:
 
 
 def _ray_at(address: str, **words: Any) -> Any:
-    """Ray, connected to an address, with its own warnings silent, which a run with -W error must survive. SIGTERM does
-    what it did before: Ray would have it end the process with nothing told."""
+    """Return Ray, connected to an address. Its warnings are silent, which a run with -W error must survive, and SIGTERM
+    does what it did before: Ray would have it end the process with nothing told."""
     before = signal.getsignal(signal.SIGTERM)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -345,8 +330,8 @@ def _ray_at(address: str, **words: Any) -> Any:
 
 @contextmanager
 def start_here(tasks: int) -> Iterator[Any]:
-    """Ray on this host alone, for so many engines at a time, until the context ends. Its processes and its files do not
-    outlive this process, however it ends: Ray's agents are children of a child of ours, and end a minute after it."""
+    """Context of a Ray on this host, for this number of engines at a time. Its processes and files do not outlive this
+    process, however it ends: Ray's agents are children of a child of ours, and end a minute after it."""
     with ExitStack() as undo:
         undo.callback(os.environ.update, {name: os.environ[name] for name in OWN if name in os.environ})
         for name in OWN:
@@ -399,8 +384,7 @@ class RunningEngine:
         place: Node and process of the engine, since its first answer.
         lost: How each of its earlier processes ended, in words.
         again: Whether its cases get one repeat more than the run wanted.
-        at, neighbours: The slots of this host that it has, and the most slots that other engines had since its last
-            repeat; both only if slots are given.
+        at, neighbours: Its slots, and the most slots that other engines had since its last repeat, if there are slots.
     """
 
     spec: Engines
@@ -430,9 +414,9 @@ class RayEngines:
     Attributes:
         ray: Ray, once it is connected.
         nodes: The nodes on which engines may run.
-        host: The host of the session: what an engine finds on any of the nodes.
-        slots: The GPUs of this host, or parts of its CPU, if engines run here. Engines then begin in their order: one
-            that needs several GPUs gets them before those behind it take one, so it does not wait for ever.
+        host: What an engine finds on any of the nodes.
+        slots: The GPUs of this host, or parts of its CPU, if engines run here. Engines then begin in their order, so
+            that one that needs several GPUs does not wait for ever.
         on_progress: Called while a case is waited for, with how the wait goes.
     """
 
@@ -456,8 +440,7 @@ class RayEngines:
 
     @classmethod
     def from_options(cls, options: Options, root: Path) -> RayEngines:
-        """The GPUs of this host, or a cluster whose nodes have been asked what they are. Raises BadUsage, before any
-        engine starts."""
+        """Return the GPUs of this host, or a cluster whose nodes have been asked what they are. Raises BadUsage."""
         platform, (python, variables) = options.platform, options.engine
         assert platform is not None
         if find_spec("ray") is None:
@@ -481,14 +464,13 @@ class RayEngines:
 
     @property
     def where(self) -> str:
-        """The place of the engines, in words."""
         if self.slots:
             return f"on {counted(len(self.slots.devices), 'GPU' if self.host.gpus else 'part')} of this host at once"
         return f"on {counted(len(self.nodes), 'node')} of a Ray cluster"
 
     def send(self, session: Session, cases: Sequence[Case], rows: Sequence[PlannedItem]) -> None:
-        """Begin the engines of these cases, less what is known already: the widest first, then the longest. Raises
-        BadUsage if one of them fits on no node, with none begun, and DeviceBusy."""
+        """Begin the engines of the cases that are missing: the widest first, then the longest. Raises BadUsage if one
+        fits on no node, with none begun, and DeviceBusy."""
         self._session, self._planned = session, {case.key for case in cases}
         if self.slots:
             if self.slots.visible:  # parts of the CPU have one lock, which an open session holds
@@ -504,7 +486,7 @@ class RayEngines:
         self._heard_at = time.monotonic()
 
     def fetch(self, case: Case) -> None:
-        """Take answers until all repeats of this case are known. Raises the error that kept it from being measured."""
+        """Take answers until all repeats of this case are known. Raises the error of its measurement."""
         if case.key not in self._planned:
             why = f"{case.title} was not planned before the run, so it was not sent to Ray"
             raise BadUsage(why, "without --slm-ray")
@@ -517,12 +499,12 @@ class RayEngines:
             raise error
 
     def measure_alone(self, session: Session, model: str) -> None:
-        """Measure two cases of a model's sweep once more, if all of it was measured beside others: its smallest load,
-        for which the CPU is most of a step, and its largest."""
+        """Measure two cases of a model's sweep again, if they were measured beside others: the smallest load, for which
+        the CPU is most of a step, and the largest."""
         found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
         beside = sorted({m.load.concurrency for m in found if m.neighbours and is_steady(m.load)})
         for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
-            case = session.planner.point(model, session.planner.load(concurrency))
+            case = session.planner.point(model, concurrency)
             if all(m.neighbours for (m,) in session.results.repeats[case.key] if not problems(m)):
                 while self._calls:  # engines whose last case has come may still be stopping
                     self._hear()
@@ -567,7 +549,7 @@ class RayEngines:
     # Engines
 
     def _begin(self) -> None:
-        """Begin the engines that wait, in their order, as far as slots are free. On a cluster Ray finds the places."""
+        """Begin the engines that wait, as far as slots are free. On a cluster Ray finds the places."""
         while self._waiting:
             engine = self._waiting[0]
             resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
@@ -667,8 +649,8 @@ class RayEngines:
             self._calls[engine.actor.close.remote()] = engine, None
 
     def _check_alive(self) -> None:
-        """Fail engines that wait for a node if no living node has room for them: Ray would wait for others. Fail all if
-        nothing has come for too long."""
+        """Fail engines for which no living node has room, because Ray would wait for one, and all if nothing has come
+        for too long."""
         if not self.slots:
             living = nodes_of(self.ray.nodes(), self.options.ray_resource)
             for engine in list(self._running):
@@ -685,7 +667,6 @@ class RayEngines:
                 self._end(engine, EngineFailed(why, "ray status; what came is kept: --slm-resume"))
 
     def _name(self, engine: RunningEngine) -> str:
-        """The name of the node on which an engine answered last."""
         if self.slots:
             return self.nodes[0].name
         if engine.place is None:

@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.sweep.batching import parse_relative_slo
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
 from pytest_slmserve.analysis.verdict import Inconclusive, Verdict, all_of
 from pytest_slmserve.archive import baselines
-from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
+from pytest_slmserve.plan.planner import NO_WORDS, Planner, Words
 from pytest_slmserve.report.verdicts import Judged
 from pytest_slmserve.run.executor import Results
 from pytest_slmserve.schema.errors import BadUsage
@@ -96,20 +96,20 @@ class Verdicts:
             self._curves = known, table.planned_curves(measured, [("", self.plan())])
         return self._curves[1]
 
-    def row(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> table.ClaimRow:
+    def row(self, name: str, model: str, words: Words = NO_WORDS) -> table.ClaimRow:
         """Return the expectation of a claim for this model on this host."""
         planner = self.planner
         interface = "endpoint" if planner.platform == "remote" else planner.options.interface
-        ramp_up = overrides.ramp_up or planner.options.ramp_up
+        ramp_up = words.get("ramp_up") or planner.options.ramp_up
         return table.row_for(name, model, planner.host.environment, interface, ramp_up)
 
-    def judge(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
+    def judge(self, name: str, model: str, words: Words = NO_WORDS) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report."""
-        verdict = self.verdict(name, model, overrides)
-        self.judged.append((verdict, self.row(name, model, overrides)))
+        verdict = self.verdict(name, model, words)
+        self.judged.append((verdict, self.row(name, model, words)))
         return verdict
 
-    def verdict(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
+    def verdict(self, name: str, model: str, words: Words = NO_WORDS) -> Verdict:
         """Return the verdict on one claim for one model from what was measured so far.
 
         The curve is the model's sweep, or what was measured of it beside the sweeps, as the options and the marker say:
@@ -119,15 +119,15 @@ class Verdicts:
         of, subject, planner = table.claim_of(name).of, short_name(model), self.planner
         curve: Curve | None = None
         if of in ("sweeps", "replicas"):
-            series = planner.point(model, planner.load(1, overrides), overrides).series
+            series = planner.point(model, 1, words).series
             curve = self._by_series().get(series)
-            if of == "sweeps" and planner.swept(model) and series == planner.point(model, planner.load(1)).series:
+            if of == "sweeps" and planner.swept(model) and series == planner.point(model, 1).series:
                 curve = self.curve(model)  # what is missing of it counts
         curves = with_jobs(self.curves(), job_points(self.results.measurements()))
         if of in ("gpus", "jobs"):
             mine = [each for each in curves if each.subject == subject and (of == "jobs" or on_several_gpus(each))]
             curve = next(iter(mine), None)
-        return table.judge_row(name, curve or Curve(subject=subject), self.row(name, model, overrides), curves)
+        return table.judge_row(name, curve or Curve(subject=subject), self.row(name, model, words), curves)
 
     def advice(self, model: str, slo_itl: str | None, efficiency: float) -> advisor.Advice:
         """Return the advice on one model, as `slmserve advise --model` gives it from the run's archive.

@@ -173,15 +173,6 @@ class Session:
             self.results.repeats.setdefault(group_key(group), []).append(group)
             self.reused.update(m.id for m in group)
 
-    @property
-    def reused_cells(self) -> dict[str, int]:
-        """Measurements of the archive that stood in for new ones, of each case by its title."""
-        cells: Counter[str] = Counter()
-        for group in chain.from_iterable(self.results.repeats.get(key, ()) for key in self.results.requested):
-            several = f"{len(group)} x " if len(group) > 1 else ""
-            cells[f"{several}{point_title(group[0].spec, group[0].load)}"] += sum(m.id in self.reused for m in group)
-        return dict(+cells)
-
     def findings(self) -> Findings:
         """Return what this run has found so far, for its reports."""
         archive = self.executor.archive
@@ -191,6 +182,10 @@ class Session:
         of_gates = [
             m for gated in self.gates for side in SIDES for p in gated.pairs for m in p.launch(side).measurements
         ]
+        reused: Counter[str] = Counter()  # measurements of the archive that stood in for new ones
+        for group in chain.from_iterable(self.results.repeats.get(key, ()) for key in self.results.requested):
+            several = f"{len(group)} x " if len(group) > 1 else ""
+            reused[f"{several}{point_title(group[0].spec, group[0].load)}"] += sum(m.id in self.reused for m in group)
         return Findings(
             curves=self.verdicts.curves(),
             judged=list(self.verdicts.judged),
@@ -203,7 +198,7 @@ class Session:
             failed=list(self.failed),
             inconclusive=list(self.inconclusive),
             notes=list(self.notes),
-            reused=self.reused_cells,
+            reused=dict(+reused),
             reused_from=str(self.source),
             archives=[str(shown)] if shown else [],
             records=archive.path if archive else None,
@@ -218,7 +213,8 @@ class Session:
 class Rounds:
     """Rounds over the cases of one engine, by their load: each round measures all loads on one more state of the host.
 
-    failed: loads that could not be measured, and how. spent_s: so far, without the engine's start.
+    failed: loads that could not be measured, and how. spent_s: so far, without the engine's start: of each repeat the
+    seconds on its engine's clock from the first request to the end of the window.
     """
 
     session: Session
@@ -234,7 +230,7 @@ class Rounds:
             known = len(self._repeats(load))
             try:
                 made = self.session.executor.measure(self.cases[load], number, why)[known:]
-                self.spent_s += sum(map(_seconds, made))
+                self.spent_s += sum(group[0].run.window_s[1] for group in made)
             except SlmError as error:
                 self.failed[load] = error
 
@@ -255,17 +251,13 @@ class Rounds:
             for number in range(1, max(again.values()) + 1):
                 wanted = [load for load, look in again.items() if number <= look]
                 missing = [load for load in wanted if len(self._repeats(load)) < number]
-                if self.spent_s + sum(_seconds(self._repeats(load)[-1]) for load in missing) > self.session.budget_s:
+                more_s = sum(self._repeats(load)[-1][0].run.window_s[1] for load in missing)
+                if self.spent_s + more_s > self.session.budget_s:
                     return
                 self.round(number, wanted, "inconclusive so far")
 
     def _repeats(self, load: int) -> Sequence[ReplicaGroup]:
         return self.session.results.repeats.get(self.cases[load].key, ())
-
-
-def _seconds(group: ReplicaGroup) -> float:
-    """Return the seconds that a repeat took on its engine's clock, from its first request to the end of its window."""
-    return group[0].run.window_s[1]
 
 
 @dataclass(repr=False)

@@ -91,12 +91,12 @@ def test_a_resumed_session_measures_only_what_is_missing(opened):
     sweep(opened(), only=(8, 64))
     again = opened(resume=True)
     sweep(again)
-    assert len(stored(again)) == 8 and sum(again.reused_cells.values()) == 4
+    assert len(stored(again)) == 8 and sum(again.findings().reused.values()) == 4
     spec, workload = again.planner.spec(MODEL), again.planner.workload(MODEL)
     cases = [again.planner.case(spec, [workload], [ClosedLoop(n)]) for n in (8, 128)]
     assert [again.executor.count_missing(case) for case in cases] == [0, 2]
     anew = opened()
-    assert anew.results.repeats == {} and sum(anew.reused_cells.values()) == 0
+    assert anew.results.repeats == {} and sum(anew.findings().reused.values()) == 0
 
 
 def test_invalid_measurements_are_not_resumed(opened, monkeypatch):

@@ -148,11 +148,39 @@ JUDGED = """
 """
 
 
+IN_TURNS = """
+    from collections import Counter
+    from math import inf
+    from pytest_slmserve.run.cluster import RayEngines
+
+    hear, take, taken = RayEngines._hear, RayEngines._take, Counter()
+
+    def heard(self, *within_s):
+        least = min((taken[engine] for engine in self._running if engine.open), default=inf)
+        ahead = {call: of for call, of in self._calls.items() if taken[of[0]] > least}
+        self._calls = {call: of for call, of in self._calls.items() if call not in ahead}
+        try:
+            return hear(self, *within_s)
+        finally:
+            self._calls |= ahead
+
+    def counted(self, engine, key, answer):
+        taken[engine] += 1
+        take(self, engine, key, answer)
+
+    RayEngines._hear, RayEngines._take = heard, counted
+"""
+
+
 def test_cells_alone_and_beside_others(spread, pytester):
-    """What is measured alone joins the curves, so whatever judges these waits for it."""
+    """What is measured alone joins the curves, so whatever judges these waits for it.
+
+    The answers of the two engines are taken in turns, so that neither ends before the last repeat of the other.
+    """
+    pytester.makeconftest(IN_TURNS)
     pytester.makepyfile(JUDGED)
     put(pytester.path, "test_neighbours")
-    result = spread("--slm-engine-arg=lasts_s=0.5")  # longer than the tasks are apart
+    result = spread()
     result.assert_outcomes(passed=14)
     assert "was not looked at" not in result.stdout.str()
     assert result.stdout.str().count("output tokens/s alone against beside others") == 2
@@ -160,7 +188,7 @@ def test_cells_alone_and_beside_others(spread, pytester):
     alone = [m for m in found if not m.neighbours]
     assert sorted(m.load.concurrency for m in alone) == [1, 1, 256, 256]
     cells = Counter((m.spec.model, m.load.concurrency) for m in found)
-    assert len(cells) == 10 and min(cells.values()) == 2, "where the neighbour was late, one of them is the one alone"
+    assert len(cells) == 10 and all(n == (3 if load in (1, 256) else 2) for (_, load), n in cells.items())
     assert {m.id for m in found} == {*(pytester.path / "judged").read_text("utf-8").split()}, "all that report judges"
 
 
