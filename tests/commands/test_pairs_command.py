@@ -180,7 +180,7 @@ def test_other_columns_and_their_order_do_not_matter(tmp_path, capsys):
             (["--direction", "higher", "--margin", m], f"argument --margin: '{m}' is not a")
             for m in ("3", "0", "-0.1", "nan")
         ),
-        (["--direction", "higher", "--margin", "much"], "invalid float value: 'much'"),
+        (["--direction", "higher", "--margin", "much"], "argument --margin: 'much' is not a positive number"),
     ],
 )
 def test_wrong_usage_is_4(tmp_path, capsys, arguments, said):
