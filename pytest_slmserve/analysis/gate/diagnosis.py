@@ -205,8 +205,7 @@ def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measur
 def _facts(measurement: Measurement) -> dict[tuple[int, str], Any]:
     """Facts by part and name: of the environment, of what was resolved, and of the specification. Its pairs have names
     of their own: `extra.block_size`, `env.VLLM_LOGGING_LEVEL`."""
-    parts: tuple[Any, ...]  # dataclasses
-    parts = measurement.environment, measurement.resolved, measurement.spec
+    parts: list[Any] = [measurement.environment, measurement.resolved, measurement.spec]
     facts = {(i, f.name): getattr(part, f.name) for i, part in enumerate(parts) for f in fields(part)}
     pairs = {(2, f"{kind}.{name}"): value for kind in ("extra", "env") for name, value in facts.pop((2, kind))}
     return {key: value for key, value in (facts | pairs).items() if key not in LEFT_OUT}
