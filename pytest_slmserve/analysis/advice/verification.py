@@ -60,7 +60,9 @@ def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSp
     )
 
 
-def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement]) -> Iterator[Verdict]:
+def verified(
+    advice: Advice, spec: EngineSpec, found: Sequence[Measurement], margin: float = MARGIN
+) -> Iterator[Verdict]:
     """Verdicts on what was predicted of an engine: that it preempts no request, its KV blocks if they are known, its
     throughput, its latency. found: all measurements of the engine `spec` at the advised batch, invalid ones too; at
     least one."""
@@ -81,12 +83,12 @@ def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement]) -> 
         over = ratio(point, before, valid_points(among))
     else:  # a prediction by the law has no noise of its own
         over = around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
-    why = f"{percent_interval(over)} of what was predicted (bound {percent(MARGIN)} apart){unsure(over)}"
-    yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - MARGIN, 1 + MARGIN), why, over, 1.0, point)
+    why = f"{percent_interval(over)} of what was predicted (bound {percent(margin)} apart){unsure(over)}"
+    yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - margin, 1 + margin), why, over, 1.0, point)
     if limit is not None:
-        wait, bound = around(point, among, e2e_s), limit.seconds * (1 + MARGIN)
+        wait, bound = around(point, among, e2e_s), limit.seconds * (1 + margin)
         ms = f"{1e3 * wait.value:.3g} ms per output token, {1e3 * limit.seconds:.3g} ms are allowed"
-        why = f"{ms} (bound {percent(MARGIN)} above it){unsure(wait)}"
+        why = f"{ms} (bound {percent(margin)} above it){unsure(wait)}"
         yield Verdict.from_interval(LATENCY, name, below(wait, bound), why, wait, bound, point)
 
 
