@@ -1,4 +1,4 @@
-"""What a report shows of one subject, as a value, and how the terminal, Markdown and the HTML report draw it.
+"""What a report shows of one subject, as a value, and how the terminal and the HTML report draw it.
 
 A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once, by a function that returns a `Section`:
 
@@ -15,9 +15,8 @@ A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once,
         charts=partial(gate_charts, compared, [], series),  # a function that yields `Chart` values
     )
 
-`section_text` draws it for a terminal, and `section_markdown` for GitHub; both leave the charts out. The HTML report
-draws the charts and the tables, and shows the text for a terminal below them. JSON and CSV hold the values that the
-section was made of (`report.as_json`).
+`section_text` draws it for a terminal and leaves the charts out. The HTML report draws the charts and the tables, and
+shows the same text below them. JSON and CSV hold the values that the section was made of (`report.as_json`).
 """
 
 from __future__ import annotations
@@ -126,25 +125,3 @@ def section_text(shown: Section | Legend) -> str:
             case Table(rows, columns, heading=heading, always=always) if rows:
                 lines += ["", *filter(None, [heading]), table(rows, columns, always)]
     return folded("\n".join(lines))
-
-
-def section_markdown(shown: Section) -> str:
-    """Return a section as Markdown, for the page of a workflow or a comment on a pull request. Lines and names are
-    lists. A text of several lines is folded below its first one."""
-    lines = [f"### {shown.title}", ""]
-    for part in shown.parts:
-        match part:
-            case str() if "\n" in part:
-                first, rest = part.split("\n", 1)
-                lines += ["", f"<details><summary>{first}</summary>", "", "```", rest, "```", "", "</details>", ""]
-            case str():
-                lines.append(f"- {part.strip()}" if part else "")
-            case Legend(text):
-                lines += ["", text]
-            case Named(pairs) if pairs:
-                lines += ["", *(f"- {name}: {text}" for name, text in pairs)]
-            case Table(rows) if rows:
-                cells = part.cells
-                sides = ("---:" if right else "---" for right in cells.numeric)
-                lines += ["", *(f"| {' | '.join(row)} |" for row in (cells.heads, sides, *cells.rows)), ""]
-    return "\n".join([*lines, ""])

@@ -1,6 +1,8 @@
+"""A section as text."""
+
 from __future__ import annotations
 
-from pytest_slmserve.report.section import Legend, Named, Section, Table, section_markdown, section_text
+from pytest_slmserve.report.section import Legend, Named, Section, Table, section_text
 from pytest_slmserve.report.text_table import Column
 
 COLUMNS = (Column("\nload", str), Column("tokens\n/s", lambda row: f"{1000 * row:,}"), Column("nothing", lambda _: "-"))
@@ -34,33 +36,4 @@ def test_a_section_is_text_with_its_tables_below_empty_lines():
         "what differs:",
         "  vllm  0.25.0  0.26.0",
         "tokens: of output.",
-    ]
-
-
-def test_a_section_is_markdown_with_lists_and_what_has_several_lines_folded():
-    assert section_markdown(SHOWN).split("\n") == [
-        "### opt-125m: PASS",
-        "",
-        "- baseline: vLLM 0.25.0",
-        "",
-        "| load | tokens /s |",
-        "| ---: | ---: |",
-        "| 1 | 1,000 |",
-        "| 64 | 64,000 |",
-        "",
-        "",
-        "- output tokens/s: pass: not worse",
-        "",
-        "",
-        "<details><summary>what differs:</summary>",
-        "",
-        "```",
-        "  vllm  0.25.0  0.26.0",
-        "```",
-        "",
-        "</details>",
-        "",
-        "",
-        "tokens: of output.",
-        "",
     ]
