@@ -29,10 +29,10 @@ from pytest_slmserve.report import compare as run_list
 from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import calibration_text, gate_facts
-from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, rows_of_load
+from pytest_slmserve.report.loads import ValidityCriteria, facts_of_load, is_counted_loop, load_sections, rows_of_load
 from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.points import is_windowed
-from pytest_slmserve.report.screen import screen, subject_sections, tables
+from pytest_slmserve.report.screen import screen, tables
 from pytest_slmserve.report.section import section_text
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import BadUsage, Detail, is_file, of_a_command
@@ -193,7 +193,7 @@ def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
         if detail == "summary":
-            yield from (f"{section_text(each)}\n" for each in subject_sections(found)["Loads"])
+            yield from (f"{section_text(each)}\n" for each in load_sections(found.loads, ValidityCriteria(found.slo)))
 
 
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
