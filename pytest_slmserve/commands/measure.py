@@ -60,11 +60,8 @@ Asked = list[tuple[Load, Workload]]
 
 def add_measure(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "measure", STATUS, run_measure)
-    add, count, duration = (
-        command.add_argument,
-        cli.typed(partial(whole_number, least=1, most=MOST)),
-        cli.typed(seconds),
-    )
+    add = command.add_argument
+    count, duration = cli.typed(partial(whole_number, least=1, most=MOST)), cli.typed(seconds)
     url = "URL of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     add("--endpoint", metavar="URL", required=True, help=url)
     add("--model", metavar="NAME", help="model, as the server calls it (default: its only one)")
@@ -83,7 +80,7 @@ def add_measure(commands: cli.Commands) -> None:
     number += "(default: requests are sent for --window seconds)"
     add("--num-prompts", metavar="N", type=count, help=number)
     settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
-    add("--settle", metavar="S", type=cli.typed(settling_seconds), help=settle)
+    add("--settle", metavar="S", type=cli.typed(partial(seconds, zero=True)), help=settle)
     window = f"seconds of the steady window (default: {WINDOW_S:g})"
     add("--window", metavar="S", type=duration, help=window)
     add("--input-len", metavar="TOKENS", type=count, help=f"length of each prompt (default: {INPUT})")
@@ -127,13 +124,9 @@ def rates(text: str) -> tuple[float, ...]:
     return tuple(math.inf if part.strip() == "inf" else positive(part) for part in text.split(","))
 
 
-def seconds(text: str) -> float:
-    """A duration, 30 or 30s."""
-    return positive(text.strip().removesuffix("s"))
-
-
-def settling_seconds(text: str) -> float:
-    return 0.0 if text.strip() in ("0", "0s") else seconds(text)
+def seconds(text: str, zero: bool = False) -> float:
+    """A duration, 30 or 30s. zero: whether it may be 0."""
+    return positive(text.strip().removesuffix("s"), zero)
 
 
 def json_object(text: str) -> dict[str, Any]:

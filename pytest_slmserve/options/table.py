@@ -79,13 +79,13 @@ def urls(text: str) -> tuple[str, ...]:
     return found
 
 
-def positive(text: str) -> float:
+def positive(text: str, zero: bool = False) -> float:
     try:
         number = float(text)
     except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ValueError("a positive number")
+        number = -1.0
+    if not 0 <= number < float("inf") or not (number or zero):
+        raise ValueError("a positive number, or 0" if zero else "a positive number")
     return number
 
 

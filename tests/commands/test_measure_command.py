@@ -20,7 +20,7 @@ from pytest_slmserve.__main__ import main, parser, run
 from pytest_slmserve.analysis.metrics.window import latencies_of, steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.measure import asked, least_seconds
+from pytest_slmserve.commands.measure import asked, least_seconds, seconds
 from pytest_slmserve.engines.child import Child
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.report import text_table
@@ -473,6 +473,11 @@ def sent_in_window(measurement):
     return len(answered) + lost, lost + answered.count(False)
 
 
+@pytest.mark.parametrize("text", ["0", "0s", "0.0"])
+def test_nothing_may_be_left_out_before_the_window(text):
+    assert seconds(text, zero=True) == 0.0
+
+
 def test_failures_have_rows_and_count_as_dropped(there, tmp_path, some_fail):
     done = command(there, tmp_path, *RATE, "--json")
     found = json.loads(done.out)
@@ -584,6 +589,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         ("--request-rate 0", "'0' is not a positive number"),
         ("--request-rate 4 --window -1", "'-1' is not a positive number"),
         ("--request-rate 4 --window 0", "'0' is not a positive number"),
+        ("--request-rate 4 --settle -1", "'-1' is not a positive number, or 0"),
         ("--request-rate 4,8 --attainment 90", "'90' is not a share"),
         ("--request-rate 4 --goodput itl:10ms", "not request by request"),
         ("--max-concurrency 4 --allow-failed 0.2", "gives a load up where more than 0.05 fail"),
