@@ -550,8 +550,9 @@ def gains_at(subject: ModelSweep, batch: int | None) -> Gains | None:
     if batch is None or not loads:
         return None
     loads = [p for p in loads if p.concurrency <= batch] or loads[:1]
-    point, used = loads[-1], dict[Unit, float | None]()
+    point = loads[-1]
     reachable: dict[Unit, float] = {"dram": gpu_figures.REACHABLE_DRAM, "tensor": gpu_figures.REACHABLE_TENSOR}
+    used: dict[Unit, float | None]
     used = {"host": point.engine_active, "dram": point.dram_active, "tensor": point.tensor_active}
     if subject.work is not None and subject.peaks is not None and subject.output_share is not None:
         batch_seen = fmean(point.batch_repeats)
@@ -567,7 +568,7 @@ def gains_at(subject: ModelSweep, batch: int | None) -> Gains | None:
                 case "roofline":
                     why = f"the roofline: {percent(busy)} of what the data sheet allows is reached"
                 case _:
-                    active = f"active {percent(busy * most)} of the time, of {percent(most)} that can be reached"
+                    active = f"active {percent(share)} of the time, of {percent(most)} that can be reached"
                     why = f"the {'memory' if unit == 'dram' else 'tensor cores'}: {active}"
             bounds.append(Ceiling(unit, busy, max(1.0, 1 / busy), why))
     power = point.power_w / point.power_limit_w if point.power_w and point.power_limit_w else None

@@ -221,7 +221,7 @@ def memory_over_tensor_cores(curve: Curve) -> Evidence:
     these ran. Counters are read while the engine decodes and processes no prompt.
 
     arXiv:2503.08311: decode stays memory-bound at large batches; by shapes, grouped keys at a short context need not
-    (`roofline.Work.intensity`).
+    (`gpu_figures.Work.intensity`).
     """
     gap, tensor, decoding = map(figure_named, ("saturation_gap", "tensor_active", "decode_tensor"))
     points = [p for p in curve.valid if gap(p)]

@@ -73,7 +73,7 @@ class Claim:
 class ClaimRow:
     """Expectation of a claim for a model on a device, by an interface, in a closed loop of one ramp-up, under a vLLM.
 
-    model: a short name or "*". device: a platform ("cuda", "cpu", "simulated"), a GPU family of `roofline.GPUS`
+    model: a short name or "*". device: a platform ("cuda", "cpu", "simulated"), a GPU family of `gpu_figures.GPUS`
     ("H200") or "*". interface: how the requests come in, or "*". ramp_up: of the closed loop, or "*". vllm: first
     release, and the one it ends before; "" for no end. parameters: numbers of the judgement, plain, so that a record
     can hold them and a report can repeat the judgement.

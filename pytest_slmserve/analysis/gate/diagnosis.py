@@ -229,7 +229,7 @@ ANY = "*"
 @dataclass(frozen=True, slots=True)
 class Waiver:
     """Permission for an endpoint to fail. endpoint: as the gate names it. model: a short name or "*". device: a
-    platform ("cuda", "cpu", "simulated"), a GPU family of `roofline.GPUS` ("H200"), a name as the driver has it, or
+    platform ("cuda", "cpu", "simulated"), a GPU family of `gpu_figures.GPUS` ("H200"), a name as the driver has it, or
     "*". until: the last day on which it holds."""
 
     endpoint: str
