@@ -3,8 +3,6 @@
 This module imports nothing on purpose: pytest imports this package in every session, so public names resolve late.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`slmserve COMMAND`: measure, report, compare and advise on the command line. `commands.cli` names all commands."""
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import SUPPRESS, RawDescriptionHelpFormatter

@@ -4,8 +4,6 @@
 alone and of several that shared the device. It is an archive like every other; `store.read` reads it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

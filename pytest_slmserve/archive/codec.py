@@ -7,8 +7,6 @@ What is left are the stamps. Requests of one engine step share theirs, and begin
 stamps of a run are one clock, in microseconds, each once and in order; columns say which tick of it they mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass

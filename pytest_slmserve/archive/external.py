@@ -4,8 +4,6 @@ JSON may be one object, a list, one object a line, or whole objects one after th
 user's word; nothing is guessed but the unit that a name ends in.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """`advise`: the batch, the memory and the number of engines to serve a model with."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`asv init|convert`: measurements as results of asv (airspeed velocity), to follow releases of vLLM."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`bisect`: the first slow release between a good one and a slow one, by gates against the good one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What all commands share: their names, exit statuses, messages about wrong usage, and options that several have."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """`compare`: runs of several archives, or of one, side by side with the first one; and baselines stored for that."""
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ It changes nothing and starts no engine. A warning makes numbers worse or fewer,
 numbers wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """External results, a CSV or vLLM's own JSON, as `report` and `advise` read them: their options and their report."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace

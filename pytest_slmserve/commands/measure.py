@@ -1,7 +1,5 @@
 """`measure`: loads on a server that already runs, without pytest; the same client, checks and records."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

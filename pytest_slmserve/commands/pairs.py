@@ -1,7 +1,5 @@
 """`pairs`: is the candidate slower? For pairs of numbers of any tool, by the same rule as `--slm-gate`."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

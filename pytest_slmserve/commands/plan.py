@@ -1,7 +1,5 @@
 """`plan`: what a run would measure, in which order, on how many GPUs and for how long, before anything starts."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

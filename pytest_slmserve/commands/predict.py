@@ -1,7 +1,5 @@
 """`predict`: the throughput of a sweep on a GPU that is not here, and its error if that GPU was measured too."""
 
-from __future__ import annotations
-
 import argparse
 
 from pytest_slmserve.analysis.advice.other_gpu import gpu_named, limit_sweeps, measured_there, predicted_elsewhere

@@ -1,7 +1,5 @@
 """`report`: what archives hold, as text, data, a page and pictures, with no GPU, no vLLM and no pytest."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

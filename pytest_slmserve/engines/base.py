@@ -1,7 +1,5 @@
 """The interface to whatever serves, and what all engines share."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

@@ -1,7 +1,5 @@
 """A child in its own process group that exchanges JSON lines with us over a socket pair, and ends with us."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import re

@@ -1,7 +1,5 @@
 """A lock on a device, held by one run of this host."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Endpoints that answer at a URL as OpenAI's server does, and the load generator that puts loads on them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

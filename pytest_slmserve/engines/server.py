@@ -4,8 +4,6 @@ The server is a process of its own, on loopback, with a random key. A plugin of 
 `vllm.stat_logger_plugins`) writes its steps into a file, by the clock that the client reads.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -4,8 +4,6 @@ It runs the admission logic of the real worker and makes the same records. Its n
 platform and device are "simulated".
 """
 
-from __future__ import annotations
-
 import math
 import random
 import time

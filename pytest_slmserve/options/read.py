@@ -1,7 +1,5 @@
 """Reading of the options, once, into one frozen value that knows where each entry came from."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

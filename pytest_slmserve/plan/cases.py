@@ -1,7 +1,5 @@
 """Cases: what can be measured, with key, title and estimated time; and the order in which a run starts them."""
 
-from __future__ import annotations
-
 import heapq
 import uuid
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 A name is resolved here and nowhere else, once for a plan. Sizes of models that the catalogue does not have are counted
 by the interpreter that has vLLM, once for each configuration and its versions."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

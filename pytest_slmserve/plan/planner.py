@@ -1,8 +1,6 @@
 """The planner of a run: what the options and the words of markers mean on this host, as models, engines, requests,
 sweeps, and the cases of each kind of test. Arithmetic: it needs no GPU, and starts nothing."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -1,8 +1,6 @@
 """Progress of a run: estimates of its time, in seconds, and one live line on a terminal; elsewhere a line for each case
 and each engine start."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The advice as a section (a table, the reasons, the commands) and as facts for JSON; predictions for another GPU."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

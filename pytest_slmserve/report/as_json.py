@@ -1,8 +1,6 @@
 """Values as JSON: keys are the names of fields, nothing is rounded, and null is what is not known or not finite. And as
 CSV: a line for each object, with the same keys; what lies in an object is named `object.key`."""
 
-from __future__ import annotations
-
 import csv
 import enum
 import io

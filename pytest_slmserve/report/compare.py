@@ -1,7 +1,5 @@
 """Comparisons of runs and of releases: their sections, and their facts for JSON and CSV."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sections of deployments: replicas on one device, engines on several GPUs, and the server beside the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

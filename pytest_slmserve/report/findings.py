@@ -1,7 +1,5 @@
 """The results of a run, or of archives: everything that a report shows, as one value that `run` or a command makes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Findings of a gate, and comparisons of any two sides: text, Markdown for a pull request, facts for JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime

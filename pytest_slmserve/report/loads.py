@@ -1,7 +1,5 @@
 """Sections and facts of fixed-size workloads, of single loads of a server, of request rates and ramps, and goodput."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

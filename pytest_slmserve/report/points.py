@@ -1,7 +1,5 @@
 """What tables and charts of points share: validity, requested rates, parts of a step and memory."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

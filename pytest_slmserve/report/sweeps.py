@@ -1,7 +1,5 @@
 """Sections of sweeps: what was measured where, a row for each point, sensors, goodput, findings and charts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Numbers as texts, tables that fit a terminal, broken lines, and names with their descriptions."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import shutil

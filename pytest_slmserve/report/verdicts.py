@@ -1,7 +1,5 @@
 """Verdicts on claims: what was expected, how it came out, the reasons, and what would resolve the inconclusive ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Run of a gate: pairs of fresh launches, baseline and candidate in turn, until the outcome is known."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Collection, Generator, Sequence

@@ -1,7 +1,5 @@
 """Signals that end a run as Ctrl-C does; apart from the session, because the command line needs it before anything."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

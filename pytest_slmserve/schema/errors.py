@@ -1,7 +1,5 @@
 """One family of errors: what was seen, then what to type; and files as we open them, with errors that name them."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Arithmetic of weights and KV cache: bytes of a model, blocks that an engine has, requests that fit in them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

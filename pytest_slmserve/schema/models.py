@@ -5,8 +5,6 @@ restricts its use, its number of weights, and its configuration. The tiny ones a
 architectures whose KV cache is known.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

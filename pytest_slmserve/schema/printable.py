@@ -1,7 +1,5 @@
 """Text of others, which a terminal shall show and not obey, and which keeps no secret."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -4,8 +4,6 @@ number of ours.
 Names of DCGM's fields change between releases (4.6 renamed most), numbers do not: everything here is keyed by them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 OURS = 9000  # DCGM's numbers end far below

@@ -5,8 +5,6 @@ Sources of facts: proc_stat(5), proc_pid_stat(5) and cgroups(7); accounting/psi.
 kernel's documentation.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

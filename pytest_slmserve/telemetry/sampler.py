@@ -4,8 +4,6 @@ In a thread of this process: the engine has a process of its own, so neither wai
 measured this process does nothing else. One thread at a time uses a source, as the handles of NVML require.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

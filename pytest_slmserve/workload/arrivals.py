@@ -7,8 +7,6 @@ scale of its expected count; E. Çinlar, Introduction to Stochastic Processes, 1
 Counts are left to chance: nothing is stretched afterwards so that the last request comes at requests/rate.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

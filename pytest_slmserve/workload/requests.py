@@ -5,8 +5,6 @@ prompt of 512 tokens is 512 ids, and natural lengths are those of the text alone
 are the exception: they have the ids, and are counted, as vLLM does it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path

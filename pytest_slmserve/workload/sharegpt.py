@@ -3,8 +3,6 @@
 The format: a JSON list of {"id", "conversations": [{"from": role, "value": text}, ...]}.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Token ids: of text by a tokenizer, or synthetic."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import heapq

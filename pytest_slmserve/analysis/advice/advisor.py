@@ -8,8 +8,6 @@ of all larger batches 8 to 13 % too long, so it errs on the careful side.
 An unknown value is None, and a sentence says why it is unknown.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import suppress

@@ -6,8 +6,6 @@ The rest, the host and the launching of kernels, stays. Measurements on that GPU
 this is true.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Models to advise on, from sweeps of ours or from external results."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Verification of an advice: the engine to start, and verdicts on what was predicted of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The interval of each estimate has the noise of all points that are compared. A f
 reason if a figure that it needs was not measured, or a point is missing or not valid.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ that fits a model and an environment rules. `judge_row` chooses the function tha
 which curves there is something to judge, and `models_read` names the models whose measurements it takes.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -21,8 +21,6 @@ They are of the machine, of the limits the engine works under, and of what was r
 is tested: vLLM with its torch, CUDA and attention backend, capture sizes, scheduling, further engine arguments.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import re

@@ -7,8 +7,6 @@ less (arXiv:2404.03353, figure 1) are judged under the largest load that fits in
 large one still gains under the best load of each, for its source names memory as the cause.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter

@@ -11,8 +11,6 @@ Each pair gives the logarithm of a cost ratio, candidate over baseline, positive
 An endpoint that does neither at the last interim analysis is inconclusive. A missing value never passes.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -14,8 +14,6 @@ several steps is named by the last of them, so as many more rows before it are l
 The measurements behind this rule are in docs/gate-decision.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -4,8 +4,6 @@ The unit that is repeated is a launch, a fresh start of an engine. What differs 
 compiler's choices, the heat of the card) would otherwise pass for a difference between the sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import zip_longest

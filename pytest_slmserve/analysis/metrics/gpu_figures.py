@@ -1,8 +1,6 @@
 """Figures of a GPU: of a run's window by its sensor readings, and the roofline, the highest throughput of a model that
 the data sheet allows. Nothing is faster than its roofline. None is "not known", also where there was no telemetry."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

@@ -4,8 +4,6 @@ Invalid and degraded need a cause that is known and is not noise. A host that is
 windows count, and their interval has that noise in it. Leaving them out would keep the good moments only.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

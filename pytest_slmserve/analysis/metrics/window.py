@@ -14,8 +14,6 @@ TTFT = first token - sent, E2E = last token - sent, TPOT = (E2E - TTFT)/(n_out -
 (vllm/benchmarks/serve.py, release 0.32), normalised = E2E/n_out (G.-I. Yu and others, Orca, OSDI 2022).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_left, bisect_right

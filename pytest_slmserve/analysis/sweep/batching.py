@@ -9,8 +9,6 @@ b_half) - b_half. The second takes the b_half of the latencies: where prompts ar
 has a smaller one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

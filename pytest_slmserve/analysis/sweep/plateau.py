@@ -15,8 +15,6 @@ plateau never rests on a predicted load.
 Throughput is a function of the requested load. Everything here is pure: points in, a decision out.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence

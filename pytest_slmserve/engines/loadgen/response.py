@@ -1,7 +1,5 @@
 """The response of a server to one request: pieces of bytes with their times in, tokens with their times out."""
 
-from __future__ import annotations
-
 import json
 import re
 from array import array

@@ -8,8 +8,6 @@ the slots of the batch as `running`, the tokens that a request still needed as `
 were computed, padding among them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ Transformers makes each model on the meta device, without a byte for its weights
 leaves out. Of a model on the Hub only the config.json is fetched, if it is not in the Hub's cache.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import signal

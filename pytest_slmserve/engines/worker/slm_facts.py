@@ -4,8 +4,6 @@ vLLM imports this module in that process when all else is imported and the devic
 place for an engine that shares its device to wait for its turn.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import time

@@ -1,8 +1,6 @@
 """Pacing of a load: when the next request is sent or the next batch is made, and in which phase the load is. Pure:
 counts and times in, decisions out."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What each process of ours has: lines of JSON to and from its parent, and a guardian. Needs the standard library."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,8 +1,6 @@
 """Plain values of vLLM's steps and limits. Every field may be missing, because vLLM's classes are not stable between
 releases."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import suppress

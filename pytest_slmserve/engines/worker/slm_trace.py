@@ -4,8 +4,6 @@ lines of JSON into the file that SLM_TRACE names.
 vLLM loads it in the process that answers requests, whose clock is the one that a client on this host reads.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

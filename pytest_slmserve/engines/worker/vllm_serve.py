@@ -6,8 +6,6 @@ server.
 Every child of ours is given a descriptor. A server needs none, because it is spoken to by HTTP.
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 import sys

@@ -8,8 +8,6 @@ writes them; else it is a folder that gets a file for each, under the name that 
 --result-dir`), with the record's id at its end: two of one second are two files.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

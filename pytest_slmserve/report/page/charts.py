@@ -4,8 +4,6 @@ Each chart is made once. An HTML report draws it in the colors of the page, and 
 colors of marks can be told apart by all eyes on a light and on a dark ground.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean

@@ -3,8 +3,6 @@
 Every picture is one or more panels. `vl-convert-python` draws them offline.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ Every text and number is one that the terminal prints. Nothing is fetched, and n
 script, by their hashes. What comes from an archive is text: the template escapes it, and in JSON no tag can end.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
