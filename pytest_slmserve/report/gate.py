@@ -1,4 +1,4 @@
-"""Findings of a gate, and comparisons of any two sides: text, Markdown for a pull request, facts for JSON."""
+"""Findings of a gate, and comparisons of any two sides: their section and their facts for JSON."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import StoredNoise
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.page import charts
-from pytest_slmserve.report.section import Chart, Legend, Look, Named, Part, Section, Table
-from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hanging, hundredths, interval_text, table
+from pytest_slmserve.report.section import Chart, Details, Legend, Look, Named, Part, Section, Table
+from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hundredths, interval_text
 from pytest_slmserve.schema.errors import Side
 from pytest_slmserve.schema.records import SIMULATED, Measurement
 from pytest_slmserve.schema.specs import GIB
@@ -48,35 +48,30 @@ PROBE_LEGEND = (
 )
 
 
-def diagnosis_lines(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Iterator[str]:
-    """Explanations of a difference between two sides, as pieces of text: where the time goes, start-up times, and facts
-    that differ. Nothing if nothing was measured on both sides. Invalid measurements count only for their launch."""
-    divided, starts = diagnosis.splits(baseline, candidate), diagnosis.start_ups(baseline, candidate)
-    differences = diagnosis.fact_differences(baseline, candidate)
-    yield from map(split_text, divided)
+def diagnosis_parts(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Iterator[Part]:
+    """Yield explanations of a difference between two sides: where the time goes at each load, start-up times, and facts
+    that differ. Invalid measurements count only for their launch."""
+    divided = diagnosis.splits(baseline, candidate)
+    for split in divided:
+        counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
+        heading = f"where the time goes: {split.model}, {split.load.title}, seconds per 1,000 requests ({counts})"
+        rows = [
+            Change(label, scale * change.baseline, scale * change.candidate)
+            for name, (label, scale) in DIAGNOSIS_ROWS.items()
+            for change in split.known([name])
+        ]
+        caption = f"{split.model}, {split.load.title}: seconds per 1,000 requests"
+        yield Table(rows, DIAGNOSIS_COLUMNS, caption, heading, always=len(DIAGNOSIS_COLUMNS))
+        yield from split_findings(split)
     if divided:
-        yield hanging(SPLIT_LEGEND, 0)
+        yield from ("", Legend(SPLIT_LEGEND))
     if any(split.known(PROBE) for split in divided):
-        yield hanging(PROBE_LEGEND, 0)
-    for start in starts:
+        yield from ("", Legend(PROBE_LEGEND))
+    for start in diagnosis.start_ups(baseline, candidate):
         relative = f" ({_signed_percents(start.relative)} %)" if start.relative is not None else ""
         told = f"{figure(start.baseline)} -> {figure(start.candidate)} s{relative}"
-        yield f"start-up of {start.name}: {told}, mean of each side's launches"
-    if divided or starts or differences:
-        yield difference_text(differences)
-
-
-def split_text(split: Split) -> str:
-    """Heading, table and findings of one load."""
-    counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
-    heading = f"where the time goes: {split.model}, {split.load.title}, seconds per 1,000 requests ({counts})"
-    rows = [
-        Change(label, scale * change.baseline, scale * change.candidate)
-        for name, (label, scale) in DIAGNOSIS_ROWS.items()
-        for change in split.known([name])
-    ]
-    shown = table(rows, DIAGNOSIS_COLUMNS, always=len(DIAGNOSIS_COLUMNS))
-    return "\n".join([heading, shown, *(hanging(line, 2) for line in split_findings(split))])
+        yield from ("", f"start-up of {start.name}: {told}, mean of each side's launches")
+    yield from difference_parts(diagnosis.fact_differences(baseline, candidate))
 
 
 def split_findings(split: Split) -> Iterator[str]:
@@ -109,10 +104,9 @@ def split_findings(split: Split) -> Iterator[str]:
         yield f"host gap unknown: no sensor told how long the GPU ran no kernel ({lacking})"
 
 
-def difference_text(differences: Sequence[Difference]) -> str:
-    """A row for each fact that is not the same; bytes in GiB if that tells the sides apart."""
-    if not differences:
-        return "nothing differs in the environments, in what the engines resolved, or in what was asked of them"
+def difference_parts(differences: Sequence[Difference]) -> Iterator[Part]:
+    """Yield a table of the facts that are not the same, bytes in GiB if that tells the sides apart; or that nothing
+    differs."""
     rows = []
     for each in differences:
         values = [[ABSENT if value is None else value for value in side] for side in (each.baseline, each.candidate)]
@@ -125,7 +119,12 @@ def difference_text(differences: Sequence[Difference]) -> str:
             cells = in_gib if in_gib[0] != in_gib[1] else cells
         rows.append([each.field, *cells])
     columns = [Column(head, itemgetter(place), "left") for place, head in enumerate(("", *SIDES))]
-    return f"what differs between the sides:\n{table(rows, columns, always=len(columns))}"
+    yield Table(rows, columns, "What differs", "what differs between the sides:", always=len(columns))
+    if not rows:
+        yield from (
+            "",
+            "nothing differs in the environments, in what the engines resolved, or in what was asked of them",
+        )
 
 
 def _difference(seen: Change) -> str:
@@ -181,20 +180,22 @@ INTERIM: tuple[Column[Step], ...] = (
 
 
 def gate_section(gated: Gated) -> Section:
-    """A gate: what was compared, the endpoints, the next step, the launches that do not count, and the diagnosis if it
-    failed."""
+    """Return what was compared, the endpoints, the next step, the launches that do not count, how it was decided, and of
+    a gate that failed the diagnosis."""
     endpoints, reasons, interim = comparison_parts(gated.compared)
     parts: list[Part] = [SIMULATED] if is_simulated(gated) else []
     parts += [*(f"  {side}: {words}" for side, words in described_sides(gated)), f"  {caches_text(gated)}"]
     parts += [endpoints, reasons] if gated.gated else ["", "nothing was compared"]
-    parts += exact_lines(gated)
+    for verdict in gated.exact:
+        parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
     parts += [f"next: {more}"] if (more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
-    parts += [*(f"left out: {why}" for why in gated.dropped), interim, "", Legend(KEY)]
-    for lines in failure_lines(gated):
-        parts += ["", lines]
-    drawn = partial(gate_charts, gated.compared)
-    return Section(title(gated), parts, LOOKS[gated.outcome], drawn)
+    parts += [f"left out: {why}" for why in gated.dropped]
+    parts += [Details("How it was decided, and what the columns mean"), interim, "", Legend(KEY)]
+    if gated.outcome is State.FAILS:
+        sides = ([m for pair in gated.pairs for m in pair.launch(side).measurements] for side in SIDES)
+        parts += [Details("Where the time goes, and what differs"), *diagnosis_parts(*sides)]
+    return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared))
 
 
 def gate_charts(compared: Sequence[Comparison]) -> Iterator[Chart]:
@@ -213,29 +214,6 @@ def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Tabl
     steps = [(each.name, step) for each in compared for step in each.interim]
     endpoints = Table(compared, COLUMNS, caption="Endpoints", always=len(COLUMNS))
     return endpoints, Named(reasons), Table(steps, INTERIM, caption="Interim analyses")
-
-
-def as_markdown(gates: Sequence[Gated]) -> str:
-    """Gates as Markdown for the summary of a workflow, or for a comment on a pull request."""
-    lines = []
-    for gated in gates:
-        lines += [f"### {title(gated)}", "", *((f"**{SIMULATED}**", "") if is_simulated(gated) else ())]
-        lines += [f"- {side}: {words}" for side, words in described_sides(gated)]
-        lines += [f"- {caches_text(gated)}", ""]
-        cells = comparison_parts(gated.compared)[0].cells
-        lines.append(f"| {' | '.join(head or 'outcome' for head in cells.heads)} |")
-        lines.append(f"|{'|'.join('---:' if right else '---' for right in cells.numeric)}|")
-        lines += [*(f"| {' | '.join(row)} |" for row in cells.rows), ""]
-        lines += [f"- {e.name}: {WORDS[e.outcome]}, {e.why}" for e in gated.gated if e.outcome is not State.PASSES]
-        lines += [f"- {line}" for line in exact_lines(gated)]
-        lines += ["", f"**Next:** {more}"] if (more := next_step(gated)) else []
-        lines += ["", outputs] if (outputs := outputs_text(gated)) else []
-        lines += [f"\nleft out: {why}" for why in gated.dropped]
-        if explained := failure_lines(gated):
-            lines += ["", "<details><summary>Where the time goes, and what differs</summary>", "", "```"]
-            lines += [*explained, "```", "", "</details>"]
-        lines.append("")
-    return "\n".join(lines)
 
 
 def gate_facts(gated: Gated) -> dict[str, Any]:
@@ -296,20 +274,6 @@ def next_step(gated: Gated) -> str:
     first = gated.pairs[0].baseline.measurements
     loads = ",".join(f"{m.load.max_concurrency}" for m in first)
     return f"{more}: {first[0].environment.mode} --slm-gate --slm-resume --slm-concurrency={loads}"
-
-
-def failure_lines(gated: Gated) -> list[str]:
-    """Diagnosis of a gate that fails, from the launches that count; empty for any other gate."""
-    if gated.outcome is not State.FAILS:
-        return []
-    sides = ([m for pair in gated.pairs for m in pair.launch(side).measurements] for side in SIDES)
-    return list(diagnosis_lines(*sides))
-
-
-def exact_lines(gated: Gated) -> Iterator[str]:
-    """A line for each verdict on what is no matter of chance."""
-    for verdict in gated.exact:
-        yield f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}"
 
 
 def caches_text(gated: Gated) -> str:

@@ -464,7 +464,7 @@ def test_what_was_found_is_there_for_others(gate, pytester, monkeypatch):
     markdown = (pytester.path / ".slm" / "gate.md").read_text("utf-8")
     assert "### opt-125m: FAIL after 4 pairs of launches" in markdown and "| s to start | lower | 4 |" in markdown
     told = page.read_text("utf-8")
-    assert "<details>" in markdown and told.startswith(f"# Before\n{markdown}To repeat it:\n\n```sh\npytest ")
+    assert "<details>" in markdown and told.startswith(f"# Before\n{markdown}\n### To repeat it\n\n```sh\npytest ")
     assert "::test_no_worse[opt-125m-throughput]: assert <fails: no-worse-throughput" in told
 
 
