@@ -180,8 +180,7 @@ INTERIM: tuple[Column[Step], ...] = (
 
 
 def gate_section(gated: Gated) -> Section:
-    """Return what was compared, the endpoints, the next step, the launches that do not count, how it was decided, and of
-    a gate that failed the diagnosis."""
+    """Return one gate: what was compared, the endpoints, the next step, how it was decided, and why it fails."""
     endpoints, reasons, interim = comparison_parts(gated.compared)
     parts: list[Part] = [SIMULATED] if is_simulated(gated) else []
     parts += [*(f"  {side}: {words}" for side, words in described_sides(gated)), f"  {caches_text(gated)}"]

@@ -153,8 +153,8 @@ def section_text(shown: Section | Legend) -> str:
 
 
 def section_markdown(shown: Section) -> str:
-    """Return a section as Markdown, for the page of a workflow or an issue: sentences as a list, tables with all columns
-    that say something, and what stands below `Details` folded."""
+    """Return a section as Markdown, for the page of a workflow or an issue: sentences as a list, tables with all their
+    columns that say something, and what stands below `Details` folded."""
     lines, end = [f"### {_escaped(shown.title)}", ""], [""]
     for part in shown.parts:
         match part:
