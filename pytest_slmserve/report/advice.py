@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.advice.advisor import Advice, Decision, Plan, ServedEngine, conditions, utilization
 from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
-from pytest_slmserve.analysis.advice.subjects import ResultSource
+from pytest_slmserve.analysis.advice.subjects import ADVISED, ResultSource
 from pytest_slmserve.analysis.estimates import Interval, percent
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
@@ -19,7 +19,10 @@ from pytest_slmserve.report.deployments import answers, best_on_several, deploym
 from pytest_slmserve.report.points import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hanging, hundredths, milliseconds
+from pytest_slmserve.schema.models import hub_name
+from pytest_slmserve.schema.specs import command_words
 
+TOLD_APART = {*ADVISED, "dtype", "max_num_batched_tokens"}  # arguments that are not among the further ones
 FIRST_PORT = 8000  # of vLLM's server by default
 INDENT = "    "
 CONTINUED = " \\"
@@ -58,16 +61,20 @@ def starts(plan: Plan) -> Iterator[Start]:
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
-    """The words of one command. What is unknown of the engine is left to vLLM."""
-    words = ["env", *engine.env] if engine.env else []
-    words += ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
+    """The words of one command, with all arguments that affected the engine's speed. What is unknown of the engine is
+    left to vLLM."""
+    spec = engine.spec
+    variables = [f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"]
+    words = ["env", *variables] if variables else []
+    words += ["vllm", "serve", hub_name(spec.model), "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
     if engine.max_num_batched_tokens is not None:
         words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
     if (footprint := engine.footprint) and not engine.no_footprint:
         words += ["--max-model-len", str(footprint.longest), "--kv-cache-memory-bytes", str(footprint.kv_bytes(batch))]
         if gpu_bytes is not None:
             words += ["--gpu-memory-utilization", f"{utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
-    return (*words, *engine.arguments)
+    eager = ["--enforce-eager"] if spec.enforce_eager else []
+    return *words, *eager, *command_words({name: value for name, value in spec.extra if name not in TOLD_APART})
 
 
 def shell_lines(words: Sequence[str], width: int) -> str:

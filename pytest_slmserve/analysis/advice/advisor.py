@@ -27,6 +27,7 @@ from pytest_slmserve.analysis.sweep.curve import MARGIN
 from pytest_slmserve.analysis.sweep.plateau import ChosenLoad, Fit, fit, valid_points
 from pytest_slmserve.schema.errors import TooFewPoints
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
+from pytest_slmserve.schema.specs import EngineSpec
 
 GPU_MEMORY_UTILIZATION = 0.9  # of the GPU for all engines together
 UTILIZATION_STEPS = 1000  # vLLM takes its share of the memory with three decimals
@@ -74,14 +75,13 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEngine:
-    """A model as it was served. env: variables of its engine, as NAME=VALUE. no_footprint: why there is no memory of a
-    GPU to plan; empty if there is. kv_had_bytes, gpu_had_bytes: its KV cache, and the memory of its GPU."""
+    """A model as it was served. dtype, max_num_batched_tokens: as far as the engine reported them. no_footprint: why
+    there is no memory of a GPU to plan; empty if there is. kv_had_bytes, gpu_had_bytes: its KV cache, and the memory of
+    its GPU."""
 
-    model: str
+    spec: EngineSpec
     dtype: str = "auto"
     max_num_batched_tokens: int | None = None
-    arguments: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
     footprint: Footprint | None = None
     no_footprint: str = ""
     kv_had_bytes: int | None = None
