@@ -44,20 +44,17 @@ def starts(plan: Plan) -> Iterator[Start]:
     engines = ((advice, advice.subject.engine, advice.batch) for advice in plan.advices)
     serving = [(advice, engine, batch) for advice, engine, batch in engines if engine and batch is not None]
     placed = [row for row in serving if len(serving) == 1 or (plan.together and row[0].needs)]
-
-    def start(what: str, rows: Sequence[tuple[ServedEngine, int]], mps: bool = False) -> Start:
-        served = enumerate((serve_words(engine, batch, plan.wish.gpu_bytes) for engine, batch in rows), FIRST_PORT)
-        return Start(what, tuple((*words, "--port", str(port)) for port, words in served), mps)
-
-    if placed:
-        what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
-        yield start(what, [(engine, batch) for _, engine, batch in placed])
-    for row in (row for row in serving if row not in placed):
-        yield start(f"one engine of {row[0].subject.name}, alone: it is not known to fit beside others", [row[1:]])
+    what = "one engine" if len(placed) == 1 else f"{len(placed)} engines that fit on the GPU together"
+    ways = [(what, [row[1:] for row in placed], False)] if placed else []
+    alone = "one engine of {}, alone: it is not known to fit beside others"
+    ways += [(alone.format(row[0].subject.name), [row[1:]], False) for row in serving if row not in placed]
     for advice, engine, _ in serving:
         if (fit := advice.replicas) and fit.advised > 1:
             what = f"{fit.advised} engines of {fit.each} requests each, for a trial"
-            yield start(what, [(engine, fit.each)] * fit.advised, mps=True)
+            ways.append((what, [(engine, fit.each)] * fit.advised, True))
+    for what, rows, mps in ways:
+        served = enumerate((serve_words(*row, plan.wish.gpu_bytes) for row in rows), FIRST_PORT)
+        yield Start(what, tuple((*words, "--port", str(port)) for port, words in served), mps)
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
@@ -393,14 +390,14 @@ def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curv
         "gpu": gpu,
         "t_inf": law.t_inf.value,
         "b_half": law.b_half.value,
-        "predicted_t_inf": prediction.t_inf,
-        "predicted_b_half": prediction.b_half,
+        "predicted_t_inf": prediction.step.pace,
+        "predicted_b_half": prediction.step.b_half,
         "loads": [row for rows in tables for row in rows],
         "verdicts": verdicts,
     }
     columns = (Column(curve.axes.knob or "in\nflight", lambda row: str(row["concurrency"])), *OTHER_GPU_COLUMNS)
     here_law = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
-    there_law = f"T_inf {figure(prediction.t_inf, 4)}, b_half {figure(prediction.b_half)}"
+    there_law = f"T_inf {figure(prediction.step.pace, 4)}, b_half {figure(prediction.step.b_half)}"
     checked = [f"{verdict.state.value}: {verdict.why}" for verdict in verdicts]
     lines = [
         hanging(f"{name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2),

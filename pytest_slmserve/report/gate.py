@@ -192,8 +192,7 @@ def gate_section(gated: Gated) -> Section:
     parts += [f"left out: {why}" for why in gated.dropped]
     parts += [Details("How it was decided, and what the columns mean"), interim, "", Legend(KEY)]
     if gated.outcome is State.FAILS:
-        sides = ([m for pair in gated.pairs for m in pair.launch(side).measurements] for side in SIDES)
-        parts += [Details("Where the time goes, and what differs"), *diagnosis_parts(*sides)]
+        parts += [Details("Where the time goes, and what differs"), *diagnosis_parts(*map(gated.measurements, SIDES))]
     return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared))
 
 
@@ -280,8 +279,7 @@ def caches_text(gated: Gated) -> str:
     if engines report it. A low number means that the cache was hit."""
     took = []
     for side in SIDES:
-        seconds = [m.resolved.compile_s for pair in gated.pairs for m in pair.launch(side).measurements]
-        if known := [s for s in seconds if s is not None]:
+        if known := [s for m in gated.measurements(side) if (s := m.resolved.compile_s) is not None]:
             took.append(figure(median(known), 2))
     if len(took) < len(SIDES):
         return CACHES[gated.caches]
